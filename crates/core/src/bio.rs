@@ -1,0 +1,291 @@
+//! A bio: one I/O as its submitter sees it. One cache line of plain data.
+
+use std::fmt;
+use std::ops::BitOr;
+
+use crate::units::Sector;
+
+/// What a bio asks for. Names as in Linux (`REQ_OP_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Op {
+    /// Device to buffer.
+    Read,
+    /// Buffer to device. To a sequential zone it must start at the write pointer.
+    Write,
+    /// Make durable all that completed before. No sectors.
+    Flush,
+    /// The contents are no longer needed; afterwards they read as zeros here.
+    Discard,
+    /// Make the range read as zeros.
+    WriteZeroes,
+    /// Write at the zone's write pointer; `sector` is the zone's start, and the completion says
+    /// where the data landed.
+    ZoneAppend,
+    /// Empty the zone that starts at `sector`.
+    ZoneReset,
+    /// Empty every sequential zone.
+    ZoneResetAll,
+    /// Open the zone that starts at `sector` explicitly.
+    ZoneOpen,
+    /// Close the zone that starts at `sector`.
+    ZoneClose,
+    /// Make the zone that starts at `sector` full.
+    ZoneFinish,
+}
+
+impl Op {
+    /// Every operation, in declaration order.
+    pub const ALL: [Op; 11] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Discard,
+        Op::WriteZeroes,
+        Op::ZoneAppend,
+        Op::ZoneReset,
+        Op::ZoneResetAll,
+        Op::ZoneOpen,
+        Op::ZoneClose,
+        Op::ZoneFinish,
+    ];
+
+    /// How many there are; the length of a table with a row per operation.
+    pub const COUNT: usize = Op::ALL.len();
+
+    /// Linux's name in lower case, e.g. `zone_append`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::WriteZeroes => "write_zeroes",
+            Op::ZoneAppend => "zone_append",
+            Op::ZoneReset => "zone_reset",
+            Op::ZoneResetAll => "zone_reset_all",
+            Op::ZoneOpen => "zone_open",
+            Op::ZoneClose => "zone_close",
+            Op::ZoneFinish => "zone_finish",
+        }
+    }
+
+    /// The operation with this name, in any case.
+    pub fn from_name(name: &str) -> Option<Op> {
+        Op::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether it moves data through a buffer.
+    #[inline]
+    pub const fn has_data(self) -> bool {
+        matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
+    }
+
+    /// Whether it covers a range of sectors (a zone operation names a zone, a flush nothing).
+    #[inline]
+    pub const fn has_range(self) -> bool {
+        matches!(self, Op::Read | Op::Write | Op::Discard | Op::WriteZeroes | Op::ZoneAppend)
+    }
+
+    /// Whether it changes the device, so that a read-only device refuses it.
+    #[inline]
+    pub const fn is_write(self) -> bool {
+        !matches!(self, Op::Read | Op::Flush)
+    }
+
+    /// Whether it manages a zone or all of them.
+    #[inline]
+    pub const fn is_zone_mgmt(self) -> bool {
+        matches!(
+            self,
+            Op::ZoneReset | Op::ZoneResetAll | Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish
+        )
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Modifiers of a bio, as Linux's `REQ_*` flags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(u8);
+
+impl Flags {
+    /// None.
+    pub const NONE: Flags = Flags(0);
+    /// Complete only when this bio's data are durable.
+    pub const FUA: Flags = Flags(1);
+    /// Before this bio, make durable all that completed before it was pushed.
+    pub const PREFLUSH: Flags = Flags(2);
+    /// Somebody waits for this bio.
+    pub const SYNC: Flags = Flags(4);
+    /// Never merge this bio with a neighbour.
+    pub const NOMERGE: Flags = Flags(8);
+    /// A write-zeroes that must not deallocate.
+    pub const NOUNMAP: Flags = Flags(16);
+
+    /// Whether every flag of `other` is set.
+    #[inline]
+    pub const fn contains(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether any flag of `other` is set.
+    #[inline]
+    pub const fn intersects(self, other: Flags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// These flags without those of `other`.
+    #[inline]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+}
+
+impl BitOr for Flags {
+    type Output = Flags;
+    #[inline]
+    fn bitor(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+}
+
+/// Priority class, as Linux's `IOPRIO_CLASS_*`. Best effort unless told otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Prio {
+    /// Before everything else.
+    RealTime,
+    /// The ordinary class.
+    #[default]
+    BestEffort,
+    /// Only when nothing else is there.
+    Idle,
+}
+
+impl Prio {
+    /// The class's short name as in `ionice` and sysfs: `rt`, `be`, `idle`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Prio::RealTime => "rt",
+            Prio::BestEffort => "be",
+            Prio::Idle => "idle",
+        }
+    }
+}
+
+/// A region that a channel knows; handed out when the region is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RegionId(pub u32);
+
+/// Where a bio's data lie: a byte offset in a registered region. The length is the bio's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufRef {
+    /// The region.
+    pub region: RegionId,
+    /// Offset in the region, in bytes.
+    pub offset: u64,
+}
+
+/// One I/O.
+///
+/// Plain data: copying a bio does nothing. It takes effect when it is pushed into a
+/// [`crate::channel::Channel`], which then owes exactly one completion for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct Bio {
+    /// Returned in the completion; means nothing to the block layer.
+    pub user_data: u64,
+    /// First sector; for zone operations the zone's start. Ignored by flush and reset-all.
+    pub sector: Sector,
+    /// Length in sectors; 0 for operations without a range.
+    pub sectors: u64,
+    /// The data, for operations that have any.
+    pub buf: BufRef,
+    /// What to do.
+    pub op: Op,
+    /// Modifiers.
+    pub flags: Flags,
+    /// Priority class.
+    pub prio: Prio,
+}
+
+const _: () = assert!(size_of::<Bio>() == 64, "a bio is one cache line");
+
+impl Bio {
+    /// A bio of any kind without buffer, flags and user data.
+    #[inline]
+    pub const fn new(op: Op, sector: Sector, sectors: u64) -> Bio {
+        Bio {
+            user_data: 0,
+            sector,
+            sectors,
+            buf: BufRef { region: RegionId(0), offset: 0 },
+            op,
+            flags: Flags::NONE,
+            prio: Prio::BestEffort,
+        }
+    }
+
+    /// A read of `sectors` into `buf`.
+    #[inline]
+    pub const fn read(sector: Sector, sectors: u64, buf: BufRef) -> Bio {
+        Bio::new(Op::Read, sector, sectors).with_buf(buf)
+    }
+
+    /// A write of `sectors` from `buf`.
+    #[inline]
+    pub const fn write(sector: Sector, sectors: u64, buf: BufRef) -> Bio {
+        Bio::new(Op::Write, sector, sectors).with_buf(buf)
+    }
+
+    /// An append of `sectors` from `buf` to the zone that starts at `zone_start`.
+    #[inline]
+    pub const fn append(zone_start: Sector, sectors: u64, buf: BufRef) -> Bio {
+        Bio::new(Op::ZoneAppend, zone_start, sectors).with_buf(buf)
+    }
+
+    /// A flush.
+    #[inline]
+    pub const fn flush() -> Bio {
+        Bio::new(Op::Flush, Sector(0), 0)
+    }
+
+    /// The same bio with this buffer.
+    #[inline]
+    pub const fn with_buf(mut self, buf: BufRef) -> Bio {
+        self.buf = buf;
+        self
+    }
+
+    /// The same bio with this user data.
+    #[inline]
+    pub const fn with_user_data(mut self, user_data: u64) -> Bio {
+        self.user_data = user_data;
+        self
+    }
+
+    /// The same bio with these flags.
+    #[inline]
+    pub const fn with_flags(mut self, flags: Flags) -> Bio {
+        self.flags = flags;
+        self
+    }
+
+    /// The same bio in this priority class.
+    #[inline]
+    pub const fn with_prio(mut self, prio: Prio) -> Bio {
+        self.prio = prio;
+        self
+    }
+
+    /// The first sector after it.
+    #[inline]
+    pub const fn end(&self) -> Sector {
+        Sector(self.sector.0 + self.sectors)
+    }
+}

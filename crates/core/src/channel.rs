@@ -1,0 +1,45 @@
+//! The front door: one thread's door to a device.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::bio::{Bio, RegionId};
+use crate::completion::Completion;
+use crate::device::Due;
+use crate::region::Region;
+
+/// One thread's door to a device: register memory, push bios, submit them, reap what is done.
+///
+/// A channel belongs to one thread at a time. Every pushed bio gets exactly one completion, on the
+/// channel that pushed it, in any order. Dropping a channel waits for what is in flight.
+pub trait Channel: Send {
+    /// Makes memory known to the channel, which keeps it alive until it is unregistered.
+    fn register(&mut self, region: Arc<Region>) -> RegionId;
+
+    /// Forgets a region. A region with bios in flight stays: the answer is `false`.
+    fn unregister(&mut self, region: RegionId) -> bool;
+
+    /// Takes as many of the bios as there is room for, from the first on, and says how many. A bio
+    /// that makes no sense is taken too, and completes with an error.
+    fn push(&mut self, bios: &[Bio]) -> usize;
+
+    /// Starts everything pushed.
+    fn submit(&mut self);
+
+    /// Appends what is done to `out` and says how many that are.
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize;
+
+    /// Sleeps until `reap` would find something, or until the deadline. Returns at once when
+    /// nothing is in flight.
+    fn wait(&mut self, deadline: Option<Instant>);
+
+    /// When `reap` will next find something: for callers that sleep on other things as well.
+    fn due(&self) -> Due;
+
+    /// How many bios were pushed and not yet reaped.
+    fn in_flight(&self) -> usize;
+}
+
+mod stats;
+
+pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};

@@ -1,0 +1,137 @@
+//! Statistics of a channel: written by its thread, read by anyone.
+
+use std::sync::Arc;
+
+use blockyard_sync::counter::{Counter, HISTOGRAM_BUCKETS, Histogram, bucket_floor};
+
+use crate::bio::Op;
+
+/// Live counters of one channel.
+#[derive(Debug, Default)]
+pub struct ChannelStats {
+    ops: [Counter; Op::COUNT],
+    sectors: [Counter; Op::COUNT],
+    errors: [Counter; Op::COUNT],
+    merges: [Counter; Op::COUNT],
+    latency: [Histogram; LATENCY_CLASSES],
+}
+
+/// Latency is kept for reads, writes (appends and write-zeroes among them) and all the rest.
+const LATENCY_CLASSES: usize = 3;
+
+#[inline]
+fn latency_class(op: Op) -> usize {
+    match op {
+        Op::Read => 0,
+        Op::Write | Op::ZoneAppend | Op::WriteZeroes => 1,
+        _ => 2,
+    }
+}
+
+impl ChannelStats {
+    /// Fresh counters, shared with whoever sums them up.
+    pub fn new() -> Arc<ChannelStats> {
+        Arc::new(ChannelStats::default())
+    }
+
+    /// Counts one completed bio.
+    #[inline]
+    pub(crate) fn completed(&self, op: Op, sectors: u64, ok: bool, latency_ns: u64) {
+        let index = op as usize;
+        self.ops[index].add(1);
+        if ok {
+            self.sectors[index].add(sectors);
+        } else {
+            self.errors[index].add(1);
+        }
+        self.latency[latency_class(op)].add(latency_ns, 1);
+    }
+
+    /// Counts one bio that was merged into a request.
+    #[inline]
+    pub(crate) fn merged(&self, op: Op) {
+        self.merges[op as usize].add(1);
+    }
+}
+
+/// What was counted for one operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpStats {
+    /// Bios completed, failed ones included.
+    pub ops: u64,
+    /// Sectors of the bios that succeeded.
+    pub sectors: u64,
+    /// Bios that failed.
+    pub errors: u64,
+    /// Bios that were merged into another's request.
+    pub merges: u64,
+}
+
+/// A sum of counters at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// A row per operation, by `Op as usize`.
+    pub ops: [OpStats; Op::COUNT],
+    /// Counts per bucket of the latency of reads.
+    pub read_latency: Vec<u64>,
+    /// Counts per bucket of the latency of writes, appends and write-zeroes.
+    pub write_latency: Vec<u64>,
+    /// Counts per bucket of the latency of everything else.
+    pub other_latency: Vec<u64>,
+    /// Channels open now.
+    pub channels: u64,
+}
+
+impl Default for Stats {
+    fn default() -> Stats {
+        let buckets = vec![0; HISTOGRAM_BUCKETS];
+        Stats {
+            ops: [OpStats::default(); Op::COUNT],
+            read_latency: buckets.clone(),
+            write_latency: buckets.clone(),
+            other_latency: buckets,
+            channels: 0,
+        }
+    }
+}
+
+impl Stats {
+    /// What was counted for `op`.
+    pub fn op(&self, op: Op) -> &OpStats {
+        &self.ops[op as usize]
+    }
+
+    /// Adds a channel's counters.
+    pub fn add(&mut self, channel: &ChannelStats) {
+        for (index, sum) in self.ops.iter_mut().enumerate() {
+            sum.ops += channel.ops[index].get();
+            sum.sectors += channel.sectors[index].get();
+            sum.errors += channel.errors[index].get();
+            sum.merges += channel.merges[index].get();
+        }
+        let sums = [&mut self.read_latency, &mut self.write_latency, &mut self.other_latency];
+        for (sum, histogram) in sums.into_iter().zip(&channel.latency) {
+            for (sum, count) in sum.iter_mut().zip(histogram.counts()) {
+                *sum += count;
+            }
+        }
+    }
+}
+
+/// The smallest latency, in nanoseconds, that at least `per_mille` of 1000 values do not exceed;
+/// `None` without values. Exact to 1/16.
+pub fn percentile_ns(latency: &[u64], per_mille: u64) -> Option<u64> {
+    let total: u64 = latency.iter().sum();
+    if total == 0 {
+        return None;
+    }
+    let wanted = (u128::from(total) * u128::from(per_mille)).div_ceil(1000).max(1) as u64;
+    let mut seen = 0;
+    for (bucket, count) in latency.iter().enumerate() {
+        seen += count;
+        if seen >= wanted {
+            return Some(bucket_floor(bucket));
+        }
+    }
+    None
+}

@@ -1,0 +1,45 @@
+//! Time as the stack sees it: read once per batch, and replaceable, so that tests need not sleep.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::units::Nanos;
+
+/// Where a channel takes its time from.
+pub trait Clock: Send + 'static {
+    /// The time now.
+    fn now(&self) -> Nanos;
+    /// Sleeps until `at`, or returns at once if that is past.
+    fn sleep_until(&self, at: Nanos);
+}
+
+/// The machine's monotonic clock. All of a process's instances share one start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Monotonic;
+
+/// The instant that counts as 0 for every [`Monotonic`] of this process.
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+impl Monotonic {
+    /// A standard-library instant on this clock's scale; instants before the start count as 0.
+    pub fn nanos_of(instant: Instant) -> Nanos {
+        Nanos(instant.saturating_duration_since(start()).as_nanos() as u64)
+    }
+}
+
+impl Clock for Monotonic {
+    #[inline]
+    fn now(&self) -> Nanos {
+        Nanos(start().elapsed().as_nanos() as u64)
+    }
+
+    fn sleep_until(&self, at: Nanos) {
+        let wait_ns = at.since(self.now());
+        if wait_ns > 0 {
+            std::thread::sleep(Duration::from_nanos(wait_ns));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The block layer: from a bio that a program pushes to a request that a device completes.
+//!
+//! ```text
+//! push ▸ plug ▸ tags ▸ scheduler ▸ device queue
+//! reap ◂─ tag freed ◂─ done ring ◂─┘
+//! ```
+//!
+//! Down the stairs once, up once. Each floor turns a batch into a batch and no floor calls back
+//! up. A channel belongs to one thread; nothing in it is shared but its statistics.
+
+pub mod bio;
+pub mod channel;
+pub mod clock;
+pub mod completion;
+pub mod device;
+pub mod disk;
+pub mod geometry;
+pub mod inject;
+pub mod limits;
+pub mod region;
+pub mod request;
+pub mod sched;
+pub mod status;
+pub mod units;
+pub mod zone;
+
+pub use bio::{Bio, BufRef, Flags, Op, Prio, RegionId};
+pub use channel::Channel;
+pub use completion::Completion;
+pub use device::{Device, DeviceError, DeviceQueue, Due, Extent};
+pub use disk::Disk;
+pub use geometry::{Geometry, ZoneGeometry};
+pub use limits::Limits;
+pub use region::Region;
+pub use request::{Batch, Done, Segment, Started};
+pub use status::Status;
+pub use units::{Nanos, SECTOR_BYTES, SECTOR_SHIFT, Sector, Tag, ZoneNo};

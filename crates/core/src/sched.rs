@@ -1,0 +1,1 @@
+//! Schedulers: in which order requests that wait are dispatched.

@@ -1,0 +1,106 @@
+//! Units that cross a border: sectors, zone numbers, tags, nanoseconds.
+//!
+//! Inside a function a plain integer with its unit in the name will do (`len_bytes`, `wait_ns`);
+//! in a signature that another crate sees, one of these stands instead.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+/// Bytes in a sector. As in Linux, a sector is 512 bytes whatever the block size of the device.
+pub const SECTOR_BYTES: u64 = 512;
+/// `SECTOR_BYTES` as a shift.
+pub const SECTOR_SHIFT: u32 = 9;
+
+const _: () = assert!(1 << SECTOR_SHIFT == SECTOR_BYTES, "the shift is the size");
+
+/// A position on a device, in 512-byte sectors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sector(pub u64);
+
+impl Sector {
+    /// No sector: what a report carries where there is no write pointer.
+    pub const NONE: Sector = Sector(u64::MAX);
+
+    /// The position in bytes.
+    #[inline]
+    pub const fn bytes(self) -> u64 {
+        self.0 << SECTOR_SHIFT
+    }
+
+    /// The sector that a byte position falls into.
+    #[inline]
+    pub const fn containing(byte: u64) -> Sector {
+        Sector(byte >> SECTOR_SHIFT)
+    }
+}
+
+impl Add<u64> for Sector {
+    type Output = Sector;
+    #[inline]
+    fn add(self, sectors: u64) -> Sector {
+        Sector(self.0 + sectors)
+    }
+}
+
+impl AddAssign<u64> for Sector {
+    #[inline]
+    fn add_assign(&mut self, sectors: u64) {
+        self.0 += sectors;
+    }
+}
+
+impl Sub<Sector> for Sector {
+    type Output = u64;
+    #[inline]
+    fn sub(self, other: Sector) -> u64 {
+        self.0 - other.0
+    }
+}
+
+impl fmt::Display for Sector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A zone, counted from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ZoneNo(pub u32);
+
+impl ZoneNo {
+    /// The zone number as an index into a table.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for ZoneNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number of a started request among those of its channel, from 0 to the queue depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tag(pub u16);
+
+/// A point in time, in nanoseconds since the clock's own start. See [`crate::clock`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// Nanoseconds from `earlier` to `self`, 0 if `earlier` is later.
+    #[inline]
+    pub const fn since(self, earlier: Nanos) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<u64> for Nanos {
+    type Output = Nanos;
+    #[inline]
+    fn add(self, ns: u64) -> Nanos {
+        Nanos(self.0.saturating_add(ns))
+    }
+}

@@ -1,0 +1,116 @@
+//! Room: counters with one writer.
+//!
+//! Protects   a channel's statistics.
+//! Why        a channel counts every I/O; a reader (metrics, `stats`) looks now and then.
+//! States     none: each counter is a number of its own, and a reader may see one I/O counted in
+//!            one counter and not yet in the next.
+//! Order      no lock.
+//! Common     a plain load, add and store: no read-modify-write, because there is one writer.
+//! Cost       that of an ordinary variable; readers make the writer's line shared for a moment.
+//! Before     a shared atomic that every thread adds to.
+
+use crate::atomics::{AtomicU64, Ordering};
+
+/// A count that one thread advances and any thread reads.
+#[derive(Debug)]
+pub struct Counter(AtomicU64);
+
+impl Default for Counter {
+    fn default() -> Counter {
+        Counter(AtomicU64::new(0))
+    }
+}
+
+impl Counter {
+    /// Adds `n`. Only the owning thread may call this: two writers would lose counts.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        // Relaxed: the one writer reads its own value, and readers need no order between counters.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The count now, or a moment ago.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Buckets of a [`Histogram`]: 64 powers of two, 16 steps each.
+pub const HISTOGRAM_BUCKETS: usize = 64 * HISTOGRAM_STEPS;
+/// Linear steps in each power of two: a value is off by at most 1/16.
+pub const HISTOGRAM_STEPS: usize = 16;
+
+/// A log-linear histogram that one thread fills and any thread reads.
+#[derive(Debug)]
+pub struct Histogram(Box<[Counter]>);
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram((0..HISTOGRAM_BUCKETS).map(|_| Counter::default()).collect())
+    }
+}
+
+impl Histogram {
+    /// Counts `n` values. Only the owning thread may call this.
+    #[inline]
+    pub fn add(&self, value: u64, n: u64) {
+        self.0[bucket_of(value)].add(n);
+    }
+
+    /// The counts of all buckets; [`bucket_floor`] says what each stands for.
+    pub fn counts(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.iter().map(Counter::get)
+    }
+}
+
+/// The bucket that a value belongs to. Values below 16 have a bucket each.
+#[inline]
+pub fn bucket_of(value: u64) -> usize {
+    if value < HISTOGRAM_STEPS as u64 {
+        return value as usize;
+    }
+    let power = value.ilog2() as usize;
+    let step = (value >> (power - 4)) as usize & (HISTOGRAM_STEPS - 1);
+    (power - 3) * HISTOGRAM_STEPS + step
+}
+
+/// The smallest value of a bucket.
+pub fn bucket_floor(bucket: usize) -> u64 {
+    if bucket < HISTOGRAM_STEPS {
+        return bucket as u64;
+    }
+    let (power, step) = (bucket / HISTOGRAM_STEPS + 3, bucket % HISTOGRAM_STEPS);
+    if power > 63 {
+        return u64::MAX;
+    }
+    (1 << power) + ((step as u64) << (power - 4))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_lies_in_its_bucket() {
+        let values = (0..4096).chain((12..64).flat_map(|power| {
+            let base = 1u64 << power;
+            [base - 1, base, base + 1, base + base / 16, base + base / 2]
+        }));
+        for value in values.chain([u64::MAX]) {
+            let bucket = bucket_of(value);
+            assert!(bucket < HISTOGRAM_BUCKETS, "{value}");
+            assert!(bucket_floor(bucket) <= value, "{value} in {bucket}");
+            assert!(value < bucket_floor(bucket + 1) || bucket_floor(bucket + 1) == u64::MAX);
+        }
+    }
+
+    #[test]
+    fn counts_add_up() {
+        let histogram = Histogram::default();
+        histogram.add(3, 2);
+        histogram.add(1_000_000, 5);
+        assert_eq!(histogram.counts().sum::<u64>(), 7);
+        assert_eq!(histogram.counts().nth(3), Some(2));
+    }
+}

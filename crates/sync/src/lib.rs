@@ -1,0 +1,10 @@
+//! The rooms: the places where threads meet. Every lock and every atomic of the data path is here,
+//! one file per technique, each with a loom model (`RUSTFLAGS="--cfg loom"`).
+//!
+//! A room opens with the same head: *Protects, Why, States, Order, Common case, Cost, Before*. The
+//! order of all locks stands in docs/locks.md.
+#![allow(clippy::disallowed_types)]
+
+pub mod atomics;
+pub mod counter;
+pub mod pad;
