@@ -8,6 +8,18 @@ use crate::completion::Completion;
 use crate::device::Due;
 use crate::region::Region;
 
+mod check;
+mod flush;
+mod plug;
+mod slots;
+mod split;
+mod stack;
+mod stats;
+mod tags;
+
+pub use stack::{ChannelConfig, Stack};
+pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
+
 /// One thread's door to a device: register memory, push bios, submit them, reap what is done.
 ///
 /// A channel belongs to one thread at a time. Every pushed bio gets exactly one completion, on the
@@ -39,7 +51,3 @@ pub trait Channel: Send {
     /// How many bios were pushed and not yet reaped.
     fn in_flight(&self) -> usize;
 }
-
-mod stats;
-
-pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};

@@ -159,3 +159,37 @@ impl fmt::Display for DeviceError {
 }
 
 impl std::error::Error for DeviceError {}
+
+/// A shared device is a device: middleware and disks own what they wrap.
+impl<D: Device> Device for std::sync::Arc<D> {
+    type Queue = D::Queue;
+
+    fn geometry(&self) -> &Geometry {
+        (**self).geometry()
+    }
+
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
+        (**self).open_queue()
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        (**self).report_zones(from, zones_max, out)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        (**self).extent(from, sectors)
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        (**self).inject(injection)
+    }
+}

@@ -9,14 +9,18 @@
 //! up. A channel belongs to one thread; nothing in it is shared but its statistics.
 
 pub mod bio;
+pub mod blocking;
 pub mod channel;
 pub mod clock;
 pub mod completion;
+pub mod composed;
 pub mod device;
 pub mod disk;
+pub mod future;
 pub mod geometry;
 pub mod inject;
 pub mod limits;
+pub mod middleware;
 pub mod region;
 pub mod request;
 pub mod sched;
@@ -27,6 +31,7 @@ pub mod zone;
 pub use bio::{Bio, BufRef, Flags, Op, Prio, RegionId};
 pub use channel::Channel;
 pub use completion::Completion;
+pub use composed::Composed;
 pub use device::{Device, DeviceError, DeviceQueue, Due, Extent};
 pub use disk::Disk;
 pub use geometry::{Geometry, ZoneGeometry};

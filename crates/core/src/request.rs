@@ -249,6 +249,12 @@ impl Started {
         self.0.prio
     }
 
+    /// Whether it was merged from several bios.
+    #[inline]
+    pub fn is_merged(&self) -> bool {
+        self.0.segments > 1
+    }
+
     /// Its number among the started requests of the channel.
     #[inline]
     pub fn tag(&self) -> Tag {
@@ -304,12 +310,14 @@ impl Iterator for Segments<'_> {
 #[derive(Debug)]
 pub struct Batch {
     requests: VecDeque<Started>,
+    /// The first request is to be offered again bio by bio.
+    broken: bool,
 }
 
 impl Batch {
     /// An empty batch with room for `depth` requests.
     pub fn with_capacity(depth: usize) -> Batch {
-        Batch { requests: VecDeque::with_capacity(depth) }
+        Batch { requests: VecDeque::with_capacity(depth), broken: false }
     }
 
     /// How many requests are left in it.
@@ -350,6 +358,34 @@ impl Batch {
         self.requests.push_front(started);
     }
 
+    /// Puts a merged request back before the others, to be offered again bio by bio: for a device
+    /// that would have to fail it because of some of its bios only. The caller then leaves the
+    /// batch alone, so that order is kept, and merging stays invisible.
+    ///
+    /// A request of one bio cannot be broken up; check [`Started::is_merged`] first.
+    pub fn break_up(&mut self, started: Started) {
+        debug_assert!(started.is_merged(), "only a merged request can be broken up");
+        self.requests.push_front(started);
+        self.broken = true;
+    }
+
+    /// Takes back what another batch has left, before its own: for middleware that passed requests
+    /// on in a batch of its own.
+    pub fn take_back(&mut self, left: &mut Batch) {
+        if left.is_empty() {
+            return;
+        }
+        self.broken = std::mem::take(&mut left.broken);
+        while let Some(started) = left.requests.pop_back() {
+            self.requests.push_front(started);
+        }
+    }
+
+    /// Whether the first request is to be offered again bio by bio; asking forgets it.
+    pub(crate) fn take_broken(&mut self) -> bool {
+        std::mem::take(&mut self.broken)
+    }
+
     #[inline]
     pub(crate) fn start(&mut self, mut request: Request, tag: Tag) {
         request.tag = tag.0;
@@ -369,11 +405,9 @@ impl Batch {
 #[derive(Debug)]
 pub(crate) struct DoneEntry {
     pub(crate) head: NonNull<Slot>,
-    /// For an append that succeeded, where it landed; for a failure, how many sectors were
-    /// transferred all the same.
-    pub(crate) value: u64,
+    /// For an append that succeeded, where it landed.
+    pub(crate) sector: Sector,
     pub(crate) tag: u16,
-    pub(crate) segments: u16,
     pub(crate) op: Op,
     pub(crate) status: Status,
 }
@@ -415,31 +449,24 @@ impl Done {
     /// Completes a request.
     #[inline]
     pub fn complete(&mut self, started: Started, status: Status) {
-        let value = if status.is_ok() { started.sector().0 } else { 0 };
-        self.enter(started.defuse(), status, value);
+        let sector = started.sector();
+        self.enter(started.defuse(), status, sector);
     }
 
     /// Completes a zone append whose data landed at `sector`.
     #[inline]
     pub fn complete_append(&mut self, started: Started, sector: Sector) {
         debug_assert_eq!(started.op(), Op::ZoneAppend);
-        self.enter(started.defuse(), Status::Ok, sector.0);
-    }
-
-    /// Fails a request of which the first `sectors_done` sectors were transferred all the same.
-    pub fn fail_after(&mut self, started: Started, status: Status, sectors_done: u64) {
-        debug_assert!(!status.is_ok() && sectors_done <= started.sectors());
-        self.enter(started.defuse(), status, sectors_done);
+        self.enter(started.defuse(), Status::Ok, sector);
     }
 
     /// Completes a request that never came to the device.
     #[inline]
-    pub(crate) fn enter(&mut self, request: Request, status: Status, value: u64) {
+    pub(crate) fn enter(&mut self, request: Request, status: Status, sector: Sector) {
         self.entries.push_back(DoneEntry {
             head: request.head,
-            value,
+            sector,
             tag: request.tag,
-            segments: request.segments,
             op: request.op,
             status,
         });

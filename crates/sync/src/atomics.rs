@@ -21,3 +21,10 @@ pub fn yield_now() {
     #[cfg(not(loom))]
     std::thread::yield_now();
 }
+
+/// A lock that sleeps while it waits: for rooms whose holders may take long.
+#[cfg(loom)]
+pub use loom::sync::{Condvar, Mutex, MutexGuard};
+/// A lock that sleeps while it waits: for rooms whose holders may take long.
+#[cfg(not(loom))]
+pub use std::sync::{Condvar, Mutex, MutexGuard};

@@ -8,3 +8,5 @@
 pub mod atomics;
 pub mod counter;
 pub mod pad;
+pub mod published;
+pub mod ration;

@@ -1,0 +1,94 @@
+//! The blocking adapter: one call, one I/O, for code that has nothing else to do meanwhile.
+
+use std::sync::Arc;
+
+use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
+use crate::channel::Channel;
+use crate::completion::Completion;
+use crate::device::Due;
+use crate::region::Region;
+use crate::status::Status;
+use crate::units::{SECTOR_BYTES, Sector};
+
+/// A channel with a buffer of its own, driven one I/O at a time.
+pub struct Io {
+    channel: Box<dyn Channel>,
+    region: Arc<Region>,
+    region_id: RegionId,
+    done: Vec<Completion>,
+}
+
+impl Io {
+    /// Takes the channel over. `len_bytes_max` bounds the length of one call, in bytes.
+    ///
+    /// # Panics
+    /// If `len_bytes_max` is 0.
+    pub fn new(mut channel: Box<dyn Channel>, len_bytes_max: usize) -> Io {
+        let region = Region::alloc(len_bytes_max);
+        let region_id = channel.register(Arc::clone(&region));
+        Io { channel, region, region_id, done: Vec::with_capacity(1) }
+    }
+
+    /// Carries one bio out and says where it landed.
+    ///
+    /// # Errors
+    /// The bio's status, if it is not OK.
+    pub fn run(&mut self, bio: Bio) -> Result<Sector, Status> {
+        // An adapter drives its channel alone, one bio at a time, so there is always room.
+        if self.channel.push(&[bio]) == 0 {
+            return Err(Status::Again);
+        }
+        self.channel.submit();
+        self.done.clear();
+        while self.channel.reap(&mut self.done) == 0 {
+            if self.channel.due() == Due::Never {
+                return Err(Status::Timeout);
+            }
+            self.channel.wait(None);
+        }
+        match self.done[0] {
+            Completion { status: Status::Ok, sector, .. } => Ok(sector),
+            Completion { status, .. } => Err(status),
+        }
+    }
+
+    /// Reads whole sectors from `sector` on.
+    ///
+    /// # Errors
+    /// The read's status; `INVAL` if the buffer is not whole sectors or longer than the adapter's.
+    pub fn read(&mut self, sector: Sector, into: &mut [u8]) -> Result<(), Status> {
+        let bio = self.data_bio(Op::Read, sector, into.len())?;
+        self.run(bio)?;
+        self.region.read(0, into);
+        Ok(())
+    }
+
+    /// Writes whole sectors at `sector`.
+    ///
+    /// # Errors
+    /// As for [`Io::read`].
+    pub fn write(&mut self, sector: Sector, from: &[u8], flags: Flags) -> Result<(), Status> {
+        let bio = self.data_bio(Op::Write, sector, from.len())?.with_flags(flags);
+        self.region.write(0, from);
+        self.run(bio).map(drop)
+    }
+
+    /// Appends whole sectors to the zone that starts at `zone_start`, and says where they landed.
+    ///
+    /// # Errors
+    /// As for [`Io::read`].
+    pub fn append(&mut self, zone_start: Sector, from: &[u8]) -> Result<Sector, Status> {
+        let bio = self.data_bio(Op::ZoneAppend, zone_start, from.len())?;
+        self.region.write(0, from);
+        self.run(bio)
+    }
+
+    fn data_bio(&self, op: Op, sector: Sector, len_bytes: usize) -> Result<Bio, Status> {
+        let whole = (len_bytes as u64).is_multiple_of(SECTOR_BYTES);
+        if !whole || len_bytes > self.region.len_bytes() {
+            return Err(Status::Inval);
+        }
+        let buf = BufRef { region: self.region_id, offset: 0 };
+        Ok(Bio::new(op, sector, len_bytes as u64 / SECTOR_BYTES).with_buf(buf))
+    }
+}

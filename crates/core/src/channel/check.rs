@@ -1,0 +1,103 @@
+//! Is this bio one that the device can be asked? Pure: geometry and limits in, status out.
+
+use crate::bio::{Bio, Op};
+use crate::geometry::Geometry;
+use crate::limits::Limits;
+use crate::status::Status;
+
+/// What bios are checked against, in the form that the check needs.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    sectors: u64,
+    block_mask: u64,
+    /// Zone size of a zoned device.
+    zone_sectors: Option<u64>,
+    limits: Limits,
+}
+
+impl Rules {
+    pub(super) fn new(geometry: &Geometry, limits: &Limits) -> Rules {
+        Rules {
+            sectors: geometry.sectors,
+            block_mask: geometry.block_sectors() - 1,
+            zone_sectors: geometry.zones.as_ref().map(|zones| zones.zone_sectors),
+            limits: limits.clone(),
+        }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Whether the bio makes sense on this device.
+    ///
+    /// | fault | status |
+    /// | --- | --- |
+    /// | no sectors, or not whole blocks | `INVAL` |
+    /// | ends beyond the device | `IOERR` |
+    /// | the device is read-only | `IOERR` |
+    /// | the device has no such operation | `NOTSUPP` |
+    /// | append: not at a zone's start, or longer than the append limit | `IOERR` |
+    /// | zone operation: not at a zone's start, or beyond the device | `INVAL` |
+    #[inline]
+    pub(super) fn check(&self, bio: &Bio) -> Result<(), Status> {
+        if bio.op.is_write() && self.limits.read_only {
+            return Err(Status::IoErr);
+        }
+        if bio.op.has_range() {
+            if bio.sectors == 0 || (bio.sector.0 | bio.sectors) & self.block_mask != 0 {
+                return Err(Status::Inval);
+            }
+            let end = bio.sector.0.checked_add(bio.sectors).ok_or(Status::IoErr)?;
+            if end > self.sectors {
+                return Err(Status::IoErr);
+            }
+        }
+        match bio.op {
+            Op::Read | Op::Write | Op::Flush => Ok(()),
+            _ => self.check_rare(bio),
+        }
+    }
+
+    fn check_rare(&self, bio: &Bio) -> Result<(), Status> {
+        let supported = |sectors_max: u64| match sectors_max {
+            0 => Err(Status::NotSupp),
+            _ => Ok(()),
+        };
+        match bio.op {
+            Op::Discard => supported(self.limits.discard_sectors_max),
+            Op::WriteZeroes => supported(self.limits.write_zeroes_sectors_max),
+            Op::ZoneAppend => {
+                let zone_sectors = self.zone_sectors.ok_or(Status::NotSupp)?;
+                supported(self.limits.zone_append_sectors_max)?;
+                let fits = bio.sectors <= self.limits.zone_append_sectors_max
+                    && bio.sector.0.is_multiple_of(zone_sectors);
+                if fits { Ok(()) } else { Err(Status::IoErr) }
+            }
+            Op::ZoneResetAll => self.zone_sectors.map(drop).ok_or(Status::NotSupp),
+            Op::ZoneReset | Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => {
+                let zone_sectors = self.zone_sectors.ok_or(Status::NotSupp)?;
+                let fits = bio.sector.0 < self.sectors && bio.sector.0.is_multiple_of(zone_sectors);
+                if fits { Ok(()) } else { Err(Status::Inval) }
+            }
+            Op::Read | Op::Write | Op::Flush => Ok(()),
+        }
+    }
+
+    /// How many sectors of the bio, from its start, one request may hold: all of them, unless the
+    /// bio exceeds a limit or crosses a chunk boundary. An append is never split.
+    #[inline]
+    pub(super) fn piece_sectors(&self, bio: &Bio) -> u64 {
+        let sectors_max = match bio.op {
+            Op::Read | Op::Write => self.limits.sectors_max,
+            Op::Discard => self.limits.discard_sectors_max,
+            Op::WriteZeroes => self.limits.write_zeroes_sectors_max,
+            _ => return bio.sectors,
+        };
+        let piece = bio.sectors.min(sectors_max & !self.block_mask);
+        match self.limits.chunk_sectors {
+            0 => piece,
+            chunk => piece.min(chunk - (bio.sector.0 & (chunk - 1))),
+        }
+    }
+}

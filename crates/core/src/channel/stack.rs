@@ -1,0 +1,444 @@
+//! The stack: plug, tags, scheduler and device queue, compiled into one channel.
+//!
+//! ```text
+//! push ─ check ▸ split ▸ plug        submit ─ plug ▸ scheduler ▸ tags ▸ device queue
+//! reap ◂─ completions ◂─ flush sequence, pieces ◂─ tag freed ◂─ done ring ◂─┘
+//! ```
+//!
+//! Everything here belongs to one thread. After it is made nothing is allocated, and the clock is
+//! read once a batch.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Channel;
+use super::check::Rules;
+use super::flush::{self, Route};
+use super::plug::Plug;
+use super::slots::Slots;
+use super::split::{self, Rest};
+use super::stats::ChannelStats;
+use super::tags::Tags;
+use crate::bio::{Bio, Flags, RegionId};
+use crate::clock::{Clock, Monotonic};
+use crate::completion::Completion;
+use crate::device::{DeviceQueue, Due};
+use crate::geometry::Geometry;
+use crate::limits::Limits;
+use crate::region::Region;
+use crate::request::{Batch, Done, DoneEntry, Request, SLOT_NONE, Slot, Stage};
+use crate::sched::Scheduler;
+use crate::status::Status;
+use crate::units::Nanos;
+
+/// Bounds of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelConfig {
+    /// Most bios between push and reap, from 4 to 32768. A bio that is split counts once more for
+    /// each piece.
+    pub depth: u16,
+}
+
+impl Default for ChannelConfig {
+    fn default() -> ChannelConfig {
+        ChannelConfig { depth: 256 }
+    }
+}
+
+/// A channel over a scheduler and a device queue.
+pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic> {
+    queue: Q,
+    sched: S,
+    clock: C,
+    rules: Rules,
+    plug: Plug,
+    slots: Slots,
+    tags: Tags,
+    batch: Batch,
+    done: Done,
+    rest: Option<Rest>,
+    in_flight: usize,
+    regions: Vec<Option<Arc<Region>>>,
+    stats: Arc<ChannelStats>,
+}
+
+impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
+    /// A channel of `config.depth` bios over a queue of a device with this geometry and limits.
+    ///
+    /// # Panics
+    /// If the depth is out of its range: it comes from our own configuration, checked there.
+    pub fn new(
+        config: ChannelConfig,
+        geometry: &Geometry,
+        limits: &Limits,
+        sched: S,
+        queue: Q,
+        clock: C,
+        stats: Arc<ChannelStats>,
+    ) -> Stack<S, Q, C> {
+        assert!((4..=32768).contains(&config.depth), "depth {} is out of range", config.depth);
+        let depth = usize::from(config.depth);
+        Stack {
+            queue,
+            sched,
+            clock,
+            rules: Rules::new(geometry, limits),
+            plug: Plug::new(depth, limits),
+            slots: Slots::new(config.depth),
+            tags: Tags::new(limits.queue_depth.clamp(1, config.depth)),
+            batch: Batch::with_capacity(depth),
+            done: Done::with_capacity(depth),
+            rest: None,
+            in_flight: 0,
+            regions: Vec::new(),
+            stats,
+        }
+    }
+
+    /// Takes a bio into a slot. There is a free one.
+    #[inline]
+    fn accept(&mut self, bio: &Bio) {
+        let (data, status) = match self.rules.check(bio).and_then(|()| self.resolve(bio)) {
+            Ok(data) => (data, Status::Ok),
+            Err(status) => (NonNull::dangling(), status),
+        };
+        let mut slot = self.slots.take(bio, data).expect("push asked for room");
+        self.in_flight += 1;
+        if !status.is_ok() {
+            // SAFETY: the slot stays taken until `reap` has seen the entry.
+            let request = unsafe { Request::of(slot) };
+            self.done.enter(request, status, bio.sector);
+        } else if self.rules.piece_sectors(bio) < bio.sectors {
+            // SAFETY: the slot was just taken, and no request refers to it.
+            let parent = unsafe { slot.as_mut() };
+            split::begin(parent);
+            self.rest = Some(Rest { bio: *bio, data, parent: parent.index });
+            self.cut_rest();
+        } else {
+            self.route(slot, bio);
+        }
+    }
+
+    /// The address of a bio's data, if they lie in a region that the channel knows.
+    #[inline]
+    fn resolve(&self, bio: &Bio) -> Result<NonNull<u8>, Status> {
+        if !bio.op.has_data() {
+            return Ok(NonNull::dangling());
+        }
+        let region = self.regions.get(bio.buf.region.0 as usize).and_then(Option::as_ref);
+        let len_bytes = bio.sectors << crate::units::SECTOR_SHIFT;
+        region.and_then(|region| region.range(bio.buf.offset, len_bytes)).ok_or(Status::Inval)
+    }
+
+    /// Sends a bio, or a piece of one, towards the device.
+    #[inline]
+    fn route(&mut self, mut slot: NonNull<Slot>, bio: &Bio) {
+        match flush::route(bio, self.rules.limits()) {
+            Route::Plain(flags) => {
+                // SAFETY: the slot was just taken; its request is the only one that refers to it,
+                // and it stays taken until that request has completed.
+                let request = unsafe {
+                    slot.as_mut().bio.flags = flags;
+                    Request::of(slot)
+                };
+                if self.plug.add(request) {
+                    self.stats.merged(bio.op);
+                }
+            }
+            Route::Nothing => {
+                // SAFETY: as above.
+                let request = unsafe { Request::of(slot) };
+                self.done.enter(request, Status::Ok, bio.sector);
+            }
+            Route::Sequence(stage) => {
+                // SAFETY: as above.
+                let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
+                self.plug.add(request);
+            }
+        }
+    }
+
+    /// Makes pieces of the bio that is being split, while there are slots.
+    #[cold]
+    fn cut_rest(&mut self) {
+        let Some(mut rest) = self.rest.take() else { return };
+        let mut parent = self.slots.at(rest.parent);
+        while !rest.is_empty() {
+            if self.slots.room() == 0 {
+                self.rest = Some(rest);
+                return;
+            }
+            let (bio, data) = rest.cut(self.rules.piece_sectors(&rest.bio));
+            let mut slot = self.slots.take(&bio, data).expect("there is room");
+            // SAFETY: both slots are taken, by this bio, and referred to by no request yet.
+            unsafe {
+                slot.as_mut().parent = rest.parent;
+                parent.as_mut().pieces += 1;
+            }
+            self.route(slot, &bio);
+        }
+        // SAFETY: the parent's slot is referred to by number only, never by a request.
+        let complete = split::piece_done(unsafe { parent.as_mut() }, Status::Ok);
+        debug_assert!(!complete, "the last piece was cut just now");
+    }
+
+    /// Hands requests to the device while it has room for them.
+    #[inline]
+    fn dispatch(&mut self, now: Nanos) {
+        loop {
+            let room = self.queue.room().min(self.tags.room());
+            for _ in 0..room {
+                let Some(request) = self.sched.dispatch(now) else { break };
+                let tag = self.tags.take().expect("room counts the free tags");
+                self.batch.start(request, tag);
+            }
+            if self.batch.is_empty() {
+                return;
+            }
+            self.queue.start(now, &mut self.batch, &mut self.done);
+            if !self.batch.is_empty() && !self.take_leftovers() {
+                return;
+            }
+            if self.sched.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Gives what the device did not start back to the scheduler, in order; says whether a request
+    /// was broken up, so that it is worth while to try again now.
+    #[cold]
+    fn take_leftovers(&mut self) -> bool {
+        let broken = self.batch.take_broken();
+        while let Some((request, tag)) = self.batch.unstart_last() {
+            self.tags.put(tag);
+            if broken && self.batch.is_empty() {
+                self.requeue_bios(request);
+            } else {
+                self.sched.requeue(request);
+            }
+        }
+        broken
+    }
+
+    /// Requeues a merged request as its single bios, which then stay single.
+    fn requeue_bios(&mut self, request: Request) {
+        // The chain is reversed in place, because what is requeued last comes first.
+        let mut next = Some(request.head());
+        let mut reversed: Option<NonNull<Slot>> = None;
+        while let Some(mut slot) = next {
+            // SAFETY: the chain is that of a request which only this function holds.
+            let slot_ref = unsafe { slot.as_mut() };
+            next = slot_ref.next;
+            slot_ref.next = reversed;
+            reversed = Some(slot);
+        }
+        while let Some(mut slot) = reversed {
+            // SAFETY: as above; the slot's new request is the only one that refers to it.
+            let single = unsafe {
+                reversed = slot.as_mut().next.take();
+                slot.as_mut().bio.flags = slot.as_ref().bio.flags | Flags::NOMERGE;
+                Request::of(slot)
+            };
+            self.sched.requeue(single);
+        }
+    }
+
+    /// Moves what was pushed on to the scheduler, stamped, and starts what can be started.
+    #[inline]
+    fn unplug(&mut self, now: Nanos) {
+        for mut request in self.plug.drain() {
+            request.stamp(now);
+            self.sched.insert(request, now);
+        }
+        self.dispatch(now);
+    }
+
+    /// Ends a request: its tag is free again, and each of its bios goes on.
+    #[inline]
+    fn finish(&mut self, entry: &DoneEntry, now: Nanos, out: &mut Vec<Completion>) {
+        if let Some(tag) = entry.tag() {
+            self.tags.put(tag);
+        }
+        let mut next = Some(entry.head);
+        while let Some(slot) = next {
+            // SAFETY: the request has come home, so its slots are this channel's again.
+            let slot_ref = unsafe { slot.as_ref() };
+            next = slot_ref.next;
+            let started = entry.tag().is_some();
+            let latency_ns = if started { now.since(slot_ref.submitted) } else { 0 };
+            if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
+                self.finish_rare(slot, entry, now, latency_ns, out);
+                continue;
+            }
+            let landed = entry.op == crate::bio::Op::ZoneAppend && entry.status.is_ok();
+            let sector = if landed { entry.sector } else { slot_ref.bio.sector };
+            self.complete(slot, entry.status, sector, latency_ns, out);
+        }
+    }
+
+    /// The end of a part of a flush sequence, or of a piece of a split bio.
+    #[cold]
+    fn finish_rare(
+        &mut self,
+        mut slot: NonNull<Slot>,
+        entry: &DoneEntry,
+        now: Nanos,
+        latency_ns: u64,
+        out: &mut Vec<Completion>,
+    ) {
+        // SAFETY: the request has come home, so the slot is this channel's again.
+        let slot_ref = unsafe { slot.as_mut() };
+        if let Some(stage) = flush::after(slot_ref, entry.status, entry.sector, self.rules.limits())
+        {
+            // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
+            let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
+            self.sched.insert(request, now);
+            return;
+        }
+        let sector = slot_ref.bio.sector;
+        if slot_ref.parent == SLOT_NONE {
+            self.complete(slot, entry.status, sector, latency_ns, out);
+            return;
+        }
+        let mut parent = self.slots.at(slot_ref.parent);
+        self.slots.put(slot_ref.index);
+        // SAFETY: a parent's slot is taken until its last piece is done, and referred to by number.
+        let parent_ref = unsafe { parent.as_mut() };
+        if split::piece_done(parent_ref, entry.status) {
+            let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
+            self.complete(parent, status, sector, latency_ns, out);
+        }
+    }
+
+    /// Tells the submitter of a bio's end and frees its slot.
+    #[inline]
+    fn complete(
+        &mut self,
+        slot: NonNull<Slot>,
+        status: Status,
+        sector: crate::units::Sector,
+        latency_ns: u64,
+        out: &mut Vec<Completion>,
+    ) {
+        // SAFETY: the slot is this channel's, and no request refers to it.
+        let slot = unsafe { slot.as_ref() };
+        let bio = &slot.bio;
+        self.stats.completed(bio.op, bio.sectors, status.is_ok(), latency_ns);
+        out.push(Completion { user_data: bio.user_data, sector, status });
+        self.slots.put(slot.index);
+        self.in_flight -= 1;
+    }
+}
+
+impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
+    fn register(&mut self, region: Arc<Region>) -> RegionId {
+        let free = self.regions.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.regions.push(None);
+            self.regions.len() - 1
+        });
+        self.regions[index] = Some(region);
+        RegionId(index as u32)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> bool {
+        if self.in_flight > 0 {
+            return false;
+        }
+        match self.regions.get_mut(region.0 as usize) {
+            Some(entry) => entry.take().is_some(),
+            None => false,
+        }
+    }
+
+    fn push(&mut self, bios: &[Bio]) -> usize {
+        let mut taken = 0;
+        for bio in bios {
+            if self.slots.room() == 0 || self.rest.is_some() {
+                break;
+            }
+            self.accept(bio);
+            taken += 1;
+        }
+        taken
+    }
+
+    fn submit(&mut self) {
+        if !self.plug.is_empty() {
+            let now = self.clock.now();
+            self.unplug(now);
+        }
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        if self.in_flight == 0 {
+            return 0;
+        }
+        let before = out.len();
+        let now = self.clock.now();
+        self.queue.poll(now, &mut self.done);
+        loop {
+            while let Some(entry) = self.done.entries.pop_front() {
+                self.finish(&entry, now, out);
+            }
+            if self.rest.is_some() {
+                self.cut_rest();
+                self.unplug(now);
+            } else if self.sched.is_empty() {
+                break;
+            } else {
+                self.dispatch(now);
+            }
+            if self.done.is_empty() {
+                break;
+            }
+        }
+        out.len() - before
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) {
+        let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
+        match self.due() {
+            Due::Never => {}
+            due => {
+                if let Due::At(at) = due.earlier(deadline) {
+                    self.clock.sleep_until(at);
+                }
+            }
+        }
+    }
+
+    fn due(&self) -> Due {
+        if !self.done.is_empty() {
+            return Due::At(Nanos(0));
+        }
+        let room = self.queue.room().min(self.tags.room());
+        if room > 0 && !self.sched.is_empty() && self.queue.due() == Due::Never {
+            return Due::At(Nanos(0));
+        }
+        self.queue.due()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+/// Waits for everything that was submitted: the device holds pointers into the slots and regions.
+impl<S: Scheduler, Q: DeviceQueue, C: Clock> Drop for Stack<S, Q, C> {
+    fn drop(&mut self) {
+        drop(self.plug.drain());
+        self.rest = None;
+        let mut out = Vec::new();
+        while self.tags.taken() > 0 || !self.sched.is_empty() {
+            self.reap(&mut out);
+            out.clear();
+            if let Due::At(at) = self.due() {
+                self.clock.sleep_until(at);
+            }
+        }
+    }
+}

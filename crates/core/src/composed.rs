@@ -1,0 +1,223 @@
+//! A [`Disk`] of any device under any scheduler: where static composition ends.
+#![allow(clippy::disallowed_types)] // The registry of channels is control plane.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats};
+use crate::clock::{Clock, Monotonic};
+use crate::completion::Completion;
+use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
+use crate::disk::Disk;
+use crate::geometry::Geometry;
+use crate::inject::Injection;
+use crate::limits::Limits;
+use crate::region::Region;
+use crate::sched::Scheduler;
+use crate::units::Sector;
+use crate::zone::ZoneInfo;
+use crate::{Bio, RegionId};
+
+/// A named device under a scheduler.
+pub struct Composed<D, S, C = Monotonic> {
+    name: String,
+    kind: &'static str,
+    device: D,
+    config: ChannelConfig,
+    /// Makes the scheduler of a channel with so many bios.
+    scheduler: fn(usize) -> S,
+    clock: C,
+    registry: Arc<Registry>,
+}
+
+impl<D: Device, S: Scheduler> Composed<D, S> {
+    /// `device` under the name `name`, each channel with a scheduler of its own.
+    pub fn new(
+        name: String,
+        kind: &'static str,
+        device: D,
+        config: ChannelConfig,
+        scheduler: fn(usize) -> S,
+    ) -> Composed<D, S> {
+        Composed::with_clock(name, kind, device, config, scheduler, Monotonic)
+    }
+}
+
+impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
+    /// The same over a clock of the caller's.
+    pub fn with_clock(
+        name: String,
+        kind: &'static str,
+        device: D,
+        config: ChannelConfig,
+        scheduler: fn(usize) -> S,
+        clock: C,
+    ) -> Composed<D, S, C> {
+        Composed { name, kind, device, config, scheduler, clock, registry: Arc::default() }
+    }
+
+    /// The device itself.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// A channel as its own type, for callers that need no `dyn`.
+    ///
+    /// # Errors
+    /// If the device is gone or can serve no more queues.
+    pub fn open_stack(&self) -> Result<Stack<S, D::Queue, C>, DeviceError> {
+        self.stack(ChannelStats::new())
+    }
+
+    fn stack(&self, stats: Arc<ChannelStats>) -> Result<Stack<S, D::Queue, C>, DeviceError> {
+        Ok(Stack::new(
+            self.config,
+            self.device.geometry(),
+            self.device.limits(),
+            (self.scheduler)(usize::from(self.config.depth)),
+            self.device.open_queue()?,
+            self.clock.clone(),
+            stats,
+        ))
+    }
+}
+
+impl<D: Device, S: Scheduler, C: Clock + Clone + Sync> Disk for Composed<D, S, C> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.device.limits()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        let stats = ChannelStats::new();
+        let stack = self.stack(Arc::clone(&stats))?;
+        let entry = self.registry.enter(stats);
+        Ok(Box::new(Registered { stack, _entry: entry }))
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.device.report_zones(from, zones_max, out)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.device.extent(from, sectors)
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.device.inject(injection)
+    }
+
+    fn stats(&self) -> Stats {
+        self.registry.sum()
+    }
+}
+
+impl<D, S, C> fmt::Debug for Composed<D, S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Composed { name, kind, .. } = self;
+        f.debug_struct("Composed").field("name", name).field("kind", kind).finish_non_exhaustive()
+    }
+}
+
+/// The counters of a disk's channels: the open ones, and the sum of those that are closed.
+#[derive(Debug, Default)]
+struct Registry(Mutex<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    closed: Stats,
+    open: Vec<Arc<ChannelStats>>,
+}
+
+impl Registry {
+    fn enter(self: &Arc<Self>, stats: Arc<ChannelStats>) -> Entry {
+        // A panic of another holder leaves the counts as they are, which is all they can be.
+        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.open.push(Arc::clone(&stats));
+        Entry { registry: Arc::clone(self), stats }
+    }
+
+    fn sum(&self) -> Stats {
+        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = counters.closed.clone();
+        for stats in &counters.open {
+            sum.add(stats);
+        }
+        sum.channels = counters.open.len() as u64;
+        sum
+    }
+}
+
+/// A channel's place in the registry, until the channel is dropped.
+#[derive(Debug)]
+struct Entry {
+    registry: Arc<Registry>,
+    stats: Arc<ChannelStats>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut counters = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Counters { closed, open } = &mut *counters;
+        if let Some(index) = open.iter().position(|stats| Arc::ptr_eq(stats, &self.stats)) {
+            closed.add(&open.swap_remove(index));
+        }
+    }
+}
+
+/// A stack that is counted in its disk's registry. Fields drop in this order: the stack first, so
+/// that the counts of its last completions are in.
+struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock> {
+    stack: Stack<S, Q, C>,
+    _entry: Entry,
+}
+
+impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Registered<S, Q, C> {
+    fn register(&mut self, region: Arc<Region>) -> RegionId {
+        self.stack.register(region)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> bool {
+        self.stack.unregister(region)
+    }
+
+    fn push(&mut self, bios: &[Bio]) -> usize {
+        self.stack.push(bios)
+    }
+
+    fn submit(&mut self) {
+        self.stack.submit();
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        self.stack.reap(out)
+    }
+
+    fn wait(&mut self, deadline: Option<std::time::Instant>) {
+        self.stack.wait(deadline);
+    }
+
+    fn due(&self) -> Due {
+        self.stack.due()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.stack.in_flight()
+    }
+}

@@ -1,0 +1,164 @@
+//! The future adapter: bios as futures, for callers with many steps. One thread, any executor.
+//!
+//! Futures only wait; somebody has to call [`Io::drive`] (or [`Io::block_on`]) for I/O to move. A
+//! future that is dropped leaves its bio in flight: the data live in a region, not in the future.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::bio::Bio;
+use crate::channel::Channel;
+use crate::completion::Completion;
+
+/// A channel whose bios are futures.
+pub struct Io {
+    state: Rc<RefCell<State>>,
+}
+
+struct State {
+    channel: Box<dyn Channel>,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    done: Vec<Completion>,
+}
+
+enum Slot {
+    Free,
+    /// In flight; nobody wants the result any more if there is no waker and `wanted` is false.
+    Waiting {
+        waker: Option<Waker>,
+        wanted: bool,
+        user_data: u64,
+    },
+    Done(Completion),
+}
+
+impl Io {
+    /// Takes the channel over.
+    pub fn new(channel: Box<dyn Channel>) -> Io {
+        let state = State { channel, slots: Vec::new(), free: Vec::new(), done: Vec::new() };
+        Io { state: Rc::new(RefCell::new(state)) }
+    }
+
+    /// Gives the channel, for instance to register a region.
+    pub fn with_channel<R>(&self, f: impl FnOnce(&mut dyn Channel) -> R) -> R {
+        f(&mut *self.state.borrow_mut().channel)
+    }
+
+    /// A bio as a future of its completion. It is pushed at the first poll; when the channel is
+    /// full the future tries again after the next completion.
+    pub fn run(&self, bio: Bio) -> Run {
+        Run { state: Rc::clone(&self.state), bio, slot: None }
+    }
+
+    /// Submits what was pushed, sleeps until something is done unless `wait` is false, and wakes
+    /// the futures of what is done. Says how many those are.
+    pub fn drive(&self, wait: bool) -> usize {
+        let mut state = self.state.borrow_mut();
+        state.channel.submit();
+        let mut done = std::mem::take(&mut state.done);
+        if state.channel.reap(&mut done) == 0 && wait {
+            state.channel.wait(None);
+            state.channel.reap(&mut done);
+        }
+        let wakers: Vec<Waker> = done.iter().filter_map(|end| state.settle(end)).collect();
+        let count = done.len();
+        done.clear();
+        state.done = done;
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        count
+    }
+
+    /// Runs one future to its end, driving the channel between polls.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return output;
+            }
+            self.drive(true);
+        }
+    }
+}
+
+impl State {
+    /// Notes an end; gives the waker of whoever waits for it.
+    fn settle(&mut self, end: &Completion) -> Option<Waker> {
+        let index = end.user_data as usize;
+        let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
+        let Slot::Waiting { waker, wanted, user_data } = slot else {
+            unreachable!("a bio completes once, and its slot waits for it")
+        };
+        if wanted {
+            self.slots[index] = Slot::Done(Completion { user_data, ..*end });
+        } else {
+            self.free.push(index);
+        }
+        waker
+    }
+}
+
+/// One bio's future; see [`Io::run`].
+pub struct Run {
+    state: Rc<RefCell<State>>,
+    bio: Bio,
+    slot: Option<usize>,
+}
+
+impl Future for Run {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
+        let this = &mut *self;
+        let mut state = this.state.borrow_mut();
+        let state = &mut *state;
+        let Some(index) = this.slot else {
+            let index = state.free.pop().unwrap_or_else(|| {
+                state.slots.push(Slot::Free);
+                state.slots.len() - 1
+            });
+            if state.channel.push(&[this.bio.with_user_data(index as u64)]) == 0 {
+                state.free.push(index);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let (waker, user_data) = (Some(context.waker().clone()), this.bio.user_data);
+            state.slots[index] = Slot::Waiting { waker, wanted: true, user_data };
+            this.slot = Some(index);
+            return Poll::Pending;
+        };
+        match &mut state.slots[index] {
+            Slot::Done(end) => {
+                let end = *end;
+                state.slots[index] = Slot::Free;
+                state.free.push(index);
+                this.slot = None;
+                Poll::Ready(end)
+            }
+            Slot::Waiting { waker, .. } => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Slot::Free => unreachable!("a polled future holds its slot"),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let Some(index) = self.slot else { return };
+        let mut state = self.state.borrow_mut();
+        match &mut state.slots[index] {
+            Slot::Waiting { waker, wanted, .. } => (*waker, *wanted) = (None, false),
+            slot => {
+                *slot = Slot::Free;
+                state.free.push(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Middleware: devices that wrap a device. An error injector, a delay, a tracer.
+
+mod delayed;
+mod faulty;
+mod traced;
+
+pub use delayed::{Delayed, DelayedQueue};
+pub use faulty::{Faulty, FaultyQueue};
+pub use traced::{Trace, Traced, TracedQueue};
+
+/// Hands the control plane of a wrapped device through, all but what the wrapper changes.
+macro_rules! forward_control_plane {
+    () => {
+        fn geometry(&self) -> &crate::geometry::Geometry {
+            self.inner.geometry()
+        }
+
+        fn limits(&self) -> &crate::limits::Limits {
+            self.inner.limits()
+        }
+
+        fn report_zones(
+            &self,
+            from: crate::units::Sector,
+            zones_max: usize,
+            out: &mut Vec<crate::zone::ZoneInfo>,
+        ) -> Result<(), crate::device::DeviceError> {
+            self.inner.report_zones(from, zones_max, out)
+        }
+
+        fn extent(&self, from: crate::units::Sector, sectors: u64) -> crate::device::Extent {
+            self.inner.extent(from, sectors)
+        }
+    };
+}
+use forward_control_plane;

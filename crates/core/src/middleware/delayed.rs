@@ -1,0 +1,87 @@
+//! A device whose completions take longer.
+
+use std::collections::VecDeque;
+
+use super::forward_control_plane;
+use crate::device::{Device, DeviceError, DeviceQueue, Due};
+use crate::inject::Injection;
+use crate::request::{Batch, Done};
+use crate::units::Nanos;
+
+/// Holds every completion of `D` back for a constant time after the device has made it.
+#[derive(Debug)]
+pub struct Delayed<D> {
+    inner: D,
+    delay_ns: u64,
+}
+
+impl<D: Device> Delayed<D> {
+    /// `inner`, `delay_ns` nanoseconds slower.
+    pub fn new(inner: D, delay_ns: u64) -> Delayed<D> {
+        Delayed { inner, delay_ns }
+    }
+}
+
+impl<D: Device> Device for Delayed<D> {
+    type Queue = DelayedQueue<D::Queue>;
+
+    forward_control_plane!();
+
+    fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
+        let depth = usize::from(self.limits().queue_depth);
+        Ok(DelayedQueue {
+            inner: self.inner.open_queue()?,
+            delay_ns: self.delay_ns,
+            held: Done::with_capacity(depth),
+            due: VecDeque::with_capacity(depth),
+        })
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.inner.inject(injection)
+    }
+}
+
+/// A queue of a [`Delayed`] device.
+#[derive(Debug)]
+pub struct DelayedQueue<Q> {
+    inner: Q,
+    delay_ns: u64,
+    /// Completions held back, oldest first, and when each is due: the two are equally long.
+    held: Done,
+    due: VecDeque<Nanos>,
+}
+
+impl<Q> DelayedQueue<Q> {
+    /// Notes when the completions are due that the device has made just now.
+    fn note_new(&mut self, now: Nanos) {
+        while self.due.len() < self.held.len() {
+            self.due.push_back(now + self.delay_ns);
+        }
+    }
+}
+
+impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, _done: &mut Done) {
+        self.inner.start(now, batch, &mut self.held);
+        self.note_new(now);
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        self.inner.poll(now, &mut self.held);
+        self.note_new(now);
+        while self.due.front().is_some_and(|due| *due <= now) {
+            self.due.pop_front();
+            done.take_from(&mut self.held);
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.inner.room()
+    }
+
+    fn due(&self) -> Due {
+        let held = self.due.front().map_or(Due::Never, |due| Due::At(*due));
+        held.earlier(self.inner.due())
+    }
+}

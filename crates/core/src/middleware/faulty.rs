@@ -1,0 +1,194 @@
+//! A device that fails the requests that it is told to fail.
+//!
+//! The rules are those of Linux's error injector (block/error-injection.c): an operation, a range, a
+//! status and a chance, the newest rule first. A request that a rule takes never reaches the device,
+//! so it cannot move a write pointer. A request of several bios that a rule might take is broken up
+//! first: rules see bios as they were pushed.
+
+use std::sync::Arc;
+
+use blockyard_sync::published::{Published, Reader};
+use blockyard_sync::ration::Ration;
+
+use super::forward_control_plane;
+use crate::device::{Device, DeviceError, DeviceQueue, Due};
+use crate::inject::{Injection, Rule};
+use crate::request::{Batch, Done, Started};
+use crate::status::Status;
+use crate::units::Nanos;
+
+/// A rule and how often it may still strike.
+#[derive(Clone, Debug)]
+struct Armed {
+    rule: Rule,
+    left: Arc<Ration>,
+}
+
+impl Armed {
+    /// Whether the rule is about this request, chance aside. Operations without sectors match a
+    /// rule that names no range (one that starts at 0).
+    fn is_about(&self, started: &Started) -> bool {
+        let rule = &self.rule;
+        if rule.op.is_some_and(|op| op != started.op()) || self.left.is_spent() {
+            return false;
+        }
+        let rule_end = rule.start.0.saturating_add(rule.sectors);
+        if started.sectors() == 0 {
+            return started.sector().0 >= rule.start.0 && started.sector().0 < rule_end;
+        }
+        started.sector().0 < rule_end && rule.start.0 < started.end().0
+    }
+}
+
+/// `D` with an error injector before it. Without rules it costs one load per batch.
+#[derive(Debug)]
+pub struct Faulty<D> {
+    inner: D,
+    rules: Arc<Published<Vec<Armed>>>,
+    seed: u64,
+}
+
+impl<D: Device> Faulty<D> {
+    /// `inner` without rules. `seed` decides what chance brings.
+    pub fn new(inner: D, seed: u64) -> Faulty<D> {
+        Faulty { inner, rules: Arc::new(Published::new(Vec::new())), seed }
+    }
+
+    /// How often each rule has struck, newest rule first.
+    pub fn strikes(&self) -> Vec<u64> {
+        self.rules.get().iter().map(|armed| armed.left.used()).collect()
+    }
+}
+
+impl<D: Device> Device for Faulty<D> {
+    type Queue = FaultyQueue<D::Queue>;
+
+    forward_control_plane!();
+
+    fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
+        let depth = usize::from(self.limits().queue_depth);
+        Ok(FaultyQueue {
+            inner: self.inner.open_queue()?,
+            rules: Reader::new(&self.rules),
+            passed: Batch::with_capacity(depth),
+            chance: Chance(self.seed | 1),
+        })
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        match injection {
+            Injection::AddRule(rule) => {
+                let left = Arc::new(Ration::new(rule.times.unwrap_or(u64::MAX)));
+                let armed = Armed { rule: rule.clone(), left };
+                self.rules
+                    .update(|rules| std::iter::once(armed).chain(rules.iter().cloned()).collect());
+                Ok(())
+            }
+            Injection::RemoveRules => {
+                self.rules.update(|_| Vec::new());
+                Ok(())
+            }
+            Injection::Device { .. } => self.inner.inject(injection),
+        }
+    }
+}
+
+/// A queue of a [`Faulty`] device.
+#[derive(Debug)]
+pub struct FaultyQueue<Q> {
+    inner: Q,
+    rules: Reader<Vec<Armed>>,
+    passed: Batch,
+    chance: Chance,
+}
+
+/// What is done with a request.
+enum Verdict {
+    Pass,
+    Fail(Status),
+    BreakUp,
+}
+
+/// The first rule that takes the request decides.
+fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> Verdict {
+    for armed in rules {
+        if !armed.is_about(started) {
+            continue;
+        }
+        if started.is_merged() {
+            return Verdict::BreakUp;
+        }
+        if chance.one_in(armed.rule.chance) && armed.left.take() {
+            return Verdict::Fail(armed.rule.status);
+        }
+    }
+    Verdict::Pass
+}
+
+impl<Q: DeviceQueue> FaultyQueue<Q> {
+    /// Starts a batch request by request, because there are rules. What is before a failing request
+    /// is started before it, so order stays.
+    #[cold]
+    fn start_judged(&mut self, rules: &[Armed], now: Nanos, batch: &mut Batch, done: &mut Done) {
+        let mut room = self.inner.room();
+        while room > 0
+            && let Some(started) = batch.next()
+        {
+            match judge(rules, &started, &mut self.chance) {
+                Verdict::Pass => {
+                    self.passed.push(started);
+                    room -= 1;
+                }
+                Verdict::Fail(status) => done.complete(started, status),
+                Verdict::BreakUp => {
+                    batch.break_up(started);
+                    break;
+                }
+            }
+        }
+        if !self.passed.is_empty() {
+            self.inner.start(now, &mut self.passed, done);
+            batch.take_back(&mut self.passed);
+        }
+    }
+}
+
+impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
+    #[inline]
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        if self.rules.get().is_empty() {
+            return self.inner.start(now, batch, done);
+        }
+        let rules = Arc::clone(self.rules.get());
+        self.start_judged(&rules, now, batch, done);
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        self.inner.poll(now, done);
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.inner.room()
+    }
+
+    #[inline]
+    fn due(&self) -> Due {
+        self.inner.due()
+    }
+}
+
+/// Chance from a seed: xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003). Never 0.
+#[derive(Debug)]
+struct Chance(u64);
+
+impl Chance {
+    /// True once in `n` times; always for 0 and 1.
+    fn one_in(&mut self, n: u32) -> bool {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        n <= 1 || (self.0 >> 11).is_multiple_of(u64::from(n))
+    }
+}
