@@ -114,3 +114,26 @@ mod tests {
         assert_eq!(histogram.counts().nth(3), Some(2));
     }
 }
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// A reader never sees a count go back, and sees all of them once the writer is done.
+    #[test]
+    fn counts_only_grow() {
+        loom::model(|| {
+            let counter = Arc::new(Counter::default());
+            let writer = Arc::clone(&counter);
+            let thread = loom::thread::spawn(move || {
+                writer.add(1);
+                writer.add(2);
+            });
+            let (first, second) = (counter.get(), counter.get());
+            assert!(first <= second && [0, 1, 3].contains(&second));
+            thread.join().unwrap();
+            assert_eq!(counter.get(), 3);
+        });
+    }
+}
