@@ -1,4 +1,4 @@
-//! What a device can take in one request. Upper floors read these and never ask for a device's kind.
+//! What a device can take in one request. Upper floors read these and never ask what kind it is.
 
 /// Limits of a device, as Linux's `queue_limits`. Lengths in sectors.
 #[derive(Clone, Debug, PartialEq, Eq)]

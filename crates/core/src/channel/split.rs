@@ -47,7 +47,7 @@ impl Rest {
     }
 }
 
-/// Makes a slot the parent of pieces to come. The cutting counts as a piece itself until it ends, so
+/// Makes a slot the parent of pieces to come. The cutting counts as a piece until it ends, so
 /// that it cannot complete while the bio is still being cut.
 pub(super) fn begin(parent: &mut Slot) {
     parent.pieces = 1;

@@ -1,9 +1,9 @@
 //! A device that fails the requests that it is told to fail.
 //!
-//! The rules are those of Linux's error injector (block/error-injection.c): an operation, a range, a
-//! status and a chance, the newest rule first. A request that a rule takes never reaches the device,
-//! so it cannot move a write pointer. A request of several bios that a rule might take is broken up
-//! first: rules see bios as they were pushed.
+//! The rules are those of Linux's error injector (block/error-injection.c): an operation, a range,
+//! a status and a chance, the newest rule first. A request that a rule takes never reaches the
+//! device, so it cannot move a write pointer. A request of several bios that a rule might take is
+//! broken up first: rules see bios as they were pushed.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //! One line per event, in the columns of `blkparse`'s default output, so that eyes and scripts that
 //! know it can read it: device, queue, sequence, seconds, pid, action (D issued, C completed), the
 //! operation's letters, sector + sectors; then the tag and, on completion, the status.
-#![allow(clippy::disallowed_types)] // The trace file's lock: tracing is not the data path's business.
+#![allow(clippy::disallowed_types)] // The trace file's lock: who traces does not measure.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
