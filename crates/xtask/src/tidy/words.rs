@@ -1,0 +1,188 @@
+//! Rules about words: those that say nothing, and those that mean nothing to a later reader.
+//!
+//! This file holds the lists, so it is the one file that they do not bind.
+
+use super::Finding;
+use super::source::has_word;
+use super::tree::Tree;
+
+const OWN_PATH: &str = "crates/xtask/src/tidy/words.rs";
+
+/// Parts of names that hide what the thing is.
+const NAME_PARTS: [&str; 8] =
+    ["manager", "helper", "helpers", "util", "utils", "utility", "utilities", "misc"];
+
+/// Words and what to do about each.
+const WORDS: [(&str, &str); 13] = [
+    ("todo!", "write it, or refuse with an error that says so"),
+    ("unimplemented!", "write it, or refuse with an error that says so"),
+    ("dbg!", "remove it, or trace"),
+    ("TODO", "do it, or leave it out"),
+    ("FIXME", "mend it, or say what the limit is"),
+    ("XXX", "mend it, or say what the limit is"),
+    ("HACK", "mend it, or say why it must be so"),
+    ("simply", "leave the word out"),
+    ("obviously", "leave the word out, or say why it is so"),
+    ("basically", "leave the word out"),
+    ("seamlessly", "say what happens"),
+    ("blazing", "give the figure and its command"),
+    ("leverage", "use"),
+];
+
+/// Every text file by every rule of this page.
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, file) in tree.files().filter(|(path, _)| *path != OWN_PATH && is_prose(path)) {
+        for (at, line) in file.text.lines().enumerate() {
+            words(path, at + 1, line, &mut findings);
+            workplace(path, at + 1, line, &mut findings);
+            if path.ends_with(".rs") {
+                names(path, at + 1, line, &mut findings);
+            }
+        }
+    }
+    findings
+}
+
+fn is_prose(path: &str) -> bool {
+    let ends = [".rs", ".md", ".toml", ".sh", ".yml", ".yaml", "Makefile", ".ci/run"];
+    ends.iter().any(|end| path.ends_with(end))
+}
+
+fn words(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
+    for (word, instead) in WORDS {
+        let found = if word.ends_with('!') {
+            has_word(line, word.trim_end_matches('!')) && line.contains(word)
+        } else {
+            has_word(line, word) || has_word(line, &capitalised(word))
+        };
+        if found {
+            findings.push(Finding::new(path, at, "words", format!("`{word}`: {instead}")));
+        }
+    }
+}
+
+fn capitalised(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// A line that speaks of the place where it was written and not of the thing.
+fn workplace(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
+    let lower = line.to_lowercase();
+    let numbered = lower.match_indices("issue").any(|(at, word)| {
+        let rest = lower[at + word.len()..].trim_start_matches([' ', '#']);
+        rest.starts_with(|c: char| c.is_ascii_digit())
+    });
+    if numbered {
+        let text = "a number of a tracker says nothing here; say what it is about";
+        findings.push(Finding::new(path, at, "workplace", text));
+    }
+    if has_word(&lower, "session") && has_word(&lower, "agent") {
+        let text = "who wrote it is of no use to the reader; say what it does";
+        findings.push(Finding::new(path, at, "workplace", text));
+    }
+    for folder in ["root", "home", concat!("wo", "rk")] {
+        let prefix = format!("/{folder}/");
+        let outside = |c: char| c.is_whitespace() || "\"'`(=:".contains(c);
+        let starts =
+            lower.match_indices(&prefix).any(|(i, _)| i == 0 || lower[..i].ends_with(outside));
+        if starts {
+            let text = format!("`{prefix}` is a path of one machine; name it from the root here");
+            findings.push(Finding::new(path, at, "workplace", text));
+        }
+    }
+}
+
+/// Names of Rust things; in running text the words are only words.
+fn names(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    for word in line.split(|c| !is_part(c)).filter(|word| !word.is_empty()) {
+        let is_name = word.contains('_') || word.starts_with(|c: char| c.is_uppercase());
+        let is_module = has_word(line, "mod") && !line.trim_start().starts_with("//");
+        if !is_name && !is_module {
+            continue;
+        }
+        if word.starts_with("do_") {
+            let text = format!("`{word}`: name what it does, without `do_`");
+            findings.push(Finding::new(path, at, "names", text));
+        }
+        if let Some(part) = parts(word).find(|part| NAME_PARTS.contains(&part.as_str())) {
+            let text = format!("`{word}`: `{part}` says nothing; name the thing it is");
+            findings.push(Finding::new(path, at, "names", text));
+        }
+    }
+}
+
+/// The words of a name, in small letters: `ZoneManager` and `zone_manager` have two.
+fn parts(name: &str) -> impl Iterator<Item = String> {
+    let mut words = vec![String::new()];
+    for letter in name.chars() {
+        if letter == '_' || letter.is_uppercase() {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| letter != '_') {
+            word.extend(letter.to_lowercase());
+        }
+    }
+    words.into_iter().filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(path: &str, line: &str) -> Vec<&'static str> {
+        check(&Tree::of(&[(path, line)])).iter().map(|f| f.rule).collect()
+    }
+
+    #[test]
+    fn each_banned_word_is_found() {
+        for (word, _) in WORDS {
+            assert_eq!(rules("a.rs", &format!("// see {word}() here")), ["words"], "{word}");
+        }
+        assert_eq!(rules("a.md", "Simply run it."), ["words"]);
+        assert_eq!(rules(".ci/run", "# TODO later"), ["words"]);
+        for line in ["mktemp /tmp/a.XXXXXX", "// do not", "let todo = 1;", "the leverages"] {
+            assert!(rules("a.rs", line).is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn names_that_hide_the_thing_are_found() {
+        let bad = [
+            "struct ZoneManager;",
+            "struct HelperThread;",
+            "fn test_helper() {}",
+            "mod utils;",
+            "mod helper;",
+            "fn do_read() {}",
+        ];
+        for line in bad {
+            assert_eq!(rules("a.rs", line), ["names"], "{line}");
+        }
+        for line in ["// helpers below", "fn utilisation() {}", "struct Redo_;", "let managed = 1;"]
+        {
+            assert!(rules("a.rs", line).is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn words_of_the_workplace_are_found() {
+        let bad = [
+            "// as issue 12 asks",
+            "// Issue #3",
+            "// issue#3",
+            "// the agent of this session",
+            "// see /root/notes.md",
+            concat!("// see `/wo", "rk/notes.md`"),
+        ];
+        for line in bad {
+            assert_eq!(rules("a.rs", line), ["workplace"], "{line}");
+        }
+        for line in ["// an issue of order", "// /dev/root/x", "// a TLS session", "crates/work/a"]
+        {
+            assert!(rules("a.rs", line).is_empty(), "{line}");
+        }
+    }
+}
