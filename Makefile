@@ -1,0 +1,43 @@
+# What one does with a checkout. `make` alone lists the targets.
+
+CARGO ?= cargo
+# How long each fuzz target runs in fuzz-smoke.
+SECONDS ?= 60
+
+.PHONY: help deps build run test format lint unit loom bench fuzz-smoke
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+deps: ## install the Debian packages that are missing, and only those
+	@./.ci/deps
+
+build: ## the program, as it is released
+	$(CARGO) build --locked --release -p blockyard
+
+run: build ## build the program and serve the default yard until Ctrl-C
+	./target/release/blockyard serve
+
+test: format lint unit loom ## everything: formatting, lints, unit, contract, tidy, interop, loom
+
+format: deps
+	$(CARGO) fmt --all --check
+
+lint: deps
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+# Unit and contract tests, tidy, and the whole program against clients that others wrote.
+unit: deps
+	$(CARGO) test --locked --workspace --no-fail-fast
+
+# Every interleaving of every room, within the bounds of its model.
+loom: deps
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --profile loom --lib \
+		--target-dir target/loom
+
+bench: deps build ## the measurements of docs/measuring.md
+	$(CARGO) bench --locked --workspace
+
+fuzz-smoke: deps ## each fuzz target for SECONDS=60
+	@test -x fuzz/run || { echo "fuzz-smoke: there is no fuzz/run"; exit 1; }
+	./fuzz/run $(SECONDS)
