@@ -36,7 +36,8 @@ loom: deps
 		--target-dir target/loom
 
 bench: deps build ## the measurements of docs/measuring.md
-	$(CARGO) bench --locked --workspace
+	$(CARGO) bench --locked --workspace --benches
+	$(CARGO) run --locked -p xtask -- bench-nbd
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	@test -x fuzz/run || { echo "fuzz-smoke: there is no fuzz/run"; exit 1; }
