@@ -6,7 +6,17 @@
 #![allow(clippy::disallowed_types)]
 
 pub mod atomics;
+pub mod cell;
 pub mod counter;
+pub mod lock;
 pub mod pad;
+pub mod page_bitmap;
 pub mod published;
+pub mod rank;
 pub mod ration;
+pub mod sleep_lock;
+pub mod spin_lock;
+pub mod tag_budget;
+pub mod token_bucket;
+pub mod zone_resources;
+pub mod zone_table;

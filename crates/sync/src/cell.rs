@@ -1,0 +1,32 @@
+//! The one door to interior mutability: the standard library's cell, or loom's in a model.
+#![allow(unsafe_code)]
+
+/// A value that a room hands out under its own rule.
+#[derive(Debug, Default)]
+pub struct RoomCell<T>(Inner<T>);
+
+#[cfg(loom)]
+type Inner<T> = loom::cell::UnsafeCell<T>;
+#[cfg(not(loom))]
+type Inner<T> = std::cell::UnsafeCell<T>;
+
+impl<T> RoomCell<T> {
+    /// Puts a value in.
+    pub fn new(value: T) -> RoomCell<T> {
+        RoomCell(Inner::new(value))
+    }
+
+    /// Lets `f` at the value.
+    ///
+    /// # Safety
+    /// Nobody else may look at the value until `f` returns: the caller holds the room's lock.
+    #[inline]
+    pub unsafe fn with_mut<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        #[cfg(loom)]
+        // SAFETY: the caller's contract; loom checks it in the model.
+        return self.0.with_mut(|value| f(unsafe { &mut *value }));
+        #[cfg(not(loom))]
+        // SAFETY: the pointer is that of a live cell, and the caller's contract excludes others.
+        return f(unsafe { &mut *self.0.get() });
+    }
+}

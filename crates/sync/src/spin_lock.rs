@@ -1,0 +1,118 @@
+//! Room: the spinning lock.
+//!
+//! Protects   a value that is worked on for a few instructions: a zone without data, counters.
+//! Why        a sleeping lock costs a system call as soon as two threads meet, which is more than
+//!            the whole critical section.
+//! States     free, held. The word says nothing of who waits.
+//! Order      the rank `RANK`, docs/locks.md. The section does not sleep, allocate, submit or log.
+//! Common     one compare-exchange to take it, one store to give it back.
+//! Cost       about 4 ns when nobody else wants it. A waiter reads until the word is free, and
+//!            lets others run after `SPINS` looks: the holder may have lost its processor.
+//! Before     one lock for all zones.
+#![allow(unsafe_code)]
+
+use crate::atomics::{AtomicBool, Ordering, spin_hint, yield_now};
+use crate::cell::RoomCell;
+use crate::lock::Lock;
+use crate::rank::Held;
+
+/// Looks at a held lock before the processor is given up.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
+
+/// A lock that spins, of rank `RANK`.
+#[derive(Debug)]
+pub struct SpinLock<T, const RANK: u8> {
+    held: AtomicBool,
+    value: RoomCell<T>,
+}
+
+// SAFETY: the value is reached by the holder of the lock only, one thread at a time.
+unsafe impl<T: Send, const RANK: u8> Sync for SpinLock<T, RANK> {}
+
+/// Gives the lock back, also when the closure panics.
+struct Unlock<'a>(&'a AtomicBool);
+
+impl Drop for Unlock<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of the next holder's exchange.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<T, const RANK: u8> SpinLock<T, RANK> {
+    #[inline]
+    fn try_take(&self) -> bool {
+        // Acquire: pairs with the Release in `Unlock`.
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn wait(&self) {
+        loop {
+            for _ in 0..SPINS {
+                // Relaxed: only a hint that an exchange may succeed now.
+                if !self.held.load(Ordering::Relaxed) && self.try_take() {
+                    return;
+                }
+                spin_hint();
+            }
+            yield_now();
+        }
+    }
+}
+
+impl<T: Send, const RANK: u8> Lock<T> for SpinLock<T, RANK> {
+    fn new(value: T) -> SpinLock<T, RANK> {
+        SpinLock { held: AtomicBool::new(false), value: RoomCell::new(value) }
+    }
+
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let _held = Held::note(RANK);
+        if !self.try_take() {
+            self.wait();
+        }
+        let _unlock = Unlock(&self.held);
+        // SAFETY: this thread holds the lock until `_unlock` is dropped.
+        unsafe { self.value.with_mut(f) }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_threads_lose_no_count_and_a_panic_unlocks() {
+        let lock = SpinLock::<u64, 1>::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| lock.with(|count| *count += 1)));
+            }
+        });
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            lock.with(|_| panic!("inside the section"));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(lock.with(|count| *count), 40_000);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+
+    #[test]
+    fn sections_exclude_each_other() {
+        loom::model(|| {
+            let lock = Arc::new(SpinLock::<u32, 1>::new(0));
+            let other = Arc::clone(&lock);
+            let thread = loom::thread::spawn(move || other.with(|count| *count += 1));
+            lock.with(|count| *count += 1);
+            thread.join().unwrap();
+            assert_eq!(lock.with(|count| *count), 2);
+        });
+    }
+}
