@@ -1,0 +1,323 @@
+//! The state machine of one zone: ZBC-2 4.5.3, NVMe ZNS 2.3, and where they leave a choice, what
+//! Linux's null_blk does. Pure: no lock, no clock, no I/O.
+//!
+//! [`RULES`] is the machine: what each operation does in each condition. docs/zones.md shows the same
+//! for readers, with the cases that depend on the write pointer, and a test compares the two.
+
+use blockyard_sync::zone_resources::Holding;
+use blockyard_sync::zone_table::Openable;
+
+use super::info::{ZoneCond, ZoneInfo, ZoneType};
+use crate::status::Status;
+use crate::units::Sector;
+
+/// What is asked of one zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ZoneOp {
+    /// Read from it.
+    Read,
+    /// Write, at the write pointer if there is one. Write-zeroes is the same to a zone.
+    Write,
+    /// Write wherever the write pointer is.
+    Append,
+    /// Open explicitly.
+    Open,
+    /// Close.
+    Close,
+    /// Make full.
+    Finish,
+    /// Make empty.
+    Reset,
+    /// Make empty, as one of all zones: leaves alone what cannot or need not be.
+    ResetAll,
+}
+
+impl ZoneOp {
+    /// Every operation.
+    pub const ALL: [ZoneOp; 8] = [
+        ZoneOp::Read,
+        ZoneOp::Write,
+        ZoneOp::Append,
+        ZoneOp::Open,
+        ZoneOp::Close,
+        ZoneOp::Finish,
+        ZoneOp::Reset,
+        ZoneOp::ResetAll,
+    ];
+}
+
+/// What an operation does in a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// It fails with `IOERR`.
+    Fail,
+    /// It succeeds and leaves the condition as it is.
+    Stay,
+    /// It leads to this condition.
+    To(ZoneCond),
+    /// It leads to `Full`, and needs what an open zone holds on the way there.
+    FullThroughOpen,
+    /// It leads to `Closed`, or to `Empty` if nothing was written.
+    ClosedOrEmpty,
+}
+
+use Rule::{ClosedOrEmpty, Fail, FullThroughOpen, Stay, To};
+use ZoneCond::{Empty, ExplicitOpen, Full, ImplicitOpen};
+
+/// A row per operation, a column per condition in the order of [`ZoneCond::ALL`].
+#[rustfmt::skip]
+const RULES: [[Rule; 8]; ZoneOp::ALL.len()] = [
+    // not-wp, empty, implicit-open, explicit-open, closed, full, read-only, offline
+    /* read */
+    [Stay, Stay, Stay, Stay, Stay, Stay, Stay, Fail],
+    /* write */
+    [Stay, To(ImplicitOpen), Stay, Stay, To(ImplicitOpen), Fail, Fail, Fail],
+    /* append */
+    [Fail, To(ImplicitOpen), Stay, Stay, To(ImplicitOpen), Fail, Fail, Fail],
+    /* open */
+    [Fail, To(ExplicitOpen), To(ExplicitOpen), Stay, To(ExplicitOpen), Fail, Fail, Fail],
+    /* close */
+    [Fail, Fail, ClosedOrEmpty, ClosedOrEmpty, Stay, Fail, Fail, Fail],
+    /* finish */
+    [Fail, FullThroughOpen, To(Full), To(Full), FullThroughOpen, Stay, Fail, Fail],
+    /* reset */
+    [Fail, Stay, To(Empty), To(Empty), To(Empty), To(Empty), Fail, Fail],
+    /* reset all */
+    [Stay, Stay, To(Empty), To(Empty), To(Empty), To(Empty), Stay, Stay],
+];
+
+/// Column of a condition in [`RULES`].
+#[inline]
+const fn column(cond: ZoneCond) -> usize {
+    match cond {
+        ZoneCond::NotWp => 0,
+        ZoneCond::Empty => 1,
+        ZoneCond::ImplicitOpen => 2,
+        ZoneCond::ExplicitOpen => 3,
+        ZoneCond::Closed => 4,
+        ZoneCond::Full => 5,
+        ZoneCond::ReadOnly => 6,
+        ZoneCond::Offline => 7,
+    }
+}
+
+/// A permitted change of condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What the zone must hold on the way, be it for a moment.
+    pub through: Holding,
+    /// The condition in the end.
+    pub to: ZoneCond,
+}
+
+/// What a zone in a condition holds of a device's open and active resources.
+#[inline]
+pub const fn holding_of(cond: ZoneCond) -> Holding {
+    match cond {
+        ZoneCond::ImplicitOpen => Holding::Implicit,
+        ZoneCond::ExplicitOpen => Holding::Explicit,
+        ZoneCond::Closed => Holding::Closed,
+        _ => Holding::Nothing,
+    }
+}
+
+/// One zone.
+///
+/// Invariants:
+/// 1. `start <= wp <= writable_end <= end`, but for the two exceptions of 2.
+/// 2. `wp` is `Sector::NONE` in `ReadOnly` and `Offline`, and `end` in `NotWp` and after a finish.
+/// 3. `Empty` has `wp == start`; `Closed` has `wp > start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zone {
+    cond: ZoneCond,
+    wp: Sector,
+    writable_end: Sector,
+    start: Sector,
+    end: Sector,
+}
+
+impl Zone {
+    /// A conventional zone.
+    pub fn conventional(start: Sector, sectors: u64) -> Zone {
+        let end = start + sectors;
+        Zone { cond: ZoneCond::NotWp, wp: end, writable_end: end, start, end }
+    }
+
+    /// An empty sequential zone. `capacity_sectors` is at most `sectors`.
+    pub fn sequential(start: Sector, sectors: u64, capacity_sectors: u64) -> Zone {
+        debug_assert!(capacity_sectors <= sectors);
+        Zone {
+            cond: ZoneCond::Empty,
+            wp: start,
+            writable_end: start + capacity_sectors,
+            start,
+            end: start + sectors,
+        }
+    }
+
+    /// Its condition.
+    #[inline]
+    pub fn cond(&self) -> ZoneCond {
+        self.cond
+    }
+
+    /// Its write pointer; see [`ZoneInfo::wp`].
+    #[inline]
+    pub fn wp(&self) -> Sector {
+        self.wp
+    }
+
+    /// Its first sector.
+    #[inline]
+    pub fn start(&self) -> Sector {
+        self.start
+    }
+
+    /// The first sector after it.
+    #[inline]
+    pub fn end(&self) -> Sector {
+        self.end
+    }
+
+    #[inline]
+    fn rule(&self, op: ZoneOp) -> Rule {
+        RULES[op as usize][column(self.cond)]
+    }
+
+    /// Whether and how an operation without data may be done. It changes nothing yet.
+    ///
+    /// # Errors
+    /// `IOERR` where the table says so.
+    pub fn step(&self, op: ZoneOp) -> Result<Step, Status> {
+        let to = match self.rule(op) {
+            Rule::Fail => return Err(Status::IoErr),
+            Rule::Stay => self.cond,
+            Rule::To(to) => to,
+            Rule::FullThroughOpen => {
+                return Ok(Step { through: Holding::Implicit, to: ZoneCond::Full });
+            }
+            Rule::ClosedOrEmpty if self.wp == self.start => ZoneCond::Empty,
+            Rule::ClosedOrEmpty => ZoneCond::Closed,
+        };
+        Ok(Step { through: holding_of(to), to })
+    }
+
+    /// Whether `sectors` may be written at `at`, and the condition that the zone is in then, before
+    /// the data arrive. It changes nothing yet.
+    ///
+    /// # Errors
+    /// `IOERR` in a condition that does not take writes, off the write pointer, or past capacity.
+    #[inline]
+    pub fn step_write(&self, at: Sector, sectors: u64) -> Result<ZoneCond, Status> {
+        let to = self.step_data(ZoneOp::Write)?;
+        let in_place = at == self.wp || (self.cond == ZoneCond::NotWp && at >= self.start);
+        if in_place && self.fits(at, sectors) { Ok(to) } else { Err(Status::IoErr) }
+    }
+
+    /// The same for an append, which lands at the write pointer.
+    ///
+    /// # Errors
+    /// As for a write.
+    #[inline]
+    pub fn step_append(&self, sectors: u64) -> Result<ZoneCond, Status> {
+        let to = self.step_data(ZoneOp::Append)?;
+        if self.fits(self.wp, sectors) { Ok(to) } else { Err(Status::IoErr) }
+    }
+
+    #[inline]
+    fn step_data(&self, op: ZoneOp) -> Result<ZoneCond, Status> {
+        match self.rule(op) {
+            Rule::Stay => Ok(self.cond),
+            Rule::To(to) => Ok(to),
+            _ => Err(Status::IoErr),
+        }
+    }
+
+    #[inline]
+    fn fits(&self, at: Sector, sectors: u64) -> bool {
+        // Compared without a sum: a length from outside may be anything.
+        at <= self.writable_end && sectors <= self.writable_end - at
+    }
+
+    /// How far data can be read: from there on a sequential zone reads as 0xFF.
+    ///
+    /// # Errors
+    /// `IOERR` if the zone is offline.
+    #[inline]
+    pub fn readable_end(&self) -> Result<Sector, Status> {
+        match self.rule(ZoneOp::Read) {
+            // The write pointer of a read-only zone is gone; all of it is data.
+            Rule::Stay => Ok(self.wp.min(self.end)),
+            _ => Err(Status::IoErr),
+        }
+    }
+
+    /// Goes to the condition of a [`Step`] or of `step_write`, with the write pointer that belongs
+    /// to it.
+    #[inline]
+    pub fn enter(&mut self, cond: ZoneCond) {
+        if cond == self.cond {
+            return;
+        }
+        match cond {
+            ZoneCond::Empty => self.wp = self.start,
+            ZoneCond::Full => self.wp = self.end,
+            ZoneCond::ReadOnly | ZoneCond::Offline => self.wp = Sector::NONE,
+            _ => {}
+        }
+        self.cond = cond;
+    }
+
+    /// Moves the write pointer over data that have arrived, at most as many as were permitted; at
+    /// capacity the zone is full.
+    #[inline]
+    pub fn advance(&mut self, sectors: u64) {
+        if self.cond == ZoneCond::NotWp {
+            return;
+        }
+        self.wp += sectors;
+        debug_assert!(self.wp <= self.writable_end);
+        if self.wp == self.writable_end {
+            self.cond = ZoneCond::Full;
+        }
+    }
+
+    /// Makes an empty zone full, as if it had been written to its capacity.
+    pub fn fill(&mut self) {
+        debug_assert_eq!(self.cond, ZoneCond::Empty);
+        self.advance(self.writable_end - self.start);
+    }
+
+    /// Its row in a report.
+    pub fn info(&self) -> ZoneInfo {
+        let kind = match self.cond {
+            ZoneCond::NotWp => ZoneType::Conventional,
+            _ => ZoneType::SequentialWriteRequired,
+        };
+        ZoneInfo {
+            start: self.start,
+            sectors: self.end - self.start,
+            capacity_sectors: self.writable_end - self.start,
+            wp: self.wp,
+            kind,
+            cond: self.cond,
+        }
+    }
+}
+
+impl Openable for Zone {
+    #[inline]
+    fn holding(&self) -> Holding {
+        holding_of(self.cond)
+    }
+
+    fn close_implicitly(&mut self) {
+        let step = self.step(ZoneOp::Close).expect("implicitly open zones can be closed");
+        self.enter(step.to);
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;
