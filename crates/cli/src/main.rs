@@ -1,1 +1,3 @@
+//! `blockyard`: makes block devices, serves them, and looks after them while they are served.
+
 fn main() {}

@@ -1,0 +1,311 @@
+//! The parameters that devices take: one table from which URIs, TOML, the JSON schema and the help
+//! texts are all made.
+
+use std::fmt;
+
+use crate::nearest::suggestion;
+use crate::size::{self, Bytes};
+
+mod table;
+
+pub use table::{COMMON, KINDS};
+
+/// A kind of device.
+#[derive(Debug)]
+pub struct Kind {
+    /// Its name: the scheme of the URI, and `kind` in TOML.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub doc: &'static str,
+    /// Its own parameters, beside [`COMMON`].
+    pub params: &'static [Param],
+    /// Names that people try, and what to write instead.
+    pub hints: &'static [(&'static str, &'static str)],
+}
+
+/// One parameter.
+#[derive(Debug)]
+pub struct Param {
+    /// Its name in URIs and in TOML.
+    pub name: &'static str,
+    /// What values it takes.
+    pub form: Form,
+    /// Its value when it is not given, in the form of a URI.
+    pub default: &'static str,
+    /// What it does, in one line.
+    pub doc: &'static str,
+}
+
+/// What values a parameter takes. Bounds are inclusive.
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
+    /// Bytes, with suffixes.
+    Size {
+        /// Least, in bytes.
+        min: u64,
+        /// Most, in bytes.
+        max: u64,
+    },
+    /// A number.
+    Count {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// On or off.
+    Switch,
+    /// One of these words; its position in the list will do too.
+    Choice(&'static [&'static str]),
+    /// Any text.
+    Text {
+        /// Most, in bytes.
+        len_max: usize,
+    },
+}
+
+/// The value of a parameter, checked against its form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Bytes.
+    Size(u64),
+    /// A number.
+    Count(u64),
+    /// On or off.
+    Switch(bool),
+    /// Position in the list of choices.
+    Choice(usize),
+    /// A text.
+    Text(String),
+}
+
+/// Why a parameter was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParamError {
+    /// The kind of device has no such parameter.
+    #[error("`{kind}` devices have no parameter `{key}`{advice}")]
+    UnknownKey {
+        /// The kind of device.
+        kind: &'static str,
+        /// What was given, shortened.
+        key: String,
+        /// What to do instead: begins with a semicolon, or is empty.
+        advice: String,
+    },
+    /// The value does not fit the parameter.
+    #[error("{key}: `{value}` will not do: {wanted}")]
+    BadValue {
+        /// The parameter.
+        key: &'static str,
+        /// What was given, shortened.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+}
+
+impl Kind {
+    /// The kind with this name.
+    pub fn find(name: &str) -> Option<&'static Kind> {
+        KINDS.iter().find(|kind| kind.name == name)
+    }
+
+    /// Its own parameters, then the common ones.
+    pub fn params(&self) -> impl Iterator<Item = &'static Param> + use<> {
+        self.params.iter().chain(COMMON)
+    }
+
+    /// The parameter with this name.
+    ///
+    /// # Errors
+    /// If there is none; the error suggests one.
+    pub fn param(&'static self, key: &str) -> Result<&'static Param, ParamError> {
+        self.params().find(|param| param.name == key).ok_or_else(|| {
+            let hint = self.hints.iter().find(|(name, _)| *name == key);
+            let advice = match hint {
+                Some((_, hint)) => format!("; {hint}"),
+                None => suggestion(key, self.params().map(|param| param.name)),
+            };
+            ParamError::UnknownKey { kind: self.name, key: shown(key), advice }
+        })
+    }
+}
+
+impl Param {
+    /// Reads a value in the form that a URI gives it.
+    ///
+    /// # Errors
+    /// If the text is not of the parameter's form, or out of its bounds.
+    pub fn parse(&self, text: &str) -> Result<Value, ParamError> {
+        let value = match self.form {
+            Form::Size { .. } => size::parse(text).ok().map(Value::Size),
+            Form::Count { .. } => {
+                let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+                plain.then(|| text.parse().ok().map(Value::Count)).flatten()
+            }
+            Form::Switch => match text.to_ascii_lowercase().as_str() {
+                "1" | "y" | "yes" | "on" | "true" => Some(Value::Switch(true)),
+                "0" | "n" | "no" | "off" | "false" => Some(Value::Switch(false)),
+                _ => None,
+            },
+            Form::Choice(words) => words
+                .iter()
+                .enumerate()
+                .position(|(index, word)| *word == text || index.to_string() == text)
+                .map(Value::Choice),
+            Form::Text { .. } => Some(Value::Text(text.to_owned())),
+        };
+        value.filter(|value| self.fits(value)).ok_or_else(|| self.refuse(text))
+    }
+
+    /// Whether a value is of the parameter's form and within its bounds.
+    pub fn fits(&self, value: &Value) -> bool {
+        match (self.form, value) {
+            (Form::Size { min, max }, Value::Size(value))
+            | (Form::Count { min, max }, Value::Count(value)) => (min..=max).contains(value),
+            (Form::Switch, Value::Switch(_)) => true,
+            (Form::Choice(words), Value::Choice(index)) => *index < words.len(),
+            (Form::Text { len_max }, Value::Text(text)) => {
+                text.len() <= len_max && !text.chars().any(char::is_control)
+            }
+            _ => false,
+        }
+    }
+
+    /// The error for a value that does not fit.
+    pub fn refuse(&self, value: &str) -> ParamError {
+        ParamError::BadValue { key: self.name, value: shown(value), wanted: self.wanted() }
+    }
+
+    /// What would do, as the end of a sentence.
+    pub fn wanted(&self) -> String {
+        match self.form {
+            Form::Size { min, max } => {
+                format!("wanted {} from {} to {}", size::WANTED, Bytes(min), Bytes(max))
+            }
+            Form::Count { min, max: u64::MAX } => format!("wanted a number from {min} on"),
+            Form::Count { min, max } => format!("wanted a number from {min} to {max}"),
+            Form::Switch => "wanted 1 or 0 (true or false, yes or no, on or off)".to_owned(),
+            Form::Choice(words) => {
+                format!("wanted one of {}, or its number from 0 on", words.join(", "))
+            }
+            Form::Text { len_max } => {
+                format!("wanted at most {len_max} bytes of text without control characters")
+            }
+        }
+    }
+
+    /// A word for the form, as in `size=SIZE`.
+    pub fn placeholder(&self) -> String {
+        match self.form {
+            Form::Size { .. } => "SIZE".to_owned(),
+            Form::Count { .. } => "N".to_owned(),
+            Form::Switch => "0|1".to_owned(),
+            Form::Choice(words) => words.join("|"),
+            Form::Text { .. } => "TEXT".to_owned(),
+        }
+    }
+
+    /// The default, as a value.
+    pub fn default_value(&self) -> Value {
+        self.parse(self.default).expect("a test parses every default of the table")
+    }
+
+    /// Prints a value in the form that a URI gives it, before percent-encoding.
+    pub fn print(&self, value: &Value) -> String {
+        match (self.form, value) {
+            (Form::Choice(words), Value::Choice(index)) => words[*index].to_owned(),
+            (_, Value::Size(bytes)) => Bytes(*bytes).to_string(),
+            (_, Value::Count(count)) => count.to_string(),
+            (_, Value::Switch(on)) => u8::from(*on).to_string(),
+            (_, Value::Text(text)) => text.clone(),
+            (_, Value::Choice(index)) => index.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.placeholder())
+    }
+}
+
+/// A piece of foreign text for a message: without control characters, and not too long.
+pub fn shown(text: &str) -> String {
+    const CHARS_MAX: usize = 80;
+    let mut out: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(CHARS_MAX).is_some() {
+        out.push_str("...");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn null() -> &'static Kind {
+        Kind::find("null").unwrap()
+    }
+
+    #[test]
+    fn every_default_fits_its_form_and_prints_back() {
+        for kind in KINDS {
+            for param in kind.params() {
+                let value = param.parse(param.default).expect(param.name);
+                assert_eq!(param.parse(&param.print(&value)), Ok(value), "{}", param.name);
+            }
+        }
+    }
+
+    #[test]
+    fn no_name_stands_twice() {
+        for kind in KINDS {
+            let mut names: Vec<_> = kind.params().map(|param| param.name).collect();
+            names.push("name");
+            names.push("kind");
+            names.sort_unstable();
+            let count = names.len();
+            names.dedup();
+            assert_eq!(names.len(), count, "{}", kind.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_gets_advice() {
+        let error = null().param("zonesize").unwrap_err().to_string();
+        assert_eq!(error, "`null` devices have no parameter `zonesize`; did you mean `zone_size`?");
+        let error = null().param("gb").unwrap_err().to_string();
+        assert!(error.contains("size=10G"), "{error}");
+        let error = null().param("frobnicate").unwrap_err().to_string();
+        assert_eq!(error, "`null` devices have no parameter `frobnicate`");
+    }
+
+    #[test]
+    fn values_are_bounded() {
+        let bs = null().param("bs").unwrap();
+        assert_eq!(bs.parse("4k"), Ok(Value::Size(4096)));
+        let error = bs.parse("100").unwrap_err().to_string();
+        assert!(error.starts_with("bs: `100` will not do: wanted a whole number"), "{error}");
+        let depth = null().param("hw_queue_depth").unwrap();
+        for text in ["0", "-1", "+1", "", "1k", "99999999999999999999999"] {
+            assert!(depth.parse(text).is_err(), "{text}");
+        }
+        let irqmode = null().param("irqmode").unwrap();
+        assert_eq!(irqmode.parse("timer"), Ok(Value::Choice(2)));
+        assert_eq!(irqmode.parse("2"), Ok(Value::Choice(2)));
+        assert!(irqmode.parse("3").is_err());
+        let zoned = null().param("zoned").unwrap();
+        assert_eq!(zoned.parse("Y"), Ok(Value::Switch(true)));
+        assert!(zoned.parse("2").is_err());
+        let trace = null().param("trace").unwrap();
+        assert!(trace.parse("a\nb").is_err());
+    }
+
+    #[test]
+    fn foreign_text_is_shown_short_and_clean() {
+        assert_eq!(shown("a\x1b[31m"), "a\\u{1b}[31m");
+        assert!(shown(&"x".repeat(10_000)).len() < 100);
+    }
+}

@@ -1,0 +1,108 @@
+//! The table itself. Names and meanings of the null device's parameters are null_blk's.
+
+use super::{Form, Kind, Param};
+
+const KIB: u64 = 1 << 10;
+const PIB: u64 = 1 << 50;
+
+/// Largest device, in bytes.
+const SIZE_MAX: u64 = 8 * PIB;
+
+const fn param(name: &'static str, form: Form, default: &'static str, doc: &'static str) -> Param {
+    Param { name, form, default, doc }
+}
+
+const fn size(min: u64, max: u64) -> Form {
+    Form::Size { min, max }
+}
+
+const fn count(min: u64, max: u64) -> Form {
+    Form::Count { min, max }
+}
+
+const fn text(len_max: usize) -> Form {
+    Form::Text { len_max }
+}
+
+/// Every kind of device.
+pub const KINDS: &[Kind] = &[Kind {
+    name: "null",
+    doc: "null device, zoned or not, with or without memory; as Linux's null_blk",
+    params: NULL,
+    hints: NULL_HINTS,
+}];
+
+/// What every kind takes.
+pub const COMMON: &[Param] = &[
+    param("sched", Form::Choice(&["none"]), "none", "I/O scheduler"),
+    param("read_only", Form::Switch, "0", "refuse every change"),
+    param(
+        "delay_nsec",
+        count(0, 60_000_000_000),
+        "0",
+        "hold every completion back by so many nanoseconds; 0: off",
+    ),
+    param("trace", text(4 * KIB as usize), "", "write a line per request to this file; empty: off"),
+];
+
+const NULL: &[Param] = &[
+    param("size", size(512, SIZE_MAX), "250G", "capacity"),
+    param("bs", size(512, 64 * KIB), "512", "logical block size: a power of two"),
+    param(
+        "memory_backed",
+        Form::Switch,
+        "0",
+        "keep what is written; without it reads give nothing",
+    ),
+    param("discard", Form::Switch, "0", "take discards (memory-backed and not zoned only)"),
+    param("fua", Form::Switch, "1", "obey FUA itself where there is a cache"),
+    param("cache_size", size(0, PIB), "0", "volatile write cache, emptied by flush; 0: none"),
+    param("max_sectors", count(0, 1 << 22), "0", "longest request in sectors; 0: no own limit"),
+    param("mbps", count(0, 40_960), "0", "bandwidth limit in MiB a second; 0: none"),
+    param("submit_queues", count(1, 1024), "1", "queues; a channel is given one of them"),
+    param("hw_queue_depth", count(1, 4096), "64", "requests that one queue works on at once"),
+    param(
+        "irqmode",
+        Form::Choice(&["none", "softirq", "timer"]),
+        "softirq",
+        "complete inside submit, at the next poll, or after completion_nsec",
+    ),
+    param("completion_nsec", count(0, 60_000_000_000), "10000", "latency with irqmode=timer"),
+    param("zoned", Form::Switch, "0", "divide the device into zones"),
+    param("zone_size", size(512, SIZE_MAX), "256M", "zone size: a power of two"),
+    param("zone_capacity", size(0, SIZE_MAX), "0", "writable part of a zone; 0: all of it"),
+    param("zone_nr_conv", count(0, u32::MAX as u64), "0", "conventional zones at the start"),
+    param("zone_max_open", count(0, u32::MAX as u64), "0", "most open zones; 0: no limit"),
+    param("zone_max_active", count(0, u32::MAX as u64), "0", "most active zones; 0: no limit"),
+    param(
+        "zone_append_max_sectors",
+        count(0, u32::MAX as u64),
+        "2147483647",
+        "longest zone append in sectors; 0: no zone append",
+    ),
+    param("zone_full", Form::Switch, "0", "sequential zones start full"),
+    param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. 8-15 (end inclusive)"),
+    param("badblocks_once", Form::Switch, "0", "a bad range is good again after one hit"),
+    param("badblocks_partial_io", Form::Switch, "0", "move what lies before the bad block"),
+    param("timeout", text(64), "", "requests that time out: interval,probability,space,times"),
+    param("requeue", text(64), "", "requests that are requeued: interval,probability,space,times"),
+];
+
+/// null_blk parameters that have another form here, or none.
+const NULL_HINTS: &[(&str, &str)] = &[
+    ("gb", "give the capacity with a unit, e.g. size=10G"),
+    ("blocksize", "write bs=4k"),
+    ("block_size", "write bs=4k"),
+    ("capacity", "write size=10G, or zone_capacity=192M for zones"),
+    ("nr_devices", "name every device by a URI of its own"),
+    ("max_open", "write zone_max_open"),
+    ("max_active", "write zone_max_active"),
+    ("queues", "write submit_queues"),
+    ("queue_mode", "there is one queue mode; leave it out"),
+    ("blocking", "there is nothing to choose; leave it out"),
+    ("no_sched", "write sched=none"),
+    ("power", "a device is on from the moment it is added; `blockyard remove` takes it away"),
+    ("zone_readonly", "set it at run time: blockyard inject NAME zone_readonly=SECTOR"),
+    ("zone_offline", "set it at run time: blockyard inject NAME zone_offline=SECTOR"),
+    ("name", "the name is the path of the URI: null:///NAME"),
+];

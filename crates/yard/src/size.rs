@@ -1,0 +1,161 @@
+//! Sizes as people write them: `4k`, `10G`, `10GiB`, `8s`.
+//!
+//! All units are binary, as in fio (with `kb_base=1024`), nbdkit, QEMU and blkzone: `k`, `KB` and
+//! `KiB` are all 1024 bytes. The suffix `s` counts sectors of 512 bytes.
+
+use std::fmt;
+
+use blockyard_core::SECTOR_BYTES;
+
+/// Suffixes and what they multiply by. `B` alone is a byte.
+const UNITS: [(char, u32); 6] = [('k', 10), ('m', 20), ('g', 30), ('t', 40), ('p', 50), ('e', 60)];
+
+/// What would do, for messages.
+pub const WANTED: &str = "a whole number of bytes with an optional suffix k, M, G, T, P \
+     (powers of 1024; `10G`, `10GB` and `10GiB` are the same) or s (sectors of 512 bytes)";
+
+/// Why a text is not a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SizeError {
+    /// There is no text.
+    #[error("a size is missing")]
+    Empty,
+    /// A point or comma.
+    #[error("fractions are not taken; use a smaller unit, e.g. 1536M for 1.5G")]
+    Fraction,
+    /// No digits first.
+    #[error("not a number")]
+    NotNumber,
+    /// An unknown suffix.
+    #[error("unknown suffix")]
+    Suffix,
+    /// More than 64 bits.
+    #[error("more than 2^64 - 1 bytes")]
+    TooLarge,
+}
+
+/// Reads a size in bytes.
+///
+/// # Errors
+/// If the text is not a whole number with a known suffix, or does not fit 64 bits.
+pub fn parse(text: &str) -> Result<u64, SizeError> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(SizeError::Empty);
+    }
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = text.split_at(digits);
+    if suffix.starts_with(['.', ',']) && digits > 0 {
+        return Err(SizeError::Fraction);
+    }
+    if digits == 0 {
+        return Err(SizeError::NotNumber);
+    }
+    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge)?;
+    number.checked_mul(multiplier(suffix)?).ok_or(SizeError::TooLarge)
+}
+
+fn multiplier(suffix: &str) -> Result<u64, SizeError> {
+    let lower = suffix.to_ascii_lowercase();
+    match lower.as_str() {
+        "" | "b" => return Ok(1),
+        "s" => return Ok(SECTOR_BYTES),
+        _ => {}
+    }
+    let mut letters = lower.chars();
+    let first = letters.next().ok_or(SizeError::Suffix)?;
+    if !matches!(letters.as_str(), "" | "b" | "ib") {
+        return Err(SizeError::Suffix);
+    }
+    UNITS
+        .iter()
+        .find(|(letter, _)| *letter == first)
+        .map(|(_, shift)| 1 << shift)
+        .ok_or(SizeError::Suffix)
+}
+
+/// A number of bytes that prints as the shortest size that `parse` reads back exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LETTERS: [char; 6] = ['k', 'M', 'G', 'T', 'P', 'E'];
+        let shift = if self.0 == 0 { 0 } else { (self.0.trailing_zeros() / 10).min(6) };
+        match shift {
+            0 => write!(f, "{}", self.0),
+            _ => write!(f, "{}{}", self.0 >> (10 * shift), LETTERS[shift as usize - 1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        let cases = [
+            ("0", 0),
+            ("512", 512),
+            ("512b", 512),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4kB", 4096),
+            ("4KiB", 4096),
+            ("1M", 1 << 20),
+            ("10G", 10 << 30),
+            ("10GiB", 10 << 30),
+            ("10GB", 10 << 30),
+            ("2t", 2 << 40),
+            ("1P", 1 << 50),
+            ("8s", 4096),
+            (" 7 ", 7),
+            ("18446744073709551615", u64::MAX),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        let cases = [
+            ("", SizeError::Empty),
+            ("  ", SizeError::Empty),
+            ("1.5G", SizeError::Fraction),
+            ("1,5G", SizeError::Fraction),
+            (".5G", SizeError::NotNumber),
+            ("G", SizeError::NotNumber),
+            ("-1", SizeError::NotNumber),
+            ("+1", SizeError::NotNumber),
+            ("10X", SizeError::Suffix),
+            ("10Gb/s", SizeError::Suffix),
+            ("10 G", SizeError::Suffix),
+            ("10ib", SizeError::Suffix),
+            ("10\u{e9}", SizeError::Suffix),
+            ("18446744073709551616", SizeError::TooLarge),
+            ("16E", SizeError::TooLarge),
+            ("99999999999999999999999999", SizeError::TooLarge),
+        ];
+        for (text, error) in cases {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_read_back(bytes: u64, shift in 0_u32..64) {
+            let bytes = bytes >> shift << (shift / 2);
+            prop_assert_eq!(parse(&Bytes(bytes).to_string()), Ok(bytes));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC*") {
+            let _ = parse(&text);
+        }
+    }
+}
