@@ -22,8 +22,10 @@ use crate::units::{Nanos, Sector, Tag};
 /// The tag of a request that holds none.
 const TAG_NONE: u16 = u16::MAX;
 
-/// One accepted bio, at a fixed address in its channel.
+/// One accepted bio, at a fixed address in its channel, and the request that it heads, if it heads
+/// one. Two cache lines: the bio, and what became of it.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) bio: Bio,
     /// Address of the data, resolved and checked when the bio was accepted; dangling without data.
@@ -32,20 +34,60 @@ pub(crate) struct Slot {
     pub(crate) next: Option<NonNull<Slot>>,
     /// When the bio was submitted; one stamp for a whole batch.
     pub(crate) submitted: Nanos,
+    /// The request's last bio.
+    tail: NonNull<Slot>,
+    /// The request's first sector; of a completed append, where it landed.
+    sector: Sector,
+    /// The request's length in sectors.
+    sectors: u64,
+    /// For a parent: pieces that are not complete yet.
+    pub(crate) pieces: u32,
     /// This slot's own number.
     pub(crate) index: u16,
     /// The slot of the bio that this one is a piece of, or `SLOT_NONE`.
     pub(crate) parent: u16,
-    /// For a parent: pieces that are not complete yet.
-    pub(crate) pieces: u32,
-    /// For a parent: the first error of a piece.
+    /// The request's tag, or `TAG_NONE`.
+    tag: u16,
+    /// How many bios the request is made of.
+    segments: u16,
+    /// The request's operation: the bio's, or that of a part of its flush sequence.
+    op: Op,
+    /// The request's flags: those of its bios together.
+    flags: Flags,
+    /// How the request ended; for a parent, the first error of a piece.
     pub(crate) status: Status,
     /// What part of a flush sequence is under way (`channel::flush`).
     pub(crate) stage: Stage,
 }
 
+const _: () = assert!(size_of::<Slot>() == 128, "a slot is two cache lines");
+
 /// No slot, where a slot number is expected.
 pub(crate) const SLOT_NONE: u16 = u16::MAX;
+
+impl Slot {
+    /// A slot that nothing is in.
+    pub(crate) fn empty(index: u16) -> Slot {
+        Slot {
+            bio: Bio::new(Op::Flush, Sector(0), 0),
+            data: NonNull::dangling(),
+            next: None,
+            submitted: Nanos(0),
+            tail: NonNull::dangling(),
+            sector: Sector(0),
+            sectors: 0,
+            pieces: 0,
+            index,
+            parent: SLOT_NONE,
+            tag: TAG_NONE,
+            segments: 0,
+            op: Op::Flush,
+            flags: Flags::NONE,
+            status: Status::Ok,
+            stage: Stage::Plain,
+        }
+    }
+}
 
 /// The part of a flush sequence that a slot's request stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,21 +102,12 @@ pub(crate) enum Stage {
     PostFlush,
 }
 
-/// One bio, or several neighbours merged into one.
+/// One bio, or several neighbours merged into one: a pointer to the slot of its first bio.
+///
+/// Invariants: (1) the slot is valid and no other request refers to it; (2) from the slot to its
+/// `tail` the chain of `next` is whole; together they let every method below follow the pointer.
 #[derive(Debug)]
-pub struct Request {
-    head: NonNull<Slot>,
-    tail: NonNull<Slot>,
-    sector: Sector,
-    sectors: u64,
-    op: Op,
-    flags: Flags,
-    prio: Prio,
-    segments: u16,
-    tag: u16,
-}
-
-const _: () = assert!(size_of::<Request>() == 40, "a request is small enough to be passed along");
+pub struct Request(NonNull<Slot>);
 
 // SAFETY: the slots belong to a channel that waits for all of its requests before it goes away, a
 // slot has one request at a time, and the channel leaves a slot alone until its request comes home.
@@ -84,113 +117,123 @@ impl Request {
     /// A request of one bio.
     ///
     /// # Safety
-    /// `slot` must stay valid, and its bio unchanged, until the request has been completed.
+    /// `slot` must be valid until the request has been completed, no other request may refer to
+    /// it, and nobody else may touch it meanwhile.
     #[inline]
-    pub(crate) unsafe fn of(slot: NonNull<Slot>) -> Request {
-        // SAFETY: valid by this function's own contract.
-        let bio = unsafe { &slot.as_ref().bio };
-        Request {
-            head: slot,
-            tail: slot,
-            sector: bio.sector,
-            sectors: bio.sectors,
-            op: bio.op,
-            flags: bio.flags,
-            prio: bio.prio,
-            segments: 1,
-            tag: TAG_NONE,
-        }
+    pub(crate) unsafe fn of(mut slot: NonNull<Slot>) -> Request {
+        // SAFETY: valid and ours alone by this function's own contract.
+        let this = unsafe { slot.as_mut() };
+        this.tail = slot;
+        this.next = None;
+        this.sector = this.bio.sector;
+        this.sectors = this.bio.sectors;
+        this.op = this.bio.op;
+        this.flags = this.bio.flags;
+        this.segments = 1;
+        this.tag = TAG_NONE;
+        Request(slot)
     }
 
-    /// The same slot's request as another operation: the flushes of a sequence.
+    #[inline]
+    fn slot(&self) -> &Slot {
+        // SAFETY: invariant (1).
+        unsafe { self.0.as_ref() }
+    }
+
+    #[inline]
+    fn slot_mut(&mut self) -> &mut Slot {
+        // SAFETY: invariant (1), and the request is borrowed mutably.
+        unsafe { self.0.as_mut() }
+    }
+
+    /// The same slot's request as another operation: the parts of a flush sequence.
     pub(crate) fn recast(mut self, op: Op, flags: Flags) -> Request {
+        let slot = self.slot_mut();
         if op == Op::Flush {
-            self.sector = Sector(0);
-            self.sectors = 0;
+            slot.sector = Sector(0);
+            slot.sectors = 0;
         }
-        self.op = op;
-        self.flags = flags;
+        slot.op = op;
+        slot.flags = flags;
         self
     }
 
     /// First sector.
     #[inline]
     pub fn sector(&self) -> Sector {
-        self.sector
+        self.slot().sector
     }
 
     /// Length in sectors.
     #[inline]
     pub fn sectors(&self) -> u64 {
-        self.sectors
+        self.slot().sectors
     }
 
     /// The first sector after it.
     #[inline]
     pub fn end(&self) -> Sector {
-        self.sector + self.sectors
+        self.sector() + self.sectors()
     }
 
     /// What to do.
     #[inline]
     pub fn op(&self) -> Op {
-        self.op
+        self.slot().op
     }
 
     /// Modifiers.
     #[inline]
     pub fn flags(&self) -> Flags {
-        self.flags
+        self.slot().flags
     }
 
     /// Priority class.
     #[inline]
     pub fn prio(&self) -> Prio {
-        self.prio
+        self.slot().bio.prio
     }
 
     /// How many bios it is made of.
     #[inline]
     pub fn segments(&self) -> u16 {
-        self.segments
+        self.slot().segments
     }
 
+    #[inline]
     pub(crate) fn head(&self) -> NonNull<Slot> {
-        self.head
+        self.0
     }
 
     /// Takes the bios of `next`, which starts where this one ends, behind its own.
     #[inline]
     pub(crate) fn merge_back(&mut self, next: Request) {
-        debug_assert_eq!(self.end(), next.sector);
-        // SAFETY: both chains are whole and belong to live requests (the invariant of `of`); this
-        // request is the only one that refers to `tail`.
-        unsafe { self.tail.as_mut().next = Some(next.head) };
-        self.tail = next.tail;
-        self.sectors += next.sectors;
-        self.segments += next.segments;
-        self.flags = self.flags | next.flags;
+        debug_assert_eq!(self.end(), next.sector());
+        let other = next.slot();
+        let (tail, sectors, segments, flags) =
+            (other.tail, other.sectors, other.segments, other.flags);
+        let slot = self.slot_mut();
+        let mut last = std::mem::replace(&mut slot.tail, tail);
+        slot.sectors += sectors;
+        slot.segments += segments;
+        slot.flags = slot.flags | flags;
+        // SAFETY: invariant (2): `last` is this request's own, and no reference to it is alive.
+        unsafe { last.as_mut().next = Some(next.0) };
     }
 
     /// Takes the bios of `previous`, which ends where this one starts, before its own.
     #[inline]
     pub(crate) fn merge_front(&mut self, mut previous: Request) {
-        debug_assert_eq!(previous.end(), self.sector);
-        // SAFETY: as in `merge_back`, with the roles changed.
-        unsafe { previous.tail.as_mut().next = Some(self.head) };
-        self.head = previous.head;
-        self.sector = previous.sector;
-        self.sectors += previous.sectors;
-        self.segments += previous.segments;
-        self.flags = self.flags | previous.flags;
+        std::mem::swap(self, &mut previous);
+        self.merge_back(previous);
     }
 
     /// Stamps every bio of the request with the time of its submission.
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
-        let mut next = Some(self.head);
+        let mut next = Some(self.0);
         while let Some(mut slot) = next {
-            // SAFETY: the chain is whole until completion, and this request alone refers to it.
+            // SAFETY: invariant (2), and the request is borrowed mutably.
             let slot = unsafe { slot.as_mut() };
             slot.submitted = now;
             next = slot.next;
@@ -216,13 +259,13 @@ impl Started {
     /// The request's first sector.
     #[inline]
     pub fn sector(&self) -> Sector {
-        self.0.sector
+        self.0.sector()
     }
 
     /// The request's length in sectors.
     #[inline]
     pub fn sectors(&self) -> u64 {
-        self.0.sectors
+        self.0.sectors()
     }
 
     /// The first sector after the request.
@@ -234,37 +277,37 @@ impl Started {
     /// What to do.
     #[inline]
     pub fn op(&self) -> Op {
-        self.0.op
+        self.0.op()
     }
 
     /// Modifiers.
     #[inline]
     pub fn flags(&self) -> Flags {
-        self.0.flags
+        self.0.flags()
     }
 
     /// Priority class.
     #[inline]
     pub fn prio(&self) -> Prio {
-        self.0.prio
+        self.0.prio()
     }
 
     /// Whether it was merged from several bios.
     #[inline]
     pub fn is_merged(&self) -> bool {
-        self.0.segments > 1
+        self.0.segments() > 1
     }
 
     /// Its number among the started requests of the channel.
     #[inline]
     pub fn tag(&self) -> Tag {
-        Tag(self.0.tag)
+        Tag(self.0.slot().tag)
     }
 
     /// The request's data in the order of its sectors. Empty for operations without data.
     #[inline]
     pub fn segments(&self) -> Segments<'_> {
-        let next = if self.0.op.has_data() { Some(self.0.head) } else { None };
+        let next = if self.op().has_data() { Some(self.0.head()) } else { None };
         Segments { next, _request: self }
     }
 
@@ -272,8 +315,7 @@ impl Started {
     #[inline]
     fn defuse(self) -> Request {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is never used or dropped again, so the request is moved, not copied.
-        unsafe { std::ptr::read(&raw const this.0) }
+        Request(this.0.0)
     }
 }
 
@@ -388,96 +430,107 @@ impl Batch {
 
     #[inline]
     pub(crate) fn start(&mut self, mut request: Request, tag: Tag) {
-        request.tag = tag.0;
+        request.slot_mut().tag = tag.0;
         self.requests.push_back(Started(request));
     }
 
     /// Takes the last request back out of the batch, with the tag that it held.
     pub(crate) fn unstart_last(&mut self) -> Option<(Request, Tag)> {
         let mut request = self.requests.pop_back()?.defuse();
-        let tag = Tag(request.tag);
-        request.tag = TAG_NONE;
-        Some((request, tag))
+        let tag = std::mem::replace(&mut request.slot_mut().tag, TAG_NONE);
+        Some((request, Tag(tag)))
     }
 }
 
-/// One completed request.
+/// A completed request on its way home.
 #[derive(Debug)]
-pub(crate) struct DoneEntry {
-    pub(crate) head: NonNull<Slot>,
-    /// For an append that succeeded, where it landed.
-    pub(crate) sector: Sector,
-    pub(crate) tag: u16,
-    pub(crate) op: Op,
-    pub(crate) status: Status,
-}
+pub(crate) struct Ended(Request);
 
-// SAFETY: as for `Request`: the slot belongs to whoever holds the entry.
-unsafe impl Send for DoneEntry {}
+impl Ended {
+    /// The slot of its first bio; the channel owns the slots again.
+    #[inline]
+    pub(crate) fn head(&self) -> NonNull<Slot> {
+        self.0.head()
+    }
 
-impl DoneEntry {
-    /// The tag that the request held, if it was started at all.
+    /// The tag that it held, if it was started at all.
+    #[inline]
     pub(crate) fn tag(&self) -> Option<Tag> {
-        (self.tag != TAG_NONE).then_some(Tag(self.tag))
+        let tag = self.0.slot().tag;
+        (tag != TAG_NONE).then_some(Tag(tag))
+    }
+
+    /// How it ended.
+    #[inline]
+    pub(crate) fn status(&self) -> Status {
+        self.0.slot().status
+    }
+
+    /// Where it landed, for an append that succeeded; otherwise its first sector.
+    #[inline]
+    pub(crate) fn sector(&self) -> Sector {
+        self.0.sector()
     }
 }
 
 /// The done ring: completed requests on their way up. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct Done {
-    pub(crate) entries: VecDeque<DoneEntry>,
+    requests: VecDeque<Ended>,
 }
 
 impl Done {
     /// An empty ring with room for `depth` completions.
     pub fn with_capacity(depth: usize) -> Done {
-        Done { entries: VecDeque::with_capacity(depth) }
+        Done { requests: VecDeque::with_capacity(depth) }
     }
 
     /// How many completions wait in it.
     #[inline]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.requests.len()
     }
 
     /// Whether none waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.requests.is_empty()
     }
 
     /// Completes a request.
     #[inline]
     pub fn complete(&mut self, started: Started, status: Status) {
-        let sector = started.sector();
-        self.enter(started.defuse(), status, sector);
+        self.enter(started.defuse(), status);
     }
 
     /// Completes a zone append whose data landed at `sector`.
     #[inline]
     pub fn complete_append(&mut self, started: Started, sector: Sector) {
         debug_assert_eq!(started.op(), Op::ZoneAppend);
-        self.enter(started.defuse(), Status::Ok, sector);
+        let mut request = started.defuse();
+        request.slot_mut().sector = sector;
+        self.enter(request, Status::Ok);
     }
 
-    /// Completes a request that never came to the device.
+    /// Completes a request, also one that never came to the device.
     #[inline]
-    pub(crate) fn enter(&mut self, request: Request, status: Status, sector: Sector) {
-        self.entries.push_back(DoneEntry {
-            head: request.head,
-            sector,
-            tag: request.tag,
-            op: request.op,
-            status,
-        });
+    pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
+        request.slot_mut().status = status;
+        self.requests.push_back(Ended(request));
+    }
+
+    /// Takes the oldest completion.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Ended> {
+        self.requests.pop_front()
     }
 
     /// Moves the oldest completion of `from` here: for middleware that holds completions back.
     #[inline]
     pub fn take_from(&mut self, from: &mut Done) -> bool {
-        match from.entries.pop_front() {
-            Some(entry) => {
-                self.entries.push_back(entry);
+        match from.requests.pop_front() {
+            Some(ended) => {
+                self.requests.push_back(ended);
                 true
             }
             None => false,
@@ -487,6 +540,7 @@ impl Done {
     /// Operation, tag and status of the completion at `index`, oldest first: for middleware that
     /// looks on.
     pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
-        self.entries.get(index).map(|entry| (entry.op, Tag(entry.tag), entry.status))
+        let slot = self.requests.get(index)?.0.slot();
+        Some((slot.op, Tag(slot.tag), slot.status))
     }
 }

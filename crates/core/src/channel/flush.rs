@@ -66,7 +66,6 @@ pub(super) unsafe fn part(mut slot: NonNull<Slot>, stage: Stage, limits: &Limits
     // SAFETY: valid by this function's own contract; no request refers to the slot yet.
     let bio = unsafe {
         slot.as_mut().stage = stage;
-        slot.as_mut().next = None;
         slot.as_ref().bio
     };
     // SAFETY: by this function's own contract.

@@ -3,10 +3,8 @@
 
 use std::ptr::NonNull;
 
-use crate::bio::{Bio, Op};
+use crate::bio::Bio;
 use crate::request::{SLOT_NONE, Slot, Stage};
-use crate::status::Status;
-use crate::units::{Nanos, Sector};
 
 /// A fixed number of slots. Requests point at them, so they are reached by raw pointer only.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ unsafe impl Send for Slots {}
 impl Slots {
     /// `count` free slots.
     pub(super) fn new(count: u16) -> Slots {
-        let slots: Box<[Slot]> = (0..count).map(empty_slot).collect();
+        let slots: Box<[Slot]> = (0..count).map(Slot::empty).collect();
         let base = NonNull::from(Box::leak(slots)).cast::<Slot>();
         Slots { base, count, free: (0..count).rev().collect() }
     }
@@ -44,7 +42,6 @@ impl Slots {
             let slot = &mut *slot.as_ptr();
             slot.bio = *bio;
             slot.data = data;
-            slot.next = None;
             slot.parent = SLOT_NONE;
             slot.stage = Stage::Plain;
         }
@@ -72,20 +69,5 @@ impl Drop for Slots {
         let slots = NonNull::slice_from_raw_parts(self.base, usize::from(self.count));
         // SAFETY: `base` and `count` are those of the box that `new` leaked.
         drop(unsafe { Box::from_raw(slots.as_ptr()) });
-    }
-}
-
-/// A slot that nothing is in.
-fn empty_slot(index: u16) -> Slot {
-    Slot {
-        bio: Bio::new(Op::Flush, Sector(0), 0),
-        data: NonNull::dangling(),
-        next: None,
-        submitted: Nanos(0),
-        index,
-        parent: SLOT_NONE,
-        pieces: 0,
-        status: Status::Ok,
-        stage: Stage::Plain,
     }
 }

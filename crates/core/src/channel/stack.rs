@@ -21,17 +21,17 @@ use super::slots::Slots;
 use super::split::{self, Rest};
 use super::stats::ChannelStats;
 use super::tags::Tags;
-use crate::bio::{Bio, Flags, RegionId};
+use crate::bio::{Bio, Flags, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
 use crate::device::{DeviceQueue, Due};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
 use crate::region::Region;
-use crate::request::{Batch, Done, DoneEntry, Request, SLOT_NONE, Slot, Stage};
+use crate::request::{Batch, Done, Ended, Request, SLOT_NONE, Slot, Stage};
 use crate::sched::Scheduler;
 use crate::status::Status;
-use crate::units::Nanos;
+use crate::units::{Nanos, Sector};
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the entry.
             let request = unsafe { Request::of(slot) };
-            self.done.enter(request, status, bio.sector);
+            self.done.enter(request, status);
         } else if self.rules.piece_sectors(bio) < bio.sectors {
             // SAFETY: the slot was just taken, and no request refers to it.
             let parent = unsafe { slot.as_mut() };
@@ -150,7 +150,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             Route::Nothing => {
                 // SAFETY: as above.
                 let request = unsafe { Request::of(slot) };
-                self.done.enter(request, Status::Ok, bio.sector);
+                self.done.enter(request, Status::Ok);
             }
             Route::Sequence(stage) => {
                 // SAFETY: as above.
@@ -258,24 +258,25 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
 
     /// Ends a request: its tag is free again, and each of its bios goes on.
     #[inline]
-    fn finish(&mut self, entry: &DoneEntry, now: Nanos, out: &mut Vec<Completion>) {
-        if let Some(tag) = entry.tag() {
+    fn finish(&mut self, ended: &Ended, now: Nanos, out: &mut Vec<Completion>) {
+        let tag = ended.tag();
+        if let Some(tag) = tag {
             self.tags.put(tag);
         }
-        let mut next = Some(entry.head);
+        let (status, landed) = (ended.status(), ended.sector());
+        let mut next = Some(ended.head());
         while let Some(slot) = next {
             // SAFETY: the request has come home, so its slots are this channel's again.
             let slot_ref = unsafe { slot.as_ref() };
             next = slot_ref.next;
-            let started = entry.tag().is_some();
-            let latency_ns = if started { now.since(slot_ref.submitted) } else { 0 };
+            let latency_ns = if tag.is_some() { now.since(slot_ref.submitted) } else { 0 };
             if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
-                self.finish_rare(slot, entry, now, latency_ns, out);
+                self.finish_rare(slot, (status, landed), now, latency_ns, out);
                 continue;
             }
-            let landed = entry.op == crate::bio::Op::ZoneAppend && entry.status.is_ok();
-            let sector = if landed { entry.sector } else { slot_ref.bio.sector };
-            self.complete(slot, entry.status, sector, latency_ns, out);
+            let append = slot_ref.bio.op == Op::ZoneAppend && status.is_ok();
+            let sector = if append { landed } else { slot_ref.bio.sector };
+            self.complete(slot, status, sector, latency_ns, out);
         }
     }
 
@@ -284,15 +285,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     fn finish_rare(
         &mut self,
         mut slot: NonNull<Slot>,
-        entry: &DoneEntry,
+        (status, landed): (Status, Sector),
         now: Nanos,
         latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
         // SAFETY: the request has come home, so the slot is this channel's again.
         let slot_ref = unsafe { slot.as_mut() };
-        if let Some(stage) = flush::after(slot_ref, entry.status, entry.sector, self.rules.limits())
-        {
+        if let Some(stage) = flush::after(slot_ref, status, landed, self.rules.limits()) {
             // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
             let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
             self.sched.insert(request, now);
@@ -300,14 +300,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         }
         let sector = slot_ref.bio.sector;
         if slot_ref.parent == SLOT_NONE {
-            self.complete(slot, entry.status, sector, latency_ns, out);
+            self.complete(slot, status, sector, latency_ns, out);
             return;
         }
         let mut parent = self.slots.at(slot_ref.parent);
         self.slots.put(slot_ref.index);
         // SAFETY: a parent's slot is taken until its last piece is done, and referred to by number.
         let parent_ref = unsafe { parent.as_mut() };
-        if split::piece_done(parent_ref, entry.status) {
+        if split::piece_done(parent_ref, status) {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
             self.complete(parent, status, sector, latency_ns, out);
         }
@@ -319,7 +319,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         &mut self,
         slot: NonNull<Slot>,
         status: Status,
-        sector: crate::units::Sector,
+        sector: Sector,
         latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
@@ -381,8 +381,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
         let now = self.clock.now();
         self.queue.poll(now, &mut self.done);
         loop {
-            while let Some(entry) = self.done.entries.pop_front() {
-                self.finish(&entry, now, out);
+            while let Some(ended) = self.done.take() {
+                self.finish(&ended, now, out);
             }
             if self.rest.is_some() {
                 self.cut_rest();
