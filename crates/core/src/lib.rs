@@ -23,6 +23,7 @@ pub mod limits;
 pub mod middleware;
 pub mod region;
 pub mod request;
+mod ring;
 pub mod sched;
 pub mod status;
 pub mod units;

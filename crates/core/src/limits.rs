@@ -42,4 +42,13 @@ impl Limits {
             queue_depth,
         }
     }
+
+    /// The bits of a sector that name its chunk: two sectors that agree in them lie in one chunk.
+    /// 0 without chunks.
+    pub fn chunk_mask(&self) -> u64 {
+        match self.chunk_sectors {
+            0 => 0,
+            chunk => !(chunk - 1),
+        }
+    }
 }

@@ -12,10 +12,10 @@
 //! "forgot to complete" and "completed twice" cannot be written by accident.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::bio::{Bio, Flags, Op, Prio};
+use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Nanos, Sector, Tag};
 
@@ -351,7 +351,7 @@ impl Iterator for Segments<'_> {
 /// Requests on their way to a device, in order. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct Batch {
-    requests: VecDeque<Started>,
+    requests: Ring<Started>,
     /// The first request is to be offered again bio by bio.
     broken: bool,
 }
@@ -359,7 +359,7 @@ pub struct Batch {
 impl Batch {
     /// An empty batch with room for `depth` requests.
     pub fn with_capacity(depth: usize) -> Batch {
-        Batch { requests: VecDeque::with_capacity(depth), broken: false }
+        Batch { requests: Ring::with_capacity(depth), broken: false }
     }
 
     /// How many requests are left in it.
@@ -377,7 +377,7 @@ impl Batch {
     /// The next request, without taking it.
     #[inline]
     pub fn peek(&self) -> Option<&Started> {
-        self.requests.front()
+        self.requests.get(0)
     }
 
     /// Takes the next request; whoever takes it owes its completion.
@@ -476,13 +476,13 @@ impl Ended {
 /// The done ring: completed requests on their way up. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct Done {
-    requests: VecDeque<Ended>,
+    requests: Ring<Ended>,
 }
 
 impl Done {
     /// An empty ring with room for `depth` completions.
     pub fn with_capacity(depth: usize) -> Done {
-        Done { requests: VecDeque::with_capacity(depth) }
+        Done { requests: Ring::with_capacity(depth) }
     }
 
     /// How many completions wait in it.

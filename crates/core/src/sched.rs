@@ -12,6 +12,9 @@ pub trait Scheduler: Send + 'static {
     /// Linux's name of the scheduler, e.g. `none`.
     const NAME: &'static str;
 
+    /// Whether it only passes requests on in the order of their insertion.
+    const PASSES_ON: bool = false;
+
     /// Adds a request that was submitted at `now`.
     fn insert(&mut self, request: Request, now: Nanos);
 

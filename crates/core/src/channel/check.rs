@@ -1,6 +1,6 @@
 //! Is this bio one that the device can be asked? Pure: geometry and limits in, status out.
 
-use crate::bio::{Bio, Op};
+use crate::bio::{Bio, Flags, Op};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
 use crate::status::Status;
@@ -12,14 +12,21 @@ pub(super) struct Rules {
     block_mask: u64,
     /// Zone size of a zoned device.
     zone_sectors: Option<u64>,
+    /// Longest read or write, in whole blocks.
+    piece_sectors_max: u64,
+    /// Bits of a sector that name its chunk: all ones from the chunk size on; 0 without chunks.
+    chunk_mask: u64,
     limits: Limits,
 }
 
 impl Rules {
     pub(super) fn new(geometry: &Geometry, limits: &Limits) -> Rules {
+        let block_mask = geometry.block_sectors() - 1;
         Rules {
             sectors: geometry.sectors,
-            block_mask: geometry.block_sectors() - 1,
+            block_mask,
+            piece_sectors_max: limits.sectors_max & !block_mask,
+            chunk_mask: limits.chunk_mask(),
             zone_sectors: geometry.zones.as_ref().map(|zones| zones.zone_sectors),
             limits: limits.clone(),
         }
@@ -27,6 +34,21 @@ impl Rules {
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Whether the bio is a read or a write that can go down just as it is: valid, within the
+    /// limits, and without a flush to order. Most are, so this is all that most bios are asked.
+    #[inline]
+    pub(super) fn is_plain(&self, bio: &Bio) -> bool {
+        let (sector, sectors) = (bio.sector.0, bio.sectors);
+        matches!(bio.op, Op::Read | Op::Write)
+            && (sector | sectors) & self.block_mask == 0
+            && sectors.wrapping_sub(1) < self.piece_sectors_max
+            && sector <= self.sectors
+            && sectors <= self.sectors - sector
+            && (sector ^ (sector + sectors - 1)) & self.chunk_mask == 0
+            && !bio.flags.intersects(Flags::FUA | Flags::PREFLUSH)
+            && !(self.limits.read_only && bio.op == Op::Write)
     }
 
     /// Whether the bio makes sense on this device.
@@ -39,7 +61,6 @@ impl Rules {
     /// | the device has no such operation | `NOTSUPP` |
     /// | append: not at a zone's start, or longer than the append limit | `IOERR` |
     /// | zone operation: not at a zone's start, or beyond the device | `INVAL` |
-    #[inline]
     pub(super) fn check(&self, bio: &Bio) -> Result<(), Status> {
         if bio.op.is_write() && self.limits.read_only {
             return Err(Status::IoErr);
@@ -86,7 +107,6 @@ impl Rules {
 
     /// How many sectors of the bio, from its start, one request may hold: all of them, unless the
     /// bio exceeds a limit or crosses a chunk boundary. An append is never split.
-    #[inline]
     pub(super) fn piece_sectors(&self, bio: &Bio) -> u64 {
         let sectors_max = match bio.op {
             Op::Read | Op::Write => self.limits.sectors_max,

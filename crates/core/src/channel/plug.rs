@@ -32,15 +32,11 @@ struct MergeRules {
 impl Plug {
     /// An empty plug with room for `depth` requests.
     pub(super) fn new(depth: usize, limits: &Limits) -> Plug {
-        let chunk_mask = match limits.chunk_sectors {
-            0 => 0,
-            chunk => !(chunk - 1),
-        };
         let rules = MergeRules {
             sectors_max: limits.sectors_max,
             discard_sectors_max: limits.discard_sectors_max,
             segments_max: limits.segments_max,
-            chunk_mask,
+            chunk_mask: limits.chunk_mask(),
         };
         Plug { requests: Vec::with_capacity(depth), rules }
     }

@@ -19,7 +19,7 @@ use super::flush::{self, Route};
 use super::plug::Plug;
 use super::slots::Slots;
 use super::split::{self, Rest};
-use super::stats::ChannelStats;
+use super::stats::{ChannelStats, Tally};
 use super::tags::Tags;
 use crate::bio::{Bio, Flags, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
@@ -62,6 +62,7 @@ pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic> {
     in_flight: usize,
     regions: Vec<Option<Arc<Region>>>,
     stats: Arc<ChannelStats>,
+    tally: Tally,
 }
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
@@ -94,20 +95,33 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             in_flight: 0,
             regions: Vec::new(),
             stats,
+            tally: Tally::default(),
         }
     }
 
     /// Takes a bio into a slot. There is a free one.
     #[inline]
     fn accept(&mut self, bio: &Bio) {
+        self.in_flight += 1;
+        if self.rules.is_plain(bio)
+            && let Ok(data) = self.resolve(bio)
+        {
+            let slot = self.slots.take(bio, data).expect("push asked for room");
+            self.plug(slot);
+        } else {
+            self.accept_rare(bio);
+        }
+    }
+
+    /// Takes a bio that is wrong, too long, or more than a plain read or write.
+    fn accept_rare(&mut self, bio: &Bio) {
         let (data, status) = match self.rules.check(bio).and_then(|()| self.resolve(bio)) {
             Ok(data) => (data, Status::Ok),
             Err(status) => (NonNull::dangling(), status),
         };
         let mut slot = self.slots.take(bio, data).expect("push asked for room");
-        self.in_flight += 1;
         if !status.is_ok() {
-            // SAFETY: the slot stays taken until `reap` has seen the entry.
+            // SAFETY: the slot stays taken until `reap` has seen the request.
             let request = unsafe { Request::of(slot) };
             self.done.enter(request, status);
         } else if self.rules.piece_sectors(bio) < bio.sectors {
@@ -118,6 +132,18 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             self.cut_rest();
         } else {
             self.route(slot, bio);
+        }
+    }
+
+    /// Adds the request of a slot's bio to the plug.
+    #[inline]
+    fn plug(&mut self, slot: NonNull<Slot>) {
+        // SAFETY: the slot was just taken; this request is the only one that refers to it, and the
+        // slot stays taken until the request has completed.
+        let request = unsafe { Request::of(slot) };
+        let op = request.op();
+        if self.plug.add(request) {
+            self.stats.merged(op);
         }
     }
 
@@ -133,22 +159,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     }
 
     /// Sends a bio, or a piece of one, towards the device.
-    #[inline]
     fn route(&mut self, mut slot: NonNull<Slot>, bio: &Bio) {
         match flush::route(bio, self.rules.limits()) {
             Route::Plain(flags) => {
-                // SAFETY: the slot was just taken; its request is the only one that refers to it,
-                // and it stays taken until that request has completed.
-                let request = unsafe {
-                    slot.as_mut().bio.flags = flags;
-                    Request::of(slot)
-                };
-                if self.plug.add(request) {
-                    self.stats.merged(bio.op);
-                }
+                // SAFETY: the slot was just taken, and no request refers to it.
+                unsafe { slot.as_mut().bio.flags = flags };
+                self.plug(slot);
             }
             Route::Nothing => {
-                // SAFETY: as above.
+                // SAFETY: the slot was just taken and stays taken until `reap` has seen the request.
                 let request = unsafe { Request::of(slot) };
                 self.done.enter(request, Status::Ok);
             }
@@ -184,24 +203,17 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         debug_assert!(!complete, "the last piece was cut just now");
     }
 
-    /// Hands requests to the device while it has room for them.
+    /// Hands requests that wait to the device while it has room for them.
     #[inline]
     fn dispatch(&mut self, now: Nanos) {
-        loop {
+        while !self.sched.is_empty() {
             let room = self.queue.room().min(self.tags.room());
             for _ in 0..room {
                 let Some(request) = self.sched.dispatch(now) else { break };
                 let tag = self.tags.take().expect("room counts the free tags");
                 self.batch.start(request, tag);
             }
-            if self.batch.is_empty() {
-                return;
-            }
-            self.queue.start(now, &mut self.batch, &mut self.done);
-            if !self.batch.is_empty() && !self.take_leftovers() {
-                return;
-            }
-            if self.sched.is_empty() {
+            if !self.start(now) {
                 return;
             }
         }
@@ -246,14 +258,38 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         }
     }
 
-    /// Moves what was pushed on to the scheduler, stamped, and starts what can be started.
+    /// Moves what was pushed on to the scheduler, stamped, and starts what can be started. Where
+    /// the scheduler would only pass it on, it goes to the device directly, as in Linux.
     #[inline]
     fn unplug(&mut self, now: Nanos) {
-        for mut request in self.plug.drain() {
+        let direct = if S::PASSES_ON && self.sched.is_empty() {
+            self.queue.room().min(self.tags.room())
+        } else {
+            0
+        };
+        let mut requests = self.plug.drain();
+        for mut request in requests.by_ref().take(direct) {
+            request.stamp(now);
+            let tag = self.tags.take().expect("room counts the free tags");
+            self.batch.start(request, tag);
+        }
+        for mut request in requests {
             request.stamp(now);
             self.sched.insert(request, now);
         }
-        self.dispatch(now);
+        if self.batch.is_empty() || self.start(now) {
+            self.dispatch(now);
+        }
+    }
+
+    /// Hands the batch to the device; says whether it makes sense to hand it more.
+    #[inline]
+    fn start(&mut self, now: Nanos) -> bool {
+        if self.batch.is_empty() {
+            return false;
+        }
+        self.queue.start(now, &mut self.batch, &mut self.done);
+        self.batch.is_empty() || self.take_leftovers()
     }
 
     /// Ends a request: its tag is free again, and each of its bios goes on.
@@ -326,7 +362,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         // SAFETY: the slot is this channel's, and no request refers to it.
         let slot = unsafe { slot.as_ref() };
         let bio = &slot.bio;
-        self.stats.completed(bio.op, bio.sectors, status.is_ok(), latency_ns);
+        self.tally.add(&self.stats, bio.op, status.is_ok(), bio.sectors, latency_ns);
         out.push(Completion { user_data: bio.user_data, sector, status });
         self.slots.put(slot.index);
         self.in_flight -= 1;
@@ -396,6 +432,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
                 break;
             }
         }
+        self.tally.settle(&self.stats);
         out.len() - before
     }
 

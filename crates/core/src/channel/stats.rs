@@ -34,23 +34,68 @@ impl ChannelStats {
         Arc::new(ChannelStats::default())
     }
 
-    /// Counts one completed bio.
+    /// Counts what a tally has gathered.
     #[inline]
-    pub(crate) fn completed(&self, op: Op, sectors: u64, ok: bool, latency_ns: u64) {
-        let index = op as usize;
-        self.ops[index].add(1);
-        if ok {
-            self.sectors[index].add(sectors);
+    fn completed(&self, tally: &Tally) {
+        let index = tally.op as usize;
+        self.ops[index].add(tally.ops);
+        if tally.ok {
+            self.sectors[index].add(tally.sectors);
         } else {
-            self.errors[index].add(1);
+            self.errors[index].add(tally.ops);
         }
-        self.latency[latency_class(op)].add(latency_ns, 1);
+        self.latency[latency_class(tally.op)].add(tally.latency_ns, tally.ops);
     }
 
     /// Counts one bio that was merged into a request.
     #[inline]
     pub(crate) fn merged(&self, op: Op) {
         self.merges[op as usize].add(1);
+    }
+}
+
+/// Completions of one kind in a row, gathered so that a batch of equals is counted once.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    op: Op,
+    ok: bool,
+    ops: u64,
+    sectors: u64,
+    latency_ns: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally { op: Op::Read, ok: true, ops: 0, sectors: 0, latency_ns: 0 }
+    }
+}
+
+impl Tally {
+    /// Counts one completed bio, now or with its likes.
+    #[inline]
+    pub(crate) fn add(
+        &mut self,
+        stats: &ChannelStats,
+        op: Op,
+        ok: bool,
+        sectors: u64,
+        latency_ns: u64,
+    ) {
+        if op != self.op || ok != self.ok || latency_ns != self.latency_ns {
+            self.settle(stats);
+            (self.op, self.ok, self.latency_ns) = (op, ok, latency_ns);
+        }
+        self.ops += 1;
+        self.sectors += sectors;
+    }
+
+    /// Counts what was gathered.
+    #[inline]
+    pub(crate) fn settle(&mut self, stats: &ChannelStats) {
+        if self.ops > 0 {
+            stats.completed(self);
+            (self.ops, self.sectors) = (0, 0);
+        }
     }
 }
 

@@ -1,26 +1,26 @@
 //! The scheduler `none`: first in, first out.
 
-use std::collections::VecDeque;
-
 use super::Scheduler;
 use crate::request::Request;
+use crate::ring::Ring;
 use crate::units::Nanos;
 
 /// Requests in the order of their submission.
 #[derive(Debug)]
 pub struct NoneScheduler {
-    requests: VecDeque<Request>,
+    requests: Ring<Request>,
 }
 
 impl NoneScheduler {
     /// An empty queue with room for `depth` requests.
     pub fn new(depth: usize) -> NoneScheduler {
-        NoneScheduler { requests: VecDeque::with_capacity(depth) }
+        NoneScheduler { requests: Ring::with_capacity(depth) }
     }
 }
 
 impl Scheduler for NoneScheduler {
     const NAME: &'static str = "none";
+    const PASSES_ON: bool = true;
 
     #[inline]
     fn insert(&mut self, request: Request, _now: Nanos) {
