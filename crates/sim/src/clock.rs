@@ -1,0 +1,63 @@
+//! A clock that only moves when it is told to, or when somebody sleeps on it.
+//!
+//! A test that waits for a timer would either take real time or guess how much. With this clock
+//! the sleep *is* the advance: `sleep_until` sets the time and returns, so a delay of an hour
+//! costs nothing and ends at exactly the moment asked for.
+// One shared number that tests advance from any thread; this is not the data path.
+#![allow(clippy::disallowed_types)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockyard_core::clock::Clock;
+use blockyard_core::units::Nanos;
+
+/// Time by hand. Clones share one time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock {
+    now_ns: Arc<AtomicU64>,
+}
+
+impl ManualClock {
+    /// A clock that stands at 0.
+    pub fn new() -> ManualClock {
+        ManualClock::default()
+    }
+
+    /// Moves the time forward by `ns` nanoseconds.
+    pub fn advance(&self, ns: u64) {
+        self.now_ns.fetch_add(ns, Ordering::SeqCst);
+    }
+
+    /// Moves the time forward to `at`; a time in the past changes nothing.
+    pub fn advance_to(&self, at: Nanos) {
+        self.now_ns.fetch_max(at.0, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Nanos {
+        Nanos(self.now_ns.load(Ordering::SeqCst))
+    }
+
+    fn sleep_until(&self, at: Nanos) {
+        self.advance_to(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeping_is_advancing_and_never_goes_back() {
+        let clock = ManualClock::new();
+        let other = clock.clone();
+        clock.advance(5);
+        assert_eq!(other.now(), Nanos(5));
+        other.sleep_until(Nanos(3_600_000_000_000));
+        assert_eq!(clock.now(), Nanos(3_600_000_000_000));
+        clock.sleep_until(Nanos(7));
+        assert_eq!(clock.now(), Nanos(3_600_000_000_000));
+    }
+}

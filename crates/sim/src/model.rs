@@ -1,0 +1,237 @@
+//! The reference model: what a device must answer, worked out the slow and obvious way.
+//!
+//! One thread, one operation at a time, a map of 512-byte sectors, a list of zones. Every count is
+//! taken anew by looking at all zones. It stands beside the product's state machine, not on it:
+//! the rules come from null_blk's documented behaviour, ZBC-2 and NVMe ZNS, and where the two
+//! disagree somebody has to find out who is right.
+//!
+//! Two places of null_blk are deliberately not followed, as the product does not follow them:
+//! a closed zone can be written again at the active limit, and the zone that is closed implicitly
+//! is the one that has been implicitly open for longest, not the next one of a cursor.
+
+mod bounds;
+mod medium;
+mod zones;
+
+#[cfg(test)]
+mod tests;
+
+use blockyard_core::bio::{Bio, Op};
+use blockyard_core::geometry::Geometry;
+use blockyard_core::limits::Limits;
+use blockyard_core::status::Status;
+use blockyard_core::units::{SECTOR_BYTES, Sector, ZoneNo};
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+
+pub use medium::{BadBlocks, Medium};
+use zones::Zones;
+
+/// What a bio must come back with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How it ends.
+    pub status: Status,
+    /// What its completion carries: for an append that succeeds, where the data landed.
+    pub sector: Sector,
+}
+
+/// A device as it should be.
+#[derive(Clone, Debug)]
+pub struct Model {
+    geometry: Geometry,
+    limits: Limits,
+    medium: Medium,
+    zones: Option<Zones>,
+    bad: BadBlocks,
+}
+
+impl Model {
+    /// A fresh device of this shape. Without `memory_backed` it keeps no data, and what a read
+    /// finds is nobody's business.
+    pub fn new(geometry: &Geometry, limits: &Limits, memory_backed: bool) -> Model {
+        Model {
+            geometry: geometry.clone(),
+            limits: limits.clone(),
+            medium: Medium::new(memory_backed),
+            zones: geometry.zones.as_ref().map(|zones| Zones::new(zones, geometry.sectors)),
+            bad: BadBlocks::default(),
+        }
+    }
+
+    /// The shape of the device.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What the device takes.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Whether the device keeps data, so that reads can be compared.
+    pub fn keeps_data(&self) -> bool {
+        self.medium.keeps_data()
+    }
+
+    /// The bad blocks, to be changed by the test.
+    pub fn bad_blocks(&mut self) -> &mut BadBlocks {
+        &mut self.bad
+    }
+
+    /// The zone report, all of it; empty without zones.
+    pub fn report(&self) -> Vec<ZoneInfo> {
+        self.zones.as_ref().map(Zones::report).unwrap_or_default()
+    }
+
+    /// A zone that is to be read-only or offline from now on, or, where it is that already, empty
+    /// again. Answers whether the zone can be that: conventional ones cannot.
+    pub fn toggle(&mut self, zone: ZoneNo, cond: ZoneCond) -> bool {
+        let Some(zones) = &mut self.zones else { return false };
+        match zones.toggle(zone.index(), cond) {
+            Some(emptied) => {
+                if let Some(range) = emptied {
+                    self.medium.forget(range);
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Carries out one bio. `data` is what it writes, or what a read is to find: sectors that the
+    /// device would not touch (it keeps no data, or the read fails there) stay as they are.
+    ///
+    /// `data` is ignored by operations without data; otherwise it holds the bio's length, unless
+    /// the bio makes no sense anyway.
+    pub fn apply(&mut self, bio: &Bio, data: &mut [u8]) -> Outcome {
+        let mut outcome = Outcome { status: Status::Ok, sector: bio.sector };
+        if let Err(status) = self.check(bio) {
+            outcome.status = status;
+            return outcome;
+        }
+        match bio.op {
+            Op::Flush => {}
+            Op::ZoneAppend => match self.append(bio.sector.0, data) {
+                Ok(sector) => outcome.sector = Sector(sector),
+                Err(status) => outcome.status = status,
+            },
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => {
+                outcome.status = self.in_pieces(bio, data);
+            }
+            Op::ZoneReset | Op::ZoneResetAll | Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => {
+                outcome.status = self.manage(bio)
+            }
+        }
+        outcome
+    }
+
+    /// Splits as the block layer does, and carries out every piece even if one fails. The bio's
+    /// status is that of the first piece that failed.
+    fn in_pieces(&mut self, bio: &Bio, data: &mut [u8]) -> Status {
+        let mut status = Status::Ok;
+        let mut at = bio.sector.0;
+        let end = bio.sector.0 + bio.sectors;
+        while at < end {
+            let sectors = self.piece_sectors(bio.op, at, end - at);
+            let piece = if bio.op.has_data() {
+                let from = ((at - bio.sector.0) * SECTOR_BYTES) as usize;
+                &mut data[from..from + (sectors * SECTOR_BYTES) as usize]
+            } else {
+                &mut []
+            };
+            let result = match bio.op {
+                Op::Read => self.read(at, sectors, piece),
+                Op::Write => self.write(at, sectors, Some(piece)),
+                Op::WriteZeroes => self.write(at, sectors, None),
+                _ => self.discard(at, sectors),
+            };
+            if let (Status::Ok, Err(error)) = (status, result) {
+                status = error;
+            }
+            at += sectors;
+        }
+        status
+    }
+
+    fn read(&mut self, at: u64, sectors: u64, into: &mut [u8]) -> Result<(), Status> {
+        let mut wp = u64::MAX;
+        if let Some(zones) = &self.zones {
+            let zone = zones.at(at);
+            if zone.cond == ZoneCond::Offline {
+                return Err(Status::IoErr);
+            }
+            if !zone.is_conventional() {
+                wp = zone.wp;
+            }
+        }
+        let (clean, result) = self.bad.hit(at, sectors, self.geometry.block_sectors());
+        self.medium.read(at, &mut into[..(clean * SECTOR_BYTES) as usize], wp);
+        result
+    }
+
+    fn write(&mut self, at: u64, sectors: u64, from: Option<&[u8]>) -> Result<(), Status> {
+        match &self.zones {
+            Some(zones) if !zones.at(at).is_conventional() => {
+                self.write_sequential(Some(at), at, sectors, from).map(|_| ())
+            }
+            _ => {
+                let (clean, result) = self.bad.hit(at, sectors, self.geometry.block_sectors());
+                self.medium.write(at, clean, from);
+                result
+            }
+        }
+    }
+
+    fn append(&mut self, zone_start: u64, from: &[u8]) -> Result<u64, Status> {
+        let sectors = from.len() as u64 / SECTOR_BYTES;
+        self.write_sequential(None, zone_start, sectors, Some(from))
+    }
+
+    /// A write to a sequential zone: at `want`, or wherever the write pointer is.
+    ///
+    /// The order of the checks is null_blk's: condition, write pointer, capacity, resources, bad
+    /// blocks; a write that hits a bad block leaves the zone open.
+    fn write_sequential(
+        &mut self,
+        want: Option<u64>,
+        inside: u64,
+        sectors: u64,
+        from: Option<&[u8]>,
+    ) -> Result<u64, Status> {
+        let zones = self.zones.as_mut().expect("only zoned devices get here");
+        let index = zones.index_at(inside);
+        let at = zones.begin_write(index, want, sectors)?;
+        let (clean, result) = self.bad.hit(at, sectors, self.geometry.block_sectors());
+        zones.end_write(index, clean);
+        self.medium.write(at, clean, from);
+        result.map(|()| at)
+    }
+
+    fn discard(&mut self, at: u64, sectors: u64) -> Result<(), Status> {
+        let (clean, result) = self.bad.hit(at, sectors, self.geometry.block_sectors());
+        self.medium.forget(at..at + clean);
+        result
+    }
+
+    fn manage(&mut self, bio: &Bio) -> Status {
+        let zones = self.zones.as_mut().expect("checked: only zoned devices get here");
+        let result = match bio.op {
+            Op::ZoneResetAll => {
+                for range in zones.reset_all() {
+                    self.medium.forget(range);
+                }
+                Ok(())
+            }
+            op => {
+                let index = zones.index_at(bio.sector.0);
+                match op {
+                    Op::ZoneOpen => zones.open(index),
+                    Op::ZoneClose => zones.close(index),
+                    Op::ZoneFinish => zones.finish(index),
+                    _ => zones.reset(index).map(|range| self.medium.forget(range)),
+                }
+            }
+        };
+        result.err().unwrap_or(Status::Ok)
+    }
+}

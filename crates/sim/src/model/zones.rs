@@ -1,0 +1,229 @@
+//! The model's zones: a list, and rules that look at all of it each time.
+
+use std::ops::Range;
+
+use blockyard_core::geometry::ZoneGeometry;
+use blockyard_core::status::Status;
+use blockyard_core::units::Sector;
+use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
+
+use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWp, Offline, ReadOnly};
+
+/// One zone.
+#[derive(Clone, Debug)]
+pub(super) struct Zone {
+    start: u64,
+    sectors: u64,
+    capacity: u64,
+    /// Meaningless (all ones) in a read-only or offline zone.
+    pub(super) wp: u64,
+    pub(super) cond: ZoneCond,
+    /// When it became implicitly open, by the count of such events.
+    opened: u64,
+}
+
+impl Zone {
+    pub(super) fn is_conventional(&self) -> bool {
+        self.cond == NotWp
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.cond, ImplicitOpen | ExplicitOpen)
+    }
+
+    fn is_active(&self) -> bool {
+        self.is_open() || self.cond == Closed
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.start..self.start + self.sectors
+    }
+
+    /// To closed, or to empty where nothing was written.
+    fn shut(&mut self) {
+        self.cond = if self.wp == self.start { Empty } else { Closed };
+    }
+}
+
+/// All zones of a device.
+#[derive(Clone, Debug)]
+pub(super) struct Zones {
+    zones: Vec<Zone>,
+    zone_sectors: u64,
+    open_max: usize,
+    active_max: usize,
+    openings: u64,
+}
+
+impl Zones {
+    pub(super) fn new(geometry: &ZoneGeometry, device_sectors: u64) -> Zones {
+        let zones = (0..geometry.zone_count)
+            .map(|number| {
+                let start = u64::from(number) * geometry.zone_sectors;
+                let sectors = geometry.zone_sectors.min(device_sectors - start);
+                let conventional = number < geometry.conventional_count;
+                let capacity = match conventional {
+                    true => sectors,
+                    false => sectors.min(geometry.zone_capacity_sectors),
+                };
+                Zone {
+                    start,
+                    sectors,
+                    capacity,
+                    wp: if conventional { start + sectors } else { start },
+                    cond: if conventional { NotWp } else { Empty },
+                    opened: 0,
+                }
+            })
+            .collect();
+        Zones {
+            zones,
+            zone_sectors: geometry.zone_sectors,
+            open_max: geometry.open_max as usize,
+            active_max: geometry.active_max as usize,
+            openings: 0,
+        }
+    }
+
+    pub(super) fn index_at(&self, sector: u64) -> usize {
+        (sector / self.zone_sectors) as usize
+    }
+
+    pub(super) fn at(&self, sector: u64) -> &Zone {
+        &self.zones[self.index_at(sector)]
+    }
+
+    /// Makes sure that an empty or closed zone may become open: too many active is checked first,
+    /// then too many open, where the oldest implicitly open zone gives way.
+    fn admit(&mut self, index: usize) -> Result<(), Status> {
+        let active = self.zones.iter().filter(|zone| zone.is_active()).count();
+        let newly_active = self.zones[index].cond == Empty;
+        if self.active_max > 0 && newly_active && active >= self.active_max {
+            return Err(Status::ZoneActiveResource);
+        }
+        let open = self.zones.iter().filter(|zone| zone.is_open()).count();
+        if self.open_max > 0 && open >= self.open_max {
+            let victim = self
+                .zones
+                .iter_mut()
+                .filter(|zone| zone.cond == ImplicitOpen)
+                .min_by_key(|zone| zone.opened);
+            victim.ok_or(Status::ZoneOpenResource)?.shut();
+        }
+        Ok(())
+    }
+
+    /// Opens the zone for a write of `sectors` at `want` or, for an append, at the write pointer;
+    /// answers where the data go.
+    pub(super) fn begin_write(
+        &mut self,
+        index: usize,
+        want: Option<u64>,
+        sectors: u64,
+    ) -> Result<u64, Status> {
+        let zone = &self.zones[index];
+        if matches!(zone.cond, Full | ReadOnly | Offline | NotWp) {
+            return Err(Status::IoErr);
+        }
+        let at = want.unwrap_or(zone.wp);
+        if at != zone.wp || at + sectors > zone.start + zone.capacity {
+            return Err(Status::IoErr);
+        }
+        if matches!(zone.cond, Empty | Closed) {
+            self.admit(index)?;
+            self.openings += 1;
+            self.zones[index].cond = ImplicitOpen;
+            self.zones[index].opened = self.openings;
+        }
+        Ok(at)
+    }
+
+    /// Moves the write pointer over what was written.
+    pub(super) fn end_write(&mut self, index: usize, sectors: u64) {
+        let zone = &mut self.zones[index];
+        zone.wp += sectors;
+        if zone.wp == zone.start + zone.capacity {
+            zone.cond = Full;
+        }
+    }
+
+    pub(super) fn open(&mut self, index: usize) -> Result<(), Status> {
+        match self.zones[index].cond {
+            Empty | Closed => self.admit(index)?,
+            ImplicitOpen | ExplicitOpen => {}
+            Full | ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+        }
+        self.zones[index].cond = ExplicitOpen;
+        Ok(())
+    }
+
+    pub(super) fn close(&mut self, index: usize) -> Result<(), Status> {
+        match self.zones[index].cond {
+            ImplicitOpen | ExplicitOpen => self.zones[index].shut(),
+            Closed => {}
+            Empty | Full | ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self, index: usize) -> Result<(), Status> {
+        match self.zones[index].cond {
+            Empty | Closed => self.admit(index)?,
+            ImplicitOpen | ExplicitOpen => {}
+            Full => return Ok(()),
+            ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+        }
+        let zone = &mut self.zones[index];
+        zone.cond = Full;
+        zone.wp = zone.start + zone.sectors;
+        Ok(())
+    }
+
+    /// Empties a zone; answers the sectors whose data are gone.
+    pub(super) fn reset(&mut self, index: usize) -> Result<Range<u64>, Status> {
+        let zone = &mut self.zones[index];
+        if matches!(zone.cond, ReadOnly | Offline | NotWp) {
+            return Err(Status::IoErr);
+        }
+        zone.cond = Empty;
+        zone.wp = zone.start;
+        Ok(zone.range())
+    }
+
+    /// Empties every zone that can be emptied.
+    pub(super) fn reset_all(&mut self) -> Vec<Range<u64>> {
+        (0..self.zones.len()).filter_map(|index| self.reset(index).ok()).collect()
+    }
+
+    /// Makes a zone read-only or offline, or empty if it is that already; then the answer holds
+    /// the sectors whose data are gone. `None` for a conventional zone.
+    pub(super) fn toggle(&mut self, index: usize, cond: ZoneCond) -> Option<Option<Range<u64>>> {
+        let zone = &mut self.zones[index];
+        if zone.is_conventional() {
+            return None;
+        }
+        if zone.cond == cond {
+            zone.cond = Empty;
+            zone.wp = zone.start;
+            return Some(Some(zone.range()));
+        }
+        zone.cond = cond;
+        zone.wp = u64::MAX;
+        Some(None)
+    }
+
+    pub(super) fn report(&self) -> Vec<ZoneInfo> {
+        let row = |zone: &Zone| ZoneInfo {
+            start: Sector(zone.start),
+            sectors: zone.sectors,
+            capacity_sectors: zone.capacity,
+            wp: Sector(zone.wp),
+            kind: match zone.is_conventional() {
+                true => ZoneType::Conventional,
+                false => ZoneType::SequentialWriteRequired,
+            },
+            cond: zone.cond,
+        };
+        self.zones.iter().map(row).collect()
+    }
+}
