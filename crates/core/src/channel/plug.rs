@@ -55,7 +55,10 @@ impl Plug {
                 last.merge_back(request);
                 return true;
             }
-            if request.end() == last.sector() && self.rules.allow(&request, last) {
+            if request.end() == last.sector()
+                && self.rules.front(&request)
+                && self.rules.allow(&request, last)
+            {
                 last.merge_front(request);
                 return true;
             }
@@ -72,6 +75,14 @@ impl Plug {
 }
 
 impl MergeRules {
+    /// Whether the request may go before one that was pushed earlier. A write in a zone may not:
+    /// pushed out of order, it would miss the write pointer, and merging must not hide that. Linux
+    /// refuses the same merge (block/blk-merge.c, `bio_attempt_front_merge`).
+    #[inline]
+    fn front(self, request: &Request) -> bool {
+        request.op() != Op::Write || self.chunk_mask == 0
+    }
+
     /// Whether `first` and `second`, which follow each other on the device, may become one.
     #[inline]
     fn allow(self, first: &Request, second: &Request) -> bool {
