@@ -5,6 +5,8 @@
 //! documented behaviour, not from our own state machine, so that the two can disagree.
 
 pub mod clock;
+pub mod contract;
 pub mod model;
+pub mod reference;
 pub mod seed;
 pub mod workload;

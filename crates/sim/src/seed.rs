@@ -4,8 +4,8 @@
 //! BLOCKYARD_SEED=0x1234 cargo test -p blockyard-sim the_name_of_the_test
 //! ```
 //!
-//! A run without the variable uses a fixed seed, so that a red build stays red; `BLOCKYARD_SEED=random`
-//! takes a new one each time, for whoever wants to look further.
+//! A run without the variable uses a fixed seed, so that a red build stays red;
+//! `BLOCKYARD_SEED=random` takes a new one each time, for whoever wants to look further.
 
 use std::fmt;
 

@@ -6,41 +6,39 @@ use blockyard_core::status::Status;
 use super::Model;
 
 impl Model {
-    /// What a bio fails with before it gets to the device, if it does.
+    /// What a bio fails with before it gets to the device, if it does; the first row that fits.
     ///
     /// | case | status |
     /// | --- | --- |
-    /// | no such operation on this device | NOTSUPP |
-    /// | length 0 where a range is due | INVAL |
-    /// | start or length no multiple of the block | INVAL |
+    /// | a change to a read-only device | IOERR |
+    /// | length 0 where a range is due, or no whole blocks | INVAL |
     /// | beyond the end of the device | IOERR |
-    /// | zone operation not at the start of a zone | INVAL |
-    /// | append not at the start of a zone, or longer than the limit | INVAL |
+    /// | no such operation on this device | NOTSUPP |
+    /// | append not at the start of a zone, or longer than the limit | IOERR |
+    /// | zone operation not at the start of a zone, or beyond the end | INVAL |
     pub(super) fn check(&self, bio: &Bio) -> Result<(), Status> {
-        if !self.has_op(bio.op) {
-            return Err(Status::NotSupp);
-        }
         if self.limits.read_only && bio.op.is_write() {
             return Err(Status::IoErr);
         }
         if bio.op.has_range() {
             self.check_range(bio)?;
         }
-        let names_a_zone =
-            bio.op == Op::ZoneAppend || (bio.op.is_zone_mgmt() && bio.op != Op::ZoneResetAll);
-        if names_a_zone {
-            if bio.sector.0 >= self.geometry.sectors {
-                return Err(Status::IoErr);
-            }
-            let zone_sectors = self.geometry.zones.as_ref().map_or(1, |zones| zones.zone_sectors);
-            if !bio.sector.0.is_multiple_of(zone_sectors) {
-                return Err(Status::Inval);
-            }
+        if !self.has_op(bio.op) {
+            return Err(Status::NotSupp);
         }
-        if bio.op == Op::ZoneAppend && bio.sectors > self.limits.zone_append_sectors_max {
-            return Err(Status::Inval);
+        let Some(zones) = &self.geometry.zones else { return Ok(()) };
+        let at_a_zone =
+            bio.sector.0 < self.geometry.sectors && bio.sector.0.is_multiple_of(zones.zone_sectors);
+        match bio.op {
+            Op::ZoneAppend if !at_a_zone => Err(Status::IoErr),
+            Op::ZoneAppend if bio.sectors > self.limits.zone_append_sectors_max => {
+                Err(Status::IoErr)
+            }
+            Op::ZoneReset | Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish if !at_a_zone => {
+                Err(Status::Inval)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn has_op(&self, op: Op) -> bool {
@@ -65,6 +63,13 @@ impl Model {
             Some(end) if end <= self.geometry.sectors => Ok(()),
             _ => Err(Status::IoErr),
         }
+    }
+
+    /// Whether the block layer carries the bio out in one piece.
+    pub fn is_one_piece(&self, bio: &Bio) -> bool {
+        matches!(bio.op, Op::ZoneAppend)
+            || !bio.op.has_range()
+            || self.piece_sectors(bio.op, bio.sector.0, bio.sectors) == bio.sectors
     }
 
     /// How many of the next `left` sectors go into one piece.

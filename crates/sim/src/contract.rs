@@ -1,0 +1,169 @@
+//! The contract: what every device keeps, whatever it is made of and whatever wraps it.
+//!
+//! A [`Subject`] knows how to make fresh disks of one kind; [`run`] tries every clause on it. A
+//! clause drives disks through the front door only and compares with the reference model.
+//!
+//! What the model relies on beyond the front door's own promises: bios that one channel submits
+//! reach the device in the order in which they were pushed, as far as they concern one zone or the
+//! limits that zones share. Without that, nobody could keep two writes to a zone in flight.
+
+mod batched;
+mod channel;
+mod faults;
+mod lockstep;
+mod rig;
+mod threads;
+mod zones;
+
+use std::sync::Arc;
+
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::composed::Composed;
+use blockyard_core::device::Device;
+use blockyard_core::disk::Disk;
+use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::sched::NoneScheduler;
+
+use crate::clock::ManualClock;
+use crate::model::Model;
+use crate::seed::Seed;
+
+pub use rig::Rig;
+
+/// Bios that a subject's channels hold.
+pub const DEPTH: u16 = 64;
+
+/// How long a delayed subject holds completions back, in nanoseconds of a clock moved by hand.
+const DELAY_NS: u64 = 50_000;
+
+/// A kind of device, with what the suite has to know of it.
+pub struct Subject {
+    name: String,
+    make: Box<dyn Fn() -> Arc<dyn Disk> + Sync>,
+    keeps_data: bool,
+}
+
+impl Subject {
+    /// Devices as they are. `keeps_data` says whether reads find what was written.
+    pub fn plain<D: Device>(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> D + Sync + 'static,
+    ) -> Subject {
+        let make = move || disk(make());
+        Subject { name: name.to_owned(), make: Box::new(make), keeps_data }
+    }
+
+    /// The same under [`Delayed`].
+    pub fn delayed<D: Device>(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> D + Sync + 'static,
+    ) -> Subject {
+        Subject::plain(&format!("delayed {name}"), keeps_data, move || {
+            Delayed::new(make(), DELAY_NS)
+        })
+    }
+
+    /// The same under [`Faulty`] without rules, which is to change nothing.
+    pub fn faulty<D: Device>(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> D + Sync + 'static,
+    ) -> Subject {
+        Subject::plain(&format!("faulty {name}"), keeps_data, move || Faulty::new(make(), 1))
+    }
+
+    /// The same under [`Traced`].
+    pub fn traced<D: Device>(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> D + Sync + 'static,
+    ) -> Subject {
+        Subject::plain(&format!("traced {name}"), keeps_data, move || {
+            Traced::new(make(), Trace::new(Box::new(std::io::sink())))
+        })
+    }
+
+    /// The subject's name, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A fresh disk.
+    pub fn disk(&self) -> Arc<dyn Disk> {
+        (self.make)()
+    }
+
+    /// A fresh disk's channel, with the model beside it.
+    pub fn rig(&self) -> Rig {
+        Rig::new(self.disk(), self.keeps_data)
+    }
+
+    /// The model of a fresh disk.
+    fn model(&self, disk: &dyn Disk) -> Model {
+        Model::new(disk.geometry(), disk.limits(), self.keeps_data)
+    }
+}
+
+/// A disk of the device, without scheduler, on a clock of its own that only sleeping moves.
+fn disk<D: Device>(device: D) -> Arc<dyn Disk> {
+    let config = ChannelConfig { depth: DEPTH };
+    let clock = ManualClock::new();
+    let name = "subject".to_owned();
+    Arc::new(Composed::with_clock(name, "subject", device, config, NoneScheduler::new, clock))
+}
+
+/// One clause of the contract.
+type Clause = fn(&Subject, Seed);
+
+/// Every clause, with the name under which its failure is told.
+const CLAUSES: &[(&str, Clause)] = &[
+    ("one at a time, as the model says", lockstep::wild),
+    ("many in flight, as the model says", batched::as_the_model_says),
+    ("merging and splitting are invisible", batched::merging_is_invisible),
+    ("flush, FUA and PREFLUSH", lockstep::flushes),
+    ("senseless bios get their status and touch nothing", channel::senseless),
+    ("data outside of regions are refused", channel::outside_of_regions),
+    ("a full channel takes less and serves on", channel::full),
+    ("dropping a channel ends what is in flight", channel::dropped_in_flight),
+    ("a region in flight cannot be unregistered", channel::unregister_in_flight),
+    ("waiting ends, and an idle channel waits for nothing", channel::waiting),
+    ("statistics count what was done", channel::statistics),
+    ("extents tell the truth", channel::extents),
+    ("threads on disjoint areas do not meet", threads::disjoint),
+    ("appends by eight threads: no gap, no overlap", threads::appends),
+    ("limits hold under threads, and nothing leaks", threads::limits),
+    ("reports can be read in parts", zones::report_in_parts),
+    ("limits are met and given back", zones::limits),
+];
+
+/// Tries every clause on fresh disks of the subject.
+///
+/// # Panics
+/// If the subject breaks a clause; the message names the subject, the clause and the seed.
+pub fn run(subject: &Subject) {
+    let seed = Seed::from_env();
+    for (name, clause) in CLAUSES {
+        let _watch = seed.watch(&format!("{}: {name}", subject.name));
+        clause(subject, seed);
+    }
+}
+
+/// The suite under everything that may wrap a device, and under an injector that fails some bios.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_wrapped<D: Device>(
+    name: &str,
+    keeps_data: bool,
+    make: impl Fn() -> D + Sync + Clone + 'static,
+) {
+    run(&Subject::plain(name, keeps_data, make.clone()));
+    run(&Subject::delayed(name, keeps_data, make.clone()));
+    run(&Subject::faulty(name, keeps_data, make.clone()));
+    run(&Subject::traced(name, keeps_data, make.clone()));
+    let seed = Seed::from_env();
+    let _watch = seed.watch(&format!("faulty {name}: failed bios have no effect"));
+    faults::injected(make, keeps_data, seed);
+}

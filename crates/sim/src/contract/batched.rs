@@ -1,0 +1,212 @@
+//! Many bios in flight at once, none of which can see another: the model may answer them in the
+//! order in which they were pushed, and the device in any.
+
+use std::ops::Range;
+
+use blockyard_core::bio::{Bio, Flags, Op};
+use blockyard_core::completion::Completion;
+use blockyard_core::units::{SECTOR_BYTES, Sector};
+use blockyard_core::zone::ZoneInfo;
+
+use super::rig::{BUFFER_BYTES, Rig, data_bytes, same_bytes};
+use super::{DEPTH, Subject};
+use crate::model::Outcome;
+use crate::seed::Seed;
+use crate::workload::{Mix, Workload};
+
+/// Batches of one run.
+const ROUNDS: u64 = 80;
+
+/// Longest data of one bio, in sectors.
+const SECTORS_MAX: u64 = 64;
+
+const _: () = assert!(DEPTH as u64 * SECTORS_MAX * SECTOR_BYTES <= BUFFER_BYTES as u64);
+
+/// A wild run in batches.
+pub(super) fn as_the_model_says(subject: &Subject, seed: Seed) {
+    let mut rig = subject.rig();
+    run(&mut rig, seed, Flags::NONE);
+    rig.same_report();
+    rig.same_contents();
+}
+
+/// The same run with and without merging: all completions, the zones and the contents agree.
+pub(super) fn merging_is_invisible(subject: &Subject, seed: Seed) {
+    let mut merged = subject.rig();
+    let mut single = subject.rig();
+    let with = run(&mut merged, seed, Flags::NONE);
+    let without = run(&mut single, seed, Flags::NOMERGE);
+    assert_eq!(with, without, "completions with and without merging");
+    assert_eq!(merged.report(), single.report(), "zones with and without merging");
+    merged.same_contents();
+    single.same_contents();
+    let merges: u64 = Op::ALL.iter().map(|op| single.disk.stats().op(*op).merges).sum();
+    assert_eq!(merges, 0, "NOMERGE bios were merged");
+}
+
+/// What one bio of a batch has to come back with.
+struct Wanted {
+    bio: Bio,
+    outcome: Outcome,
+    data: Vec<u8>,
+}
+
+/// Drives batches against the model; answers all completions, ordered by user data.
+fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
+    let mut mix = Mix::wild();
+    mix.data_sectors_max = SECTORS_MAX;
+    mix.odd_per_mille = 60;
+    let mut workload = Workload::new(seed, 3, mix);
+    let mut all = Vec::new();
+    let mut user_data = 0;
+    for _ in 0..ROUNDS {
+        let count = 1 + workload.below(u64::from(DEPTH));
+        let mut batch = Batch::default();
+        for _ in 0..count {
+            let Some(bio) = batch.next(rig, &mut workload, user_data, flags) else { continue };
+            user_data += 1;
+            push(rig, bio, &mut all);
+        }
+        all.append(&mut rig.finish());
+        batch.compare(rig, &all);
+    }
+    all.sort_by_key(|completion| completion.user_data);
+    let numbers: Vec<u64> = all.iter().map(|completion| completion.user_data).collect();
+    assert_eq!(numbers, (0..user_data).collect::<Vec<_>>(), "exactly one completion each");
+    all
+}
+
+/// Pushes a bio, and makes room if there is none.
+fn push(rig: &mut Rig, bio: Bio, done: &mut Vec<Completion>) {
+    while rig.channel.push(&[bio]) == 0 {
+        rig.channel.submit();
+        if rig.channel.reap(done) == 0 {
+            rig.channel.wait(None);
+        }
+    }
+}
+
+/// Bios that are in flight together.
+#[derive(Default)]
+struct Batch {
+    wanted: Vec<Wanted>,
+    claims: Vec<Claim>,
+}
+
+/// A range that a bio of the batch uses.
+struct Claim {
+    range: Range<u64>,
+    class: Class,
+}
+
+/// Bios of one class may share a range, except exclusive ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Reads,
+    /// Writes at a write pointer, one after the other.
+    Sequential,
+    Exclusive,
+}
+
+impl Batch {
+    /// The next bio that meets none of those in the batch, with its data in its own part of the
+    /// buffer, applied to the model; `None` if the workload's next one would meet another.
+    fn next(
+        &mut self,
+        rig: &mut Rig,
+        workload: &mut Workload,
+        user_data: u64,
+        flags: Flags,
+    ) -> Option<Bio> {
+        let mut bio = workload.next(&rig.model).with_user_data(user_data);
+        self.chain(&mut bio, workload);
+        // A sequence of flush and write starts its write later than what was pushed after it.
+        if rig.model.geometry().zones.is_some() && rig.disk.limits().write_cache {
+            bio.flags = Flags::NONE;
+        }
+        bio.flags = bio.flags | flags;
+        let claim = claim(rig, &bio);
+        if !self.is_free(&claim) {
+            return None;
+        }
+        let offset = self.wanted.len() as u64 * SECTORS_MAX * SECTOR_BYTES;
+        bio.buf = rig.buf(offset);
+        let mut data = vec![0; data_bytes(&bio)];
+        workload.fill(&mut data);
+        rig.region.write(offset, &data);
+        let outcome = rig.model.apply(&bio, &mut data);
+        self.claims.push(claim);
+        self.wanted.push(Wanted { bio, outcome, data });
+        Some(bio)
+    }
+
+    /// Half of all reads and writes continue where the one before ends, or end where it starts, so
+    /// that there is something to merge.
+    fn chain(&self, bio: &mut Bio, workload: &mut Workload) {
+        let Some(Wanted { bio: last, .. }) = self.wanted.last() else { return };
+        let both = matches!(bio.op, Op::Read | Op::Write | Op::Discard) && last.op == bio.op;
+        let fits = (1..=SECTORS_MAX).contains(&bio.sectors);
+        if !both || !fits || last.sectors == 0 || workload.below(2) == 0 {
+            return;
+        }
+        if workload.below(4) > 0 {
+            bio.sector = Sector(last.sector.0.saturating_add(last.sectors));
+        } else {
+            bio.sector = Sector(last.sector.0.saturating_sub(bio.sectors));
+        }
+        (bio.flags, bio.prio) = (last.flags, last.prio);
+    }
+
+    fn is_free(&self, claim: &Claim) -> bool {
+        self.claims.iter().all(|other| {
+            let apart =
+                claim.range.end <= other.range.start || other.range.end <= claim.range.start;
+            apart || (claim.class == other.class && claim.class != Class::Exclusive)
+        })
+    }
+
+    fn compare(&self, rig: &Rig, done: &[Completion]) {
+        for Wanted { bio, outcome, data } in &self.wanted {
+            let found = done.iter().rev().find(|found| found.user_data == bio.user_data);
+            let found = found.unwrap_or_else(|| panic!("no completion for {bio:?}"));
+            assert_eq!(found.status, outcome.status, "status of {bio:?}");
+            assert_eq!(found.sector, outcome.sector, "sector of {bio:?}");
+            if bio.op == Op::Read && outcome.status.is_ok() && rig.model.keeps_data() {
+                let mut bytes = vec![0; data.len()];
+                rig.region.read(bio.buf.offset, &mut bytes);
+                same_bytes(&bytes, data, bio.sector);
+            }
+        }
+    }
+}
+
+/// What a bio uses. On a zoned device whole zones; where limits couple zones, or all zones are
+/// meant, everything.
+fn claim(rig: &Rig, bio: &Bio) -> Claim {
+    let everything = 0..u64::MAX;
+    if bio.op == Op::Flush {
+        return Claim { range: 0..0, class: Class::Reads };
+    }
+    let (start, end) = (bio.sector.0, bio.sector.0.saturating_add(bio.sectors.max(1)));
+    let report = rig.model.report();
+    let at = |sector: u64| report.iter().find(|zone: &&ZoneInfo| sector < end_of(zone));
+    let range = match (at(start), at(end - 1)) {
+        _ if bio.op == Op::ZoneResetAll => everything,
+        (Some(first), Some(last)) => first.start.0..end_of(last),
+        (Some(first), None) => first.start.0..u64::MAX,
+        (None, _) => start..end,
+    };
+    let class = match bio.op {
+        Op::Read => Class::Reads,
+        Op::Write | Op::ZoneAppend if !report.is_empty() => {
+            let conventional = at(start).is_none_or(|zone| zone.cond.name() == "not-wp");
+            if conventional { Class::Exclusive } else { Class::Sequential }
+        }
+        _ => Class::Exclusive,
+    };
+    Claim { range, class }
+}
+
+fn end_of(zone: &ZoneInfo) -> u64 {
+    zone.start.0 + zone.sectors
+}

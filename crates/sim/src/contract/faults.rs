@@ -1,0 +1,77 @@
+//! Under an injector with rules: the bios that fail are those that the injector took, they had no
+//! effect, and everything else is as the model says.
+
+use std::sync::Arc;
+
+use blockyard_core::bio::{Flags, Op};
+use blockyard_core::device::Device;
+use blockyard_core::inject::{Injection, Rule};
+use blockyard_core::middleware::Faulty;
+use blockyard_core::status::Status;
+use blockyard_core::units::Sector;
+
+use super::lockstep::fill;
+use super::rig::{Rig, data_bytes};
+use crate::seed::Seed;
+use crate::workload::{Mix, Workload};
+
+/// A status that no device here gives by itself.
+const INJECTED: Status = Status::Protection;
+
+/// One rule for writes in the first half, one for anything with a bound, one for appends.
+fn rules(sectors: u64) -> [Rule; 3] {
+    let rule = |op, start, sectors, chance, times| Rule {
+        op,
+        start: Sector(start),
+        sectors,
+        status: INJECTED,
+        chance,
+        times,
+    };
+    [
+        rule(Some(Op::Write), 0, sectors / 2, 3, None),
+        rule(None, 0, sectors, 10, Some(50)),
+        rule(Some(Op::ZoneAppend), 0, u64::MAX, 4, None),
+    ]
+}
+
+/// See the module.
+pub(super) fn injected<D: Device>(make: impl Fn() -> D, keeps_data: bool, seed: Seed) {
+    let device = Arc::new(Faulty::new(make(), seed.0));
+    let disk = super::disk(Arc::clone(&device));
+    for rule in rules(device.geometry().sectors) {
+        disk.inject(&Injection::AddRule(rule)).expect("the injector takes rules");
+    }
+    let mut rig = Rig::new(disk, keeps_data);
+    let mut mix = Mix::wild();
+    mix.data_sectors_max = 32;
+    let mut workload = Workload::new(seed, 7, mix);
+    let mut failed = 0;
+    for _ in 0..2000 {
+        let mut bio = workload.next(&rig.model);
+        // A flush in front or behind may be struck apart from its write, and a piece apart from the
+        // other pieces; then a bio fails that had an effect.
+        bio.flags = bio.flags.without(Flags::FUA | Flags::PREFLUSH);
+        if !rig.model.is_one_piece(&bio) {
+            continue;
+        }
+        fill(&rig, &mut workload, &bio);
+        let bio = bio.with_buf(rig.buf(0));
+        let mut data = vec![0; data_bytes(&bio)];
+        rig.region.read(0, &mut data);
+        let done = rig.run(bio);
+        if done.status == INJECTED {
+            failed += 1;
+            continue;
+        }
+        let wanted = rig.model.apply(&bio, &mut data);
+        assert_eq!((done.status, done.sector), (wanted.status, wanted.sector), "{bio:?}");
+        rig.same_report();
+    }
+    let strikes = device.strikes();
+    assert_eq!(strikes.iter().sum::<u64>(), failed, "strikes {strikes:?}, failed bios");
+    assert_eq!(strikes[1], 50, "the bound of the second rule is reached and kept");
+    rig.disk.inject(&Injection::RemoveRules).expect("the injector forgets its rules");
+    rig.same_report();
+    rig.same_contents();
+}

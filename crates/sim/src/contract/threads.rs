@@ -1,0 +1,272 @@
+//! Several channels on several threads.
+
+use std::ops::Range;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use blockyard_core::bio::{Bio, Op};
+use blockyard_core::disk::Disk;
+use blockyard_core::geometry::ZoneGeometry;
+use blockyard_core::status::Status;
+use blockyard_core::units::{SECTOR_BYTES, Sector};
+use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
+
+use super::rig::Rig;
+use super::{Subject, lockstep};
+use crate::seed::Seed;
+use crate::workload::{Mix, Workload};
+
+/// Threads of the clauses that do not say otherwise.
+const THREADS: u64 = 4;
+
+/// Runs `body` on so many threads at once, each with a rig of its own on the one disk.
+fn on_threads<R: Send>(
+    subject: &Subject,
+    disk: &Arc<dyn Disk>,
+    count: u64,
+    body: impl Fn(u64, Rig) -> R + Sync,
+) -> Vec<R> {
+    let start = Barrier::new(count as usize);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                let (start, body) = (&start, &body);
+                let rig = Rig::with_model(Arc::clone(disk), subject.model(&**disk));
+                scope.spawn(move || {
+                    start.wait();
+                    body(number, rig)
+                })
+            })
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, R>| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// The part of the device that belongs to one of `count` threads: whole zones, or whole blocks.
+fn area(disk: &dyn Disk, number: u64, count: u64) -> Range<u64> {
+    let geometry = disk.geometry();
+    let unit = match &geometry.zones {
+        Some(zones) => zones.zone_sectors,
+        None => geometry.block_sectors(),
+    };
+    let share = geometry.sectors / unit / count * unit;
+    number * share..(number + 1) * share
+}
+
+/// Each thread against a model of its own area, as if it were alone.
+pub(super) fn disjoint(subject: &Subject, seed: Seed) {
+    let disk = subject.disk();
+    // Limits couple the areas; they have a clause of their own.
+    if disk.geometry().zones.as_ref().is_some_and(|zones| zones.open_max + zones.active_max > 0) {
+        return;
+    }
+    on_threads(subject, &disk, THREADS, |number, mut rig| {
+        let mut workload = Workload::new(seed, 100 + number, Mix::tame());
+        let area = area(&*rig.disk, number, THREADS);
+        for _ in 0..400 {
+            let bio = match rig.model.geometry().zones {
+                Some(_) => zone_step(&rig, &mut workload, &area),
+                None => workload.next_in(&rig.model, area.clone()),
+            };
+            lockstep::fill(&rig, &mut workload, &bio);
+            rig.both(bio);
+        }
+        // The whole area, as this thread left it.
+        let mut at = area.start;
+        while at < area.end {
+            let sectors = 1024.min(area.end - at);
+            rig.both(Bio::new(Op::Read, Sector(at), sectors));
+            at += sectors;
+        }
+    });
+}
+
+/// A bio that makes sense for one of the zones in `area`.
+fn zone_step(rig: &Rig, workload: &mut Workload, area: &Range<u64>) -> Bio {
+    let block = rig.model.geometry().block_sectors();
+    let zones: Vec<ZoneInfo> = rig.model.report().into_iter().collect();
+    let mine: Vec<&ZoneInfo> = zones.iter().filter(|zone| area.contains(&zone.start.0)).collect();
+    let zone = mine[workload.below(mine.len().min(4) as u64) as usize];
+    let sectors = block * (1 + workload.below(8));
+    let limit = zone.start.0 + zone.capacity_sectors;
+    if zone.kind == ZoneType::Conventional {
+        let at = zone.start.0 + workload.below(zone.sectors / block - 8) * block;
+        let op = if workload.below(2) == 0 { Op::Write } else { Op::Read };
+        return Bio::new(op, Sector(at), sectors);
+    }
+    match workload.below(12) {
+        0 => Bio::new(Op::ZoneReset, zone.start, 0),
+        1 => Bio::new(Op::ZoneClose, zone.start, 0),
+        2 => Bio::new(Op::ZoneOpen, zone.start, 0),
+        3 if zone.wp.0 == limit => Bio::new(Op::ZoneFinish, zone.start, 0),
+        4 | 5 => Bio::new(Op::Read, zone.start, 16 * block),
+        6 | 7 if rig.model.limits().zone_append_sectors_max >= 8 * block => {
+            Bio::new(Op::ZoneAppend, zone.start, sectors)
+        }
+        _ => {
+            let left = limit.saturating_sub(zone.wp.0);
+            Bio::new(Op::Write, zone.wp, sectors.min(left.max(block)))
+        }
+    }
+}
+
+/// Eight threads append into one zone until it is full. Every completion says where, the places
+/// tile the zone, and each holds what its writer wrote.
+pub(super) fn appends(subject: &Subject, _: Seed) {
+    let disk = subject.disk();
+    let max = disk.limits().zone_append_sectors_max;
+    let Some(zones) = &disk.geometry().zones else { return };
+    let first = zones.conventional_count;
+    if max == 0 || first == zones.zone_count {
+        return;
+    }
+    let zone_start = u64::from(first) * zones.zone_sectors;
+    let capacity = zones.zone_capacity_sectors.min(disk.geometry().sectors - zone_start);
+    let block = disk.geometry().block_sectors();
+    let landed = on_threads(subject, &disk, 8, |number, mut rig| {
+        // Lengths differ by thread, so that places do not line up by luck.
+        let sectors = (block * (1 + number % 3)).min(max / block * block);
+        append_until_full(&mut rig, number, zone_start, sectors)
+    });
+    let mut ranges: Vec<(u64, u64, u64, u64)> = landed.into_iter().flatten().collect();
+    ranges.sort_unstable();
+    let mut at = zone_start;
+    for (sector, sectors, _, _) in &ranges {
+        assert_eq!(*sector, at, "a gap or an overlap");
+        at += sectors;
+    }
+    let mut rig = Rig::with_model(Arc::clone(&disk), subject.model(&*disk));
+    let report = rig.report()[first as usize];
+    assert!(at <= zone_start + capacity && report.capacity_sectors == capacity);
+    assert_eq!(report.wp.0, at, "the write pointer stands behind the last append");
+    // Only a zone that had no room for anybody's next append may stop before its capacity.
+    assert!(zone_start + capacity - at < 3 * block, "appends were refused too early");
+    if !rig.model.keeps_data() {
+        return;
+    }
+    for (sector, sectors, writer, serial) in ranges {
+        let buf = rig.buf(0);
+        assert_eq!(rig.run(Bio::read(Sector(sector), sectors, buf)).status, Status::Ok);
+        let mut data = vec![0; (sectors * SECTOR_BYTES) as usize];
+        rig.region.read(0, &mut data);
+        assert!(data == stamp(writer, serial, sectors), "sector {sector} is not {writer}'s");
+    }
+}
+
+/// What a writer writes with its append of this number.
+fn stamp(writer: u64, serial: u64, sectors: u64) -> Vec<u8> {
+    let sector = |index: u64| {
+        let word = (writer << 56 | serial << 16 | index).to_le_bytes();
+        word.into_iter().cycle().take(SECTOR_BYTES as usize)
+    };
+    (0..sectors).flat_map(sector).collect()
+}
+
+/// Appends batches until one fails; answers (sector, sectors, writer, serial) of those that landed.
+fn append_until_full(
+    rig: &mut Rig,
+    writer: u64,
+    zone_start: u64,
+    sectors: u64,
+) -> Vec<(u64, u64, u64, u64)> {
+    let mut landed = Vec::new();
+    let mut serial = 0;
+    loop {
+        for slot in 0..8 {
+            let offset = slot * sectors * SECTOR_BYTES;
+            rig.region.write(offset, &stamp(writer, serial, sectors));
+            let bio = Bio::append(Sector(zone_start), sectors, rig.buf(offset));
+            assert_eq!(rig.channel.push(&[bio.with_user_data(serial)]), 1);
+            serial += 1;
+        }
+        let done = rig.finish();
+        assert_eq!(done.len(), 8, "one completion each");
+        let mut failed = false;
+        for completion in done {
+            match completion.status {
+                Status::Ok => {
+                    landed.push((completion.sector.0, sectors, writer, completion.user_data));
+                }
+                status => {
+                    assert_eq!(status, Status::IoErr, "a full zone refuses appends");
+                    failed = true;
+                }
+            }
+        }
+        if failed {
+            return landed;
+        }
+    }
+}
+
+/// Four threads fill, close, open and reset zones of their own under shared limits. No limit is
+/// ever exceeded, and when all is reset every slot is there again.
+///
+/// null_blk fails this: a zone that is closed implicitly while another thread fills it is counted
+/// as closed for ever, so after some seconds of such work fewer and fewer zones can be opened.
+pub(super) fn limits(subject: &Subject, seed: Seed) {
+    let disk = subject.disk();
+    let Some(zones) = disk.geometry().zones.clone() else { return };
+    if zones.open_max + zones.active_max == 0 {
+        return;
+    }
+    let sequential = zones.zone_count - zones.conventional_count;
+    let share = (sequential / THREADS as u32).min(4);
+    assert!(share > 0, "the suite wants four sequential zones at least");
+    for round in 0..20 {
+        on_threads(subject, &disk, THREADS, |number, mut rig| {
+            let mut rng = seed.rng(200 + round * THREADS + number);
+            let first = zones.conventional_count + number as u32 * share;
+            for _ in 0..40 {
+                let zone = first + rng.u32(0..share);
+                limited_step(&mut rig, &zones, zone, &mut rng);
+            }
+        });
+        within_limits(&*disk, &zones);
+    }
+    let mut rig = Rig::with_model(Arc::clone(&disk), subject.model(&*disk));
+    assert_eq!(rig.run(Bio::new(Op::ZoneResetAll, Sector(0), 0)).status, Status::Ok);
+    rig.same_report();
+    super::zones::all_slots_are_there(&mut rig);
+}
+
+/// One step of a thread on a zone of its own; refusals for lack of resources are in order.
+fn limited_step(rig: &mut Rig, geometry: &ZoneGeometry, zone: u32, rng: &mut fastrand::Rng) {
+    let block = rig.disk.geometry().block_sectors();
+    let start = Sector(u64::from(zone) * geometry.zone_sectors);
+    let mut report = Vec::new();
+    rig.disk.report_zones(start, 1, &mut report).expect("the zone exists");
+    let (wp, limit) = (report[0].wp, start + report[0].capacity_sectors);
+    let bio = match rng.u32(0..8) {
+        0 => Bio::new(Op::ZoneReset, start, 0),
+        1 => Bio::new(Op::ZoneOpen, start, 0),
+        2 => Bio::new(Op::ZoneClose, start, 0),
+        3 => Bio::new(Op::ZoneFinish, start, 0),
+        // To the end, where a zone gives its resources back by itself.
+        4 if wp < limit => Bio::new(Op::Write, wp, limit - wp),
+        _ if wp < limit => Bio::new(Op::Write, wp, block),
+        _ => Bio::new(Op::ZoneReset, start, 0),
+    };
+    let status = rig.run(bio.with_buf(rig.buf(0))).status;
+    let refused = matches!(status, Status::ZoneOpenResource | Status::ZoneActiveResource);
+    // Closing an empty zone, or opening a full one, is an error of this test's own making.
+    let silly = matches!(bio.op, Op::ZoneClose | Op::ZoneOpen) && status == Status::IoErr;
+    assert!(status.is_ok() || refused || silly, "{status} for {bio:?}");
+}
+
+/// Between two rounds, when nothing moves.
+fn within_limits(disk: &dyn Disk, geometry: &ZoneGeometry) {
+    let mut report = Vec::new();
+    disk.report_zones(Sector(0), usize::MAX, &mut report).expect("sector 0 exists");
+    let count =
+        |conds: &[ZoneCond]| report.iter().filter(|zone| conds.contains(&zone.cond)).count();
+    let open = count(&[ZoneCond::ImplicitOpen, ZoneCond::ExplicitOpen]);
+    let active = open + count(&[ZoneCond::Closed]);
+    let within = |count: usize, max: u32| max == 0 || count <= max as usize;
+    assert!(within(open, geometry.open_max), "{open} zones are open");
+    assert!(within(active, geometry.active_max), "{active} zones are active");
+}
