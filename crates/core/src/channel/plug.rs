@@ -48,7 +48,7 @@ impl Plug {
     }
 
     /// Adds a request; says whether it was merged into the one before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, request: Request) -> bool {
         if let Some(last) = self.requests.last_mut() {
             if last.end() == request.sector() && self.rules.allow(last, &request) {
