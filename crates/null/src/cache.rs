@@ -1,0 +1,333 @@
+//! A volatile write cache: what was written and not yet flushed, as a disk's own memory holds it.
+//!
+//! Writes go in and complete; a flush, FUA, or the need for room moves them to the storage; a power
+//! cut loses what is still in. The cache is cut into parts by page number, each behind a lock of its
+//! own; a page's data are looked up, moved and read under its part's lock, so a reader finds them in
+//! one of the two places. Its memory is reserved when the device is made, and bounded.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+
+use blockyard_core::SECTOR_BYTES;
+use blockyard_sync::lock::Lock;
+use blockyard_sync::rank::ranks;
+use blockyard_sync::sleep_lock::SleepLock;
+
+use crate::storage::{PAGE_BYTES, Storage};
+
+/// Most parts that a cache is cut into.
+const PARTS_MAX: u64 = 16;
+
+/// The volatile write cache of a device.
+#[derive(Debug)]
+pub(crate) struct WriteCache {
+    parts: Box<[SleepLock<Part, { ranks::CACHE }>]>,
+}
+
+/// One cached page: which of its sectors are newer than the storage's. A mask of 0 means that the
+/// slot is free.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    page: u64,
+    newer: u8,
+}
+
+#[derive(Debug)]
+struct Part {
+    slots: Box<[Slot]>,
+    /// A page of memory for each slot.
+    memory: Box<[u8]>,
+    /// Slot of each cached page. Twice as large as can be needed, so that it never grows.
+    by_page: HashMap<u64, usize>,
+    /// Free slots.
+    free: Vec<usize>,
+    /// The slot that gives way next: round and round.
+    hand: usize,
+}
+
+/// The sectors of a page that a range of bytes in it covers, as a mask.
+fn sector_mask(offset: u64, len_bytes: u64) -> u8 {
+    let (first, end) = (offset / SECTOR_BYTES, (offset + len_bytes).div_ceil(SECTOR_BYTES));
+    (((1u16 << (end - first)) - 1) << first) as u8
+}
+
+/// Cuts a range of bytes at page boundaries: calls `f` with each part's position and length.
+fn for_each_page(at: u64, len_bytes: u64, mut f: impl FnMut(u64, u64)) {
+    let (mut next, end) = (at, at + len_bytes);
+    while next < end {
+        let page_end = (next / PAGE_BYTES + 1) * PAGE_BYTES;
+        let part_end = page_end.min(end);
+        f(next, part_end - next);
+        next = part_end;
+    }
+}
+
+impl WriteCache {
+    /// An empty cache of `len_bytes`, which is at least a page.
+    pub(crate) fn new(len_bytes: u64) -> WriteCache {
+        let pages = len_bytes / PAGE_BYTES;
+        let parts = pages.clamp(1, PARTS_MAX);
+        let part = |_| {
+            let slots = (pages / parts).max(1) as usize;
+            SleepLock::new(Part {
+                slots: vec![Slot::default(); slots].into_boxed_slice(),
+                memory: vec![0; slots * PAGE_BYTES as usize].into_boxed_slice(),
+                by_page: HashMap::with_capacity(2 * slots),
+                free: (0..slots).rev().collect(),
+                hand: 0,
+            })
+        };
+        WriteCache { parts: (0..parts).map(part).collect() }
+    }
+
+    fn with_part<R>(&self, at: u64, f: impl FnOnce(&mut Part) -> R) -> R {
+        let part = at / PAGE_BYTES % self.parts.len() as u64;
+        self.parts[part as usize].with(f)
+    }
+
+    /// Takes data in.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `len_bytes`.
+    pub(crate) unsafe fn write(
+        &self,
+        storage: &Storage,
+        at: u64,
+        from: *const u8,
+        len_bytes: usize,
+    ) {
+        for_each_page(at, len_bytes as u64, |next, len| {
+            self.with_part(next, |part| {
+                let slot = part.slot_for(next / PAGE_BYTES, storage);
+                let offset = next % PAGE_BYTES;
+                // SAFETY: the part of the source lies in it; the destination is this slot's page,
+                // and `offset + len` does not leave it.
+                unsafe {
+                    let from = from.add((next - at) as usize);
+                    let into = part.page_memory(slot).add(offset as usize);
+                    into.copy_from_nonoverlapping(from, len as usize);
+                }
+                part.slots[slot].newer |= sector_mask(offset, len);
+            });
+            // Memory is held for it from now on; until it is written back, the storage has zeros.
+            storage.mark(next, len);
+        });
+    }
+
+    /// Reads what is newer from here and the rest from the storage.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `len_bytes`.
+    pub(crate) unsafe fn read(&self, storage: &Storage, at: u64, into: *mut u8, len_bytes: usize) {
+        for_each_page(at, len_bytes as u64, |next, len| {
+            self.with_part(next, |part| {
+                // SAFETY: the part of the destination lies in it.
+                unsafe {
+                    let into = into.add((next - at) as usize);
+                    storage.read(next, into, len as usize);
+                    part.read_newer(next, into, len);
+                }
+            });
+        });
+    }
+
+    /// Forgets what is cached of a range: it is about to be changed below, which `change` does for
+    /// each page under its part's lock.
+    pub(crate) fn replace(&self, at: u64, len_bytes: u64, mut change: impl FnMut(u64, u64)) {
+        for_each_page(at, len_bytes, |next, len| {
+            self.with_part(next, |part| {
+                part.forget(next / PAGE_BYTES, sector_mask(next % PAGE_BYTES, len));
+                change(next, len);
+            });
+        });
+    }
+
+    /// Forgets what is cached of a long range, page by page or slot by slot, whichever is shorter.
+    pub(crate) fn forget(&self, at: u64, len_bytes: u64) {
+        let slots: usize = self.parts.iter().map(|part| part.with(|part| part.slots.len())).sum();
+        if len_bytes / PAGE_BYTES <= slots as u64 {
+            return self.replace(at, len_bytes, |_, _| {});
+        }
+        let end = at + len_bytes;
+        for part in &self.parts {
+            part.with(|part| {
+                for slot in 0..part.slots.len() {
+                    let Slot { page, newer } = part.slots[slot];
+                    let start = (page * PAGE_BYTES).max(at);
+                    let stop = ((page + 1) * PAGE_BYTES).min(end);
+                    if newer != 0 && start < stop {
+                        part.forget(page, sector_mask(start % PAGE_BYTES, stop - start));
+                    }
+                }
+            });
+        }
+    }
+
+    /// Moves everything to the storage.
+    pub(crate) fn flush(&self, storage: &Storage) {
+        for part in &self.parts {
+            part.with(|part| {
+                for slot in 0..part.slots.len() {
+                    part.write_back(slot, storage);
+                }
+            });
+        }
+    }
+
+    /// Loses everything.
+    pub(crate) fn power_cut(&self) {
+        for part in &self.parts {
+            part.with(|part| {
+                for slot in 0..part.slots.len() {
+                    part.release(slot);
+                }
+            });
+        }
+    }
+}
+
+impl Part {
+    fn page_memory(&mut self, slot: usize) -> *mut u8 {
+        let page = PAGE_BYTES as usize;
+        self.memory[slot * page..(slot + 1) * page].as_mut_ptr()
+    }
+
+    /// The page's slot, a free one, or one that gives way.
+    fn slot_for(&mut self, page: u64, storage: &Storage) -> usize {
+        if let Some(&slot) = self.by_page.get(&page) {
+            return slot;
+        }
+        if self.free.is_empty() {
+            self.write_back(self.hand, storage);
+            self.hand = (self.hand + 1) % self.slots.len();
+        }
+        let slot = self.free.pop().expect("every slot is free or cached, and one was freed");
+        self.slots[slot] = Slot { page, newer: 0 };
+        self.by_page.insert(page, slot);
+        slot
+    }
+
+    /// Moves a slot's newer sectors to the storage and frees it.
+    fn write_back(&mut self, slot: usize, storage: &Storage) {
+        let Slot { page, newer } = self.slots[slot];
+        for sector in (0..8).filter(|sector| newer >> sector & 1 != 0) {
+            let offset = sector * SECTOR_BYTES;
+            // SAFETY: the sector lies in the slot's page.
+            unsafe {
+                let from = self.page_memory(slot).add(offset as usize);
+                storage.write(page * PAGE_BYTES + offset, from, SECTOR_BYTES as usize);
+            }
+        }
+        self.release(slot);
+    }
+
+    fn release(&mut self, slot: usize) {
+        if self.slots[slot].newer != 0 {
+            self.by_page.remove(&self.slots[slot].page);
+            self.slots[slot].newer = 0;
+            self.free.push(slot);
+        }
+    }
+
+    fn forget(&mut self, page: u64, sectors: u8) {
+        let Some(&slot) = self.by_page.get(&page) else { return };
+        let left = self.slots[slot].newer & !sectors;
+        if left == 0 {
+            self.release(slot);
+        } else {
+            self.slots[slot].newer = left;
+        }
+    }
+
+    /// Copies the newer sectors of a range inside one page.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `len_bytes`.
+    unsafe fn read_newer(&mut self, at: u64, into: *mut u8, len_bytes: u64) {
+        let Some(&slot) = self.by_page.get(&(at / PAGE_BYTES)) else { return };
+        let offset = at % PAGE_BYTES;
+        let wanted = self.slots[slot].newer & sector_mask(offset, len_bytes);
+        for sector in (0..8).filter(|sector| wanted >> sector & 1 != 0) {
+            let position = sector * SECTOR_BYTES;
+            // SAFETY: the mask keeps the sector inside the range, which starts on a sector.
+            unsafe {
+                let from = self.page_memory(slot).add(position as usize);
+                let into = into.add((position - offset) as usize);
+                into.copy_from_nonoverlapping(from, SECTOR_BYTES as usize);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: u64 = 64 * PAGE_BYTES;
+
+    fn write(cache: &WriteCache, storage: &Storage, at: u64, data: &[u8]) {
+        // SAFETY: a slice is valid for its length.
+        unsafe { cache.write(storage, at, data.as_ptr(), data.len()) }
+    }
+
+    fn read(cache: &WriteCache, storage: &Storage, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0xaa; len];
+        // SAFETY: a vector is valid for its length.
+        unsafe { cache.read(storage, at, data.as_mut_ptr(), len) };
+        data
+    }
+
+    #[test]
+    fn a_cache_is_invisible_until_the_power_fails() {
+        let storage = Storage::new(LEN).unwrap();
+        let cache = WriteCache::new(5 * PAGE_BYTES);
+        let mut plain = vec![0u8; LEN as usize];
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        for round in 0..4000u64 {
+            let at = next(LEN / 512) * 512;
+            let len = (512 * (1 + next(30))).min(LEN - at);
+            let range = at as usize..(at + len) as usize;
+            match next(6) {
+                0..=2 => {
+                    let data = vec![round as u8; len as usize];
+                    write(&cache, &storage, at, &data);
+                    plain[range].copy_from_slice(&data);
+                }
+                3 => {
+                    cache.replace(at, len, |at, len| storage.zero(at, len, true));
+                    plain[range].fill(0);
+                }
+                4 => assert_eq!(read(&cache, &storage, at, len as usize), plain[range]),
+                _ if next(20) == 0 => {
+                    cache.flush(&storage);
+                    cache.power_cut();
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(read(&cache, &storage, 0, LEN as usize), plain);
+        write(&cache, &storage, 512, &[0xee; 512]);
+        cache.power_cut();
+        assert_ne!(read(&cache, &storage, 512, 512), [0xee; 512]);
+    }
+
+    #[test]
+    fn forgetting_a_long_range_spares_what_is_outside() {
+        let storage = Storage::new(LEN).unwrap();
+        let cache = WriteCache::new(4 * PAGE_BYTES);
+        for page in [0, 1, 62, 63] {
+            write(&cache, &storage, page * PAGE_BYTES, &[9; 4096]);
+        }
+        cache.forget(512, LEN - 1024);
+        cache.flush(&storage);
+        let back = read(&cache, &storage, 0, LEN as usize);
+        let kept = back.iter().filter(|&&byte| byte == 9).count();
+        assert_eq!((back[0], back[511], back[LEN as usize - 1], kept), (9, 9, 9, 1024));
+    }
+}

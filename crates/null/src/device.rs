@@ -1,0 +1,235 @@
+//! The device: made from a configuration, reported on, and given faults at run time.
+#![allow(clippy::disallowed_types)] // Which hardware queue is next is control plane.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blockyard_core::inject::Injection;
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, Sector, ZoneNo};
+use blockyard_sync::tag_budget::TagBudget;
+use blockyard_sync::token_bucket::TokenBucket;
+
+use crate::config::NullConfig;
+use crate::data::Data;
+use crate::error::NullError;
+use crate::faults::Faults;
+use crate::locked_zones::LockedZones;
+use crate::queue::NullQueue;
+use crate::shape::Shape;
+use crate::transfer::Eraser;
+use crate::zone_set::{ZoneLayout, ZoneSet};
+
+/// Refills of the bandwidth limit per second, as in null_blk.
+const TICKS_PER_SECOND: u64 = 50;
+
+/// A null device. `Z` guards its zones.
+///
+/// Faults that it can be given by [`Device::inject`], beside those of the error injector:
+///
+/// | name | value | effect |
+/// | --- | --- | --- |
+/// | `badblocks` | `+START-END`, `-START-END` | 512-byte sectors, END inclusive, that fail with `IOERR` |
+/// | `badblocks_once` | `0`, `1` | a bad block is good again after it was hit |
+/// | `badblocks_partial_io` | `0`, `1` | what lies before a bad block is transferred |
+/// | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
+/// | `timeout`, `requeue` | `interval,probability,space,times`, or nothing for never | see [`crate::FaultAttr`] |
+/// | `power_cut` | nothing | what is in the write cache is lost; zones keep their write pointers |
+pub struct Null<Z: ZoneSet = LockedZones> {
+    shared: Arc<Shared<Z>>,
+    notes: Vec<String>,
+}
+
+/// What the device and its queues share.
+pub(crate) struct Shared<Z> {
+    pub(crate) geometry: Geometry,
+    pub(crate) limits: Limits,
+    pub(crate) config: NullConfig,
+    pub(crate) zones: Option<Z>,
+    pub(crate) data: Option<Data>,
+    pub(crate) faults: Faults,
+    pub(crate) bandwidth: Option<TokenBucket>,
+    /// The hardware queues that channels share; empty if each has its own.
+    pub(crate) queues: Box<[TagBudget]>,
+    next_queue: Mutex<usize>,
+}
+
+impl<Z> Shared<Z> {
+    /// The hardware queue of the next channel, as an index into `queues`.
+    fn next_queue(&self) -> Option<usize> {
+        if self.queues.is_empty() {
+            return None;
+        }
+        let mut next = self.next_queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = *next;
+        *next = (queue + 1) % self.queues.len();
+        Some(queue)
+    }
+}
+
+impl Null {
+    /// Makes a device.
+    ///
+    /// # Errors
+    /// If a parameter does not fit, or the system refuses memory.
+    pub fn open(config: NullConfig) -> Result<Arc<Null>, NullError> {
+        Null::open_with(config).map(Arc::new)
+    }
+}
+
+impl<Z: ZoneSet> Null<Z> {
+    /// Makes a device whose zones are guarded by `Z`.
+    ///
+    /// # Errors
+    /// As [`Null::open`].
+    pub fn open_with(config: NullConfig) -> Result<Null<Z>, NullError> {
+        let Shape { geometry, limits, config, notes } = Shape::new(&config)?;
+        let zones = geometry.zones.clone().map(|zones| {
+            let (sectors, full, data) = (geometry.sectors, config.zone_full, config.memory_backed);
+            Z::new(ZoneLayout { zones, sectors, full, data })
+        });
+        let data = match config.memory_backed {
+            true => Some(Data::new(config.size, config.cache_size)?),
+            false => None,
+        };
+        let bandwidth = (config.mbps > 0).then(|| {
+            let bytes_per_tick = (u64::from(config.mbps) << 20) / TICKS_PER_SECOND;
+            TokenBucket::new(bytes_per_tick, 1_000_000_000 / TICKS_PER_SECOND)
+        });
+        let depth = u32::from(config.hw_queue_depth);
+        let queues =
+            (0..config.submit_queues.unwrap_or(0)).map(|_| TagBudget::new(depth)).collect();
+        let shared = Shared {
+            faults: Faults::new(&config, geometry.block_sectors())?,
+            geometry,
+            limits,
+            config,
+            zones,
+            data,
+            bandwidth,
+            queues,
+            next_queue: Mutex::new(0),
+        };
+        Ok(Null { shared: Arc::new(shared), notes })
+    }
+
+    /// A sentence for each parameter that could not be had as asked, as null_blk corrects them.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The configuration as corrected.
+    pub fn config(&self) -> &NullConfig {
+        &self.shared.config
+    }
+
+    /// The zones, for a zoned device.
+    pub fn zones(&self) -> Option<&Z> {
+        self.shared.zones.as_ref()
+    }
+
+    fn check_sector(&self, sector: Sector) -> Result<(), DeviceError> {
+        let sectors = self.shared.geometry.sectors;
+        if sector.0 < sectors { Ok(()) } else { Err(DeviceError::OutOfRange { sector, sectors }) }
+    }
+
+    fn break_zone(
+        &self,
+        field: &'static str,
+        value: &str,
+        cond: ZoneCond,
+    ) -> Result<(), DeviceError> {
+        let invalid = |wanted: &str| {
+            let (value, wanted) = (value.to_owned(), wanted.to_owned());
+            DeviceError::Invalid { field, value, wanted }
+        };
+        let shared = &self.shared;
+        let (Some(zones), Some(geometry)) = (&shared.zones, &shared.geometry.zones) else {
+            return Err(invalid("only zoned devices have zones"));
+        };
+        let sector = value.trim().parse().map(Sector).map_err(|_| invalid("a sector"))?;
+        self.check_sector(sector)?;
+        let zone = geometry.zone_of(sector);
+        if geometry.is_conventional(zone) {
+            return Err(invalid("a sector of a sequential zone"));
+        }
+        zones.break_zone(zone, cond, &mut Eraser(shared.data.as_ref()));
+        Ok(())
+    }
+}
+
+impl<Z: ZoneSet> Device for Null<Z> {
+    type Queue = NullQueue<Z>;
+
+    fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    fn open_queue(&self) -> Result<NullQueue<Z>, DeviceError> {
+        Ok(NullQueue::new(Arc::clone(&self.shared), self.shared.next_queue()))
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.check_sector(from)?;
+        let shared = &self.shared;
+        if let (Some(zones), Some(geometry)) = (&shared.zones, &shared.geometry.zones) {
+            let first = geometry.zone_of(from).0;
+            let numbers = first..geometry.zone_count;
+            out.extend(numbers.take(zones_max).map(|number| zones.info(ZoneNo(number))));
+        }
+        Ok(())
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let shared = &self.shared;
+        let sectors = sectors.min(shared.geometry.sectors.saturating_sub(from.0)).max(1);
+        let nothing = |sectors| Extent { sectors, allocated: false, zero: false };
+        let Some(data) = &shared.data else { return nothing(sectors) };
+        if from.0 >= shared.geometry.sectors {
+            return nothing(sectors);
+        }
+        let (Some(zones), Some(geometry)) = (&shared.zones, &shared.geometry.zones) else {
+            return data.extent(from, sectors);
+        };
+        let zone = geometry.zone_of(from);
+        let zone_end = geometry.start_of(zone) + geometry.zone_sectors;
+        let sectors = sectors.min(zone_end - from);
+        match zones.readable_end(zone) {
+            // Above the write pointer a zone reads as 0xFF, and holds nothing.
+            Ok(end) if end > from => data.extent(from, sectors.min(end - from)),
+            _ => nothing(sectors),
+        }
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        let no_such_fault = || DeviceError::NoSuchFault { fault: injection.name().to_owned() };
+        let Injection::Device { name, value } = injection else { return Err(no_such_fault()) };
+        match name.as_str() {
+            "zone_readonly" => self.break_zone("zone_readonly", value, ZoneCond::ReadOnly),
+            "zone_offline" => self.break_zone("zone_offline", value, ZoneCond::Offline),
+            "power_cut" => {
+                if let Some(data) = &self.shared.data {
+                    data.power_cut();
+                }
+                Ok(())
+            }
+            _ if self.shared.faults.set(name, value)? => Ok(()),
+            _ => Err(no_such_fault()),
+        }
+    }
+}
+
+impl<Z: ZoneSet> fmt::Debug for Null<Z> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Null").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}

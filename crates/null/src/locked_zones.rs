@@ -1,0 +1,241 @@
+//! Zones with a lock each: spinning without data, sleeping while data are copied.
+//!
+//! Conventional zones have nothing that changes and need no lock. Open and active zones are counted
+//! behind a lock of their own, which is never touched where no limit is set
+//! ([`blockyard_sync::zone_table`]).
+
+use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
+use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
+use blockyard_sync::lock::Lock;
+use blockyard_sync::rank::ranks;
+use blockyard_sync::sleep_lock::SleepLock;
+use blockyard_sync::spin_lock::SpinLock;
+use blockyard_sync::zone_resources::{Grant, Holding, ZoneCounts, ZoneLimits};
+use blockyard_sync::zone_table::{Attempt, Claim, Openable, ZoneTable};
+
+use crate::shape::zone_sectors;
+use crate::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
+
+type Spinning = ZoneTable<Zone, SpinLock<Zone, { ranks::ZONE }>>;
+type Sleeping = ZoneTable<Zone, SleepLock<Zone, { ranks::ZONE }>>;
+
+/// Zones with a lock each.
+#[derive(Debug)]
+pub struct LockedZones {
+    table: Table,
+    geometry: ZoneGeometry,
+    sectors: u64,
+}
+
+#[derive(Debug)]
+enum Table {
+    Spinning(Spinning),
+    Sleeping(Sleeping),
+}
+
+/// Calls a method of whichever table there is.
+macro_rules! on_table {
+    ($self:expr, $table:ident => $call:expr) => {
+        match &$self.table {
+            Table::Spinning($table) => $call,
+            Table::Sleeping($table) => $call,
+        }
+    };
+}
+
+impl LockedZones {
+    /// Open and active zones now; `None` where no limit is set.
+    pub fn counts(&self) -> Option<ZoneCounts> {
+        on_table!(self, table => table.counts())
+    }
+
+    /// Where a conventional zone ends.
+    #[inline]
+    fn conventional_end(&self, zone: ZoneNo) -> Sector {
+        Sector(self.geometry.start_of(ZoneNo(zone.0 + 1)).0.min(self.sectors))
+    }
+}
+
+/// A write to a conventional zone: nobody needs to wait for anybody.
+#[inline]
+fn write_anywhere<T: Transfer>(
+    start: Sector,
+    end: Sector,
+    at: Sector,
+    sectors: u64,
+    transfer: &mut T,
+) -> Result<(), Status> {
+    if at < start || at > end || sectors > end - at {
+        return Err(Status::IoErr);
+    }
+    let (sectors, status) = transfer.admit(at, sectors);
+    transfer.copy(at, sectors);
+    if status.is_ok() { Ok(()) } else { Err(status) }
+}
+
+/// The status that goes with a refusal, if it is one.
+#[inline]
+fn refusal(grant: Grant) -> Status {
+    match grant {
+        Grant::Yes | Grant::MakeRoom => Status::Ok,
+        Grant::OpenLimit => Status::ZoneOpenResource,
+        Grant::ActiveLimit => Status::ZoneActiveResource,
+    }
+}
+
+/// Writes to a zone that is locked and has permitted it, which leads to `to`.
+#[inline]
+fn put<T: Transfer>(
+    zone: &mut Zone,
+    claim: &mut Claim<'_>,
+    to: ZoneCond,
+    at: Sector,
+    sectors: u64,
+    transfer: &mut T,
+) -> Attempt<Result<Sector, Status>> {
+    if to != zone.cond() {
+        match claim.take(zone.holding(), holding_of(to)) {
+            Grant::Yes => zone.enter(to),
+            Grant::MakeRoom => return Attempt::MakeRoom,
+            limit => return Attempt::Done(Err(refusal(limit))),
+        }
+    }
+    let (sectors, status) = transfer.admit(at, sectors);
+    transfer.copy(at, sectors);
+    zone.advance(sectors);
+    if zone.cond() == ZoneCond::Full {
+        claim.settle(holding_of(to), Holding::Nothing);
+    }
+    Attempt::Done(if status.is_ok() { Ok(at) } else { Err(status) })
+}
+
+fn manage<L: Lock<Zone>, E: Erase>(
+    table: &ZoneTable<Zone, L>,
+    number: ZoneNo,
+    op: ZoneOp,
+    erase: &mut E,
+) -> Result<(), Status> {
+    table.change(number.0, |zone, claim| {
+        let step = match zone.step(op) {
+            Ok(step) => step,
+            Err(status) => return Attempt::Done(Err(status)),
+        };
+        match claim.take(zone.holding(), step.through) {
+            Grant::Yes => {}
+            Grant::MakeRoom => return Attempt::MakeRoom,
+            limit => return Attempt::Done(Err(refusal(limit))),
+        }
+        if step.to == ZoneCond::Empty && zone.wp() > zone.start() {
+            erase.erase(zone.start(), zone.end() - zone.start());
+        }
+        zone.enter(step.to);
+        claim.settle(step.through, zone.holding());
+        Attempt::Done(Ok(()))
+    })
+}
+
+fn break_zone<L: Lock<Zone>, E: Erase>(
+    table: &ZoneTable<Zone, L>,
+    number: ZoneNo,
+    cond: ZoneCond,
+    erase: &mut E,
+) {
+    table.change(number.0, |zone, claim| {
+        debug_assert!(zone.cond() != ZoneCond::NotWp, "conventional zones do not break");
+        if zone.cond() == cond {
+            erase.erase(zone.start(), zone.end() - zone.start());
+            zone.enter(ZoneCond::Empty);
+        } else {
+            claim.settle(zone.holding(), Holding::Nothing);
+            zone.enter(cond);
+        }
+        Attempt::Done(())
+    });
+}
+
+impl ZoneSet for LockedZones {
+    fn new(layout: ZoneLayout) -> LockedZones {
+        let ZoneLayout { zones: geometry, sectors, full, data } = layout;
+        let zone = |number: u32| {
+            let start = geometry.start_of(ZoneNo(number));
+            let length = zone_sectors(&geometry, sectors, start);
+            if geometry.is_conventional(ZoneNo(number)) {
+                return Zone::conventional(start, length);
+            }
+            let capacity = geometry.zone_capacity_sectors.min(length);
+            let mut zone = Zone::sequential(start, length, capacity);
+            if full {
+                zone.fill();
+            }
+            zone
+        };
+        let limits = ZoneLimits { open_max: geometry.open_max, active_max: geometry.active_max };
+        let zones = (0..geometry.zone_count as usize).map(|number| zone(number as u32));
+        let table = match data {
+            false => Table::Spinning(ZoneTable::new(zones, limits)),
+            true => Table::Sleeping(ZoneTable::new(zones, limits)),
+        };
+        LockedZones { table, geometry, sectors }
+    }
+
+    #[inline]
+    fn write<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        at: Sector,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<(), Status> {
+        if self.geometry.is_conventional(number) {
+            let start = self.geometry.start_of(number);
+            return write_anywhere(start, self.conventional_end(number), at, sectors, transfer);
+        }
+        let write = |zone: &mut Zone, claim: &mut Claim<'_>| match zone.step_write(at, sectors) {
+            Ok(to) => put(zone, claim, to, at, sectors, transfer),
+            Err(status) => Attempt::Done(Err(status)),
+        };
+        on_table!(self, table => table.change(number.0, write)).map(drop)
+    }
+
+    #[inline]
+    fn append<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<Sector, Status> {
+        let append = |zone: &mut Zone, claim: &mut Claim<'_>| match zone.step_append(sectors) {
+            Ok(to) => put(zone, claim, to, zone.wp(), sectors, transfer),
+            Err(status) => Attempt::Done(Err(status)),
+        };
+        on_table!(self, table => table.change(number.0, append))
+    }
+
+    fn manage<E: Erase>(&self, number: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status> {
+        on_table!(self, table => manage(table, number, op, erase))
+    }
+
+    fn reset_all<E: Erase>(&self, erase: &mut E) {
+        for number in self.geometry.conventional_count..self.geometry.zone_count {
+            // No zone refuses to be one of all.
+            let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
+            debug_assert_eq!(done, Ok(()));
+        }
+    }
+
+    #[inline]
+    fn readable_end(&self, number: ZoneNo) -> Result<Sector, Status> {
+        if self.geometry.is_conventional(number) {
+            return Ok(self.conventional_end(number));
+        }
+        on_table!(self, table => table.look(number.0, Zone::readable_end))
+    }
+
+    fn info(&self, number: ZoneNo) -> ZoneInfo {
+        on_table!(self, table => table.look(number.0, Zone::info))
+    }
+
+    fn break_zone<E: Erase>(&self, number: ZoneNo, cond: ZoneCond, erase: &mut E) {
+        on_table!(self, table => break_zone(table, number, cond, erase));
+    }
+}

@@ -1,0 +1,289 @@
+//! What becomes of a configuration: null_blk's checks and corrections, in its order.
+//!
+//! What null_blk corrects silently is corrected here too, and noted in words.
+
+use blockyard_core::{Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
+
+use crate::config::NullConfig;
+use crate::error::NullError;
+
+/// Largest bandwidth limit in MiB/s, as in null_blk.
+const MBPS_MAX: u32 = 40960;
+/// Most requests of a queue: tags are 16 bits, of which one means none.
+const DEPTH_MAX: u16 = 32768;
+/// Smallest write cache: a page.
+const CACHE_MIN: u64 = 4096;
+/// Largest device: sectors and pages stay far from overflow.
+const SIZE_MAX: u64 = 1 << 60;
+/// Longest that a request may take, so that sums of times cannot overflow: an hour.
+const WAIT_NS_MAX: u64 = 3_600_000_000_000;
+
+fn invalid(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> NullError {
+    NullError::invalid(field, value, wanted)
+}
+
+/// A configuration that holds together.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) geometry: Geometry,
+    pub(crate) limits: Limits,
+    /// The configuration as corrected.
+    pub(crate) config: NullConfig,
+    /// A sentence for each correction.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Shape {
+    pub(crate) fn new(config: &NullConfig) -> Result<Shape, NullError> {
+        let mut config = config.clone();
+        let mut notes = Vec::new();
+        check_plain(&config)?;
+        correct_plain(&mut config, &mut notes);
+        let zones = match config.zoned {
+            true => Some(zones(&mut config, &mut notes)?),
+            false => None,
+        };
+        let geometry = Geometry {
+            sectors: config.size / SECTOR_BYTES,
+            logical_block_bytes: config.bs,
+            physical_block_bytes: config.bs,
+            zones,
+        };
+        let limits = limits(&config, &geometry);
+        Ok(Shape { geometry, limits, config, notes })
+    }
+}
+
+fn check_plain(config: &NullConfig) -> Result<(), NullError> {
+    if !config.bs.is_power_of_two() || !(512..=4096).contains(&config.bs) {
+        return Err(invalid("bs", config.bs, "512, 1024, 2048 or 4096"));
+    }
+    let bs = u64::from(config.bs);
+    if config.size == 0 || config.size > SIZE_MAX || !config.size.is_multiple_of(bs) {
+        let wanted = format!("a multiple of bs ({bs}), from {bs} to 2^60 bytes");
+        return Err(invalid("size", config.size, wanted));
+    }
+    let block_sectors = config.bs / SECTOR_BYTES as u32;
+    if config.max_sectors != 0 && config.max_sectors < block_sectors {
+        let wanted = format!("0, or at least a block ({block_sectors} sectors)");
+        return Err(invalid("max_sectors", config.max_sectors, wanted));
+    }
+    if !(1..=DEPTH_MAX).contains(&config.hw_queue_depth) {
+        let wanted = format!("1 to {DEPTH_MAX}");
+        return Err(invalid("hw_queue_depth", config.hw_queue_depth, wanted));
+    }
+    if config.completion_nsec > WAIT_NS_MAX {
+        let wanted = "at most an hour (3600000000000)";
+        return Err(invalid("completion_nsec", config.completion_nsec, wanted));
+    }
+    if !(1..=WAIT_NS_MAX / 1_000_000).contains(&config.request_timeout_ms) {
+        let wanted = "1 to an hour (3600000)";
+        return Err(invalid("request_timeout_ms", config.request_timeout_ms, wanted));
+    }
+    let cache = config.cache_size;
+    if cache != 0 && !(CACHE_MIN..=SIZE_MAX).contains(&cache) {
+        return Err(invalid("cache_size", cache, "0, or at least 4096 bytes"));
+    }
+    Ok(())
+}
+
+fn correct_plain(config: &mut NullConfig, notes: &mut Vec<String>) {
+    if let Some(queues) = config.submit_queues {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        let corrected = queues.clamp(1, processors);
+        if corrected != queues {
+            notes.push(format!("submit_queues: {queues} becomes {corrected}"));
+            config.submit_queues = Some(corrected);
+        }
+    }
+    if config.mbps > MBPS_MAX {
+        notes.push(format!("mbps: {} becomes {MBPS_MAX}", config.mbps));
+        config.mbps = MBPS_MAX;
+    }
+    if config.cache_size != 0 && !config.memory_backed {
+        notes.push("cache_size: ignored without memory_backed".to_owned());
+        config.cache_size = 0;
+    }
+    if config.discard && !config.memory_backed {
+        notes.push("discard: ignored without memory_backed".to_owned());
+        config.discard = false;
+    }
+    if config.discard && config.zoned {
+        notes.push("discard: ignored in zoned mode".to_owned());
+        config.discard = false;
+    }
+}
+
+/// The zones, by the steps of null_blk's `null_init_zoned_dev`.
+fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometry, NullError> {
+    let (size, zone_size, bs) = (config.size, config.zone_size, u64::from(config.bs));
+    if !zone_size.is_power_of_two() || zone_size < bs {
+        let wanted = format!("a power of two of at least bs ({bs})");
+        return Err(invalid("zone_size", zone_size, wanted));
+    }
+    if zone_size > size {
+        return Err(invalid("zone_size", zone_size, format!("at most size ({size})")));
+    }
+    let capacity = if config.zone_capacity == 0 { zone_size } else { config.zone_capacity };
+    if capacity > zone_size || !capacity.is_multiple_of(bs) {
+        let wanted = format!("a multiple of bs ({bs}), at most zone_size ({zone_size})");
+        return Err(invalid("zone_capacity", capacity, wanted));
+    }
+    if capacity < zone_size && !size.is_multiple_of(zone_size) {
+        let wanted = format!(
+            "a multiple of zone_size ({zone_size}): a smaller last zone is not allowed with \
+             zone_capacity below zone_size"
+        );
+        return Err(invalid("size", size, wanted));
+    }
+    let Ok(zone_count) = u32::try_from(size.div_ceil(zone_size)) else {
+        let wanted = format!("at least {}: there may be 2^32 - 1 zones", size >> 32);
+        return Err(invalid("zone_size", zone_size, wanted));
+    };
+    let mut correct = |field: &'static str, value: &mut u32, corrected: u32| {
+        if *value != corrected {
+            notes.push(format!("{field}: {value} becomes {corrected}"));
+            *value = corrected;
+        }
+    };
+    let conventional = config.zone_nr_conv.min(zone_count - 1);
+    correct("zone_nr_conv", &mut config.zone_nr_conv, conventional);
+    let append_max = u64::from(config.zone_append_max_sectors) * SECTOR_BYTES;
+    let append_max = (append_max / bs * bs).min(capacity) / SECTOR_BYTES;
+    // Not noted: the default is above every capacity.
+    config.zone_append_max_sectors = append_max as u32;
+    let sequential = zone_count - conventional;
+    if config.zone_max_active >= sequential {
+        correct("zone_max_active", &mut config.zone_max_active, 0);
+    }
+    if config.zone_max_active != 0 && config.zone_max_open > config.zone_max_active {
+        let active_max = config.zone_max_active;
+        correct("zone_max_open", &mut config.zone_max_open, active_max);
+    } else if config.zone_max_open >= sequential {
+        correct("zone_max_open", &mut config.zone_max_open, 0);
+    }
+    Ok(ZoneGeometry {
+        zone_sectors: zone_size / SECTOR_BYTES,
+        zone_capacity_sectors: capacity / SECTOR_BYTES,
+        zone_count,
+        conventional_count: conventional,
+        open_max: config.zone_max_open,
+        active_max: config.zone_max_active,
+    })
+}
+
+fn limits(config: &NullConfig, geometry: &Geometry) -> Limits {
+    let mut limits = Limits::unlimited(config.hw_queue_depth);
+    if config.max_sectors != 0 {
+        let block = geometry.block_sectors();
+        limits.sectors_max = u64::from(config.max_sectors) / block * block;
+    }
+    if !config.discard {
+        limits.discard_sectors_max = 0;
+    }
+    limits.write_cache = config.cache_size != 0;
+    limits.fua = config.fua && limits.write_cache;
+    if let Some(zones) = &geometry.zones {
+        limits.chunk_sectors = zones.zone_sectors;
+        limits.zone_append_sectors_max = u64::from(config.zone_append_max_sectors);
+    }
+    limits
+}
+
+/// Length of a zone: the last may be shorter.
+pub(crate) fn zone_sectors(zones: &ZoneGeometry, device_sectors: u64, start: Sector) -> u64 {
+    zones.zone_sectors.min(device_sectors - start.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zoned() -> NullConfig {
+        NullConfig { size: 64 << 20, zoned: true, zone_size: 1 << 20, ..NullConfig::default() }
+    }
+
+    fn refused(config: NullConfig) -> &'static str {
+        match Shape::new(&config) {
+            Err(NullError::Invalid { field, .. }) => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused_by_name() {
+        let plain = NullConfig::default;
+        assert_eq!(refused(NullConfig { bs: 768, ..plain() }), "bs");
+        assert_eq!(refused(NullConfig { bs: 0, ..plain() }), "bs");
+        assert_eq!(refused(NullConfig { bs: 8192, ..plain() }), "bs");
+        assert_eq!(refused(NullConfig { size: 0, ..plain() }), "size");
+        assert_eq!(refused(NullConfig { size: 4097, ..plain() }), "size");
+        assert_eq!(refused(NullConfig { size: !511, ..plain() }), "size");
+        assert_eq!(refused(NullConfig { bs: 4096, max_sectors: 7, ..plain() }), "max_sectors");
+        assert_eq!(refused(NullConfig { hw_queue_depth: 0, ..plain() }), "hw_queue_depth");
+        assert_eq!(refused(NullConfig { hw_queue_depth: 65535, ..plain() }), "hw_queue_depth");
+        assert_eq!(refused(NullConfig { completion_nsec: u64::MAX, ..plain() }), "completion_nsec");
+        assert_eq!(refused(NullConfig { request_timeout_ms: 0, ..plain() }), "request_timeout_ms");
+        let cached = NullConfig { memory_backed: true, cache_size: 100, ..plain() };
+        assert_eq!(refused(cached), "cache_size");
+        assert_eq!(refused(NullConfig { zone_size: 0, ..zoned() }), "zone_size");
+        assert_eq!(refused(NullConfig { zone_size: 3 << 20, ..zoned() }), "zone_size");
+        assert_eq!(refused(NullConfig { zone_size: 128 << 20, ..zoned() }), "zone_size");
+        assert_eq!(refused(NullConfig { zone_capacity: 2 << 20, ..zoned() }), "zone_capacity");
+        assert_eq!(refused(NullConfig { zone_capacity: 1000, ..zoned() }), "zone_capacity");
+        let runt = NullConfig { size: (64 << 20) + 4096, zone_capacity: 4096, ..zoned() };
+        assert_eq!(refused(runt), "size");
+        let many = NullConfig { size: 1 << 60, zone_size: 4096, ..zoned() };
+        assert_eq!(refused(many), "zone_size");
+    }
+
+    #[test]
+    fn corrections_are_those_of_null_blk_and_are_noted() {
+        let config = NullConfig {
+            zone_nr_conv: 100,
+            zone_max_active: 1,
+            discard: true,
+            cache_size: 1 << 20,
+            mbps: 50_000,
+            ..zoned()
+        };
+        let shape = Shape::new(&config).unwrap();
+        let zones = shape.geometry.zones.unwrap();
+        assert_eq!((zones.zone_count, zones.conventional_count), (64, 63));
+        assert_eq!(zones.active_max, 0);
+        assert_eq!((shape.config.mbps, shape.config.cache_size), (40960, 0));
+        assert_eq!(shape.limits.discard_sectors_max, 0);
+        assert_eq!(shape.notes.len(), 5, "{:?}", shape.notes);
+
+        let config = NullConfig { zone_max_open: 9, zone_max_active: 6, ..zoned() };
+        let zones = Shape::new(&config).unwrap().geometry.zones.unwrap();
+        assert_eq!((zones.open_max, zones.active_max), (6, 6));
+        let config = NullConfig { zone_max_open: 64, ..zoned() };
+        assert_eq!(Shape::new(&config).unwrap().geometry.zones.unwrap().open_max, 0);
+        let queues = NullConfig { submit_queues: Some(0), ..zoned() };
+        assert_eq!(Shape::new(&queues).unwrap().config.submit_queues, Some(1));
+    }
+
+    #[test]
+    fn runts_and_append_limits() {
+        let shape = Shape::new(&NullConfig { size: (64 << 20) + 8192, ..zoned() }).unwrap();
+        let zones = shape.geometry.zones.unwrap();
+        assert_eq!(zones.zone_count, 65);
+        assert_eq!(zone_sectors(&zones, shape.geometry.sectors, Sector(64 << 11)), 16);
+        assert_eq!(shape.limits.zone_append_sectors_max, 2048);
+        let config = NullConfig { bs: 4096, zone_append_max_sectors: 15, ..zoned() };
+        assert_eq!(Shape::new(&config).unwrap().limits.zone_append_sectors_max, 8);
+        let config = NullConfig { zone_append_max_sectors: 0, ..zoned() };
+        assert_eq!(Shape::new(&config).unwrap().limits.zone_append_sectors_max, 0);
+    }
+
+    #[test]
+    fn fua_counts_only_with_a_cache() {
+        let config = NullConfig { memory_backed: true, ..NullConfig::default() };
+        let limits = Shape::new(&config).unwrap().limits;
+        assert!(!limits.write_cache && !limits.fua);
+        let config = NullConfig { cache_size: 1 << 20, ..config };
+        let limits = Shape::new(&config).unwrap().limits;
+        assert!(limits.write_cache && limits.fua);
+    }
+}

@@ -1,0 +1,315 @@
+//! The memory behind a device: one mapping of its whole size, of which the system provides only
+//! what is written, and a map of the pages that hold data.
+//!
+//! A page that was never written, or was discarded, is not touched even by a read: it is known to be
+//! zero. So a device of terabytes costs memory, page tables included, for what was written only. The
+//! grain is a page of 4 KiB; devices up to [`HUGE_MAX_BYTES`] are mapped with huge pages, which
+//! spare the processor address translations, and cost 2 MiB for the first write to each 2 MiB.
+//!
+//! I/O that overlaps in time on the same sectors may tear, as on any disk: the bytes are copied
+//! through raw pointers, no reference to them exists, and whoever reads what another thread writes
+//! finds old bytes, new bytes or a mixture.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use blockyard_sync::page_bitmap::PageBitmap;
+
+use crate::error::NullError;
+
+/// Grain of allocation in bytes.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// Largest device that is mapped with huge pages.
+const HUGE_MAX_BYTES: u64 = 64 << 20;
+/// Size of a huge page.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// A run of bytes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) len_bytes: u64,
+    /// Whether it was written; if not, it is zeros for which no memory is held.
+    pub(crate) written: bool,
+}
+
+/// The memory behind a device.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    /// First byte of the device, in the mapping.
+    base: NonNull<u8>,
+    len_bytes: u64,
+    mapping: NonNull<u8>,
+    mapping_len: usize,
+    written: PageBitmap,
+}
+
+// SAFETY: the mapping is reached through raw pointers only, see the head of this file; everything
+// else in here is Sync by itself.
+unsafe impl Send for Storage {}
+// SAFETY: as for Send.
+unsafe impl Sync for Storage {}
+
+impl Storage {
+    /// Maps a device of `len_bytes` zeros.
+    pub(crate) fn new(len_bytes: u64) -> Result<Storage, NullError> {
+        let refused = |errno| NullError::Memory { len_bytes, errno };
+        let pages = len_bytes.div_ceil(PAGE_BYTES);
+        let mapping_len = usize::try_from(pages * PAGE_BYTES)
+            .ok()
+            .and_then(|len| len.checked_add(HUGE_BYTES))
+            .ok_or_else(|| refused(libc::ENOMEM))?;
+        // SAFETY: an anonymous mapping at an address of the system's choice touches no other memory.
+        let mapping = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapping_len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapping == libc::MAP_FAILED {
+            return Err(refused(last_errno()));
+        }
+        let mapping = NonNull::new(mapping.cast::<u8>()).ok_or_else(|| refused(libc::ENOMEM))?;
+        let skip = mapping.as_ptr().align_offset(HUGE_BYTES);
+        // SAFETY: `skip` is below HUGE_BYTES, by which the mapping is longer than the device.
+        let base = unsafe { mapping.add(skip) };
+        let huge = len_bytes <= HUGE_MAX_BYTES;
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        let rounded = (pages * PAGE_BYTES) as usize;
+        // SAFETY: the range lies in the mapping. Without support for huge pages the advice fails,
+        // and the mapping works all the same.
+        unsafe { libc::madvise(base.as_ptr().cast(), rounded, advice) };
+        let written = PageBitmap::new(pages);
+        Ok(Storage { base, len_bytes, mapping, mapping_len, written })
+    }
+
+    /// Address of a byte of the device.
+    ///
+    /// # Panics
+    /// If the range does not lie on the device: the stack has checked it.
+    #[inline]
+    fn address(&self, at: u64, len_bytes: u64) -> *mut u8 {
+        let fits = at <= self.len_bytes && len_bytes <= self.len_bytes - at;
+        assert!(fits, "{len_bytes} bytes at {at} lie beyond the device");
+        // SAFETY: the range was just found to lie on the device, which is inside the mapping.
+        unsafe { self.base.as_ptr().add(at as usize) }
+    }
+
+    /// Copies from the device.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `len_bytes`.
+    #[inline]
+    pub(crate) unsafe fn read(&self, at: u64, into: *mut u8, len_bytes: usize) {
+        let from = self.address(at, len_bytes as u64);
+        let page = at / PAGE_BYTES;
+        let one_page = (at + len_bytes as u64).div_ceil(PAGE_BYTES) <= page + 1;
+        if one_page && self.written.get(page) {
+            // SAFETY: `address` checked the source, the caller's contract covers the destination,
+            // and buffers lie outside of this mapping.
+            unsafe { into.copy_from_nonoverlapping(from, len_bytes) };
+        } else {
+            // SAFETY: this function's own contract.
+            unsafe { self.read_runs(at, into, len_bytes) };
+        }
+    }
+
+    /// Copies written pages and makes zeros of the others.
+    ///
+    /// # Safety
+    /// As for `read`.
+    unsafe fn read_runs(&self, at: u64, into: *mut u8, len_bytes: usize) {
+        let end = at + len_bytes as u64;
+        let mut next = at;
+        while next < end {
+            let Run { len_bytes: run, written } = self.run(next, end);
+            let from = self.address(next, run);
+            // SAFETY: the run lies between `at` and `end`, so both sides are as long as `read`'s
+            // contract says.
+            unsafe {
+                let into = into.add((next - at) as usize);
+                if written {
+                    into.copy_from_nonoverlapping(from, run as usize);
+                } else {
+                    into.write_bytes(0, run as usize);
+                }
+            }
+            next += run;
+        }
+    }
+
+    /// The run of one kind that starts at `at`, at most up to `end`, which lies beyond `at` and on
+    /// the device.
+    pub(crate) fn run(&self, at: u64, end: u64) -> Run {
+        let page = at / PAGE_BYTES;
+        let (written, pages) = self.written.run(page, end.div_ceil(PAGE_BYTES));
+        let run_end = ((page + pages) * PAGE_BYTES).min(end);
+        Run { len_bytes: run_end - at, written }
+    }
+
+    /// Copies to the device.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `len_bytes`.
+    #[inline]
+    pub(crate) unsafe fn write(&self, at: u64, from: *const u8, len_bytes: usize) {
+        let into = self.address(at, len_bytes as u64);
+        // SAFETY: `address` checked the destination, the caller's contract covers the source, and
+        // buffers lie outside of this mapping.
+        unsafe { into.copy_from_nonoverlapping(from, len_bytes) };
+        self.mark(at, len_bytes as u64);
+    }
+
+    /// Notes that a range holds data, which it does already.
+    #[inline]
+    pub(crate) fn mark(&self, at: u64, len_bytes: u64) {
+        for page in at / PAGE_BYTES..(at + len_bytes).div_ceil(PAGE_BYTES) {
+            self.written.set(page);
+        }
+    }
+
+    /// Makes a range zero. With `keep` it stays, or becomes, allocated; otherwise its memory is
+    /// freed where it covers whole pages.
+    pub(crate) fn zero(&self, at: u64, len_bytes: u64, keep: bool) {
+        let into = self.address(at, len_bytes);
+        if keep {
+            // SAFETY: `address` checked the range.
+            unsafe { into.write_bytes(0, len_bytes as usize) };
+            self.mark(at, len_bytes);
+            return;
+        }
+        let end = at + len_bytes;
+        let first = at.next_multiple_of(PAGE_BYTES);
+        // The device's last page may be a part of one.
+        let after = if end == self.len_bytes { end.next_multiple_of(PAGE_BYTES) } else { end };
+        let after = after / PAGE_BYTES * PAGE_BYTES;
+        if first >= after {
+            self.zero_in_page(at, len_bytes);
+            return;
+        }
+        self.zero_in_page(at, first - at);
+        self.free(first, after);
+        self.zero_in_page(after, end.saturating_sub(after));
+    }
+
+    /// Zeroes a part of one or two pages by hand, where they hold anything.
+    fn zero_in_page(&self, at: u64, len_bytes: u64) {
+        let end = at + len_bytes;
+        let mut next = at;
+        while next < end {
+            let page_end = (next / PAGE_BYTES + 1) * PAGE_BYTES;
+            let part = page_end.min(end) - next;
+            if self.written.get(next / PAGE_BYTES) {
+                // SAFETY: `address` checks the range.
+                unsafe { self.address(next, part).write_bytes(0, part as usize) };
+            }
+            next += part;
+        }
+    }
+
+    /// Frees whole pages: first from the map, then from memory.
+    fn free(&self, first: u64, after: u64) {
+        self.written.clear(first / PAGE_BYTES, after / PAGE_BYTES);
+        let len = (after - first) as usize;
+        // SAFETY: both ends are page boundaries of the mapping; private anonymous memory that is
+        // not needed reads as zeros afterwards.
+        let answer = unsafe {
+            libc::madvise(self.base.as_ptr().add(first as usize).cast(), len, libc::MADV_DONTNEED)
+        };
+        assert_eq!(answer, 0, "our own pages can be freed: errno {}", last_errno());
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // SAFETY: this very mapping was made in `new`, and nobody borrows from it.
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapping_len) };
+    }
+}
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Pages that the process holds in memory.
+#[cfg(test)]
+pub(crate) fn resident_pages() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(storage: &Storage, at: u64, data: &[u8]) {
+        // SAFETY: a slice is valid for its length.
+        unsafe { storage.write(at, data.as_ptr(), data.len()) }
+    }
+
+    fn read(storage: &Storage, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0xaa; len];
+        // SAFETY: a vector is valid for its length.
+        unsafe { storage.read(at, data.as_mut_ptr(), len) };
+        data
+    }
+
+    #[test]
+    fn agrees_with_a_plain_vector() {
+        const LEN: u64 = 40 * PAGE_BYTES + 1024;
+        let storage = Storage::new(LEN).unwrap();
+        let mut plain = vec![0u8; LEN as usize];
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        for round in 0..3000u64 {
+            let at = next(LEN / 512) * 512;
+            let len = (512 * (1 + next(40))).min(LEN - at);
+            let range = at as usize..(at + len) as usize;
+            match next(4) {
+                0 => {
+                    let data = vec![round as u8 | 1; len as usize];
+                    write(&storage, at, &data);
+                    plain[range].copy_from_slice(&data);
+                }
+                1 => {
+                    storage.zero(at, len, next(2) == 0);
+                    plain[range].fill(0);
+                }
+                2 => assert_eq!(read(&storage, at, len as usize), plain[range], "{round}"),
+                _ => {
+                    let run = storage.run(at, at + len);
+                    assert!(run.len_bytes > 0 && run.len_bytes <= len);
+                    let kind = at as usize..(at + run.len_bytes) as usize;
+                    assert!(run.written || plain[kind].iter().all(|&byte| byte == 0));
+                }
+            }
+        }
+        assert_eq!(read(&storage, 0, LEN as usize), plain);
+        storage.zero(0, LEN, false);
+        assert_eq!(storage.run(0, LEN), Run { len_bytes: LEN, written: false });
+    }
+
+    #[test]
+    fn ten_terabytes_cost_what_was_written() {
+        const LEN: u64 = 10 << 40;
+        let before = resident_pages();
+        let storage = Storage::new(LEN).unwrap();
+        for part in 0..64 {
+            write(&storage, part * (LEN / 64), &[7; 4096]);
+        }
+        assert_eq!(read(&storage, LEN - 4096, 4096), [0; 4096]);
+        let hole = Run { len_bytes: LEN / 64 - 4096, written: false };
+        assert_eq!(storage.run(4096, LEN), hole);
+        // A page of data, one or two of page tables and of the map each; tests run side by side.
+        let grown = resident_pages().saturating_sub(before) * 4096;
+        assert!(grown < 64 << 20, "{grown} bytes");
+    }
+}

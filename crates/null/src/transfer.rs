@@ -1,0 +1,205 @@
+//! One request carried out: which way its data go, and what it ends with.
+
+use blockyard_core::zone::ZoneOp;
+use blockyard_core::{Flags, Op, Sector, Started, Status, ZoneNo};
+
+use crate::data::Data;
+use crate::device::Shared;
+use crate::faults::Faults;
+use crate::zone_set::{Erase, Transfer, ZoneSet};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// With this status.
+    Done(Status),
+    /// As an append that landed here.
+    Landed(Sector),
+    /// Nothing was done: it must be offered again bio by bio, because only some of them fail.
+    BreakUp,
+}
+
+/// The data of a write, an append or a write-zeroes.
+struct Outbound<'a> {
+    started: &'a Started,
+    data: Option<&'a Data>,
+    /// Set while bad blocks are armed.
+    faults: Option<&'a Faults>,
+}
+
+impl Transfer for Outbound<'_> {
+    #[inline]
+    fn admit(&mut self, at: Sector, sectors: u64) -> (u64, Status) {
+        match self.faults {
+            None => (sectors, Status::Ok),
+            Some(faults) => admit(faults, at, sectors, self.started.is_merged()),
+        }
+    }
+
+    #[inline]
+    fn copy(&mut self, at: Sector, sectors: u64) {
+        let Some(data) = self.data else { return };
+        let flags = self.started.flags();
+        if self.started.op() == Op::WriteZeroes {
+            data.zero(at, sectors, flags.contains(Flags::NOUNMAP));
+            return;
+        }
+        let through = flags.contains(Flags::FUA);
+        let (mut at, mut left) = (at, Sector(sectors).bytes() as usize);
+        for segment in self.started.segments() {
+            data.write(at, &segment, left, through);
+            if left <= segment.len_bytes {
+                break;
+            }
+            left -= segment.len_bytes;
+            at += Sector::containing(segment.len_bytes as u64).0;
+        }
+    }
+}
+
+/// How much may be transferred in spite of bad blocks, and the status then.
+#[cold]
+fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Status) {
+    match faults.before_bad(at, sectors, merged) {
+        None => (sectors, Status::Ok),
+        Some(good) => (good, Status::IoErr),
+    }
+}
+
+/// Frees the memory of zones that become empty.
+pub(crate) struct Eraser<'a>(pub(crate) Option<&'a Data>);
+
+impl Erase for Eraser<'_> {
+    fn erase(&mut self, start: Sector, sectors: u64) {
+        if let Some(data) = self.0 {
+            data.zero(start, sectors, false);
+        }
+    }
+}
+
+impl<Z: ZoneSet> Shared<Z> {
+    /// Carries a request out. `faults` is set while bad blocks are armed.
+    #[inline]
+    pub(crate) fn carry_out(&self, started: &Started, faults: Option<&Faults>) -> Outcome {
+        let outcome = match started.op() {
+            Op::Read => Outcome::Done(self.read(started, faults)),
+            Op::Write => Outcome::Done(self.write(started, faults)),
+            Op::ZoneAppend => self.append(started, faults),
+            _ => Outcome::Done(self.carry_out_rare(started, faults)),
+        };
+        match outcome {
+            Outcome::Done(status) if !status.is_ok() && started.is_merged() => Outcome::BreakUp,
+            outcome => outcome,
+        }
+    }
+
+    /// The zone that a request lies in, unless it crosses into another.
+    #[inline]
+    fn zone_of(&self, started: &Started) -> Option<ZoneNo> {
+        let zones = self.geometry.zones.as_ref()?;
+        let zone = zones.zone_of(started.sector());
+        let last = zones.zone_of(Sector(started.end().0 - 1));
+        (zone == last && zone.0 < zones.zone_count).then_some(zone)
+    }
+
+    #[inline]
+    fn read(&self, started: &Started, faults: Option<&Faults>) -> Status {
+        let mut readable_end = Sector::NONE;
+        if let Some(zones) = &self.zones {
+            let Some(zone) = self.zone_of(started) else { return Status::IoErr };
+            match zones.readable_end(zone) {
+                Ok(end) => readable_end = end,
+                Err(status) => return status,
+            }
+        }
+        let (sectors, status) = match faults {
+            None => (started.sectors(), Status::Ok),
+            Some(faults) => admit(faults, started.sector(), started.sectors(), started.is_merged()),
+        };
+        let Some(data) = &self.data else { return status };
+        let (mut at, end) = (started.sector(), started.sector() + sectors);
+        for mut segment in started.segments() {
+            if at >= end {
+                break;
+            }
+            let segment_sectors = Sector::containing(segment.len_bytes as u64).0;
+            segment.len_bytes = segment.len_bytes.min(Sector(end - at).bytes() as usize);
+            data.read(at, &segment, readable_end);
+            at += segment_sectors;
+        }
+        status
+    }
+
+    #[inline]
+    fn write(&self, started: &Started, faults: Option<&Faults>) -> Status {
+        let mut transfer = Outbound { started, data: self.data.as_ref(), faults };
+        let (at, sectors) = (started.sector(), started.sectors());
+        let Some(zones) = &self.zones else {
+            let (sectors, status) = transfer.admit(at, sectors);
+            transfer.copy(at, sectors);
+            return status;
+        };
+        let Some(zone) = self.zone_of(started) else { return Status::IoErr };
+        zones.write(zone, at, sectors, &mut transfer).map_or_else(|status| status, |()| Status::Ok)
+    }
+
+    #[inline]
+    fn append(&self, started: &Started, faults: Option<&Faults>) -> Outcome {
+        let mut transfer = Outbound { started, data: self.data.as_ref(), faults };
+        let zone = self.zone_of(started);
+        let (Some(zones), Some(zone)) = (&self.zones, zone) else {
+            return Outcome::Done(Status::NotSupp);
+        };
+        match zones.append(zone, started.sectors(), &mut transfer) {
+            Ok(at) => Outcome::Landed(at),
+            Err(status) => Outcome::Done(status),
+        }
+    }
+
+    fn carry_out_rare(&self, started: &Started, faults: Option<&Faults>) -> Status {
+        let op = match started.op() {
+            Op::Flush => {
+                if let Some(data) = &self.data {
+                    data.flush();
+                }
+                return Status::Ok;
+            }
+            Op::Discard => return self.discard(started, faults),
+            Op::WriteZeroes => return self.write(started, faults),
+            Op::ZoneResetAll => {
+                let Some(zones) = &self.zones else { return Status::NotSupp };
+                zones.reset_all(&mut Eraser(self.data.as_ref()));
+                return Status::Ok;
+            }
+            Op::ZoneReset => ZoneOp::Reset,
+            Op::ZoneOpen => ZoneOp::Open,
+            Op::ZoneClose => ZoneOp::Close,
+            Op::ZoneFinish => ZoneOp::Finish,
+            Op::Read | Op::Write | Op::ZoneAppend => unreachable!("carried out by `carry_out`"),
+        };
+        let (Some(zones), Some(geometry)) = (&self.zones, &self.geometry.zones) else {
+            return Status::NotSupp;
+        };
+        let zone = geometry.zone_of(started.sector());
+        if zone.0 >= geometry.zone_count {
+            return Status::Inval;
+        }
+        let done = zones.manage(zone, op, &mut Eraser(self.data.as_ref()));
+        done.map_or_else(|status| status, |()| Status::Ok)
+    }
+
+    fn discard(&self, started: &Started, faults: Option<&Faults>) -> Status {
+        if self.limits.discard_sectors_max == 0 {
+            return Status::NotSupp;
+        }
+        let (at, sectors) = (started.sector(), started.sectors());
+        let (sectors, status) = match faults {
+            None => (sectors, Status::Ok),
+            Some(faults) => admit(faults, at, sectors, started.is_merged()),
+        };
+        if let Some(data) = &self.data {
+            data.zero(at, sectors, false);
+        }
+        status
+    }
+}

@@ -1,0 +1,88 @@
+//! The seam between the device and the guarding of its zones.
+//!
+//! A [`ZoneSet`] keeps condition and write pointer of every zone. The device asks it in whole
+//! operations and hands it a [`Transfer`] for the data, so that an implementation is free to copy
+//! them under a zone's lock, or to reserve room, copy outside of any lock, and commit.
+
+use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneOp};
+use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
+
+/// What a zone set is made for.
+#[derive(Clone, Debug)]
+pub struct ZoneLayout {
+    /// The zones.
+    pub zones: ZoneGeometry,
+    /// The device's length in sectors; the last zone may be shorter than the others.
+    pub sectors: u64,
+    /// Sequential zones are full at first.
+    pub full: bool,
+    /// Data are copied while a zone is worked on, so that it takes long.
+    pub data: bool,
+}
+
+/// The data of a write on their way to a zone.
+pub trait Transfer {
+    /// How many of the sectors can be transferred to `at`, and the status of the request then.
+    /// Asked once the zone has permitted all of them; an implementation whose permission is taken
+    /// back by a race asks again.
+    fn admit(&mut self, at: Sector, sectors: u64) -> (u64, Status);
+
+    /// Transfers the first `sectors` to `at`. Called once at most.
+    fn copy(&mut self, at: Sector, sectors: u64);
+}
+
+/// What is done with the data of zones that become empty: called with a range of sectors.
+pub trait Erase {
+    /// Forgets the data of a range.
+    fn erase(&mut self, start: Sector, sectors: u64);
+}
+
+/// The zones of a device. Zone numbers must be below `zone_count`.
+pub trait ZoneSet: Send + Sync + 'static {
+    /// All zones as they are at first.
+    fn new(layout: ZoneLayout) -> Self;
+
+    /// Writes at a sector of the zone.
+    ///
+    /// # Errors
+    /// A status of docs/zones.md, or the one that the transfer was admitted with.
+    fn write<T: Transfer>(
+        &self,
+        zone: ZoneNo,
+        at: Sector,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<(), Status>;
+
+    /// Writes at the zone's write pointer, and says where that was.
+    ///
+    /// # Errors
+    /// As for a write.
+    fn append<T: Transfer>(
+        &self,
+        zone: ZoneNo,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<Sector, Status>;
+
+    /// Opens, closes, finishes or resets a zone.
+    ///
+    /// # Errors
+    /// A status of docs/zones.md.
+    fn manage<E: Erase>(&self, zone: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status>;
+
+    /// Resets every zone that can be.
+    fn reset_all<E: Erase>(&self, erase: &mut E);
+
+    /// How far the zone holds data; above, it reads as 0xFF.
+    ///
+    /// # Errors
+    /// `IOERR` if it is offline.
+    fn readable_end(&self, zone: ZoneNo) -> Result<Sector, Status>;
+
+    /// A zone's row in a report.
+    fn info(&self, zone: ZoneNo) -> ZoneInfo;
+
+    /// Makes a sequential zone read-only or offline; one that is so already becomes empty again.
+    fn break_zone<E: Erase>(&self, zone: ZoneNo, cond: ZoneCond, erase: &mut E);
+}
