@@ -1,0 +1,37 @@
+//! NBD: the network block device protocol, fixed newstyle, from the handshake to the last reply.
+//!
+//! ```text
+//! server ─ accepts ▸ session ─ handshake ▸ connection ─ link, wire ◂▸ command ◂▸ channel
+//! ```
+//!
+//! - [`wire`] knows bytes, [`handshake`] and [`command`] know rules; none of them does I/O, and a
+//!   fuzzer drives all three without a socket.
+//! - A connection is one thread with one channel. It blocks in the socket, and all that it
+//!   receives at once is parsed, submitted, reaped and answered at once.
+//! - Zone semantics do not cross NBD: a zoned disk is read anywhere and written at its write
+//!   pointers, and a write elsewhere fails with `NBD_EIO`.
+//!
+//! Sections named in comments are those of the protocol document, `doc/proto.md` of the NBD
+//! project.
+
+mod buffers;
+mod client;
+pub mod command;
+mod connection;
+pub mod endpoint;
+pub mod exports;
+pub mod handshake;
+mod link;
+mod reply;
+mod server;
+mod session;
+mod status;
+mod sys;
+pub mod tls;
+pub mod wire;
+
+pub use client::ConnectionInfo;
+pub use endpoint::{Endpoint, EndpointError, ListenError};
+pub use exports::{ExportError, ExportInfo, ExportOptions, Exports};
+pub use server::{Server, ServerError, ServerOptions};
+pub use tls::{TlsConfig, TlsError, TlsMode};

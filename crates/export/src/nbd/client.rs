@@ -1,0 +1,136 @@
+//! The control plane's hold on a connection: who it is, what it did, and how to end it.
+
+use std::fmt;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use blockyard_sync::counter::Counter;
+
+use crate::nbd::sys::{self, Wake};
+use crate::nbd::wire::Style;
+
+/// Counters of a connection. Its thread writes them, anyone reads.
+#[derive(Debug, Default)]
+pub(crate) struct ClientStats {
+    pub(crate) requests: Counter,
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) errors: Counter,
+    pub(crate) batches: Counter,
+}
+
+/// What a client chose; known once the handshake is over.
+#[derive(Clone, Debug)]
+pub(crate) struct Chosen {
+    pub(crate) export: String,
+    pub(crate) style: Style,
+    pub(crate) contexts: bool,
+    pub(crate) tls: bool,
+}
+
+/// One connection as other threads see it.
+pub(crate) struct Client {
+    pub(crate) id: u64,
+    pub(crate) peer: String,
+    pub(crate) since: SystemTime,
+    pub(crate) stats: ClientStats,
+    pub(crate) chosen: OnceLock<Chosen>,
+    line: Line,
+}
+
+/// What the connection runs over.
+pub(crate) enum Line {
+    /// A socket, shared so that its descriptor cannot be reused while somebody may end it.
+    Socket(Arc<OwnedFd>),
+    /// Two pipes. They cannot be shut down from outside, so their reader listens to a wake.
+    Pipes(Arc<Wake>),
+}
+
+impl Client {
+    pub(crate) fn new(id: u64, peer: String, line: Line) -> Arc<Client> {
+        Arc::new(Client {
+            id,
+            peer,
+            since: SystemTime::now(),
+            stats: ClientStats::default(),
+            chosen: OnceLock::new(),
+            line,
+        })
+    }
+
+    /// Asks the connection to answer what it has received and then to end.
+    pub(crate) fn drain(&self) {
+        match &self.line {
+            // Wakes a reader at once: it reads what has arrived, and then the end.
+            Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Read),
+            Line::Pipes(wake) => wake.raise(),
+        }
+    }
+
+    /// Ends the connection's I/O with the client, sent or not.
+    pub(crate) fn cut(&self) {
+        match &self.line {
+            Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Both),
+            Line::Pipes(wake) => wake.raise(),
+        }
+    }
+
+    pub(crate) fn info(&self) -> ConnectionInfo {
+        let chosen = self.chosen.get();
+        ConnectionInfo {
+            id: self.id,
+            peer: self.peer.clone(),
+            since: self.since,
+            export: chosen.map(|chosen| chosen.export.clone()),
+            tls: chosen.is_some_and(|chosen| chosen.tls),
+            structured_replies: chosen.is_some_and(|chosen| chosen.style >= Style::Structured),
+            extended_headers: chosen.is_some_and(|chosen| chosen.style == Style::Extended),
+            block_status: chosen.is_some_and(|chosen| chosen.contexts),
+            requests: self.stats.requests.get(),
+            read_bytes: self.stats.read_bytes.get(),
+            written_bytes: self.stats.written_bytes.get(),
+            errors: self.stats.errors.get(),
+            batches: self.stats.batches.get(),
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("id", &self.id).field("peer", &self.peer).finish()
+    }
+}
+
+/// A connection as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionInfo {
+    /// A number of its own in this server.
+    pub id: u64,
+    /// The other end's address.
+    pub peer: String,
+    /// When it was accepted.
+    pub since: SystemTime,
+    /// The export in use; `None` during the handshake.
+    pub export: Option<String>,
+    /// Whether it is encrypted.
+    pub tls: bool,
+    /// Whether structured replies are in use; extended headers imply them.
+    pub structured_replies: bool,
+    /// Whether extended headers are in use.
+    pub extended_headers: bool,
+    /// Whether `base:allocation` was selected.
+    pub block_status: bool,
+    /// Requests received.
+    pub requests: u64,
+    /// Bytes read from the export.
+    pub read_bytes: u64,
+    /// Bytes written to the export, zeroed and trimmed ones not counted.
+    pub written_bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Times that replies were sent; requests per batch say how well system calls are shared.
+    pub batches: u64,
+}

@@ -1,0 +1,390 @@
+//! What a request means for an export: one pure function from a request to a plan.
+//!
+//! Every rule of the transmission phase on flags, ranges, alignment and permissions is here, and
+//! so is the one mapping from [`Status`] to NBD's errors.
+
+use blockyard_core::{Flags, Op, SECTOR_BYTES, Sector, Status};
+
+use crate::nbd::exports::{Export, REQUEST_BYTES_MAX};
+use crate::nbd::wire::{NbdError, Request, Style, command, command_flag, export_flag};
+
+/// What the rules need to know of an export, read once when a connection opens.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How requests and replies look.
+    pub style: Style,
+    /// Size of the export in bytes.
+    pub len_bytes: u64,
+    /// Smallest block in bytes, a power of two.
+    pub block_bytes: u64,
+    /// The transmission flags that the client was told.
+    pub flags: u16,
+    /// Whether `base:allocation` was selected.
+    pub contexts: bool,
+}
+
+/// A refusal: the error and what a person should know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error.
+    pub error: NbdError,
+    /// Its reason.
+    pub text: &'static str,
+}
+
+/// What is to be done for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// An I/O; for reads and writes over a buffer of the request's length.
+    Io {
+        /// The operation.
+        op: Op,
+        /// First sector.
+        sector: Sector,
+        /// Length in sectors.
+        sectors: u64,
+        /// Flags of the bio.
+        flags: Flags,
+        /// Make it durable by a flush of its own, because the operation knows no FUA.
+        then_flush: bool,
+    },
+    /// Nothing to do: success.
+    Nothing,
+    /// A query of extents; its length is the request's, unless a payload says otherwise.
+    BlockStatus {
+        /// Only one extent is wanted.
+        one: bool,
+    },
+    /// Finish what is in flight and close.
+    Disconnect,
+    /// An error.
+    Refuse(Refusal),
+}
+
+const fn refuse(error: NbdError, text: &'static str) -> Plan {
+    Plan::Refuse(Refusal { error, text })
+}
+
+impl Rules {
+    /// The rules for an export under what was negotiated.
+    pub fn new(export: &Export, style: Style, contexts: bool) -> Rules {
+        let geometry = export.disk().geometry();
+        Rules {
+            style,
+            len_bytes: geometry.len_bytes(),
+            block_bytes: u64::from(geometry.logical_block_bytes),
+            flags: export.flags(style, contexts),
+            contexts,
+        }
+    }
+
+    const fn offers(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether a range lies on the export.
+    #[inline]
+    const fn inside(&self, offset: u64, len: u64) -> bool {
+        match offset.checked_add(len) {
+            Some(end) => end <= self.len_bytes,
+            None => false,
+        }
+    }
+
+    /// "Block size constraints".
+    #[inline]
+    const fn aligned(&self, offset: u64, len: u64) -> bool {
+        (offset | len) & (self.block_bytes - 1) == 0
+    }
+
+    /// "Command flags": those that a command may carry here. FUA goes with every command.
+    const fn flags_allowed(&self, command: u16) -> u16 {
+        let own = match command {
+            command::READ if self.offers(export_flag::SEND_DF) => command_flag::DF,
+            command::WRITE if matches!(self.style, Style::Extended) => command_flag::PAYLOAD_LEN,
+            command::WRITE_ZEROES if self.offers(export_flag::SEND_FAST_ZERO) => {
+                command_flag::NO_HOLE | command_flag::FAST_ZERO
+            }
+            command::BLOCK_STATUS if self.offers(export_flag::BLOCK_STATUS_PAYLOAD) => {
+                command_flag::REQ_ONE | command_flag::PAYLOAD_LEN
+            }
+            command::BLOCK_STATUS => command_flag::REQ_ONE,
+            _ => 0,
+        };
+        own | command_flag::FUA
+    }
+
+    /// What is to be done for a request.
+    #[inline]
+    pub fn plan(&self, request: &Request) -> Plan {
+        if request.flags & !self.flags_allowed(request.command) != 0 {
+            return refuse(NbdError::Inval, "a flag that this command does not take here");
+        }
+        match request.command {
+            command::READ => self.plan_read(request),
+            command::WRITE => self.plan_change(request, Op::Write),
+            command::DISC => Plan::Disconnect,
+            command::FLUSH => self.plan_flush(request),
+            command::TRIM => self.plan_change(request, Op::Discard),
+            command::CACHE => self.plan_cache(request),
+            command::WRITE_ZEROES => self.plan_change(request, Op::WriteZeroes),
+            command::BLOCK_STATUS => self.plan_block_status(request),
+            _ => refuse(NbdError::Inval, "unknown command"),
+        }
+    }
+
+    #[inline]
+    fn plan_read(&self, request: &Request) -> Plan {
+        if request.len > u64::from(REQUEST_BYTES_MAX) {
+            return if request.has(command_flag::DF) {
+                refuse(NbdError::Overflow, "a read above the maximum block size")
+            } else {
+                refuse(NbdError::Inval, "a read above the maximum block size")
+            };
+        }
+        if !self.inside(request.offset, request.len) {
+            return refuse(NbdError::Inval, "a read beyond the end of the export");
+        }
+        self.plan_range(request, Op::Read, Flags::NONE, false)
+    }
+
+    /// Write, trim and write-zeroes.
+    fn plan_change(&self, request: &Request, op: Op) -> Plan {
+        let offered = match op {
+            Op::Discard => self.offers(export_flag::SEND_TRIM),
+            Op::WriteZeroes => self.offers(export_flag::SEND_WRITE_ZEROES),
+            _ => true,
+        };
+        if !offered {
+            return refuse(NbdError::Inval, "a command that this export does not offer");
+        }
+        if self.offers(export_flag::READ_ONLY) {
+            return refuse(NbdError::Perm, "the export is read-only");
+        }
+        if op == Op::Write && request.len > u64::from(REQUEST_BYTES_MAX) {
+            return refuse(NbdError::Inval, "a write above the maximum block size");
+        }
+        if !self.inside(request.offset, request.len) {
+            // "Error values": ENOSPC for what writes, EINVAL for a trim.
+            let error = if op == Op::Discard { NbdError::Inval } else { NbdError::NoSpc };
+            return refuse(error, "a request beyond the end of the export");
+        }
+        let fua = request.has(command_flag::FUA);
+        let mut flags = Flags::NONE;
+        if op == Op::Write && fua {
+            flags = flags | Flags::FUA;
+        }
+        if op == Op::WriteZeroes && request.has(command_flag::NO_HOLE) {
+            if request.has(command_flag::FAST_ZERO) {
+                // NBD_CMD_WRITE_ZEROES: zeros that stay allocated cost as much as a write.
+                return refuse(NbdError::NotSup, "zeroing without a hole is not fast");
+            }
+            flags = flags | Flags::NOUNMAP;
+        }
+        self.plan_range(request, op, flags, fua && op != Op::Write)
+    }
+
+    #[inline]
+    fn plan_range(&self, request: &Request, op: Op, flags: Flags, then_flush: bool) -> Plan {
+        if !self.aligned(request.offset, request.len) {
+            return refuse(NbdError::Inval, "a range not aligned to the minimum block size");
+        }
+        if request.len == 0 {
+            return Plan::Nothing;
+        }
+        Plan::Io {
+            op,
+            sector: Sector::containing(request.offset),
+            sectors: request.len / SECTOR_BYTES,
+            flags,
+            then_flush,
+        }
+    }
+
+    fn plan_flush(&self, request: &Request) -> Plan {
+        if request.offset != 0 || request.len != 0 {
+            return refuse(NbdError::Inval, "a flush with a range");
+        }
+        Plan::Io {
+            op: Op::Flush,
+            sector: Sector(0),
+            sectors: 0,
+            flags: Flags::NONE,
+            then_flush: false,
+        }
+    }
+
+    /// `NBD_CMD_CACHE`: a hint, and what these devices hold is as near as it can be.
+    fn plan_cache(&self, request: &Request) -> Plan {
+        if !self.inside(request.offset, request.len) {
+            return refuse(NbdError::Inval, "a range beyond the end of the export");
+        }
+        if !self.aligned(request.offset, request.len) {
+            return refuse(NbdError::Inval, "a range not aligned to the minimum block size");
+        }
+        Plan::Nothing
+    }
+
+    fn plan_block_status(&self, request: &Request) -> Plan {
+        if !self.contexts {
+            return refuse(NbdError::Inval, "no metadata context was selected");
+        }
+        if request.has(command_flag::PAYLOAD_LEN) {
+            // The effect's length is in the payload; `check_status` judges it.
+            return Plan::BlockStatus { one: request.has(command_flag::REQ_ONE) };
+        }
+        match self.check_status(request.offset, request.len) {
+            Some(refusal) => Plan::Refuse(refusal),
+            None => Plan::BlockStatus { one: request.has(command_flag::REQ_ONE) },
+        }
+    }
+
+    /// What is wrong with the range of a block status request, if anything is.
+    pub fn check_status(&self, offset: u64, len: u64) -> Option<Refusal> {
+        let text = if len == 0 {
+            "a block status request of length 0"
+        } else if !self.inside(offset, len) {
+            "a range beyond the end of the export"
+        } else if !self.aligned(offset, len) {
+            "a range not aligned to the minimum block size"
+        } else {
+            return None;
+        };
+        Some(Refusal { error: NbdError::Inval, text })
+    }
+}
+
+/// How NBD calls the end of an I/O. `None` for success.
+#[inline]
+pub fn error_of(status: Status) -> Option<NbdError> {
+    match status {
+        Status::Ok => None,
+        Status::NoSpc => Some(NbdError::NoSpc),
+        Status::Inval => Some(NbdError::Inval),
+        Status::Resource => Some(NbdError::NoMem),
+        Status::Offline => Some(NbdError::Shutdown),
+        // "Error values": ENOTSUP and EOVERFLOW have narrow meanings of their own, so everything
+        // else, zone conditions among it, is an I/O error whose text says more.
+        Status::NotSupp
+        | Status::Timeout
+        | Status::Transport
+        | Status::Target
+        | Status::ResvConflict
+        | Status::Medium
+        | Status::Protection
+        | Status::IoErr
+        | Status::Again
+        | Status::DevResource
+        | Status::ZoneOpenResource
+        | Status::ZoneActiveResource
+        | Status::DurationLimit => Some(NbdError::Io),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u16 = export_flag::HAS_FLAGS
+        | export_flag::SEND_TRIM
+        | export_flag::SEND_WRITE_ZEROES
+        | export_flag::SEND_FAST_ZERO
+        | export_flag::SEND_DF;
+
+    fn rules() -> Rules {
+        Rules {
+            style: Style::Structured,
+            len_bytes: 1 << 20,
+            block_bytes: 4096,
+            flags: ALL,
+            contexts: true,
+        }
+    }
+
+    fn request(command: u16, flags: u16, offset: u64, len: u64) -> Request {
+        Request { flags, command, cookie: 0, offset, len }
+    }
+
+    fn error(plan: Plan) -> Option<NbdError> {
+        match plan {
+            Plan::Refuse(refusal) => Some(refusal.error),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_table_of_refusals() {
+        use command::*;
+        let end = 1 << 20;
+        let huge = 33 << 20;
+        let cases = [
+            (READ, 0, 0, 4096, None),
+            (READ, 0, 0, 0, None),
+            (READ, 0, end, 4096, Some(NbdError::Inval)),
+            (READ, 0, u64::MAX - 4095, 4096, Some(NbdError::Inval)),
+            (READ, 0, 512, 4096, Some(NbdError::Inval)),
+            (READ, 0, 0, 4095, Some(NbdError::Inval)),
+            (READ, 0, 0, huge, Some(NbdError::Inval)),
+            (READ, command_flag::DF, 0, huge, Some(NbdError::Overflow)),
+            (READ, command_flag::NO_HOLE, 0, 4096, Some(NbdError::Inval)),
+            (READ, command_flag::FUA, 0, 4096, None),
+            (WRITE, 0, end, 4096, Some(NbdError::NoSpc)),
+            (WRITE, 0, 512, 4096, Some(NbdError::Inval)),
+            (WRITE, command_flag::PAYLOAD_LEN, 0, 4096, Some(NbdError::Inval)),
+            (FLUSH, 0, 0, 0, None),
+            (FLUSH, 0, 4096, 0, Some(NbdError::Inval)),
+            (TRIM, 0, end, 4096, Some(NbdError::Inval)),
+            (TRIM, 1 << 9, 0, 4096, Some(NbdError::Inval)),
+            (CACHE, 0, end, 4096, Some(NbdError::Inval)),
+            (CACHE, 0, 0, 4096, None),
+            (WRITE_ZEROES, 0, end - 4096, 8192, Some(NbdError::NoSpc)),
+            (WRITE_ZEROES, command_flag::FAST_ZERO, 0, 4096, None),
+            (
+                WRITE_ZEROES,
+                command_flag::FAST_ZERO | command_flag::NO_HOLE,
+                0,
+                4096,
+                Some(NbdError::NotSup),
+            ),
+            (BLOCK_STATUS, 0, 0, 0, Some(NbdError::Inval)),
+            (BLOCK_STATUS, 0, 0, end + 4096, Some(NbdError::Inval)),
+            (BLOCK_STATUS, command_flag::REQ_ONE, 0, 4096, None),
+            (99, 0, 0, 4096, Some(NbdError::Inval)),
+        ];
+        for (command, flags, offset, len, wanted) in cases {
+            let plan = rules().plan(&request(command, flags, offset, len));
+            assert_eq!(error(plan), wanted, "{command} {flags} {offset} {len}: {plan:?}");
+        }
+    }
+
+    #[test]
+    fn a_read_only_export_refuses_changes_only() {
+        let rules = Rules { flags: ALL | export_flag::READ_ONLY, ..rules() };
+        for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            let plan = rules.plan(&request(command, 0, 0, 4096));
+            assert_eq!(error(plan), Some(NbdError::Perm));
+        }
+        for command in [command::READ, command::CACHE, command::BLOCK_STATUS] {
+            assert_eq!(error(rules.plan(&request(command, 0, 0, 4096))), None);
+        }
+    }
+
+    #[test]
+    fn what_is_not_offered_is_refused() {
+        let rules = Rules { flags: export_flag::HAS_FLAGS, contexts: false, ..rules() };
+        for command in [command::TRIM, command::WRITE_ZEROES, command::BLOCK_STATUS] {
+            let plan = rules.plan(&request(command, 0, 0, 4096));
+            assert_eq!(error(plan), Some(NbdError::Inval));
+        }
+        let plan = rules.plan(&request(command::READ, command_flag::DF, 0, 4096));
+        assert_eq!(error(plan), Some(NbdError::Inval));
+    }
+
+    #[test]
+    fn only_success_is_no_error() {
+        for status in Status::ALL {
+            assert_eq!(error_of(*status).is_none(), status.is_ok());
+        }
+        assert_eq!(error_of(Status::ZoneActiveResource), Some(NbdError::Io));
+    }
+}

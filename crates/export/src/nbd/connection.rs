@@ -1,0 +1,535 @@
+//! A connection in transmission: requests become bios, completions become replies.
+//!
+//! ```text
+//! receive ▸ parse all that is there ▸ push, submit, reap ▸ send all replies ▸ receive ..
+//! ```
+//!
+//! One thread, one channel, no lock, and nothing allocated per request. While nothing is in flight
+//! the thread sleeps in the receiving call itself. Everything has a bound: requests in flight, the
+//! memory they hold, replies in a batch; at a bound the connection stops reading, and the client
+//! finds its socket full.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Op, RegionId};
+
+use crate::nbd::buffers::{ArenaIndex, Buffers, OutSpan};
+use crate::nbd::client::Client;
+use crate::nbd::command::{Plan, Refusal, Rules, error_of};
+use crate::nbd::exports::Export;
+use crate::nbd::link::Link;
+use crate::nbd::reply::Replies;
+use crate::nbd::status::Statuses;
+use crate::nbd::sys::{Patience, Ready};
+use crate::nbd::wire::{
+    self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request,
+};
+
+/// Most requests in flight on a connection.
+const REQUESTS_MAX: usize = 1024;
+/// Most requests taken before their bios are started.
+const BATCH_REQUESTS: usize = 128;
+/// Bytes of reads after which a batch is started.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Bytes that one receive asks for, unless a payload needs more.
+const RECEIVE_BYTES: usize = 256 << 10;
+/// A payload that lacks this much is waited for in one call.
+const WHOLE_BYTES: usize = 64 << 10;
+/// Longest payload of a block status request: its length and one context id.
+const STATUS_PAYLOAD_BYTES: usize = 12;
+/// How long a connection rests before it gives memory back.
+const REST: Duration = Duration::from_secs(1);
+/// How often the channel is asked for results when it does not say when they are due.
+const POLL: Duration = Duration::from_millis(1);
+
+/// What a request holds while it is in flight.
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    Nothing,
+    /// A read's buffer.
+    Out(OutSpan),
+    /// A write's payload.
+    In(ArenaIndex),
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    origin: Origin,
+    len: u64,
+    op: Op,
+    held: Held,
+    then_flush: bool,
+}
+
+/// Why the parser stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Nothing: there may be more to parse.
+    Nothing,
+    /// A message of this many bytes to be there as a whole.
+    Bytes(usize),
+    /// Something in flight to complete.
+    Completions,
+}
+
+/// A payload that is thrown away, and the answer when it is gone.
+#[derive(Clone, Copy, Debug)]
+struct Skipping {
+    left: u64,
+    origin: Origin,
+    refusal: Refusal,
+}
+
+/// Counts of one batch, before they go to the shared counters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    requests: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    errors: u64,
+}
+
+/// A client in transmission.
+pub(crate) struct Connection {
+    link: Link,
+    client: Arc<Client>,
+    export: Arc<Export>,
+    channel: Box<dyn Channel>,
+    region: RegionId,
+    rules: Rules,
+    buffers: Buffers,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Made and not yet pushed.
+    bios: Vec<Bio>,
+    done: Vec<Completion>,
+    replies: Replies,
+    /// Buffers of reads whose replies are being sent.
+    leaving: Vec<OutSpan>,
+    statuses: Statuses,
+    skipping: Option<Skipping>,
+    tally: Tally,
+    /// No more is read: finish what is in flight.
+    ending: bool,
+    /// What broke the protocol, for the log.
+    fault: Option<wire::WireError>,
+}
+
+impl Connection {
+    /// A connection over a link, with an open channel to the export's disk.
+    pub(crate) fn new(
+        link: Link,
+        client: Arc<Client>,
+        export: Arc<Export>,
+        mut channel: Box<dyn Channel>,
+        rules: Rules,
+    ) -> io::Result<Connection> {
+        let buffers = Buffers::new()?;
+        let region = channel.register(Arc::clone(buffers.region()));
+        let unused = Slot {
+            origin: Origin { cookie: 0, offset: 0 },
+            len: 0,
+            op: Op::Read,
+            held: Held::Nothing,
+            then_flush: false,
+        };
+        Ok(Connection {
+            link,
+            client,
+            export,
+            channel,
+            region,
+            rules,
+            buffers,
+            slots: vec![unused; REQUESTS_MAX],
+            free: (0..REQUESTS_MAX as u16).rev().collect(),
+            bios: Vec::with_capacity(2 * REQUESTS_MAX),
+            done: Vec::with_capacity(REQUESTS_MAX),
+            replies: Replies::new(),
+            leaving: Vec::with_capacity(REQUESTS_MAX),
+            statuses: Statuses::new(),
+            skipping: None,
+            tally: Tally::default(),
+            ending: false,
+            fault: None,
+        })
+    }
+
+    /// Puts in bytes that arrived with the end of the handshake.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
+        self.buffers.put(bytes)
+    }
+
+    /// Serves the client until it leaves, is asked to leave, or breaks the protocol.
+    ///
+    /// # Errors
+    /// If the link fails.
+    pub(crate) fn serve(&mut self) -> io::Result<Option<wire::WireError>> {
+        loop {
+            let need = self.take_requests();
+            let reaped = self.carry_out();
+            self.send()?;
+            if self.ending && self.in_flight() == 0 {
+                self.link.close();
+                return Ok(self.fault);
+            }
+            if need == Need::Nothing && !self.ending {
+                continue;
+            }
+            self.receive(need, reaped)?;
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        REQUESTS_MAX - self.free.len()
+    }
+
+    /// Parses what was received, up to a bound.
+    fn take_requests(&mut self) -> Need {
+        let mut bytes = 0;
+        for _ in 0..BATCH_REQUESTS {
+            if self.ending {
+                return Need::Completions;
+            }
+            if self.replies.is_full() || bytes >= BATCH_BYTES {
+                return Need::Nothing;
+            }
+            if self.skipping.is_some() {
+                if !self.skip() {
+                    return Need::Bytes(1);
+                }
+                continue;
+            }
+            let style = self.rules.style;
+            let head_bytes = style.request_bytes();
+            if self.buffers.unread_len() < head_bytes {
+                return Need::Bytes(head_bytes);
+            }
+            let mut head = [0; EXTENDED_REQUEST_BYTES];
+            let head = &mut head[..head_bytes];
+            self.buffers.peek(head);
+            match wire::parse_request(head, style) {
+                Ok(request) => {
+                    let need = self.take(&request, head_bytes);
+                    if need != Need::Nothing {
+                        return need;
+                    }
+                    bytes += if request.command == wire::command::READ { request.len } else { 0 };
+                }
+                Err(error) => {
+                    // Without the magic there is no way to find the next request.
+                    self.fault = Some(error);
+                    self.ending = true;
+                }
+            }
+        }
+        Need::Nothing
+    }
+
+    /// Takes one request whose head is there. Unless something is needed first, it is moved past.
+    #[inline]
+    fn take(&mut self, request: &Request, head_bytes: usize) -> Need {
+        let plan = self.rules.plan(request);
+        let payload = request.payload_bytes(self.rules.style);
+        match plan {
+            Plan::Io { op, sector, sectors, flags, then_flush } => {
+                if op == Op::Write {
+                    // Its length was checked against the greatest.
+                    let whole = head_bytes + payload as usize;
+                    if self.buffers.unread_len() < whole {
+                        return Need::Bytes(whole);
+                    }
+                }
+                let bio = Bio::new(op, sector, sectors).with_flags(flags);
+                self.take_io(request, head_bytes, bio, then_flush)
+            }
+            Plan::BlockStatus { one } => self.take_status(request, head_bytes, payload, one),
+            Plan::Nothing => {
+                self.take_head(head_bytes);
+                self.answer_ok(request);
+                Need::Nothing
+            }
+            Plan::Disconnect => {
+                self.take_head(head_bytes);
+                self.ending = true;
+                Need::Nothing
+            }
+            Plan::Refuse(refusal) => {
+                self.take_refused(request, head_bytes, payload, refusal);
+                Need::Nothing
+            }
+        }
+    }
+
+    /// Moves past a request's head.
+    #[inline]
+    fn take_head(&mut self, head_bytes: usize) {
+        self.tally.requests += 1;
+        self.buffers.skip(head_bytes);
+    }
+
+    /// Makes a bio, if there is a slot and a buffer for it.
+    #[inline]
+    fn take_io(
+        &mut self,
+        request: &Request,
+        head_bytes: usize,
+        bio: Bio,
+        then_flush: bool,
+    ) -> Need {
+        let Some(&index) = self.free.last() else { return Need::Completions };
+        let len = request.len as usize;
+        let (held, offset) = match bio.op {
+            Op::Read => {
+                let reply_head = self.rules.style.read_head_bytes();
+                let Some(span) = self.buffers.take_out(reply_head, len) else {
+                    return Need::Completions;
+                };
+                self.take_head(head_bytes);
+                (Held::Out(span), span.data)
+            }
+            Op::Write => {
+                self.take_head(head_bytes);
+                let (offset, arena) = self.buffers.keep(len);
+                (Held::In(arena), offset)
+            }
+            _ => {
+                self.take_head(head_bytes);
+                (Held::Nothing, 0)
+            }
+        };
+        self.free.pop();
+        self.slots[usize::from(index)] =
+            Slot { origin: request.origin(), len: request.len, op: bio.op, held, then_flush };
+        let buf = BufRef { region: self.region, offset };
+        self.bios.push(bio.with_buf(buf).with_user_data(u64::from(index)));
+        Need::Nothing
+    }
+
+    fn take_status(
+        &mut self,
+        request: &Request,
+        head_bytes: usize,
+        payload: u64,
+        one: bool,
+    ) -> Need {
+        let mut len = request.len;
+        if payload > 0 {
+            let refusal = Refusal {
+                error: NbdError::Inval,
+                text: "the payload must be a length and the id of the selected context",
+            };
+            if payload != STATUS_PAYLOAD_BYTES as u64 {
+                self.take_refused(request, head_bytes, payload, refusal);
+                return Need::Nothing;
+            }
+            let mut bytes = [0; EXTENDED_REQUEST_BYTES + STATUS_PAYLOAD_BYTES];
+            let whole = head_bytes + STATUS_PAYLOAD_BYTES;
+            if self.buffers.unread_len() < whole {
+                return Need::Bytes(whole);
+            }
+            self.buffers.peek(&mut bytes[..whole]);
+            self.take_head(whole);
+            let parsed = wire::parse_status_payload(&bytes[head_bytes..whole]);
+            let selected = parsed.and_then(|(effect, mut ids)| {
+                ids.all(|id| id == BASE_ALLOCATION_ID).then_some(effect)
+            });
+            let refused = match selected {
+                Some(effect) => self.rules.check_status(request.offset, effect),
+                None => Some(refusal),
+            };
+            if let Some(refusal) = refused {
+                self.answer_error(request.origin(), refusal.error, refusal.text);
+                return Need::Nothing;
+            }
+            len = selected.unwrap_or(len);
+        } else {
+            self.take_head(head_bytes);
+        }
+        let disk = self.export.disk();
+        let extents = self.statuses.of(disk.as_ref(), request.offset, len, one);
+        let (style, origin) = (self.rules.style, request.origin());
+        self.replies.push(|out| wire::print_status(out, style, origin, extents));
+        Need::Nothing
+    }
+
+    fn take_refused(
+        &mut self,
+        request: &Request,
+        head_bytes: usize,
+        payload: u64,
+        refusal: Refusal,
+    ) {
+        self.take_head(head_bytes);
+        let origin = request.origin();
+        self.skipping = Some(Skipping { left: payload, origin, refusal });
+        self.skip();
+    }
+
+    /// Throws a payload away; `true` when it is gone and answered.
+    fn skip(&mut self) -> bool {
+        let Some(mut skipping) = self.skipping else { return true };
+        let left = usize::try_from(skipping.left).unwrap_or(usize::MAX);
+        let now = self.buffers.unread_len().min(left);
+        self.buffers.skip(now);
+        skipping.left -= now as u64;
+        if skipping.left > 0 {
+            self.skipping = Some(skipping);
+            return false;
+        }
+        self.skipping = None;
+        self.answer_error(skipping.origin, skipping.refusal.error, skipping.refusal.text);
+        true
+    }
+
+    fn answer_ok(&mut self, request: &Request) {
+        let (style, origin) = (self.rules.style, request.origin());
+        let read = request.command == wire::command::READ;
+        self.replies.push(|out| {
+            let head =
+                if read { wire::read_head(style, origin, 0) } else { wire::ok_head(style, origin) };
+            out.extend_from_slice(head.bytes());
+        });
+    }
+
+    #[cold]
+    fn answer_error(&mut self, origin: Origin, error: NbdError, text: &str) {
+        self.tally.errors += 1;
+        let style = self.rules.style;
+        self.replies.push(|out| wire::print_error(out, style, origin, error, text));
+    }
+
+    /// Pushes bios, starts them, and turns what is done into replies. How many were done.
+    fn carry_out(&mut self) -> usize {
+        if !self.bios.is_empty() {
+            let taken = self.channel.push(&self.bios);
+            self.bios.drain(..taken);
+            self.channel.submit();
+        }
+        if self.in_flight() == 0 {
+            return 0;
+        }
+        self.done.clear();
+        let reaped = self.channel.reap(&mut self.done);
+        for index in 0..self.done.len() {
+            let completion = self.done[index];
+            self.complete(&completion);
+        }
+        reaped
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: &Completion) {
+        let index = completion.user_data as usize;
+        let slot = self.slots[index];
+        let error = error_of(completion.status);
+        if slot.then_flush && error.is_none() {
+            self.slots[index].then_flush = false;
+            self.bios.push(Bio::flush().with_user_data(completion.user_data));
+            return;
+        }
+        self.free.push(index as u16);
+        let style = self.rules.style;
+        match slot.held {
+            Held::Out(span) if error.is_none() => {
+                let head = wire::read_head(style, slot.origin, slot.len);
+                let region = self.buffers.region();
+                self.replies.push_data(region, head.bytes(), span.data, slot.len as usize);
+                self.leaving.push(span);
+                self.tally.read_bytes += slot.len;
+                return;
+            }
+            Held::Out(span) => self.buffers.give_out(span),
+            Held::In(arena) => self.buffers.give_in(arena),
+            Held::Nothing => {}
+        }
+        match error {
+            Some(error) => self.answer_error(slot.origin, error, completion.status.name()),
+            None => {
+                if slot.op == Op::Write {
+                    self.tally.written_bytes += slot.len;
+                }
+                let head = wire::ok_head(style, slot.origin);
+                self.replies.push(|out| out.extend_from_slice(head.bytes()));
+            }
+        }
+    }
+
+    /// Sends all replies and gives their buffers back.
+    fn send(&mut self) -> io::Result<()> {
+        let stats = &self.client.stats;
+        let tally = std::mem::take(&mut self.tally);
+        stats.requests.add(tally.requests);
+        stats.read_bytes.add(tally.read_bytes);
+        stats.written_bytes.add(tally.written_bytes);
+        stats.errors.add(tally.errors);
+        if self.replies.is_empty() {
+            return Ok(());
+        }
+        stats.batches.add(1);
+        let sent = self.link.send(self.buffers.region(), &mut self.replies);
+        for span in self.leaving.drain(..) {
+            self.buffers.give_out(span);
+        }
+        sent
+    }
+
+    /// Receives more, or waits for what is in flight.
+    fn receive(&mut self, need: Need, reaped: usize) -> io::Result<()> {
+        let Need::Bytes(message) = need else {
+            self.wait_for_completions(reaped);
+            return Ok(());
+        };
+        let idle = self.in_flight() == 0;
+        if idle
+            && self.buffers.is_bloated()
+            && self.buffers.unread_len() == 0
+            && self.link.wait(REST)? == Ready::No
+        {
+            self.buffers.trim();
+        }
+        let Some((offset, room)) = self.buffers.room(message) else {
+            self.wait_for_completions(reaped);
+            return Ok(());
+        };
+        let missing = message - self.buffers.unread_len().min(message);
+        let (len, patience) = if !idle {
+            (missing.max(RECEIVE_BYTES), Patience::None)
+        } else if missing >= WHOLE_BYTES {
+            (missing, Patience::All)
+        } else {
+            (RECEIVE_BYTES, Patience::Some)
+        };
+        let region = self.buffers.region();
+        match self.link.recv(region, offset, len.min(room), patience) {
+            Ok(0) => self.ending = true,
+            Ok(received) => self.buffers.received(received),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_either()?,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something in flight is done, unless the last look found something.
+    fn wait_for_completions(&mut self, reaped: usize) {
+        if reaped == 0 && self.channel.in_flight() > 0 {
+            self.channel.wait(None);
+        }
+    }
+
+    /// Sleeps until something in flight is due or something arrives.
+    fn wait_for_either(&mut self) -> io::Result<()> {
+        let timeout = match self.channel.due() {
+            Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
+            Due::Never => POLL,
+        };
+        if !timeout.is_zero() {
+            self.link.wait(timeout)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,343 @@
+//! What is exported: disks by name, shared by all servers and changeable while they run.
+//!
+//! Control plane: the locks here are taken when a client connects, lists or leaves, and when an
+//! export comes or goes; never for an I/O.
+#![allow(clippy::disallowed_types)] // Control plane only, as said above.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use blockyard_core::Disk;
+
+use crate::nbd::client::Client;
+use crate::nbd::wire::{self, BlockSizes, STRING_BYTES_MAX, Style, export_flag};
+
+/// Most exports of one table.
+pub const EXPORTS_MAX: usize = 4096;
+
+/// Longest read or write, in bytes: what "Block size constraints" calls maximally portable.
+pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
+
+/// How a disk is exported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Refuse everything that changes the disk.
+    pub read_only: bool,
+    /// A line for people, shown when clients list the exports.
+    pub description: String,
+}
+
+/// A disk that clients can reach under a name.
+pub struct Export {
+    name: String,
+    disk: Arc<dyn Disk>,
+    options: ExportOptions,
+    attached: Mutex<Attached>,
+    detached: Condvar,
+}
+
+/// The clients of an export.
+#[derive(Default)]
+struct Attached {
+    closed: bool,
+    clients: Vec<Arc<Client>>,
+}
+
+/// An export as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExportInfo {
+    /// Its name.
+    pub name: String,
+    /// Its description.
+    pub description: String,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Whether the empty name means this one.
+    pub default: bool,
+    /// Its size in bytes.
+    pub len_bytes: u64,
+    /// Clients that use it now.
+    pub clients: usize,
+}
+
+/// Why the table of exports refused a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// There is an export of this name already.
+    Taken {
+        /// The name.
+        name: String,
+    },
+    /// There is no export of this name.
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The name or description breaks the protocol's rules for strings.
+    Text {
+        /// Which of the two.
+        field: &'static str,
+        /// What was given.
+        value: String,
+    },
+    /// There are [`EXPORTS_MAX`] exports already.
+    Full,
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExportError::Taken { name } => {
+                write!(f, "export `{name}` exists already: remove it first or take another name")
+            }
+            ExportError::Unknown { name } => write!(f, "there is no export `{name}`"),
+            ExportError::Text { field, value } => write!(
+                f,
+                "export {field} `{}` will not do: at most {STRING_BYTES_MAX} bytes of UTF-8 \
+                 without NUL, and a name of at least one",
+                value.escape_debug()
+            ),
+            ExportError::Full => write!(f, "there are {EXPORTS_MAX} exports already: remove one"),
+        }
+    }
+}
+
+impl std::error::Error for ExportError {}
+
+impl Export {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its description; empty if it has none.
+    pub fn description(&self) -> &str {
+        &self.options.description
+    }
+
+    /// The disk behind it.
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// Whether changes are refused, by the export or by the disk.
+    pub fn read_only(&self) -> bool {
+        self.options.read_only || self.disk.limits().read_only
+    }
+
+    /// "Block size constraints".
+    pub fn block_sizes(&self) -> BlockSizes {
+        let geometry = self.disk.geometry();
+        let minimum = geometry.logical_block_bytes;
+        let preferred = geometry.physical_block_bytes.max(minimum).max(4096);
+        BlockSizes { minimum, preferred, maximum: REQUEST_BYTES_MAX }
+    }
+
+    /// "Transmission flags", given what has been negotiated.
+    pub fn flags(&self, style: Style, contexts: bool) -> u16 {
+        let limits = self.disk.limits();
+        // Every connection's channel leads to the same disk, which has one cache: a flush on any
+        // of them covers what the others have been told is done.
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::CAN_MULTI_CONN
+            | export_flag::SEND_CACHE;
+        if self.read_only() {
+            flags |= export_flag::READ_ONLY;
+        }
+        if limits.discard_sectors_max > 0 {
+            flags |= export_flag::SEND_TRIM;
+        }
+        if limits.write_zeroes_sectors_max > 0 {
+            flags |= export_flag::SEND_WRITE_ZEROES | export_flag::SEND_FAST_ZERO;
+        }
+        if style >= Style::Structured {
+            flags |= export_flag::SEND_DF;
+        }
+        if style == Style::Extended && contexts {
+            flags |= export_flag::BLOCK_STATUS_PAYLOAD;
+        }
+        flags
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Attached> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a client in; `false` if the export is being removed.
+    pub(crate) fn attach(&self, client: &Arc<Client>) -> bool {
+        let mut attached = self.attached();
+        if attached.closed {
+            return false;
+        }
+        attached.clients.push(Arc::clone(client));
+        true
+    }
+
+    /// Counts a client out.
+    pub(crate) fn detach(&self, client: &Arc<Client>) {
+        self.attached().clients.retain(|other| !Arc::ptr_eq(other, client));
+        self.detached.notify_all();
+    }
+
+    /// Lets no new client in, asks those that are here to drain, and cuts off at `drain` those
+    /// that have not left. Returns when all have.
+    fn close(&self, drain: Duration) {
+        let deadline = Instant::now() + drain;
+        let mut attached = self.attached();
+        attached.closed = true;
+        attached.clients.iter().for_each(|client| client.drain());
+        while !attached.clients.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            attached = self
+                .detached
+                .wait_timeout(attached, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        attached.clients.iter().for_each(|client| client.cut());
+        // What is left now is I/O that the device owes us; every wait of the device has a bound.
+        while !attached.clients.is_empty() {
+            attached = self.detached.wait(attached).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The table of exports.
+#[derive(Debug, Default)]
+pub struct Exports {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// In the order in which they were added.
+    exports: Vec<Arc<Export>>,
+    default: Option<String>,
+}
+
+impl Table {
+    fn find(&self, name: &str) -> Option<&Arc<Export>> {
+        self.exports.iter().find(|export| export.name == name)
+    }
+
+    /// The configured default; without one, or when it is gone, the first export.
+    fn default(&self) -> Option<&Arc<Export>> {
+        let configured = self.default.as_deref().and_then(|name| self.find(name));
+        configured.or_else(|| self.exports.first())
+    }
+}
+
+impl Exports {
+    /// An empty table.
+    pub fn new() -> Arc<Exports> {
+        Arc::default()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Exports a disk under a name.
+    ///
+    /// # Errors
+    /// If the name is taken or breaks the protocol's rules, or the table is full.
+    pub fn add(
+        &self,
+        name: &str,
+        disk: Arc<dyn Disk>,
+        options: ExportOptions,
+    ) -> Result<(), ExportError> {
+        for (field, text) in [("name", name), ("description", &options.description)] {
+            let empty_name = field == "name" && text.is_empty();
+            if empty_name || wire::parse_name(text.as_bytes()).is_err() {
+                return Err(ExportError::Text { field, value: text.to_owned() });
+            }
+        }
+        let mut table = self.table();
+        if table.find(name).is_some() {
+            return Err(ExportError::Taken { name: name.to_owned() });
+        }
+        if table.exports.len() >= EXPORTS_MAX {
+            return Err(ExportError::Full);
+        }
+        table.exports.push(Arc::new(Export {
+            name: name.to_owned(),
+            disk,
+            options,
+            attached: Mutex::default(),
+            detached: Condvar::new(),
+        }));
+        Ok(())
+    }
+
+    /// Takes an export out of the table. Its clients' requests in flight are answered, then they
+    /// are disconnected; those that are not through after `drain` are cut off. Returns when the
+    /// last one has left.
+    ///
+    /// # Errors
+    /// If there is no such export.
+    pub fn remove(&self, name: &str, drain: Duration) -> Result<(), ExportError> {
+        let export = {
+            let mut table = self.table();
+            let Some(index) = table.exports.iter().position(|export| export.name == name) else {
+                return Err(ExportError::Unknown { name: name.to_owned() });
+            };
+            table.exports.remove(index)
+        };
+        export.close(drain);
+        Ok(())
+    }
+
+    /// Makes an export the one that the empty name stands for. Without this it is the first.
+    ///
+    /// # Errors
+    /// If there is no such export.
+    pub fn set_default(&self, name: &str) -> Result<(), ExportError> {
+        let mut table = self.table();
+        if table.find(name).is_none() {
+            return Err(ExportError::Unknown { name: name.to_owned() });
+        }
+        table.default = Some(name.to_owned());
+        Ok(())
+    }
+
+    /// The export of this name; the empty name stands for the default.
+    pub fn find(&self, name: &str) -> Option<Arc<Export>> {
+        let table = self.table();
+        if name.is_empty() { table.default().cloned() } else { table.find(name).cloned() }
+    }
+
+    /// The exports themselves, in the order in which they were added.
+    pub fn snapshot(&self) -> Vec<Arc<Export>> {
+        self.table().exports.clone()
+    }
+
+    /// All exports, in the order in which they were added.
+    pub fn list(&self) -> Vec<ExportInfo> {
+        let table = self.table();
+        let default = table.default().map(|export| export.name.clone());
+        let describe = |export: &Arc<Export>| ExportInfo {
+            name: export.name.clone(),
+            description: export.options.description.clone(),
+            read_only: export.read_only(),
+            default: default.as_ref() == Some(&export.name),
+            len_bytes: export.disk.geometry().len_bytes(),
+            clients: export.attached().clients.len(),
+        };
+        table.exports.iter().map(describe).collect()
+    }
+}

@@ -1,0 +1,444 @@
+//! The handshake as a state machine: bytes in, bytes and steps out, no I/O.
+//!
+//! Whoever owns the socket feeds what arrived and sends what is printed; a fuzzer can do the same
+//! without one. Only fixed newstyle is spoken; a client that does not say that it speaks it may
+//! use nothing but `NBD_OPT_EXPORT_NAME` ("Newstyle negotiation").
+
+use std::sync::Arc;
+
+use crate::nbd::exports::{Export, Exports};
+use crate::nbd::wire::{
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, CLIENT_FIXED_NEWSTYLE, CLIENT_FLAGS_BYTES,
+    CLIENT_NO_ZEROES, OPTION_HEADER_BYTES, OptionHeader, Style, WireError, option, option_reply,
+};
+
+/// Longest option data that are read; longer ones are skipped and refused.
+pub const OPTION_DATA_BYTES_MAX: usize = 64 << 10;
+/// Most options in one handshake.
+pub const OPTIONS_MAX: u32 = 4096;
+
+/// Whether clients may or must use TLS ("Server-side requirements").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// `NOTLS`: there is none.
+    #[default]
+    Off,
+    /// `SELECTIVETLS` with no export that demands it: the client chooses.
+    On,
+    /// `FORCEDTLS`: nothing works before TLS.
+    Require,
+}
+
+/// What the owner of the socket does next.
+#[derive(Debug)]
+pub enum Step {
+    /// Send what was printed, then feed more bytes.
+    More,
+    /// Send what was printed, then start TLS, then call [`Handshake::tls_started`].
+    StartTls,
+    /// Open the export, then call [`Handshake::accept`] or [`Handshake::refuse`].
+    Enter,
+    /// Send what was printed and close the connection.
+    Close(CloseReason),
+}
+
+/// Why a handshake ends without an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// The client aborted, as is its right.
+    Aborted,
+    /// Bytes that are not the protocol.
+    Wire(WireError),
+    /// The client set flags that the server did not offer.
+    ClientFlags(u32),
+    /// `NBD_OPT_EXPORT_NAME` cannot be answered with an error.
+    ExportName,
+    /// More than [`OPTIONS_MAX`] options.
+    Options,
+    /// Bytes in clear after the request to start TLS.
+    BytesBeforeTls,
+}
+
+/// What a client has negotiated.
+#[derive(Clone, Debug)]
+pub struct Negotiated {
+    /// The export.
+    pub export: Arc<Export>,
+    /// How requests and replies look.
+    pub style: Style,
+    /// Whether `base:allocation` was selected.
+    pub contexts: bool,
+    /// Whether the connection is encrypted.
+    pub tls: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The client's flags come next.
+    ClientFlags,
+    /// An option's header comes next.
+    Option,
+    /// This many bytes of an option that is too long are thrown away.
+    Skip { option: u32, left: u32 },
+    /// An export has been chosen by this option and waits to be opened.
+    Entering { option: u32, export: Arc<Export>, request: InfoWanted },
+    /// Nothing more is read.
+    Ended,
+}
+
+/// The information that a client asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct InfoWanted {
+    name: bool,
+    description: bool,
+    block_size: bool,
+}
+
+/// One client's handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    exports: Arc<Exports>,
+    mode: TlsMode,
+    state: State,
+    fixed: bool,
+    no_zeroes: bool,
+    tls: bool,
+    style: Style,
+    /// The export for which `base:allocation` was selected.
+    contexts_of: Option<String>,
+    options: u32,
+}
+
+impl Handshake {
+    /// A handshake that begins by sending the greeting, which is printed to `out`.
+    pub fn new(exports: Arc<Exports>, mode: TlsMode, out: &mut Vec<u8>) -> Handshake {
+        out.extend_from_slice(&wire::greeting());
+        Handshake {
+            exports,
+            mode,
+            state: State::ClientFlags,
+            fixed: false,
+            no_zeroes: false,
+            tls: false,
+            style: Style::Simple,
+            contexts_of: None,
+            options: 0,
+        }
+    }
+
+    /// Takes what arrived, up to the next step, and says how many bytes of it were used. Bytes
+    /// that were not used are to be fed again, with more behind them.
+    pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Step) {
+        let mut used = 0;
+        loop {
+            let (taken, step) = self.advance(&bytes[used..], out);
+            used += taken;
+            match step {
+                Some(Step::StartTls) if used < bytes.len() => {
+                    // Bytes in clear must not be taken for bytes that came through TLS.
+                    self.state = State::Ended;
+                    return (used, Step::Close(CloseReason::BytesBeforeTls));
+                }
+                Some(step) => return (used, step),
+                None if taken == 0 => return (used, Step::More),
+                None => {}
+            }
+        }
+    }
+
+    /// Tells that TLS runs. "`NBD_OPT_STARTTLS`": nothing negotiated before is kept.
+    pub fn tls_started(&mut self) {
+        self.tls = true;
+        self.style = Style::Simple;
+        self.contexts_of = None;
+    }
+
+    /// The export that the client chose, while it waits to be opened.
+    pub fn chosen(&self) -> Option<Arc<Export>> {
+        match &self.state {
+            State::Entering { export, .. } => Some(Arc::clone(export)),
+            _ => None,
+        }
+    }
+
+    /// Ends the handshake with the chosen export. Without one there is nothing to accept.
+    pub fn accept(&mut self, out: &mut Vec<u8>) -> Option<Negotiated> {
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        let State::Entering { option, export, request } = state else { return None };
+        if option == option::EXPORT_NAME {
+            let flags = export.flags(self.style, self.contexts_selected(&export));
+            let len_bytes = export.disk().geometry().len_bytes();
+            wire::print_export_name_reply(out, len_bytes, flags, !self.no_zeroes);
+        } else {
+            self.print_info(option, &export, request, out);
+        }
+        let contexts = self.contexts_selected(&export);
+        Some(Negotiated { export, style: self.style, contexts, tls: self.tls })
+    }
+
+    /// Says that the chosen export cannot be opened.
+    pub fn refuse(&mut self, text: &str, out: &mut Vec<u8>) -> Step {
+        let state = std::mem::replace(&mut self.state, State::Option);
+        if let State::Entering { option, .. } = state
+            && option != option::EXPORT_NAME
+        {
+            self.answer(option, option_reply::ERR_POLICY, text, out);
+            return Step::More;
+        }
+        self.close(CloseReason::ExportName)
+    }
+
+    /// Answers an option with a reply whose data is text for people, if there is any.
+    fn answer(&self, option: u32, reply: u32, text: &str, out: &mut Vec<u8>) {
+        let text = &text[..text.floor_char_boundary(wire::STRING_BYTES_MAX)];
+        wire::print_option_reply(out, option, reply, text.as_bytes());
+    }
+
+    fn close(&mut self, reason: CloseReason) -> Step {
+        self.state = State::Ended;
+        Step::Close(reason)
+    }
+
+    /// One message. `(0, None)` means that bytes are missing.
+    fn advance(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
+        match self.state {
+            State::ClientFlags => {
+                if bytes.len() < CLIENT_FLAGS_BYTES {
+                    return (0, None);
+                }
+                (CLIENT_FLAGS_BYTES, self.client_flags(bytes))
+            }
+            State::Skip { option, left } => {
+                let taken = bytes.len().min(left as usize);
+                let left = left - taken as u32;
+                self.state = State::Skip { option, left };
+                if left == 0 {
+                    self.state = State::Option;
+                    let text = format!("option data above {OPTION_DATA_BYTES_MAX} bytes");
+                    self.answer(option, option_reply::ERR_TOO_BIG, &text, out);
+                }
+                (taken, None)
+            }
+            State::Option => self.next_option(bytes, out),
+            State::Entering { .. } | State::Ended => (0, Some(Step::More)),
+        }
+    }
+
+    /// "Client flags": unknown ones end the connection.
+    fn client_flags(&mut self, bytes: &[u8]) -> Option<Step> {
+        let flags = match wire::parse_client_flags(bytes) {
+            Ok(flags) => flags,
+            Err(error) => return Some(self.close(CloseReason::Wire(error))),
+        };
+        if flags & !(CLIENT_FIXED_NEWSTYLE | CLIENT_NO_ZEROES) != 0 {
+            return Some(self.close(CloseReason::ClientFlags(flags)));
+        }
+        self.fixed = flags & CLIENT_FIXED_NEWSTYLE != 0;
+        self.no_zeroes = flags & CLIENT_NO_ZEROES != 0;
+        self.state = State::Option;
+        None
+    }
+
+    fn next_option(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
+        if bytes.len() < OPTION_HEADER_BYTES {
+            return (0, None);
+        }
+        let header = match wire::parse_option_header(bytes) {
+            Ok(header) => header,
+            Err(error) => return (0, Some(self.close(CloseReason::Wire(error)))),
+        };
+        let len = header.len as usize;
+        if len <= OPTION_DATA_BYTES_MAX && bytes.len() < OPTION_HEADER_BYTES + len {
+            return (0, None);
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return (0, Some(self.close(CloseReason::Options)));
+        }
+        // "Newstyle negotiation": a client that is not fixed newstyle knows one option only, and
+        // the name of an export that is too long cannot be refused otherwise.
+        let export_name = header.option == option::EXPORT_NAME;
+        if (!self.fixed && !export_name) || (len > OPTION_DATA_BYTES_MAX && export_name) {
+            return (0, Some(self.close(CloseReason::ExportName)));
+        }
+        if len > OPTION_DATA_BYTES_MAX {
+            self.state = State::Skip { option: header.option, left: header.len };
+            return (OPTION_HEADER_BYTES, None);
+        }
+        let used = OPTION_HEADER_BYTES + len;
+        (used, self.on_option(header, &bytes[OPTION_HEADER_BYTES..used], out))
+    }
+
+    fn on_option(&mut self, header: OptionHeader, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
+        let option = header.option;
+        // "FORCEDTLS mode".
+        if self.mode == TlsMode::Require && !self.tls {
+            match option {
+                option::STARTTLS | option::ABORT => {}
+                option::EXPORT_NAME => return Some(self.close(CloseReason::ExportName)),
+                _ => {
+                    let text = "start TLS first";
+                    self.answer(option, option_reply::ERR_TLS_REQD, text, out);
+                    return None;
+                }
+            }
+        }
+        let empty_wanted = matches!(
+            option,
+            option::LIST | option::STARTTLS | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS
+        );
+        if empty_wanted && !data.is_empty() {
+            let text = "this option takes no data";
+            self.answer(option, option_reply::ERR_INVALID, text, out);
+            return None;
+        }
+        match option {
+            option::EXPORT_NAME => Some(self.export_name(data)),
+            option::ABORT => {
+                self.answer(option, option_reply::ACK, "", out);
+                Some(self.close(CloseReason::Aborted))
+            }
+            option::LIST => {
+                self.list(out);
+                None
+            }
+            option::STARTTLS => self.start_tls(out),
+            option::INFO | option::GO => self.info_or_go(option, data, out),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
+                self.raise_style(option, out);
+                None
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(option, data, out);
+                None
+            }
+            _ => {
+                self.answer(option, option_reply::ERR_UNSUP, "unknown option", out);
+                None
+            }
+        }
+    }
+
+    fn export_name(&mut self, data: &[u8]) -> Step {
+        let found = wire::parse_name(data).ok().and_then(|name| self.exports.find(name));
+        let Some(export) = found else { return self.close(CloseReason::ExportName) };
+        let request = InfoWanted::default();
+        self.state = State::Entering { option: option::EXPORT_NAME, export, request };
+        Step::Enter
+    }
+
+    fn list(&self, out: &mut Vec<u8>) {
+        for export in self.exports.snapshot() {
+            let data = wire::server_data(export.name(), export.description());
+            wire::print_option_reply(out, option::LIST, option_reply::SERVER, &data);
+        }
+        wire::print_option_reply(out, option::LIST, option_reply::ACK, &[]);
+    }
+
+    /// "TLS support".
+    fn start_tls(&mut self, out: &mut Vec<u8>) -> Option<Step> {
+        let (reply, text) = match (self.mode, self.tls) {
+            (TlsMode::Off, _) => (option_reply::ERR_POLICY, "this server has no TLS"),
+            (_, true) => (option_reply::ERR_INVALID, "TLS runs already"),
+            (_, false) => (option_reply::ACK, ""),
+        };
+        self.answer(option::STARTTLS, reply, text, out);
+        (reply == option_reply::ACK).then_some(Step::StartTls)
+    }
+
+    fn raise_style(&mut self, option: u32, out: &mut Vec<u8>) {
+        let wanted =
+            if option == option::EXTENDED_HEADERS { Style::Extended } else { Style::Structured };
+        let (reply, text) = if self.style == wanted {
+            (option_reply::ERR_INVALID, "negotiated already")
+        } else if self.style > wanted {
+            (option_reply::ERR_EXT_HEADER_REQD, "extended headers are in use")
+        } else {
+            self.style = wanted;
+            (option_reply::ACK, "")
+        };
+        self.answer(option, reply, text, out);
+    }
+
+    fn info_or_go(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
+        let Ok(request) = wire::parse_info_request(data) else {
+            let text = "the lengths in this option do not add up";
+            self.answer(option, option_reply::ERR_INVALID, text, out);
+            return None;
+        };
+        let Some(export) = self.exports.find(request.name) else {
+            let text = format!("there is no export `{}`", request.name.escape_debug());
+            self.answer(option, option_reply::ERR_UNKNOWN, &text, out);
+            return None;
+        };
+        let wanted = InfoWanted {
+            name: request.name_wanted,
+            description: request.description_wanted,
+            block_size: request.block_size_wanted,
+        };
+        if option == option::GO {
+            self.state = State::Entering { option, export, request: wanted };
+            return Some(Step::Enter);
+        }
+        self.print_info(option, &export, wanted, out);
+        None
+    }
+
+    /// The successful reply to `NBD_OPT_INFO` and `NBD_OPT_GO`.
+    fn print_info(&self, option: u32, export: &Export, wanted: InfoWanted, out: &mut Vec<u8>) {
+        let info = |out: &mut Vec<u8>, data: &[u8]| {
+            wire::print_option_reply(out, option, option_reply::INFO, data);
+        };
+        let flags = export.flags(self.style, self.contexts_selected(export));
+        info(out, &wire::info_export(export.disk().geometry().len_bytes(), flags));
+        if wanted.name {
+            info(out, &wire::info_text(wire::info::NAME, export.name()));
+        }
+        if wanted.description && !export.description().is_empty() {
+            info(out, &wire::info_text(wire::info::DESCRIPTION, export.description()));
+        }
+        if wanted.block_size {
+            info(out, &wire::info_block_size(export.block_sizes()));
+        }
+        wire::print_option_reply(out, option, option_reply::ACK, &[]);
+    }
+
+    fn contexts_selected(&self, export: &Export) -> bool {
+        self.style >= Style::Structured
+            && self.contexts_of.as_deref().is_some_and(|name| name == export.name())
+    }
+
+    /// "Metadata querying".
+    fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
+        let set = option == option::SET_META_CONTEXT;
+        if set {
+            // Replaces what was selected before, even when it fails.
+            self.contexts_of = None;
+        }
+        let refusal = match wire::parse_context_query(data) {
+            _ if set && self.style < Style::Structured => {
+                Some((option_reply::ERR_INVALID, "negotiate structured replies first"))
+            }
+            Err(_) => Some((option_reply::ERR_INVALID, "this option's data make no sense")),
+            Ok(query) => match self.exports.find(query.name) {
+                None => Some((option_reply::ERR_UNKNOWN, "there is no such export")),
+                Some(export) => {
+                    let listed = query.queries == 0 || query.base_wildcard;
+                    let matches = query.base_allocation || (!set && listed);
+                    if matches {
+                        // Listing: the id is reserved and should be 0.
+                        let id = if set { BASE_ALLOCATION_ID } else { 0 };
+                        let data = wire::context_data(id, BASE_ALLOCATION);
+                        wire::print_option_reply(out, option, option_reply::META_CONTEXT, &data);
+                    }
+                    if matches && set {
+                        self.contexts_of = Some(export.name().to_owned());
+                    }
+                    None
+                }
+            },
+        };
+        let (reply, text) = refusal.unwrap_or((option_reply::ACK, ""));
+        self.answer(option, reply, text, out);
+    }
+}

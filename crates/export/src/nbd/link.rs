@@ -1,0 +1,181 @@
+//! What bytes travel over: a socket, a pair of pipes, or TLS on a socket.
+//!
+//! One enum, so that the connection's loop is one piece of code. The plain socket is the fast
+//! path: one system call receives, one sends a batch.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockyard_core::Region;
+
+use crate::nbd::reply::{self, Replies};
+use crate::nbd::sys::{self, Interest, Patience, Ready, Wake};
+use crate::nbd::tls::TlsLink;
+
+/// The connection to a client.
+pub(crate) enum Link {
+    /// A stream socket in clear.
+    Socket(Arc<OwnedFd>),
+    /// Two pipes, or whatever else can be read and written: standard input and output.
+    Pipes(Pipes),
+    /// TLS on a stream socket.
+    Tls(Box<TlsLink>),
+}
+
+/// The two ends of a pair of pipes.
+pub(crate) struct Pipes {
+    pub(crate) input: OwnedFd,
+    pub(crate) output: OwnedFd,
+    pub(crate) wake: Arc<Wake>,
+}
+
+impl Pipes {
+    /// Waits for input; `Woken` only when there is none.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<Ready> {
+        match sys::wait(&self.input, Interest::Readable, Some(&self.wake), timeout)? {
+            Ready::Woken => {
+                let now = Some(Duration::ZERO);
+                match sys::wait(&self.input, Interest::Readable, None, now)? {
+                    Ready::Yes => Ok(Ready::Yes),
+                    Ready::No | Ready::Woken => Ok(Ready::Woken),
+                }
+            }
+            ready => Ok(ready),
+        }
+    }
+}
+
+fn timed_out(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, what)
+}
+
+/// The time left until a deadline.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Reads from a socket into plain memory before a deadline, if there is one.
+pub(crate) fn read_socket(
+    socket: &OwnedFd,
+    into: &mut [u8],
+    deadline: Option<Instant>,
+) -> io::Result<usize> {
+    if let Some(deadline) = deadline
+        && sys::wait(socket, Interest::Readable, None, Some(left(deadline)))? != Ready::Yes
+        && left(deadline).is_zero()
+    {
+        return Err(timed_out("the client said nothing for too long"));
+    }
+    sys::read_slice(socket, into)
+}
+
+/// Writes to a socket from plain memory before a deadline, if there is one.
+pub(crate) fn write_socket(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    deadline: Option<Instant>,
+) -> io::Result<usize> {
+    loop {
+        match sys::send_slice(socket, bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+        if deadline.is_some_and(|deadline| left(deadline).is_zero()) {
+            return Err(timed_out("the client did not read for too long"));
+        }
+        sys::wait(socket, Interest::Writable, None, deadline.map(left))?;
+    }
+}
+
+impl Link {
+    /// Receives into a region. 0 is the end.
+    #[inline]
+    pub(crate) fn recv(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        len: usize,
+        patience: Patience,
+    ) -> io::Result<usize> {
+        match self {
+            Link::Socket(socket) => sys::recv(socket.as_ref(), region, offset, len, patience),
+            Link::Pipes(pipes) => {
+                let timeout = (patience == Patience::None).then_some(Duration::ZERO);
+                match pipes.wait(timeout)? {
+                    Ready::Yes => sys::read(&pipes.input, region, offset, len),
+                    Ready::Woken => Ok(0),
+                    Ready::No => Err(io::ErrorKind::WouldBlock.into()),
+                }
+            }
+            Link::Tls(tls) => tls.recv(region, offset, len, patience),
+        }
+    }
+
+    /// Sleeps until there is something to receive, at most for `timeout`.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
+        match self {
+            Link::Socket(socket) => {
+                sys::wait(socket.as_ref(), Interest::Readable, None, Some(timeout))
+            }
+            Link::Pipes(pipes) => pipes.wait(Some(timeout)),
+            Link::Tls(tls) => tls.wait(timeout),
+        }
+    }
+
+    /// Sends all replies and forgets them.
+    pub(crate) fn send(&mut self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+        let result = match self {
+            Link::Socket(socket) => send_all(socket.as_ref(), true, region, replies),
+            Link::Pipes(pipes) => send_all(&pipes.output, false, region, replies),
+            Link::Tls(tls) => tls.send(region, replies),
+        };
+        replies.clear();
+        result
+    }
+
+    /// Receives plain bytes, for the handshake. 0 is the end.
+    pub(crate) fn read(&mut self, into: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        match self {
+            Link::Socket(socket) => read_socket(socket, into, Some(deadline)),
+            Link::Pipes(pipes) => match pipes.wait(Some(left(deadline)))? {
+                Ready::Yes => sys::read_slice(&pipes.input, into),
+                Ready::Woken => Ok(0),
+                Ready::No => Err(timed_out("the client said nothing for too long")),
+            },
+            Link::Tls(tls) => tls.read(into, deadline),
+        }
+    }
+
+    /// Sends plain bytes, for the handshake.
+    pub(crate) fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let sent = match self {
+                Link::Socket(socket) => write_socket(socket, bytes, Some(deadline))?,
+                Link::Pipes(pipes) => sys::write_slice(&pipes.output, bytes)?,
+                Link::Tls(tls) => tls.write(bytes, deadline)?,
+            };
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Says goodbye where the transport has a word for it.
+    pub(crate) fn close(&mut self) {
+        if let Link::Tls(tls) = self {
+            tls.close();
+        }
+    }
+}
+
+fn send_all(to: impl AsFd, socket: bool, region: &Region, replies: &mut Replies) -> io::Result<()> {
+    let to = to.as_fd();
+    let (bytes, mut pieces) = replies.parts();
+    while !pieces.is_empty() {
+        let sent = sys::send(to, socket, region, bytes, pieces)?;
+        let gone = reply::advance(pieces, sent);
+        pieces = &mut pieces[gone..];
+    }
+    Ok(())
+}

@@ -1,0 +1,430 @@
+//! A server: one endpoint, a thread that accepts, and a thread for each client.
+//!
+//! Control plane: locks are taken when a client comes or goes, never for an I/O.
+#![allow(clippy::disallowed_types)] // Control plane only, as said above.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+
+use crate::nbd::client::{Client, ConnectionInfo, Line};
+use crate::nbd::endpoint::{Endpoint, ListenError, Listener};
+use crate::nbd::exports::Exports;
+use crate::nbd::link::{Link, Pipes};
+use crate::nbd::session::{self, Terms};
+use crate::nbd::sys::{self, Family, Interest, Ready, Wake};
+use crate::nbd::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
+
+/// Send buffer asked for on sockets: a batch of replies fits, so that sending does not sleep.
+const SEND_BUFFER_BYTES: i32 = 2 << 20;
+
+/// How long the server waits before it accepts again when the system is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How a server treats its clients.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Most clients at once; one more is disconnected at once.
+    pub connections_max: usize,
+    /// How long a client may take from connecting to transmission.
+    pub handshake_timeout: Duration,
+    /// How long a shutdown lets clients take to send the rest of a request and to read their
+    /// replies, before it cuts them off.
+    pub drain_timeout: Duration,
+    /// TLS.
+    pub tls: TlsConfig,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            connections_max: 256,
+            handshake_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(5),
+            tls: TlsConfig::default(),
+        }
+    }
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// It cannot listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// TLS cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// TLS cannot be spoken over pipes.
+    #[error("stdio: TLS needs a socket, and standard input is none: use `off`")]
+    TlsOnPipes,
+    /// The system refused a thread or a descriptor.
+    #[error("nbd server: {what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A running server. Dropping it shuts it down.
+pub struct Server {
+    shared: Arc<Shared>,
+    /// `None` once joined.
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// What the accepting thread, the clients' threads and the owner share.
+struct Shared {
+    terms: Terms,
+    options: ServerOptions,
+    address: String,
+    stopping: AtomicBool,
+    /// Wakes the accepting thread.
+    wake: Wake,
+    clients: Mutex<Clients>,
+    /// Told when a client leaves, and when the server is finished.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Clients {
+    next: u64,
+    here: HashMap<u64, Arc<Client>>,
+    threads: HashMap<u64, JoinHandle<()>>,
+    /// Clients whose threads are about to end and can be joined.
+    ended: Vec<u64>,
+    finished: bool,
+}
+
+impl Server {
+    /// Starts serving exports at an endpoint.
+    ///
+    /// # Errors
+    /// If the endpoint cannot be listened at, or the certificates do not do.
+    pub fn start(
+        exports: Arc<Exports>,
+        endpoint: Endpoint,
+        options: ServerOptions,
+    ) -> Result<Server, ServerError> {
+        let terms = Terms {
+            exports,
+            tls_mode: options.tls.mode,
+            acceptor: Acceptor::load(&options.tls)?,
+            handshake_timeout: options.handshake_timeout,
+        };
+        let listener = Listener::open(endpoint)?;
+        let system = |what| move |source| ServerError::System { what, source };
+        let shared = Arc::new(Shared {
+            terms,
+            options,
+            address: listener.as_ref().map_or("stdio".to_owned(), Listener::address),
+            stopping: AtomicBool::new(false),
+            wake: Wake::new().map_err(system("making a wake"))?,
+            clients: Mutex::default(),
+            left: Condvar::new(),
+        });
+        let accepting = match listener {
+            Some(listener) => {
+                let shared = Arc::clone(&shared);
+                let name = "nbd-accept".to_owned();
+                let accept = move || shared.accept_all(&listener);
+                let thread = thread::Builder::new().name(name).spawn(accept);
+                Some(thread.map_err(system("starting a thread"))?)
+            }
+            None => {
+                shared.serve_stdio()?;
+                None
+            }
+        };
+        Ok(Server { shared, accepting })
+    }
+
+    /// Where it listens: `unix:PATH`, `tcp:ADDRESS:PORT` with the real port, or `stdio`.
+    pub fn local_addr(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// The URI of an export for NBD clients; the empty name is the default export. `None` for
+    /// standard input and output, which have none.
+    pub fn uri(&self, export: &str) -> Option<String> {
+        let scheme = match self.shared.options.tls.mode {
+            TlsMode::Require => "nbds",
+            TlsMode::Off | TlsMode::On => "nbd",
+        };
+        let export = escape(export, false);
+        let address = &self.shared.address;
+        if let Some(path) = address.strip_prefix("unix:") {
+            return Some(format!("{scheme}+unix:///{export}?socket={}", escape(path, true)));
+        }
+        address.strip_prefix("tcp:").map(|host| format!("{scheme}://{host}/{export}"))
+    }
+
+    /// The clients that are connected now, in the order in which they came.
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        let clients = self.shared.clients();
+        let mut infos: Vec<_> = clients.here.values().map(|client| client.info()).collect();
+        drop(clients);
+        infos.sort_by_key(|info| info.id);
+        infos
+    }
+
+    /// Waits until the server is finished: for standard input and output when its client has
+    /// left, otherwise when it is shut down.
+    pub fn wait(&self) {
+        let mut clients = self.shared.clients();
+        while !clients.finished {
+            clients = self.shared.left.wait(clients).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Stops accepting, lets every client's requests be answered, disconnects them all, joins all
+    /// threads and removes the unix socket. Clients that stall are cut off after the drain
+    /// timeout.
+    pub fn shutdown(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        let shared = &self.shared;
+        // Release: pairs with the Acquire in `stopping`.
+        shared.stopping.store(true, Ordering::Release);
+        shared.wake.raise();
+        if let Some(accepting) = self.accepting.take() {
+            // A panic there was reported when it happened.
+            let _ = accepting.join();
+        }
+        let deadline = Instant::now() + shared.options.drain_timeout;
+        let mut clients = shared.clients();
+        clients.here.values().for_each(|client| client.drain());
+        while !clients.here.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = shared.left.wait_timeout(clients, left);
+            clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        clients.here.values().for_each(|client| client.cut());
+        let threads: Vec<_> = clients.threads.drain().collect();
+        drop(clients);
+        for (_, thread) in threads {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+        shared.clients().finished = true;
+        shared.left.notify_all();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("address", &self.shared.address).finish_non_exhaustive()
+    }
+}
+
+/// Percent-escapes what may not stand in a URI's path or query.
+fn escape(text: &str, slash: bool) -> String {
+    let plain = |byte: u8| {
+        byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slash && byte == b'/')
+    };
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if plain(byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+impl Shared {
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stopping(&self) -> bool {
+        // Acquire: pairs with the Release in `Server::stop`.
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// The accepting thread.
+    fn accept_all(self: &Arc<Shared>, listener: &Listener) {
+        while !self.stopping() {
+            match sys::wait(listener, Interest::Readable, Some(&self.wake), None) {
+                Ok(Ready::Yes) => {}
+                Ok(Ready::Woken | Ready::No) => continue,
+                Err(error) => {
+                    tracing::error!(address = %self.address, %error, "cannot wait for clients");
+                    return;
+                }
+            }
+            match listener.accept() {
+                Ok(Some((socket, peer))) => self.admit(socket, peer),
+                Ok(None) => {}
+                Err(error) => {
+                    // Out of descriptors or memory: clients that leave make room.
+                    tracing::warn!(address = %self.address, %error, "cannot accept a client");
+                    self.pause();
+                }
+            }
+            self.join_ended();
+        }
+    }
+
+    /// Waits a little, or until the server stops.
+    fn pause(&self) {
+        let clients = self.clients();
+        drop(self.left.wait_timeout(clients, ACCEPT_PAUSE));
+    }
+
+    /// Joins the threads of clients that have left.
+    fn join_ended(&self) {
+        let mut clients = self.clients();
+        let ended = std::mem::take(&mut clients.ended);
+        let threads: Vec<_> = ended.iter().filter_map(|id| clients.threads.remove(id)).collect();
+        drop(clients);
+        for thread in threads {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+
+    /// Gives a client its thread, if there is room for it.
+    fn admit(self: &Arc<Shared>, socket: Arc<OwnedFd>, peer: String) {
+        sys::set_send_buffer(socket.as_ref(), SEND_BUFFER_BYTES);
+        let line = Line::Socket(Arc::clone(&socket));
+        let link = Link::Socket(Arc::clone(&socket));
+        if let Err(error) = self.start_client(link, Some(socket), peer, line) {
+            tracing::warn!(address = %self.address, %error, "a client was turned away");
+        }
+    }
+
+    fn start_client(
+        self: &Arc<Shared>,
+        link: Link,
+        socket: Option<Arc<OwnedFd>>,
+        peer: String,
+        line: Line,
+    ) -> io::Result<()> {
+        let mut clients = self.clients();
+        if clients.here.len() >= self.options.connections_max {
+            let max = self.options.connections_max;
+            return Err(io::Error::other(format!("{peer}: there are {max} clients already")));
+        }
+        let id = clients.next;
+        clients.next += 1;
+        let client = Client::new(id, peer, line);
+        clients.here.insert(id, Arc::clone(&client));
+        let shared = Arc::clone(self);
+        let thread = thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
+            let departure = Departure { shared: &shared, id };
+            shared.serve(link, socket, &client);
+            drop(departure);
+        });
+        match thread {
+            Ok(thread) => {
+                clients.threads.insert(id, thread);
+                Ok(())
+            }
+            Err(error) => {
+                clients.here.remove(&id);
+                Err(error)
+            }
+        }
+    }
+
+    /// A client's thread.
+    fn serve(&self, link: Link, socket: Option<Arc<OwnedFd>>, client: &Arc<Client>) {
+        let ended = session::run(&self.terms, link, socket, client);
+        let (id, peer) = (client.id, &client.peer);
+        match ended {
+            Ok(()) => tracing::debug!(id, peer, "client left"),
+            Err(error) => tracing::info!(id, peer, %error, "client lost"),
+        }
+    }
+
+    /// Serves one client on standard input and output.
+    fn serve_stdio(self: &Arc<Shared>) -> Result<(), ServerError> {
+        let system = |what| move |source| ServerError::System { what, source };
+        let duplicate = |fd: &dyn AsFdObject| {
+            fd.fd().try_clone_to_owned().map_err(system("duplicating standard input or output"))
+        };
+        let input = duplicate(&io::stdin())?;
+        let output = duplicate(&io::stdout())?;
+        let peer = "stdio".to_owned();
+        let started = match sys::family(&input) {
+            Family::Unix | Family::Inet => {
+                // nbdinfo and others pass one socket as both.
+                let socket = Arc::new(input);
+                let line = Line::Socket(Arc::clone(&socket));
+                let link = Link::Socket(Arc::clone(&socket));
+                self.start_client(link, Some(socket), peer, line)
+            }
+            Family::OtherSocket | Family::NoSocket => {
+                if self.terms.tls_mode != TlsMode::Off {
+                    return Err(ServerError::TlsOnPipes);
+                }
+                let wake = Arc::new(Wake::new().map_err(system("making a wake"))?);
+                let line = Line::Pipes(Arc::clone(&wake));
+                let link = Link::Pipes(Pipes { input, output, wake });
+                self.start_client(link, None, peer, line)
+            }
+        };
+        started.map_err(system("starting a thread"))
+    }
+}
+
+/// `AsFd` for two types that share nothing else.
+trait AsFdObject {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
+}
+
+impl<T: AsFd> AsFdObject for T {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.as_fd()
+    }
+}
+
+/// Counts a client out however its thread ends.
+struct Departure<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Departure<'_> {
+    fn drop(&mut self) {
+        let mut clients = self.shared.clients();
+        clients.here.remove(&self.id);
+        clients.ended.push(self.id);
+        clients.finished |= self.shared.address == "stdio";
+        drop(clients);
+        self.shared.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_escape_what_they_must() {
+        assert_eq!(escape("a b/c", false), "a%20b%2Fc");
+        assert_eq!(escape("/run/x y.sock", true), "/run/x%20y.sock");
+    }
+}

@@ -1,0 +1,385 @@
+//! The system calls that the standard library does not offer in the form needed: receiving into and
+//! sending from a region, waiting for a descriptor, mapping a connection's memory.
+//!
+//! The only file of the exporter with unsafe code. Regions are reached by checked ranges only.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Region;
+
+/// Most pieces in one system call, below the system's 1024.
+const PIECES_MAX: usize = 256;
+
+/// The result of a system call as the standard library puts it.
+fn check(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Repeats a call that a signal interrupted.
+fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match check(call()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// How a receive behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Sleep until there is something.
+    Some,
+    /// Sleep until all of it is there, or the end.
+    All,
+    /// Take what is there; nothing is `WouldBlock`.
+    None,
+}
+
+/// An address range of a region, checked.
+fn range(region: &Region, offset: u64, len: usize) -> io::Result<NonNull<u8>> {
+    let outside = || io::Error::new(io::ErrorKind::InvalidInput, "range outside the region");
+    region.range(offset, len as u64).ok_or_else(outside)
+}
+
+/// Receives from a socket into a region.
+pub(crate) fn recv(
+    socket: impl AsFd,
+    region: &Region,
+    offset: u64,
+    len: usize,
+    patience: Patience,
+) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    let into = range(region, offset, len)?;
+    let flags = match patience {
+        Patience::Some => 0,
+        Patience::All => libc::MSG_WAITALL,
+        Patience::None => libc::MSG_DONTWAIT,
+    };
+    // SAFETY: `range` checked that the bytes lie in the region, which lives through the call, and
+    // region memory has no references to it.
+    uninterrupted(|| unsafe { libc::recv(fd, into.as_ptr().cast(), len, flags) })
+}
+
+/// Reads from a pipe into a region.
+pub(crate) fn read(pipe: impl AsFd, region: &Region, offset: u64, len: usize) -> io::Result<usize> {
+    let fd = pipe.as_fd().as_raw_fd();
+    let into = range(region, offset, len)?;
+    // SAFETY: as for `recv`.
+    uninterrupted(|| unsafe { libc::read(fd, into.as_ptr().cast(), len) })
+}
+
+/// Receives from a descriptor of any kind into plain memory; sleeps until there is something.
+pub(crate) fn read_slice(from: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let fd = from.as_fd().as_raw_fd();
+    // SAFETY: the slice is writable for its length.
+    uninterrupted(|| unsafe { libc::read(fd, into.as_mut_ptr().cast(), into.len()) })
+}
+
+/// Sends plain memory to a socket without sleeping, and never raises a signal.
+pub(crate) fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the slice is readable for its length.
+    uninterrupted(|| unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
+}
+
+/// Writes plain memory to a pipe.
+pub(crate) fn write_slice(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    let fd = pipe.as_fd().as_raw_fd();
+    // SAFETY: the slice is readable for its length.
+    uninterrupted(|| unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) })
+}
+
+/// A run of bytes to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) source: Source,
+    /// Offset in the source.
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+}
+
+/// Where a piece lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// In the connection's region.
+    Region,
+    /// In the bytes passed along.
+    Bytes,
+}
+
+/// Sends pieces in order, as many as one call takes, and says how many bytes went. With `socket`,
+/// a closed peer is an error and never a signal.
+pub(crate) fn send(
+    to: impl AsFd,
+    socket: bool,
+    region: &Region,
+    bytes: &[u8],
+    pieces: &[Piece],
+) -> io::Result<usize> {
+    let fd = to.as_fd().as_raw_fd();
+    let mut vector = [MaybeUninit::<libc::iovec>::uninit(); PIECES_MAX];
+    let count = pieces.len().min(PIECES_MAX);
+    for (slot, piece) in vector.iter_mut().zip(pieces) {
+        let base = match piece.source {
+            Source::Region => range(region, piece.offset, piece.len)?.as_ptr(),
+            Source::Bytes => {
+                let from = piece.offset as usize;
+                let outside =
+                    || io::Error::new(io::ErrorKind::InvalidInput, "piece outside its bytes");
+                let slice = bytes.get(from..from + piece.len).ok_or_else(outside)?;
+                slice.as_ptr().cast_mut()
+            }
+        };
+        slot.write(libc::iovec { iov_base: base.cast(), iov_len: piece.len });
+    }
+    let vector = vector.as_mut_ptr().cast::<libc::iovec>();
+    if !socket {
+        // SAFETY: the first `count` entries are initialised above and point to memory that lives
+        // through the call; the system only reads it.
+        return uninterrupted(|| unsafe { libc::writev(fd, vector, count as i32) });
+    }
+    // SAFETY: a header of zeros is a valid empty one.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = vector;
+    header.msg_iovlen = count;
+    // SAFETY: as for `writev`; the header has no name and no control data.
+    uninterrupted(|| unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_NOSIGNAL) })
+}
+
+/// What a wait found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// The descriptor has something, or its end.
+    Yes,
+    /// The wake was raised.
+    Woken,
+    /// The time is up.
+    No,
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Something to read, or the end.
+    Readable,
+    /// Room to write, or the end.
+    Writable,
+}
+
+/// Waits until a descriptor is ready, a wake is raised, or the time is up.
+pub(crate) fn wait(
+    fd: impl AsFd,
+    interest: Interest,
+    wake: Option<&Wake>,
+    timeout: Option<Duration>,
+) -> io::Result<Ready> {
+    let events = match interest {
+        Interest::Readable => libc::POLLIN,
+        Interest::Writable => libc::POLLOUT,
+    };
+    let entry = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    let mut entries = [entry(fd.as_fd()), entry(fd.as_fd())];
+    let mut count = 1;
+    if let Some(wake) = wake {
+        entries[1] = entry(wake.0.as_fd());
+        entries[1].events = libc::POLLIN;
+        count = 2;
+    }
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `count` entries and the time live through the call; no signal mask is passed.
+    let result = unsafe { libc::ppoll(entries.as_mut_ptr(), count, timeout, std::ptr::null()) };
+    match check(result as isize) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::No),
+        Err(error) => Err(error),
+        Ok(_) if count == 2 && entries[1].revents != 0 => Ok(Ready::Woken),
+        Ok(_) if entries[0].revents != 0 => Ok(Ready::Yes),
+        Ok(_) => Ok(Ready::No),
+    }
+}
+
+/// Ends one or both directions of a socket, for every holder of it. A socket that has ended is
+/// left as it is.
+pub(crate) fn shutdown(socket: impl AsFd, how: Shutdown) {
+    let how = match how {
+        Shutdown::Read => libc::SHUT_RD,
+        Shutdown::Write => libc::SHUT_WR,
+        Shutdown::Both => libc::SHUT_RDWR,
+    };
+    // SAFETY: no memory is involved. Failure means that there is nothing to end.
+    let _ = unsafe { libc::shutdown(socket.as_fd().as_raw_fd(), how) };
+}
+
+/// Reads an integer option of a socket; `None` if the descriptor is no socket.
+fn socket_option(fd: impl AsFd, name: libc::c_int) -> Option<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value and its length live through the call and fit one another.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    (result == 0).then_some(value)
+}
+
+/// What kind of descriptor this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// A stream socket of the unix family.
+    Unix,
+    /// A stream socket of an internet family.
+    Inet,
+    /// A socket of another kind.
+    OtherSocket,
+    /// No socket.
+    NoSocket,
+}
+
+/// What kind of descriptor this is.
+pub(crate) fn family(fd: impl AsFd) -> Family {
+    let fd = fd.as_fd();
+    let Some(domain) = socket_option(fd, libc::SO_DOMAIN) else { return Family::NoSocket };
+    if socket_option(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) {
+        return Family::OtherSocket;
+    }
+    match domain {
+        libc::AF_UNIX => Family::Unix,
+        libc::AF_INET | libc::AF_INET6 => Family::Inet,
+        _ => Family::OtherSocket,
+    }
+}
+
+/// Whether a descriptor is a socket that listens.
+pub(crate) fn is_listening(fd: impl AsFd) -> bool {
+    socket_option(fd, libc::SO_ACCEPTCONN) == Some(1)
+}
+
+/// The process at the other end of a unix socket.
+pub(crate) fn peer_pid(socket: impl AsFd) -> Option<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the structure and its length live through the call and fit one another.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    (result == 0).then_some(peer.pid)
+}
+
+/// Asks for a send buffer of this size; the system may grant less.
+pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
+    let fd = socket.as_fd().as_raw_fd();
+    let set = |name| {
+        // SAFETY: the value lives through the call and its length is passed.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                name,
+                (&raw const bytes).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        }
+    };
+    // Only the privileged may go beyond the system's maximum; others get up to that.
+    if set(libc::SO_SNDBUFFORCE) != 0 {
+        set(libc::SO_SNDBUF);
+    }
+}
+
+/// A flag that a sleeping thread notices.
+#[derive(Debug)]
+pub(crate) struct Wake(OwnedFd);
+
+impl Wake {
+    pub(crate) fn new() -> io::Result<Wake> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        check(fd as isize)?;
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        Ok(Wake(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Raises the flag, for good.
+    pub(crate) fn raise(&self) {
+        let one: u64 = 1;
+        // SAFETY: eight bytes that live through the call. It fails only when the count is about
+        // to overflow, and then the flag is up.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+/// Mapped memory, unmapped when its region goes.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process; only its owner unmaps it.
+unsafe impl Send for Mapping {}
+// SAFETY: it gives no access to the memory.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that was mapped, and its region, which is going, was the
+        // only way to it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A region of fresh memory that costs nothing until it is touched.
+pub(crate) fn map_region(len: usize) -> io::Result<Arc<Region>> {
+    // SAFETY: a new private mapping at an address of the system's choice disturbs nobody.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let base = NonNull::new(base.cast::<u8>())
+        .ok_or_else(|| io::Error::other("the system mapped memory at address 0"))?;
+    let owner = Box::new(Mapping { base, len });
+    // SAFETY: the mapping is readable and writable until `owner` is dropped, and nobody makes
+    // references to it.
+    Ok(unsafe { Region::foreign(base, len, owner) })
+}
+
+/// Gives the memory of a page-aligned range back to the system; it reads as zeros afterwards. No
+/// I/O may be in flight on it.
+pub(crate) fn forget(region: &Region, offset: u64, len: usize) {
+    let Some(base) = region.range(offset, len as u64) else { return };
+    // SAFETY: the range lies in a private anonymous mapping, so dropping its pages only zeroes
+    // it; the caller has no I/O on it. Failure leaves the memory as it was.
+    let _ = unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTNEED) };
+}

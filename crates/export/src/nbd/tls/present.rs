@@ -1,0 +1,248 @@
+//! TLS by rustls.
+
+use std::io::{self, BufRead, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockyard_core::Region;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::nbd::link::{read_socket, write_socket};
+use crate::nbd::reply::Replies;
+use crate::nbd::sys::{self, Interest, Patience, Ready, Source};
+use crate::nbd::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsConfig, TlsError, TlsMode};
+
+/// Longest plaintext in one TLS record.
+const RECORD_BYTES: usize = 16 << 10;
+
+/// How long a goodbye may take.
+const CLOSE_TIME: Duration = Duration::from_millis(100);
+
+/// Starts TLS on connections.
+#[derive(Clone)]
+pub(crate) struct Acceptor(Arc<ServerConfig>);
+
+impl Acceptor {
+    /// Reads the certificates, unless TLS is off.
+    pub(crate) fn load(config: &TlsConfig) -> Result<Option<Acceptor>, TlsError> {
+        if config.mode == TlsMode::Off {
+            return Ok(None);
+        }
+        let directory = &config.certificates;
+        let mismatch =
+            |problem: String| TlsError::Mismatch { certificates: directory.clone(), problem };
+        let chain = certificates(&directory.join(CERTIFICATE_FILE))?;
+        let key_path = directory.join(KEY_FILE);
+        let key = PrivateKeyDer::from_pem_file(&key_path)
+            .map_err(|error| file(&key_path, "a private key in PEM", &error.to_string()))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| mismatch(error.to_string()))?;
+        let builder = if config.verify_peer {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(&directory.join(CA_FILE))? {
+                roots.add(certificate).map_err(|error| mismatch(error.to_string()))?;
+            }
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            let verifier = verifier.map_err(|error| mismatch(error.to_string()))?;
+            builder.with_client_cert_verifier(verifier)
+        } else {
+            builder.with_no_client_auth()
+        };
+        let config =
+            builder.with_single_cert(chain, key).map_err(|error| mismatch(error.to_string()))?;
+        Ok(Some(Acceptor(Arc::new(config))))
+    }
+
+    /// Does the TLS handshake on a socket.
+    pub(crate) fn accept(&self, socket: Arc<OwnedFd>, deadline: Instant) -> io::Result<TlsLink> {
+        let mut session = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
+        let mut stream = Stream { socket: &socket, deadline: Some(deadline) };
+        while session.is_handshaking() {
+            session.complete_io(&mut stream)?;
+        }
+        Ok(TlsLink { socket, session: Box::new(session) })
+    }
+}
+
+fn file(path: &Path, wanted: &'static str, problem: &str) -> TlsError {
+    TlsError::File { path: path.to_owned(), wanted, problem: problem.to_owned() }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wanted = "certificates in PEM";
+    let all = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| file(path, wanted, &error.to_string()))?;
+    if all.is_empty() {
+        return Err(file(path, wanted, "no certificate in it"));
+    }
+    Ok(all)
+}
+
+/// A socket as rustls wants to see it, with a deadline for each sleep.
+struct Stream<'a> {
+    socket: &'a OwnedFd,
+    deadline: Option<Instant>,
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        read_socket(self.socket, into, self.deadline)
+    }
+}
+
+impl Write for Stream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write_socket(self.socket, bytes, self.deadline)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// TLS on a socket.
+pub(crate) struct TlsLink {
+    socket: Arc<OwnedFd>,
+    session: Box<ServerConnection>,
+}
+
+impl TlsLink {
+    /// Sleeps until there is something to receive; what is decrypted already counts.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
+        if self.session.reader().fill_buf().is_ok() {
+            return Ok(Ready::Yes);
+        }
+        sys::wait(&self.socket, Interest::Readable, None, Some(timeout))
+    }
+
+    /// Hands plaintext to `take`, which says how much of it it took. 0 is the end.
+    fn plaintext(
+        &mut self,
+        patience: Patience,
+        deadline: Option<Instant>,
+        mut take: impl FnMut(&[u8]) -> usize,
+    ) -> io::Result<usize> {
+        loop {
+            let mut reader = self.session.reader();
+            match reader.fill_buf() {
+                Ok(bytes) => {
+                    let taken = if bytes.is_empty() { 0 } else { take(bytes) };
+                    reader.consume(taken);
+                    return Ok(taken);
+                }
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                Err(_) => {}
+            }
+            if patience == Patience::None {
+                let now = Some(Duration::ZERO);
+                if sys::wait(&self.socket, Interest::Readable, None, now)? != Ready::Yes {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+            }
+            let mut stream = Stream { socket: &self.socket, deadline };
+            self.session.read_tls(&mut stream)?;
+            let processed = self.session.process_new_packets();
+            // An alert, or the answer to a change of keys.
+            while self.session.wants_write() {
+                self.session.write_tls(&mut stream)?;
+            }
+            processed.map_err(io::Error::other)?;
+        }
+    }
+
+    pub(crate) fn recv(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        len: usize,
+        patience: Patience,
+    ) -> io::Result<usize> {
+        self.plaintext(patience, None, |bytes| {
+            let taken = bytes.len().min(len);
+            region.write(offset, &bytes[..taken]);
+            taken
+        })
+    }
+
+    pub(crate) fn read(&mut self, into: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        self.plaintext(Patience::Some, Some(deadline), |bytes| {
+            let taken = bytes.len().min(into.len());
+            into[..taken].copy_from_slice(&bytes[..taken]);
+            taken
+        })
+    }
+
+    /// Takes plaintext and sends what that makes.
+    fn encrypt(&mut self, bytes: &[u8], deadline: Option<Instant>) -> io::Result<usize> {
+        let taken = self.session.writer().write(bytes)?;
+        let mut stream = Stream { socket: &self.socket, deadline };
+        while self.session.wants_write() {
+            self.session.write_tls(&mut stream)?;
+        }
+        Ok(taken)
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
+        self.encrypt(bytes, Some(deadline))
+    }
+
+    pub(crate) fn send(&mut self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+        // Records are filled across pieces: many short replies share one.
+        let mut record = Vec::with_capacity(RECORD_BYTES);
+        let (bytes, pieces) = replies.parts();
+        for piece in pieces {
+            let (mut offset, mut left) = (piece.offset, piece.len);
+            while left > 0 {
+                let start = record.len();
+                let part = left.min(RECORD_BYTES - start);
+                match piece.source {
+                    Source::Region => {
+                        record.resize(start + part, 0);
+                        region.read(offset, &mut record[start..]);
+                    }
+                    Source::Bytes => {
+                        let from = offset as usize;
+                        record.extend_from_slice(&bytes[from..from + part]);
+                    }
+                }
+                offset += part as u64;
+                left -= part;
+                if record.len() == RECORD_BYTES {
+                    self.encrypt_all(&record)?;
+                    record.clear();
+                }
+            }
+        }
+        self.encrypt_all(&record)
+    }
+
+    fn encrypt_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let taken = self.encrypt(bytes, None)?;
+            bytes = &bytes[taken..];
+        }
+        Ok(())
+    }
+
+    /// "Terminating the transmission phase": TLS is shut down first.
+    pub(crate) fn close(&mut self) {
+        self.session.send_close_notify();
+        let deadline = Some(Instant::now() + CLOSE_TIME);
+        let mut stream = Stream { socket: &self.socket, deadline };
+        while self.session.wants_write() {
+            if self.session.write_tls(&mut stream).is_err() {
+                return;
+            }
+        }
+    }
+}

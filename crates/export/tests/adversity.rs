@@ -1,0 +1,254 @@
+//! Clients that stall, lie or vanish, and servers that stop.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use blockyard_export::nbd::wire::{Style, command};
+use blockyard_export::nbd::{
+    Endpoint, ExportOptions, Exports, ListenError, Server, ServerError, ServerOptions,
+};
+use common::ram::Ram;
+use common::{Client, Directory, Rig};
+
+const MIB: u64 = 1 << 20;
+
+/// Options under which a stalled client is cut off at once.
+fn impatient() -> ServerOptions {
+    ServerOptions { drain_timeout: Duration::ZERO, ..ServerOptions::default() }
+}
+
+#[test]
+fn a_client_killed_in_a_write_harms_nobody() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    let mut other = rig.client(Style::Structured);
+    for sent in [0, 1, 27, 28, 29, 512, 4096, 65535] {
+        let mut client = rig.client(Style::Simple);
+        let mut bytes = client.request(command::WRITE, 0, 1, 0, 65536);
+        bytes.resize(28 + 65536, 0xee);
+        client.stream.write_all(&bytes[..sent]).unwrap();
+        drop(client);
+        assert_eq!(other.read(0, 512).data, [0; 512]);
+    }
+    drop(rig);
+    // What was sent in part was not written at all.
+    assert_eq!(disk.inner().pushed, 8);
+}
+
+#[test]
+fn garbage_instead_of_a_request_ends_only_its_connection() {
+    let rig = Rig::new(Ram::new(MIB));
+    let mut other = rig.client(Style::Simple);
+    for style in [Style::Simple, Style::Structured, Style::Extended] {
+        let mut client = rig.client(style);
+        // What was sent before the garbage is still answered.
+        let mut bytes = client.request(command::READ, 0, 1, 0, 512);
+        bytes.extend_from_slice(&[0xa5; 64]);
+        client.stream.write_all(&bytes).unwrap();
+        assert_eq!(client.reply(512).data, [0; 512]);
+        client.assert_closed();
+        assert_eq!(other.read(0, 512).error, 0);
+    }
+}
+
+#[test]
+fn compact_requests_after_extended_headers_end_the_connection() {
+    let rig = Rig::new(Ram::new(MIB));
+    let mut client = rig.client(Style::Extended);
+    client.style = Style::Simple;
+    client.send(command::READ, 0, 1, 0, 512);
+    // The header is four bytes short of an extended one.
+    client.stream.write_all(&[0; 4]).unwrap();
+    client.assert_closed();
+}
+
+#[test]
+fn disconnect_answers_what_came_before() {
+    let rig = Rig::new(Ram::new(MIB));
+    let mut client = rig.client(Style::Simple);
+    let mut bytes = client.request(command::READ, 0, 1, 0, 512);
+    bytes.extend(client.request(command::DISC, 0, 2, 0, 0));
+    bytes.extend(client.request(command::READ, 0, 3, 0, 512));
+    client.stream.write_all(&bytes).unwrap();
+    assert_eq!(client.reply(512).cookie, 1);
+    client.assert_closed();
+}
+
+#[test]
+fn a_client_that_closes_its_sending_half_gets_its_replies() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    let mut client = rig.client(Style::Simple);
+    disk.set(|inner| inner.held = true);
+    client.send(command::READ, 0, 1, 0, 512);
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    disk.wait_pushed(1);
+    disk.set(|inner| inner.held = false);
+    assert_eq!(client.reply(512).cookie, 1);
+    client.assert_closed();
+}
+
+#[test]
+fn a_client_that_never_reads_stalls_nobody_and_shutdown_is_bounded() {
+    let rig = Rig::with(Ram::new(64 * MIB), ExportOptions::default(), impatient());
+    let mut stalled = rig.client(Style::Simple);
+    // Far more than any socket buffer holds.
+    for cookie in 0..8 {
+        stalled.send(command::READ, 0, cookie, 0, 32 << 20);
+    }
+    let mut half = rig.client(Style::Simple);
+    let request = half.request(command::WRITE, 0, 1, 0, 4096);
+    half.stream.write_all(&request).unwrap();
+    let mut silent = rig.connect();
+    let mut other = rig.client(Style::Structured);
+    for _ in 0..100 {
+        assert_eq!(other.read(0, 4096).error, 0);
+    }
+    let mut rig = rig;
+    rig.server.take().unwrap().shutdown();
+    let mut rest = Vec::new();
+    silent.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len(), 18);
+    other.assert_closed();
+    half.assert_closed();
+    assert!(!rig.directory.socket().exists());
+}
+
+#[test]
+fn a_stalled_disk_holds_up_only_who_waits_for_it() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    rig.exports.add("fast", Ram::new(MIB), ExportOptions::default()).unwrap();
+    let mut slow = rig.client(Style::Simple);
+    disk.set(|inner| inner.held = true);
+    // More than the disk's channel takes and more than a connection keeps in flight.
+    let mut bytes = Vec::new();
+    for cookie in 0..3000 {
+        bytes.extend(slow.request(command::READ, 0, cookie, 0, 512));
+    }
+    slow.stream.write_all(&bytes).unwrap();
+    disk.wait_pushed(64);
+    let mut fast = Client::greet(rig.connect());
+    fast.negotiate("fast", Style::Structured, true);
+    for _ in 0..100 {
+        assert_eq!(fast.read(0, 512).error, 0);
+    }
+    disk.set(|inner| inner.held = false);
+    for _ in 0..3000 {
+        assert_eq!(slow.reply(512).error, 0);
+    }
+}
+
+#[test]
+fn shutdown_answers_what_is_in_flight() {
+    let disk = Ram::new(MIB);
+    let mut rig = Rig::new(Arc::clone(&disk) as _);
+    let mut client = rig.client(Style::Structured);
+    disk.set(|inner| inner.held = true);
+    for cookie in 0..10 {
+        client.send(command::READ, 0, cookie, 0, 4096);
+    }
+    disk.wait_pushed(10);
+    let server = rig.server.take().unwrap();
+    let stopping = thread::spawn(move || server.shutdown());
+    disk.set(|inner| inner.held = false);
+    let mut cookies: Vec<_> = (0..10).map(|_| client.reply(4096).cookie).collect();
+    cookies.sort_unstable();
+    assert_eq!(cookies, (0..10).collect::<Vec<_>>());
+    client.assert_closed();
+    stopping.join().unwrap();
+}
+
+#[test]
+fn removing_an_export_drains_and_disconnects_its_clients_only() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    rig.exports.add("stays", Ram::new(MIB), ExportOptions::default()).unwrap();
+    let mut leaves = rig.client(Style::Simple);
+    let mut stays = Client::greet(rig.connect());
+    stays.negotiate("stays", Style::Simple, false);
+    disk.set(|inner| inner.held = true);
+    leaves.send(command::READ, 0, 1, 0, 512);
+    disk.wait_pushed(1);
+    let exports = Arc::clone(&rig.exports);
+    let removing = thread::spawn(move || exports.remove("disk", Duration::from_secs(60)).unwrap());
+    disk.set(|inner| inner.held = false);
+    assert_eq!(leaves.reply(512).cookie, 1);
+    leaves.assert_closed();
+    removing.join().unwrap();
+    assert_eq!(stays.read(0, 512).error, 0);
+    let names: Vec<_> = rig.exports.list().into_iter().map(|export| export.name).collect();
+    assert_eq!(names, ["stays"]);
+    assert!(rig.exports.remove("disk", Duration::ZERO).is_err());
+}
+
+#[test]
+fn one_client_too_many_is_turned_away() {
+    let options = ServerOptions { connections_max: 1, ..ServerOptions::default() };
+    let rig = Rig::with(Ram::new(MIB), ExportOptions::default(), options);
+    let mut first = rig.client(Style::Simple);
+    let mut rest = Vec::new();
+    // The end, without a greeting.
+    rig.connect().read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    assert_eq!(first.read(0, 512).error, 0);
+}
+
+#[test]
+fn sockets_of_dead_servers_are_replaced_and_of_live_ones_not() {
+    let directory = Directory::new();
+    let start = || {
+        let endpoint = Endpoint::Unix(directory.socket());
+        Server::start(Exports::new(), endpoint, ServerOptions::default())
+    };
+    // A listener that goes leaves its file.
+    drop(UnixListener::bind(directory.socket()).unwrap());
+    assert!(directory.socket().exists());
+    let server = start().unwrap();
+    let error = start().unwrap_err();
+    assert!(matches!(error, ServerError::Listen(ListenError::InUse(_))), "{error}");
+    server.shutdown();
+    assert!(!directory.socket().exists());
+    std::fs::write(directory.socket(), b"precious").unwrap();
+    let error = start().unwrap_err();
+    assert!(matches!(error, ServerError::Listen(ListenError::NotASocket(_))), "{error}");
+    assert_eq!(std::fs::read(directory.socket()).unwrap(), b"precious");
+}
+
+#[test]
+fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
+    let directory = Directory::new();
+    let exports = Exports::new();
+    exports.add("disk", Ram::new(MIB), ExportOptions::default()).unwrap();
+    let listener = UnixListener::bind(directory.socket()).unwrap();
+    let options = ServerOptions::default;
+    let endpoint = Endpoint::Fd(OwnedFd::from(listener));
+    let by_fd = Server::start(Arc::clone(&exports), endpoint, options()).unwrap();
+    let stream = UnixStream::connect(directory.socket()).unwrap();
+    let mut client = Client::greet(stream);
+    client.negotiate("disk", Style::Extended, true);
+    assert_eq!(client.write(0, 0, &[3; 4096]).error, 0);
+    by_fd.shutdown();
+    // The file belongs to whoever made the socket.
+    assert!(directory.socket().exists());
+
+    let endpoint = Endpoint::Tcp("127.0.0.1".to_owned(), 0);
+    let by_tcp = Server::start(exports, endpoint, options()).unwrap();
+    let address = by_tcp.local_addr().strip_prefix("tcp:").unwrap().to_owned();
+    assert_eq!(by_tcp.uri("disk"), Some(format!("nbd://{address}/disk")));
+    let mut client = Client::greet(std::net::TcpStream::connect(address).unwrap());
+    client.negotiate("", Style::Structured, true);
+    assert_eq!(client.read(0, 4096).data, [3; 4096]);
+
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let endpoint = Endpoint::Fd(OwnedFd::from(file));
+    let error = Server::start(Exports::new(), endpoint, options()).unwrap_err();
+    assert!(matches!(error, ServerError::Listen(ListenError::BadDescriptor)), "{error}");
+}

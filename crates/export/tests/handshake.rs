@@ -1,0 +1,217 @@
+//! The handshake, option by option, against a real server.
+
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod common;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use blockyard_export::nbd::wire::{Style, export_flag, option, option_reply};
+use blockyard_export::nbd::{ExportOptions, ServerOptions};
+use common::ram::Ram;
+use common::{Client, Rig};
+
+fn rig() -> Rig {
+    let rig = Rig::new(Ram::new(1 << 20));
+    let second = ExportOptions { read_only: true, description: "the second".to_owned() };
+    rig.exports.add("second", Ram::new(8192), second).unwrap();
+    rig
+}
+
+fn greet(rig: &Rig) -> Client<std::os::unix::net::UnixStream> {
+    Client::greet(rig.connect())
+}
+
+#[test]
+fn exports_are_listed_with_their_descriptions() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    let (reply, servers) = client.option(option::LIST, &[]);
+    assert_eq!(reply, option_reply::ACK);
+    let texts: Vec<_> = servers.iter().map(|(_, data)| data[4..].to_vec()).collect();
+    assert_eq!(texts, [b"disk".to_vec(), b"secondthe second".to_vec()]);
+    assert_eq!(client.option(option::LIST, b"x").0, option_reply::ERR_INVALID);
+}
+
+#[test]
+fn info_tells_what_go_would_and_goes_nowhere() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    assert_eq!(client.info(option::INFO, "second"), option_reply::ACK);
+    assert_eq!(client.export_bytes, 8192);
+    assert_ne!(client.flags & export_flag::READ_ONLY, 0);
+    assert_eq!(client.flags & export_flag::SEND_DF, 0);
+    assert_eq!(client.block_sizes, Some((512, 4096, 32 << 20)));
+    assert_eq!(client.info(option::INFO, "third"), option_reply::ERR_UNKNOWN);
+    // The empty name is the first export.
+    assert_eq!(client.info(option::GO, ""), option_reply::ACK);
+    assert_eq!(client.export_bytes, 1 << 20);
+    assert_eq!(client.read(0, 512).data, [0; 512]);
+}
+
+#[test]
+fn the_default_export_can_be_chosen() {
+    let rig = rig();
+    rig.exports.set_default("second").unwrap();
+    let mut client = greet(&rig);
+    assert_eq!(client.info(option::GO, ""), option_reply::ACK);
+    assert_eq!(client.export_bytes, 8192);
+    assert!(rig.exports.set_default("third").is_err());
+}
+
+#[test]
+fn export_name_enters_without_a_header() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    client.send_option(option::EXPORT_NAME, b"disk");
+    assert_eq!(client.u64(), 1 << 20);
+    let _flags: [u8; 2] = client.bytes();
+    assert_eq!(client.read(4096, 512).data, [0; 512]);
+}
+
+#[test]
+fn export_name_of_old_clients_ends_with_zeroes() {
+    let rig = rig();
+    let mut stream = rig.connect();
+    let mut greeting = [0; 18];
+    std::io::Read::read_exact(&mut stream, &mut greeting).unwrap();
+    // Neither fixed newstyle nor NO_ZEROES: the one option that is left is EXPORT_NAME.
+    stream.write_all(&[0; 4]).unwrap();
+    let mut client =
+        Client { stream, style: Style::Simple, export_bytes: 0, flags: 0, block_sizes: None };
+    client.send_option(option::EXPORT_NAME, b"second");
+    assert_eq!(client.u64(), 8192);
+    let rest: [u8; 126] = client.bytes();
+    assert!(rest[2..].iter().all(|byte| *byte == 0));
+    assert_eq!(client.read(0, 512).data, [0; 512]);
+}
+
+#[test]
+fn what_cannot_be_refused_in_words_is_closed() {
+    let rig = rig();
+    let mut unknown = greet(&rig);
+    unknown.send_option(option::EXPORT_NAME, b"nowhere");
+    unknown.assert_closed();
+
+    let mut flags = rig.connect();
+    flags.write_all(&0x80u32.to_be_bytes()).unwrap();
+    let mut greeting = [0; 18];
+    std::io::Read::read_exact(&mut flags, &mut greeting).unwrap();
+    let mut client = Client {
+        stream: flags,
+        style: Style::Simple,
+        export_bytes: 0,
+        flags: 0,
+        block_sizes: None,
+    };
+    client.assert_closed();
+
+    let mut garbage = greet(&rig);
+    garbage.stream.write_all(b"GET / HTTP/1.1\r\nHost: nowhere\r\n\r\n").unwrap();
+    garbage.assert_closed();
+
+    // The server serves on.
+    assert_eq!(rig.client(Style::Simple).read(0, 512).error, 0);
+}
+
+#[test]
+fn errors_in_options_leave_the_session_open() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    assert_eq!(client.option(77, b"whatever").0, option_reply::ERR_UNSUP);
+    assert_eq!(client.option(option::STARTTLS, &[]).0, option_reply::ERR_POLICY);
+    assert_eq!(client.option(option::GO, b"short").0, option_reply::ERR_INVALID);
+    assert_eq!(client.option(option::GO, &[0xff; 64]).0, option_reply::ERR_INVALID);
+    let too_long = vec![0; 70 << 10];
+    assert_eq!(client.option(option::INFO, &too_long).0, option_reply::ERR_TOO_BIG);
+    assert_eq!(client.option(option::STRUCTURED_REPLY, b"x").0, option_reply::ERR_INVALID);
+    client.negotiate("disk", Style::Structured, true);
+    assert_eq!(client.read(0, 512).data, [0; 512]);
+}
+
+#[test]
+fn styles_are_raised_and_never_lowered() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    assert_eq!(client.option(option::STRUCTURED_REPLY, &[]).0, option_reply::ACK);
+    assert_eq!(client.option(option::STRUCTURED_REPLY, &[]).0, option_reply::ERR_INVALID);
+    assert_eq!(client.option(option::EXTENDED_HEADERS, &[]).0, option_reply::ACK);
+    assert_eq!(client.option(option::EXTENDED_HEADERS, &[]).0, option_reply::ERR_INVALID);
+    let reply = client.option(option::STRUCTURED_REPLY, &[]).0;
+    assert_eq!(reply, option_reply::ERR_EXT_HEADER_REQD);
+}
+
+#[test]
+fn metadata_contexts_are_listed_and_selected() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    let data = |queries: &[&str]| Client::<std::fs::File>::context_data("disk", queries);
+    let wanted = data(&["base:allocation"]);
+    assert_eq!(client.option(option::SET_META_CONTEXT, &wanted).0, option_reply::ERR_INVALID);
+    client.option(option::STRUCTURED_REPLY, &[]);
+    for (queries, listed, set) in [
+        (&[][..], 1, 0),
+        (&["base:"][..], 1, 0),
+        (&["base:allocation"][..], 1, 1),
+        (&["qemu:dirty-bitmap:x", "base:allocation"][..], 1, 1),
+        (&["qemu:allocation-depth"][..], 0, 0),
+    ] {
+        let (reply, found) = client.option(option::LIST_META_CONTEXT, &data(queries));
+        assert_eq!((reply, found.len()), (option_reply::ACK, listed), "{queries:?}");
+        let (reply, found) = client.option(option::SET_META_CONTEXT, &data(queries));
+        assert_eq!((reply, found.len()), (option_reply::ACK, set), "{queries:?}");
+    }
+    let unknown = Client::<std::fs::File>::context_data("nowhere", &["base:allocation"]);
+    assert_eq!(client.option(option::SET_META_CONTEXT, &unknown).0, option_reply::ERR_UNKNOWN);
+    assert_eq!(client.option(option::SET_META_CONTEXT, b"xy").0, option_reply::ERR_INVALID);
+    // The failure has unselected what was selected before.
+    assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
+    client.style = Style::Structured;
+    assert_eq!(client.call(7, 0, 0, 4096).error, 22);
+}
+
+#[test]
+fn contexts_of_another_export_do_not_count() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    client.option(option::STRUCTURED_REPLY, &[]);
+    let data = Client::<std::fs::File>::context_data("second", &["base:allocation"]);
+    assert_eq!(client.option(option::SET_META_CONTEXT, &data).0, option_reply::ACK);
+    assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
+    client.style = Style::Structured;
+    assert_eq!(client.call(7, 0, 0, 4096).error, 22);
+}
+
+#[test]
+fn abort_is_acknowledged() {
+    let rig = rig();
+    let mut client = greet(&rig);
+    assert_eq!(client.option(option::ABORT, b"ignored").0, option_reply::ACK);
+    client.assert_closed();
+}
+
+#[test]
+fn a_disk_that_will_not_open_is_refused_in_words() {
+    let disk = Ram::new(1 << 20);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    disk.set(|inner| inner.closed = true);
+    let mut client = greet(&rig);
+    assert_eq!(client.info(option::GO, "disk"), option_reply::ERR_POLICY);
+    disk.set(|inner| inner.closed = false);
+    assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
+}
+
+#[test]
+fn a_silent_client_is_dropped_in_the_end() {
+    let options = ServerOptions {
+        handshake_timeout: std::time::Duration::from_millis(1),
+        ..ServerOptions::default()
+    };
+    let rig = Rig::with(Ram::new(1 << 20), ExportOptions::default(), options);
+    let mut stream = rig.connect();
+    // The greeting, then the end.
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut stream, &mut bytes).unwrap();
+    assert_eq!(bytes.len(), 18);
+}
