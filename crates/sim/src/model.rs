@@ -83,6 +83,13 @@ impl Model {
         self.zones.as_ref().map(Zones::report).unwrap_or_default()
     }
 
+    /// Makes every sequential zone full, as null_blk's `zone_full` does at the start.
+    pub fn fill_zones(&mut self) {
+        if let Some(zones) = &mut self.zones {
+            zones.fill();
+        }
+    }
+
     /// A zone that is to be read-only or offline from now on, or, where it is that already, empty
     /// again. Answers whether the zone can be that: conventional ones cannot.
     pub fn toggle(&mut self, zone: ZoneNo, cond: ZoneCond) -> bool {

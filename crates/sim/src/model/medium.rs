@@ -71,9 +71,16 @@ pub struct BadBlocks {
 }
 
 impl BadBlocks {
-    /// Makes a range of sectors bad.
-    pub fn add(&mut self, range: Range<u64>) {
-        self.clear(range.clone());
+    /// Makes a range of sectors bad. It becomes one with those that it meets or touches, which
+    /// matters when a hit clears all of it.
+    pub fn add(&mut self, mut range: Range<u64>) {
+        self.ranges.retain(|bad| {
+            let apart = bad.end < range.start || range.end < bad.start;
+            if !apart {
+                range = range.start.min(bad.start)..range.end.max(bad.end);
+            }
+            apart
+        });
         self.ranges.push(range);
         self.ranges.sort_by_key(|range| range.start);
     }

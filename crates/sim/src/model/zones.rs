@@ -195,6 +195,14 @@ impl Zones {
         (0..self.zones.len()).filter_map(|index| self.reset(index).ok()).collect()
     }
 
+    /// Makes every sequential zone full.
+    pub(super) fn fill(&mut self) {
+        for zone in self.zones.iter_mut().filter(|zone| !zone.is_conventional()) {
+            zone.cond = Full;
+            zone.wp = zone.start + zone.capacity;
+        }
+    }
+
     /// Makes a zone read-only or offline, or empty if it is that already; then the answer holds
     /// the sectors whose data are gone. `None` for a conventional zone.
     pub(super) fn toggle(&mut self, index: usize, cond: ZoneCond) -> Option<Option<Range<u64>>> {

@@ -1,0 +1,217 @@
+//! Faults of the device's own, struck at random between bios, against the model.
+
+use std::sync::Arc;
+
+use blockyard_core::bio::{Bio, Flags, Op};
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::composed::Composed;
+use blockyard_core::device::DeviceError;
+use blockyard_core::disk::Disk;
+use blockyard_core::inject::Injection;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::status::Status;
+use blockyard_core::units::{Sector, ZoneNo};
+use blockyard_core::zone::ZoneCond;
+use blockyard_null::{IrqMode, Null, NullConfig};
+use blockyard_sim::clock::ManualClock;
+use blockyard_sim::contract::Rig;
+use blockyard_sim::seed::Seed;
+use blockyard_sim::workload::{Mix, Workload};
+
+/// A disk on a clock that only sleeping moves.
+fn disk(config: NullConfig) -> Arc<dyn Disk> {
+    let null = Null::open(config).expect("the configuration fits");
+    let (depth, clock) = (ChannelConfig { depth: 64 }, ManualClock::new());
+    Arc::new(Composed::with_clock("n".to_owned(), "null", null, depth, NoneScheduler::new, clock))
+}
+
+fn backed() -> NullConfig {
+    NullConfig {
+        size: 8 << 20,
+        bs: 4096,
+        max_sectors: 64,
+        memory_backed: true,
+        discard: true,
+        ..NullConfig::default()
+    }
+}
+
+fn zoned() -> NullConfig {
+    NullConfig {
+        zoned: true,
+        zone_size: 512 << 10,
+        zone_capacity: 384 << 10,
+        zone_nr_conv: 1,
+        zone_max_open: 3,
+        zone_max_active: 5,
+        discard: false,
+        ..backed()
+    }
+}
+
+fn inject(disk: &dyn Disk, name: &str, value: &str) -> Result<(), DeviceError> {
+    disk.inject(&Injection::Device { name: name.to_owned(), value: value.to_owned() })
+}
+
+/// A random bio of the workload, on disk and model.
+fn step(rig: &mut Rig, workload: &mut Workload) {
+    let bio = workload.next(&rig.model);
+    if bio.op.has_data() && bio.sectors <= 4096 {
+        let mut data = vec![0; bio.sectors as usize * 512];
+        workload.fill(&mut data);
+        rig.region.write(0, &data);
+    }
+    rig.both(bio);
+}
+
+fn bad_blocks(config: NullConfig, stream: u64) {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("bad blocks");
+    let mut rig = Rig::new(disk(config), true);
+    let mut workload = Workload::new(seed, stream, Mix { odd_per_mille: 30, ..Mix::wild() });
+    for count in 0..3000 {
+        if count % 20 == 0 {
+            let start = workload.below(rig.model.geometry().sectors / 2);
+            let range = start..start + 1 + workload.below(40);
+            let text = format!("{}-{}", range.start, range.end - 1);
+            match workload.below(6) {
+                0 => {
+                    inject(&*rig.disk, "badblocks", &format!("-{text}")).unwrap();
+                    rig.model.bad_blocks().clear(range);
+                }
+                1 => {
+                    let once = workload.below(2) == 0;
+                    let value = if once { "1" } else { "0" };
+                    inject(&*rig.disk, "badblocks_once", value).unwrap();
+                    rig.model.bad_blocks().once = once;
+                }
+                2 => {
+                    let partial = workload.below(2) == 0;
+                    let value = if partial { "1" } else { "0" };
+                    inject(&*rig.disk, "badblocks_partial_io", value).unwrap();
+                    rig.model.bad_blocks().partial_io = partial;
+                }
+                _ => {
+                    inject(&*rig.disk, "badblocks", &format!("+{text}")).unwrap();
+                    rig.model.bad_blocks().add(range);
+                }
+            }
+        }
+        step(&mut rig, &mut workload);
+        rig.same_report();
+    }
+    inject(&*rig.disk, "badblocks", "-0-16383").unwrap();
+    rig.model.bad_blocks().clear(0..16_384);
+    rig.same_contents();
+}
+
+#[test]
+fn bad_blocks_on_a_flat_device() {
+    bad_blocks(backed(), 1);
+}
+
+#[test]
+fn bad_blocks_in_zones() {
+    bad_blocks(zoned(), 2);
+}
+
+/// Zones turn read-only, offline and back while the workload goes on.
+#[test]
+fn zones_that_break() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("zones that break");
+    let mut rig = Rig::new(disk(zoned()), true);
+    let mut workload = Workload::new(seed, 3, Mix::wild());
+    let zone_sectors = rig.model.geometry().zones.as_ref().unwrap().zone_sectors;
+    for count in 0..4000 {
+        if count % 25 == 0 {
+            let zone = workload.below(10);
+            let (name, cond) = match workload.below(3) {
+                0 => ("zone_offline", ZoneCond::Offline),
+                _ => ("zone_readonly", ZoneCond::ReadOnly),
+            };
+            let sector = zone * zone_sectors + workload.below(zone_sectors);
+            let answer = inject(&*rig.disk, name, &sector.to_string());
+            assert_eq!(answer.is_ok(), rig.model.toggle(ZoneNo(zone as u32), cond), "zone {zone}");
+            rig.same_report();
+        }
+        step(&mut rig, &mut workload);
+    }
+    rig.same_report();
+    rig.same_contents();
+}
+
+/// A requeued request comes again until it is let through; nothing is lost, nothing done twice.
+#[test]
+fn requeued_requests_come_again() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("requeued");
+    let mut rig = Rig::new(disk(zoned()), true);
+    inject(&*rig.disk, "requeue", "1,60,0,-1").unwrap();
+    let mut workload = Workload::new(seed, 4, Mix::wild());
+    for _ in 0..2000 {
+        step(&mut rig, &mut workload);
+    }
+    rig.same_report();
+    rig.same_contents();
+}
+
+/// A request that is never answered ends with a timeout, on a clock that makes the wait short.
+#[test]
+fn unanswered_requests_time_out() {
+    let mut rig = Rig::new(disk(NullConfig { irqmode: IrqMode::Softirq, ..backed() }), true);
+    inject(&*rig.disk, "timeout", "1,100,0,3").unwrap();
+    for _ in 0..3 {
+        let buf = rig.buf(0);
+        assert_eq!(rig.run(Bio::write(Sector(0), 8, buf)).status, Status::Timeout);
+    }
+    let read = Bio::new(Op::Read, Sector(0), 8);
+    assert_eq!(rig.both(read).status, Status::Ok, "the bound of three is kept");
+}
+
+/// A power cut loses what was not flushed, and nothing that was.
+#[test]
+fn a_power_cut_empties_the_cache_only() {
+    let mut rig = Rig::new(disk(NullConfig { cache_size: 1 << 20, ..backed() }), true);
+    let write = |rig: &mut Rig, at: u64, byte: u8, flags: Flags| {
+        rig.region.write(0, &[byte; 4096]);
+        rig.run(Bio::write(Sector(at), 8, rig.buf(0)).with_flags(flags)).status
+    };
+    let read = |rig: &mut Rig, at: u64| {
+        assert_eq!(rig.run(Bio::read(Sector(at), 8, rig.buf(0))).status, Status::Ok);
+        let mut data = [0; 4096];
+        rig.region.read(0, &mut data);
+        assert!(data.iter().all(|byte| *byte == data[0]), "torn at {at}");
+        data[0]
+    };
+    assert_eq!(write(&mut rig, 0, 1, Flags::NONE), Status::Ok);
+    assert_eq!(rig.run(Bio::flush()).status, Status::Ok);
+    assert_eq!(write(&mut rig, 8, 2, Flags::FUA), Status::Ok);
+    assert_eq!(write(&mut rig, 16, 3, Flags::NONE), Status::Ok);
+    assert_eq!(write(&mut rig, 24, 4, Flags::PREFLUSH), Status::Ok);
+    assert_eq!(write(&mut rig, 0, 5, Flags::NONE), Status::Ok);
+    assert_eq!([0, 8, 16, 24].map(|at| read(&mut rig, at)), [5, 2, 3, 4]);
+    inject(&*rig.disk, "power_cut", "").unwrap();
+    assert_eq!([0, 8, 16, 24].map(|at| read(&mut rig, at)), [1, 2, 3, 0]);
+}
+
+#[test]
+fn faults_that_do_not_fit_are_refused() {
+    let flat = disk(backed());
+    for (name, value) in [
+        ("badblocks", "0-7"),
+        ("badblocks", "+7-0"),
+        ("badblocks_once", "2"),
+        ("zone_readonly", "0"),
+        ("timeout", "1,2"),
+        ("requeue", "x"),
+        ("meteor", "1"),
+    ] {
+        let error = inject(&*flat, name, value).expect_err(name);
+        assert!(!error.to_string().is_empty());
+    }
+    let zoned = disk(zoned());
+    for value in ["", "x", "99999999", "-1", "0"] {
+        inject(&*zoned, "zone_offline", value).expect_err(value);
+    }
+}
