@@ -1,0 +1,6 @@
+//! What the fuzz targets do with their input; `tests/targets` says how they are driven.
+//!
+//! A target is a function from bytes that returns, or panics with what it has found.
+
+pub mod bios;
+pub mod input;

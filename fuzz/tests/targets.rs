@@ -1,0 +1,27 @@
+//! The fuzz targets, one test each.
+//!
+//! In `cargo test` each takes a bounded number of random inputs. With `BOLERO_RANDOM_TEST_TIME_MS`
+//! it goes on for that long instead, and with cargo-bolero a coverage-guided engine drives it; see
+//! `fuzz/run`. A finding prints `BOLERO_RANDOM_SEED=...`, which replays it.
+
+use bolero::check;
+
+/// Random inputs of one target in `cargo test`.
+const ITERATIONS: usize = 2000;
+
+/// Longest input, in bytes.
+const LEN_MAX: usize = 4096;
+
+macro_rules! target {
+    ($name:ident, $run:path) => {
+        #[test]
+        fn $name() {
+            let target = check!().with_max_len(LEN_MAX);
+            let timed = std::env::var_os("BOLERO_RANDOM_TEST_TIME_MS").is_some();
+            let target = if timed { target } else { target.with_iterations(ITERATIONS) };
+            target.for_each(|bytes: &[u8]| $run(bytes));
+        }
+    };
+}
+
+target!(bios_model, blockyard_fuzz::bios::bios_model);
