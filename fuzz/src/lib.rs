@@ -4,3 +4,4 @@
 
 pub mod bios;
 pub mod input;
+pub mod nbd;

@@ -25,3 +25,4 @@ macro_rules! target {
 }
 
 target!(bios_model, blockyard_fuzz::bios::bios_model);
+target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
