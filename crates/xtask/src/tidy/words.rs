@@ -103,8 +103,7 @@ fn names(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
         if !is_name && !is_module {
             continue;
         }
-        // fio has an option of that form.
-        if word.starts_with("do_") && word != "do_verify" {
+        if word.starts_with("do_") {
             let text = format!("`{word}`: name what it does, without `do_`");
             findings.push(Finding::new(path, at, "names", text));
         }
