@@ -1,9 +1,9 @@
 //! The memory behind a device: one mapping of its whole size, of which the system provides only
 //! what is written, and a map of the pages that hold data.
 //!
-//! A page that was never written, or was discarded, is not touched even by a read: it is known to be
-//! zero. So a device of terabytes costs memory, page tables included, for what was written only. The
-//! grain is a page of 4 KiB; devices up to [`HUGE_MAX_BYTES`] are mapped with huge pages, which
+//! A page that was never written, or was discarded, is not touched even by a read: it is known to
+//! be zero. So a device of terabytes costs memory, page tables included, for what was written only.
+//! The grain is a page of 4 KiB; devices up to [`HUGE_MAX_BYTES`] are mapped with huge pages, which
 //! spare the processor address translations, and cost 2 MiB for the first write to each 2 MiB.
 //!
 //! I/O that overlaps in time on the same sectors may tear, as on any disk: the bytes are copied
@@ -58,7 +58,7 @@ impl Storage {
             .ok()
             .and_then(|len| len.checked_add(HUGE_BYTES))
             .ok_or_else(|| refused(libc::ENOMEM))?;
-        // SAFETY: an anonymous mapping at an address of the system's choice touches no other memory.
+        // SAFETY: an anonymous mapping at an address of the system's choice touches no other.
         let mapping = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

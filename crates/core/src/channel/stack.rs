@@ -167,7 +167,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
                 self.plug(slot);
             }
             Route::Nothing => {
-                // SAFETY: the slot was just taken and stays taken until `reap` has seen the request.
+                // SAFETY: the slot was just taken and stays so until `reap` has seen the request.
                 let request = unsafe { Request::of(slot) };
                 self.done.enter(request, Status::Ok);
             }

@@ -1,8 +1,8 @@
 //! The state machine of one zone: ZBC-2 4.5.3, NVMe ZNS 2.3, and where they leave a choice, what
 //! Linux's null_blk does. Pure: no lock, no clock, no I/O.
 //!
-//! [`RULES`] is the machine: what each operation does in each condition. docs/zones.md shows the same
-//! for readers, with the cases that depend on the write pointer, and a test compares the two.
+//! [`RULES`] is the machine: what each operation does in each condition. docs/zones.md shows the
+//! same for readers, with the cases that depend on the write pointer, and a test compares the two.
 
 use blockyard_sync::zone_resources::Holding;
 use blockyard_sync::zone_table::Openable;
