@@ -22,6 +22,7 @@ pub mod endpoint;
 pub mod exports;
 pub mod handshake;
 mod link;
+mod pace;
 mod reply;
 mod server;
 mod session;

@@ -11,6 +11,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use blockyard_core::clock::{Clock, Monotonic};
@@ -21,9 +22,10 @@ use crate::nbd::client::Client;
 use crate::nbd::command::{Plan, Refusal, Rules, error_of};
 use crate::nbd::exports::Export;
 use crate::nbd::link::Link;
+use crate::nbd::pace::Pace;
 use crate::nbd::reply::Replies;
 use crate::nbd::status::Statuses;
-use crate::nbd::sys::{Patience, Ready};
+use crate::nbd::sys::{self, Patience, Ready};
 use crate::nbd::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request,
 };
@@ -112,6 +114,7 @@ pub(crate) struct Connection {
     leaving: Vec<OutSpan>,
     statuses: Statuses,
     skipping: Option<Skipping>,
+    pace: Pace,
     tally: Tally,
     /// No more is read: finish what is in flight.
     ending: bool,
@@ -153,6 +156,7 @@ impl Connection {
             leaving: Vec::with_capacity(REQUESTS_MAX),
             statuses: Statuses::new(),
             skipping: None,
+            pace: Pace::new(),
             tally: Tally::default(),
             ending: false,
             fault: None,
@@ -169,6 +173,7 @@ impl Connection {
     /// # Errors
     /// If the link fails.
     pub(crate) fn serve(&mut self) -> io::Result<Option<wire::WireError>> {
+        sys::sharpen_timers();
         loop {
             let need = self.take_requests();
             let reaped = self.carry_out();
@@ -463,6 +468,7 @@ impl Connection {
     fn send(&mut self) -> io::Result<()> {
         let stats = &self.client.stats;
         let tally = std::mem::take(&mut self.tally);
+        self.pace.answered(tally.requests);
         stats.requests.add(tally.requests);
         stats.read_bytes.add(tally.read_bytes);
         stats.written_bytes.add(tally.written_bytes);
@@ -496,6 +502,12 @@ impl Connection {
             self.wait_for_completions(reaped);
             return Ok(());
         };
+        if idle
+            && self.buffers.unread_len() == 0
+            && let Some(nap) = self.pace.nap()
+        {
+            thread::sleep(nap);
+        }
         let missing = message - self.buffers.unread_len().min(message);
         let (len, patience) = if !idle {
             (missing.max(RECEIVE_BYTES), Patience::None)
