@@ -43,6 +43,12 @@ impl Data {
         }
     }
 
+    /// Tells the processor that a range is going to be read.
+    #[inline]
+    pub(crate) fn expect(&self, at: Sector, sectors: u64) {
+        self.storage.expect(at.bytes(), sectors << SECTOR_SHIFT);
+    }
+
     /// Writes the first `len_bytes` of a segment of a request; with `through`, past the cache.
     #[inline]
     pub(crate) fn write(&self, at: Sector, segment: &Segment, len_bytes: usize, through: bool) {

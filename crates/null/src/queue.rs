@@ -171,6 +171,9 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
             return self.start_carefully(now, armed, batch, done);
         }
         while let Some(started) = batch.next() {
+            if let Some(next) = batch.peek() {
+                self.shared.expect(next);
+            }
             match self.shared.carry_out(&started, None) {
                 Outcome::Done(status) => done.complete(started, status),
                 Outcome::Landed(at) => done.complete_append(started, at),

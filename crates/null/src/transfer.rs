@@ -78,6 +78,16 @@ impl Erase for Eraser<'_> {
 }
 
 impl<Z: ZoneSet> Shared<Z> {
+    /// Tells the processor that a request comes next.
+    #[inline]
+    pub(crate) fn expect(&self, next: &Started) {
+        if let Some(data) = &self.data
+            && next.op() == Op::Read
+        {
+            data.expect(next.sector(), next.sectors());
+        }
+    }
+
     /// Carries a request out. `faults` is set while bad blocks are armed.
     #[inline]
     pub(crate) fn carry_out(&self, started: &Started, faults: Option<&Faults>) -> Outcome {

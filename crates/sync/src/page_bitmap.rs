@@ -51,15 +51,17 @@ impl PageBitmap {
         word >> (page % WORD_PAGES) & 1 != 0
     }
 
-    /// Notes that the page holds data. The data have been copied before.
+    /// Notes that the page holds data, which have been copied before; says whether that is new.
     #[inline]
-    pub fn set(&self, page: u64) {
+    pub fn set(&self, page: u64) -> bool {
         let (word, bit) = (&self.words[(page / WORD_PAGES) as usize], 1 << (page % WORD_PAGES));
         // Relaxed: if the bit is set already there is nothing to publish that was not before; a
         // discard of the same page at the same time may win, as it may on any disk.
-        if word.load(Ordering::Relaxed) & bit == 0 {
+        let first = word.load(Ordering::Relaxed) & bit == 0;
+        if first {
             self.set_first(page, word, bit);
         }
+        first
     }
 
     #[cold]
@@ -164,7 +166,7 @@ mod tests {
                 map.clear(first, end);
                 plain[first as usize..end as usize].fill(false);
             } else {
-                (first..end).for_each(|page| map.set(page));
+                (first..end).for_each(|page| assert_eq!(map.set(page), !plain[page as usize]));
                 plain[first as usize..end as usize].fill(true);
             }
             let from = next(pages);

@@ -1,0 +1,99 @@
+//! After open, the way from push to reap allocates nothing: counted by the allocator itself.
+#![allow(clippy::disallowed_types, clippy::unwrap_used, unsafe_code)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use blockyard_core::*;
+use blockyard_null::{IrqMode, NullConfig};
+use common::Rig;
+
+/// The system's allocator, which counts what each thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's contract is that of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the memory came from `System` with this layout.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const ZONE: u64 = 2048;
+const BATCH: usize = 32;
+
+/// Sends batches of all kinds through a channel, the first of them uncounted.
+fn allocations(config: NullConfig) -> u64 {
+    let zoned = config.zoned;
+    let mut rig = Rig::new(config);
+    let mut bios = Vec::with_capacity(BATCH);
+    let mut out = Vec::with_capacity(BATCH);
+    let mut before = 0;
+    for round in 0..64u64 {
+        if round == 1 {
+            before = ALLOCATIONS.get();
+        }
+        for kind in 0..6 {
+            bios.clear();
+            for index in 0..BATCH as u64 {
+                let buf = BufRef { region: rig.id, offset: index * 4096 };
+                let zone = Sector((index + round) % 32 * ZONE);
+                bios.push(match kind {
+                    0 => Bio::read(Sector((index * 7919 + round * 31) % 8000 * 8), 8, buf),
+                    1 if zoned => Bio::append(zone, 8, buf),
+                    2 if zoned && index < 8 => Bio::new(Op::ZoneReset, zone, 0),
+                    3 if zoned && index < 8 => Bio::new(Op::ZoneOpen, zone, 0),
+                    1..=3 => Bio::write(Sector((index * 104_729 + round) % 8000 * 8), 8, buf),
+                    4 => Bio::flush(),
+                    // Crosses boundaries, so that it is split, and merges with its neighbours.
+                    _ => Bio::read(Sector((2000 + index * 64) % 60_000), 64, buf),
+                });
+            }
+            assert_eq!(rig.channel.push(&bios), BATCH);
+            rig.channel.submit();
+            out.clear();
+            while out.len() < BATCH {
+                rig.channel.reap(&mut out);
+                rig.channel.wait(None);
+            }
+        }
+    }
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn nothing_is_allocated_after_open() {
+    let plain = || NullConfig { size: 32 << 20, max_sectors: 128, ..NullConfig::default() };
+    let zoned = || NullConfig { zoned: true, zone_size: 1 << 20, ..plain() };
+    let limited = || NullConfig { zone_max_open: 4, zone_max_active: 8, ..zoned() };
+    let configs = [
+        ("plain", plain()),
+        ("zoned", zoned()),
+        ("limits", limited()),
+        ("memory", NullConfig { memory_backed: true, discard: true, ..plain() }),
+        ("zoned memory, limits", NullConfig { memory_backed: true, ..limited() }),
+        ("cache", NullConfig { memory_backed: true, cache_size: 64 << 10, ..plain() }),
+        ("timer", NullConfig { irqmode: IrqMode::Timer, ..zoned() }),
+        ("shared queue", NullConfig { submit_queues: Some(1), ..plain() }),
+        ("bandwidth", NullConfig { mbps: 1000, ..plain() }),
+        ("bad blocks", NullConfig { badblocks: "+100-101".to_owned(), ..plain() }),
+    ];
+    for (name, config) in configs {
+        assert_eq!(allocations(config), 0, "{name}");
+    }
+}

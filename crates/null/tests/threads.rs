@@ -1,0 +1,185 @@
+//! Many threads on one device: appends leave no gap, and limits leak nothing.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use blockyard_core::zone::ZoneCond;
+use blockyard_core::*;
+use blockyard_null::NullConfig;
+use common::Rig;
+
+#[test]
+fn eight_threads_append_to_one_zone() {
+    const THREADS: u64 = 8;
+    const APPENDS: u64 = 512;
+    let config = NullConfig {
+        size: 64 << 20,
+        zoned: true,
+        zone_size: 32 << 20,
+        memory_backed: true,
+        ..NullConfig::default()
+    };
+    let mut rig = Rig::new(config);
+    let append = |mut rig: Rig, thread: u64| {
+        // Each block says whose it is and which; lengths of 1, 2 and 3 blocks.
+        let mut landed = Vec::new();
+        for first in (0..APPENDS).step_by(16) {
+            let mut offset = 0;
+            let bios: Vec<Bio> = (first..first + 16)
+                .map(|index| {
+                    let sectors = 1 + (index + thread) % 3;
+                    for part in 0..sectors {
+                        let stamp = [thread, index, part].map(u64::to_le_bytes).concat();
+                        rig.region.write(offset + part * 512, &stamp);
+                    }
+                    let bio = Bio::append(Sector(0), sectors, rig.buf(offset));
+                    offset += sectors * 512;
+                    bio
+                })
+                .collect();
+            for (done, index) in rig.all(&bios).iter().zip(first..) {
+                assert_eq!(done.status, Status::Ok);
+                landed.push((done.sector.0, 1 + (index + thread) % 3, thread, index));
+            }
+        }
+        landed
+    };
+    let mut landed: Vec<(u64, u64, u64, u64)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let rig = rig.another();
+                scope.spawn(move || append(rig, thread))
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    landed.sort_unstable();
+    let mut next = 0;
+    for &(sector, sectors, thread, index) in &landed {
+        assert_eq!(sector, next, "no gap and no overlap");
+        let data = rig.read(sector, sectors).unwrap();
+        for part in 0..sectors {
+            let stamp = [thread, index, part].map(u64::to_le_bytes).concat();
+            assert_eq!(data[(part * 512) as usize..][..24], stamp, "at {sector}");
+        }
+        next += sectors;
+    }
+    assert_eq!(landed.len() as u64, THREADS * APPENDS);
+    assert_eq!(rig.zone(0).wp, Sector(next));
+}
+
+/// The test in which every kernel's null_blk from 6.1 to 7.2 loses resources: four threads, each
+/// with zones of its own of which at most one is active, limits of 2 open and 6 active. No write may
+/// fail, and after a reset of all zones six can be activated.
+fn writers_leak_nothing(memory_backed: bool, cycles: u64) {
+    const ZONE: u64 = 2048;
+    let config = NullConfig {
+        size: 64 << 20,
+        bs: 4096,
+        zoned: true,
+        zone_size: 1 << 20,
+        zone_max_open: 2,
+        zone_max_active: 6,
+        memory_backed,
+        ..NullConfig::default()
+    };
+    let mut rig = Rig::new(config);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let mut rig = rig.another();
+            scope.spawn(move || {
+                for cycle in 0..cycles {
+                    let start = (thread * 4 + cycle % 4) * ZONE;
+                    for half in [start, start + ZONE / 2] {
+                        assert_eq!(rig.op(Op::Write, half, ZONE / 2), Status::Ok);
+                    }
+                    assert_eq!(rig.op(Op::ZoneReset, start, 0), Status::Ok);
+                }
+            });
+        }
+    });
+    let counts = rig.disk.device().zones().unwrap().counts().unwrap();
+    assert_eq!((counts.open, counts.explicit, counts.active), (0, 0, 0));
+    assert_eq!(rig.op(Op::ZoneResetAll, 0, 0), Status::Ok);
+    for zone in 0..6 {
+        assert_eq!(rig.op(Op::Write, zone * ZONE, 8), Status::Ok);
+    }
+    assert_eq!(rig.op(Op::Write, 6 * ZONE, 8), Status::ZoneActiveResource);
+}
+
+#[test]
+fn writers_leak_nothing_without_memory() {
+    writers_leak_nothing(false, 5000);
+}
+
+#[test]
+fn writers_leak_nothing_with_memory() {
+    writers_leak_nothing(true, 100);
+}
+
+/// Every operation at once, on few zones, with tight limits: whatever happened, the counts agree
+/// with the zones in the end.
+#[test]
+fn counts_agree_with_the_zones_after_a_storm() {
+    const ZONE: u64 = 64;
+    const ZONES: u64 = 6;
+    let config = NullConfig {
+        size: ZONES * ZONE * 512,
+        zoned: true,
+        zone_size: ZONE * 512,
+        zone_max_open: 2,
+        zone_max_active: 4,
+        ..NullConfig::default()
+    };
+    let rig = Rig::new(config);
+    let ops = [
+        Op::ZoneAppend,
+        Op::ZoneOpen,
+        Op::ZoneClose,
+        Op::ZoneFinish,
+        Op::ZoneReset,
+        Op::ZoneAppend,
+    ];
+    let seed = 0x51ed_2701_u64;
+    let device = Arc::clone(rig.disk.device());
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let mut rig = rig.another();
+            let device = Arc::clone(&device);
+            scope.spawn(move || {
+                let mut random = seed + thread;
+                for step in 0..20_000 {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let (zone, op) = (random % ZONES, ops[(random >> 20) as usize % ops.len()]);
+                    let sectors = if op == Op::ZoneAppend { 1 + (random >> 40) % 24 } else { 0 };
+                    let status = rig.op(op, zone * ZONE, sectors);
+                    let counts = device.zones().unwrap().counts().unwrap();
+                    assert!(counts.open <= 2 && counts.active <= 4, "seed {seed:#x}: {counts:?}");
+                    if step % 4096 == 0 {
+                        rig.inject("zone_offline", &(zone * ZONE).to_string()).unwrap();
+                    }
+                    let known = [
+                        Status::Ok,
+                        Status::IoErr,
+                        Status::ZoneOpenResource,
+                        Status::ZoneActiveResource,
+                    ];
+                    assert!(known.contains(&status), "seed {seed:#x}: {status}");
+                }
+            });
+        }
+    });
+    let conds: Vec<ZoneCond> = (0..ZONES).map(|zone| rig.cond(zone * ZONE)).collect();
+    let count =
+        |wanted: &[ZoneCond]| conds.iter().filter(|cond| wanted.contains(cond)).count() as u32;
+    let explicit = count(&[ZoneCond::ExplicitOpen]);
+    let open = explicit + count(&[ZoneCond::ImplicitOpen]);
+    let active = open + count(&[ZoneCond::Closed]);
+    let counts = device.zones().unwrap().counts().unwrap();
+    let counted = (counts.open, counts.explicit, counts.active);
+    assert_eq!(counted, (open, explicit, active), "seed {seed:#x}: {conds:?}");
+}
