@@ -1,8 +1,8 @@
 //! A volatile write cache: what was written and not yet flushed, as a disk's own memory holds it.
 //!
-//! Writes go in and complete; a flush, FUA, or the need for room moves them to the storage; a power
-//! cut loses what is still in. The cache is cut into parts by page number, each behind a lock of
-//! its own; a page's data are looked up, moved and read under its part's lock, so a reader finds
+//! Writes go in and complete; a flush, FUA, or the need for room moves them to the storage; a
+//! power cut loses what is still in. The cache is cut into parts by page number, each behind a lock
+//! of its own; a page's data are looked up, moved and read under its part's lock, so a reader finds
 //! them in one of the two places. Its memory is reserved when the device is made, and bounded.
 #![allow(unsafe_code)]
 

@@ -29,11 +29,11 @@ const TICKS_PER_SECOND: u64 = 50;
 ///
 /// | name | value | effect |
 /// | --- | --- | --- |
-/// | `badblocks` | `+START-END`, `-START-END` | 512-byte sectors, END inclusive, that fail with `IOERR` |
+/// | `badblocks` | `+START-END`, `-START-END` | 512-byte sectors, END inclusive, that fail |
 /// | `badblocks_once` | `0`, `1` | a bad block is good again after it was hit |
 /// | `badblocks_partial_io` | `0`, `1` | what lies before a bad block is transferred |
 /// | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
-/// | `timeout`, `requeue` | `interval,probability,space,times`, or nothing for never | see [`crate::FaultAttr`] |
+/// | `timeout`, `requeue` | a [`crate::FaultAttr`], or nothing for never | as null_blk's |
 /// | `power_cut` | nothing | what is in the write cache is lost; zones keep their write pointers |
 pub struct Null<Z: ZoneSet = LockedZones> {
     shared: Arc<Shared<Z>>,

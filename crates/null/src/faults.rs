@@ -1,7 +1,8 @@
 //! Faults that a device was asked to have: bad blocks, requests that time out or come back.
 //!
 //! Queues look at a published word once a batch; only while something is armed do they take the
-//! lock. Bad blocks are looked up under a zone's lock: only there an append knows its place.
+//! lock. Bad blocks are looked up under a zone's lock, because only there an append knows its
+//! place.
 #![allow(clippy::disallowed_types)] // The mutex puts the control plane's changes in a row.
 
 use std::sync::{Arc, Mutex, PoisonError};

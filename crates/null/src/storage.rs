@@ -1,9 +1,9 @@
 //! The memory behind a device: one mapping of its whole size, of which the system provides only
 //! what is written, and a map of the pages that hold data.
 //!
-//! A page that was never written, or was discarded, is not touched even by a read: it is known to be
-//! zero. So a device of terabytes costs memory, page tables included, for what was written only. The
-//! grain is a page of 4 KiB. When the last page of an aligned 2 MiB is written, the system is asked
+//! A page that was never written, or was discarded, is not touched even by a read: it is known to
+//! be zero. So a device of terabytes costs memory, page tables included, for what was written only.
+//! The grain is a page of 4 KiB. When the last page of an aligned 2 MiB is written, the system is asked
 //! to make one huge page of them, which costs no memory and spares address translations: random
 //! reads of a large device take about two thirds of the time then.
 //!
@@ -63,7 +63,7 @@ impl Storage {
             .ok()
             .and_then(|len| len.checked_add(HUGE_BYTES as usize))
             .ok_or_else(|| refused(libc::ENOMEM))?;
-        // SAFETY: an anonymous mapping at an address of the system's choice touches no other.
+        // SAFETY: an anonymous mapping where the system chooses touches no other memory.
         let mapping = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

@@ -71,8 +71,8 @@ fn eight_threads_append_to_one_zone() {
 }
 
 /// The test in which every kernel's null_blk from 6.1 to 7.2 loses resources: four threads, each
-/// with zones of its own of which at most one is active, limits of 2 open and 6 active. No write may
-/// fail, and after a reset of all zones six can be activated.
+/// with zones of its own of which at most one is active, limits of 2 open and 6 active. No write
+/// may fail, and after a reset of all zones six can be activated.
 fn writers_leak_nothing(memory_backed: bool, cycles: u64) {
     const ZONE: u64 = 2048;
     let config = NullConfig {
