@@ -1,7 +1,8 @@
 //! What one channel holds of a null device.
 //!
 //! In the common case (`irqmode` `none`, nothing armed, no limits) a batch is one loop: each
-//! request is carried out and completed. Everything else is decided once a batch and goes another way.
+//! request is carried out and completed. Everything else is decided once a batch and goes another
+//! way.
 
 use std::collections::VecDeque;
 use std::fmt;

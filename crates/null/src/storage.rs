@@ -3,9 +3,9 @@
 //!
 //! A page that was never written, or was discarded, is not touched even by a read: it is known to
 //! be zero. So a device of terabytes costs memory, page tables included, for what was written only.
-//! The grain is a page of 4 KiB. When the last page of an aligned 2 MiB is written, the system is asked
-//! to make one huge page of them, which costs no memory and spares address translations: random
-//! reads of a large device take about two thirds of the time then.
+//! The grain is a page of 4 KiB. When the last page of an aligned 2 MiB is written, the system is
+//! asked to make one huge page of them, which costs no memory and spares address translations:
+//! random reads of a large device take about two thirds of the time then.
 //!
 //! I/O that overlaps in time on the same sectors may tear, as on any disk: the bytes are copied
 //! through raw pointers, no reference to them exists, and whoever reads what another thread writes
