@@ -23,6 +23,7 @@ pub struct Composed<D, S, C = Monotonic> {
     name: String,
     kind: &'static str,
     device: D,
+    limits: Limits,
     config: ChannelConfig,
     /// Makes the scheduler of a channel with so many bios.
     scheduler: fn(usize) -> S,
@@ -53,7 +54,14 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
         scheduler: fn(usize) -> S,
         clock: C,
     ) -> Composed<D, S, C> {
-        Composed { name, kind, device, config, scheduler, clock, registry: Arc::default() }
+        let limits = device.limits().clone();
+        Composed { name, kind, device, limits, config, scheduler, clock, registry: Arc::default() }
+    }
+
+    /// The same disk, but every change is refused.
+    pub fn read_only(mut self) -> Self {
+        self.limits.read_only = true;
+        self
     }
 
     /// The device itself.
@@ -73,7 +81,7 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
         Ok(Stack::new(
             self.config,
             self.device.geometry(),
-            self.device.limits(),
+            &self.limits,
             (self.scheduler)(usize::from(self.config.depth)),
             self.device.open_queue()?,
             self.clock.clone(),
@@ -96,7 +104,7 @@ impl<D: Device, S: Scheduler, C: Clock + Clone + Sync> Disk for Composed<D, S, C
     }
 
     fn limits(&self) -> &Limits {
-        self.device.limits()
+        &self.limits
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
