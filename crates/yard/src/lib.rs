@@ -1,8 +1,23 @@
 //! The yard: named devices made from URIs or TOML, the daemon that serves them, and its control
 //! API.
 
+pub mod activation;
+pub mod api;
+pub mod client;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod error;
+pub mod inject;
+pub mod listen;
+pub mod metrics;
 pub mod nearest;
 pub mod param;
+pub mod paths;
 pub mod size;
 pub mod spec;
+pub mod stack;
 pub mod uri;
+pub mod view;
+pub mod yard;
+pub mod zones;

@@ -196,7 +196,7 @@ mod tests {
         let spec = DeviceSpec::new(Kind::find("null").unwrap(), "n0").unwrap();
         assert_eq!(spec.number("size"), 250 << 30);
         assert!(!spec.switch("zoned"));
-        assert_eq!(spec.choice("irqmode"), 1);
+        assert_eq!(spec.choice("irqmode"), 0);
         assert_eq!(spec.text("trace"), None);
         assert_eq!(spec.small("hw_queue_depth"), 64);
         assert_eq!(spec.to_string(), "null:///n0");

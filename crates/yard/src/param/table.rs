@@ -47,7 +47,7 @@ pub const COMMON: &[Param] = &[
 
 const NULL: &[Param] = &[
     param("size", size(512, SIZE_MAX), "250G", "capacity"),
-    param("bs", size(512, 64 * KIB), "512", "logical block size: a power of two"),
+    param("bs", size(512, 4 * KIB), "512", "logical block size: a power of two"),
     param(
         "memory_backed",
         Form::Switch,
@@ -59,15 +59,15 @@ const NULL: &[Param] = &[
     param("cache_size", size(0, PIB), "0", "volatile write cache, emptied by flush; 0: none"),
     param("max_sectors", count(0, 1 << 22), "0", "longest request in sectors; 0: no own limit"),
     param("mbps", count(0, 40_960), "0", "bandwidth limit in MiB a second; 0: none"),
-    param("submit_queues", count(1, 1024), "1", "queues; a channel is given one of them"),
-    param("hw_queue_depth", count(1, 4096), "64", "requests that one queue works on at once"),
+    param("submit_queues", count(0, 1024), "0", "queues that share their tags; 0: one per channel"),
+    param("hw_queue_depth", count(1, 32_768), "64", "requests that one queue works on at once"),
     param(
         "irqmode",
         Form::Choice(&["none", "softirq", "timer"]),
-        "softirq",
+        "none",
         "complete inside submit, at the next poll, or after completion_nsec",
     ),
-    param("completion_nsec", count(0, 60_000_000_000), "10000", "latency with irqmode=timer"),
+    param("completion_nsec", count(0, 3_600_000_000_000), "10000", "latency with irqmode=timer"),
     param("zoned", Form::Switch, "0", "divide the device into zones"),
     param("zone_size", size(512, SIZE_MAX), "256M", "zone size: a power of two"),
     param("zone_capacity", size(0, SIZE_MAX), "0", "writable part of a zone; 0: all of it"),
@@ -81,10 +81,16 @@ const NULL: &[Param] = &[
         "longest zone append in sectors; 0: no zone append",
     ),
     param("zone_full", Form::Switch, "0", "sequential zones start full"),
-    param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. 8-15 (end inclusive)"),
+    param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. +8-15,+64-64"),
     param("badblocks_once", Form::Switch, "0", "a bad range is good again after one hit"),
     param("badblocks_partial_io", Form::Switch, "0", "move what lies before the bad block"),
     param("timeout", text(64), "", "requests that time out: interval,probability,space,times"),
+    param(
+        "request_timeout_ms",
+        count(1, 3_600_000),
+        "5000",
+        "when a request that never completes ends with a timeout, in milliseconds",
+    ),
     param("requeue", text(64), "", "requests that are requeued: interval,probability,space,times"),
 ];
 

@@ -1,0 +1,321 @@
+//! The control API: HTTP and JSON under `/v1`, and `/metrics`. docs/control-api.md describes it.
+//!
+//! Everything that touches a device runs on a blocking thread, so that a slow one holds up nobody
+//! but who asked for it.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use blockyard_core::DeviceError;
+use blockyard_export::nbd::Server;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::YardError;
+use crate::inject;
+use crate::metrics;
+use crate::view::{
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, StatsView,
+    VersionView, ZoneDone, ZoneRequest, ZonesView,
+};
+use crate::yard::{Entry, Yard};
+use crate::zones::{self, Verb};
+
+/// The number in the paths.
+pub const VERSION: u32 = 1;
+
+/// Longest body of a request, in bytes.
+const BODY_MAX: usize = 64 << 10;
+
+/// How long a removed device's clients may take to leave, unless the request says otherwise.
+const DRAIN_MS: u64 = 5_000;
+
+/// Longest that a request may ask to wait for clients.
+const DRAIN_MS_MAX: u64 = 60_000;
+
+/// What the API speaks about.
+#[derive(Default)]
+pub struct Control {
+    /// The devices.
+    pub yard: Arc<Yard>,
+    /// The NBD servers, once they run. The daemon owns them.
+    pub servers: OnceLock<Vec<Weak<Server>>>,
+}
+
+type Shared = State<Arc<Control>>;
+type Answer<T> = Result<axum::Json<T>, Refusal>;
+
+/// Everything, for the control socket.
+pub fn routes(control: Arc<Control>) -> Router {
+    Router::new()
+        .route("/v1/version", get(version))
+        .route("/v1/devices", get(list).post(add))
+        .route("/v1/devices/{name}", get(show).delete(remove))
+        .route("/v1/devices/{name}/stats", get(stats_of))
+        .route("/v1/devices/{name}/zones", get(report))
+        .route("/v1/devices/{name}/zones/{verb}", post(manage))
+        .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/stats", get(stats))
+        .route("/v1/connections", get(connections))
+        .route("/metrics", get(metrics))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(control)
+}
+
+/// Only `/metrics`, for a place that others can reach.
+pub fn metrics_routes(control: Arc<Control>) -> Router {
+    Router::new().route("/metrics", get(metrics)).fallback(no_such_path).with_state(control)
+}
+
+/// An answer that is no success.
+pub struct Refusal(StatusCode, ErrorView);
+
+impl Refusal {
+    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Refusal {
+        let (code, message) = (code.to_owned(), message.into());
+        Refusal(status, ErrorView { code, field: None, value: None, message })
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Refusal(status, error) = self;
+        (status, axum::Json(ErrorBody { error })).into_response()
+    }
+}
+
+impl From<YardError> for Refusal {
+    fn from(error: YardError) -> Refusal {
+        let status = match &error {
+            YardError::NoSuchDevice { .. } => StatusCode::NOT_FOUND,
+            YardError::Taken { .. }
+            | YardError::Full { .. }
+            | YardError::Busy { .. }
+            | YardError::Export(_)
+            | YardError::NotZoned { .. }
+            | YardError::Zone { .. }
+            | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
+            YardError::Device(DeviceError::Os { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        let (field, value) = error.blame();
+        let view =
+            ErrorView { code: error.code().to_owned(), field, value, message: error.to_string() };
+        Refusal(status, view)
+    }
+}
+
+/// Runs what may wait for a device on a thread that may wait.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Ok(axum::Json(result?)),
+        Err(_) => Err(Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the request failed inside the daemon; its log says where",
+        )),
+    }
+}
+
+/// Reads a JSON body.
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    let body = body.map_err(|rejection| {
+        Refusal::new(rejection.status(), "bad_body", format!("body: {}", rejection.body_text()))
+    })?;
+    let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
+    serde_json::from_slice(body).map_err(|error| {
+        Refusal::new(StatusCode::BAD_REQUEST, "bad_body", format!("body: {error}"))
+    })
+}
+
+fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
+    query.map(|Query(value)| value).map_err(|rejection| {
+        Refusal::new(StatusCode::BAD_REQUEST, "bad_query", rejection.body_text())
+    })
+}
+
+async fn version() -> axum::Json<VersionView> {
+    axum::Json(VersionView {
+        name: "blockyard".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        api: VERSION,
+        pid: std::process::id(),
+    })
+}
+
+fn view(yard: &Yard, entry: &Entry) -> DeviceView {
+    let exports = yard.exports().list();
+    let export = exports.iter().find(|export| export.name == entry.spec.name());
+    DeviceView::new(entry, export.map_or(0, |export| export.clients as u64))
+}
+
+async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
+    blocking(move || {
+        let exports = control.yard.exports().list();
+        let clients = |name: &str| {
+            let export = exports.iter().find(|export| export.name == name);
+            export.map_or(0, |export| export.clients as u64)
+        };
+        let devices = control.yard.list();
+        Ok(devices.iter().map(|entry| DeviceView::new(entry, clients(entry.spec.name()))).collect())
+    })
+    .await
+}
+
+async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<DeviceView> {
+    blocking(move || Ok(view(&control.yard, &control.yard.find(&name)?))).await
+}
+
+async fn add(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, axum::Json<DeviceView>), Refusal> {
+    let AddRequest { uri } = read(body)?;
+    let made = blocking(move || {
+        let entry = control.yard.add(crate::uri::parse(&uri)?)?;
+        tracing::info!(device = entry.spec.name(), uri = %entry.spec, "device added");
+        Ok(view(&control.yard, &entry))
+    });
+    Ok((StatusCode::CREATED, made.await?))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RemoveQuery {
+    force: bool,
+    drain_ms: Option<u64>,
+}
+
+async fn remove(
+    State(control): Shared,
+    Path(name): Path<String>,
+    asked: Result<Query<RemoveQuery>, QueryRejection>,
+) -> Answer<DeviceView> {
+    let asked = query(asked)?;
+    let drain_ms = asked.drain_ms.unwrap_or(DRAIN_MS);
+    if drain_ms > DRAIN_MS_MAX {
+        return Err(YardError::Argument {
+            field: "drain_ms",
+            value: drain_ms.to_string(),
+            wanted: format!("at most {DRAIN_MS_MAX}"),
+        }
+        .into());
+    }
+    blocking(move || {
+        let before = view(&control.yard, &control.yard.find(&name)?);
+        if before.clients > 0 && !asked.force {
+            return Err(YardError::Busy { name, clients: before.clients });
+        }
+        control.yard.remove(&name, Duration::from_millis(drain_ms))?;
+        tracing::info!(device = name, "device removed");
+        Ok(before)
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ReportQuery {
+    from: u64,
+    count: Option<usize>,
+}
+
+async fn report(
+    State(control): Shared,
+    Path(name): Path<String>,
+    asked: Result<Query<ReportQuery>, QueryRejection>,
+) -> Answer<ZonesView> {
+    let ReportQuery { from, count } = query(asked)?;
+    blocking(move || {
+        let entry = control.yard.find(&name)?;
+        zones::report(entry.disk.as_ref(), from, count.unwrap_or(zones::REPORT_MAX))
+    })
+    .await
+}
+
+async fn manage(
+    State(control): Shared,
+    Path((name, verb)): Path<(String, String)>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<ZoneDone> {
+    let request: ZoneRequest = read(body)?;
+    blocking(move || {
+        let verb = Verb::from_word(&verb)?;
+        let entry = control.yard.find(&name)?;
+        zones::manage(entry.disk.as_ref(), verb, &request)
+    })
+    .await
+}
+
+async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
+    blocking(move || Ok(control.yard.list().iter().map(StatsView::new).collect())).await
+}
+
+async fn stats_of(State(control): Shared, Path(name): Path<String>) -> Answer<StatsView> {
+    blocking(move || Ok(StatsView::new(&control.yard.find(&name)?))).await
+}
+
+async fn inject_fault(
+    State(control): Shared,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<StatusCode, Refusal> {
+    let InjectRequest { fault } = read(body)?;
+    let done = blocking(move || {
+        let injection = inject::parse(&fault)?;
+        control.yard.find(&name)?.disk.inject(&injection)?;
+        tracing::info!(device = name, fault, "fault injected");
+        Ok(())
+    });
+    done.await.map(|_| StatusCode::NO_CONTENT)
+}
+
+fn all_connections(control: &Control) -> Vec<ConnectionView> {
+    let servers = control.servers.get().into_iter().flatten().filter_map(Weak::upgrade);
+    let infos = servers.flat_map(|server| server.connections());
+    infos
+        .map(|info| ConnectionView {
+            id: info.id,
+            peer: info.peer,
+            device: info.export,
+            tls: info.tls,
+            requests: info.requests,
+            read_bytes: info.read_bytes,
+            written_bytes: info.written_bytes,
+            errors: info.errors,
+        })
+        .collect()
+}
+
+async fn connections(State(control): Shared) -> Answer<Vec<ConnectionView>> {
+    blocking(move || Ok(all_connections(&control))).await
+}
+
+async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
+    let text = blocking(move || {
+        Ok(metrics::encode(&control.yard, all_connections(&control).len() as u64))
+    });
+    let axum::Json(text) = text.await?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn no_such_path() -> Refusal {
+    let message = "there is nothing here; docs/control-api.md lists the paths";
+    Refusal::new(StatusCode::NOT_FOUND, "no_such_path", message)
+}
+
+async fn no_such_method() -> Refusal {
+    let message = "this path has no such method; docs/control-api.md lists them";
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}

@@ -1,0 +1,254 @@
+//! The commands' side of the control API: HTTP/1.1 over the control socket, one request at a time.
+//!
+//! It blocks and needs no runtime, so that a command starts at once.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::uri::encode;
+use crate::view::{
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, StatsView,
+    VersionView, ZoneDone, ZoneRequest, ZonesView,
+};
+
+/// Longest answer that is read, in bytes.
+const ANSWER_MAX: u64 = 64 << 20;
+
+/// How long the daemon may be silent. Longer than it lets a removed device's clients take.
+const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody answers on the socket.
+    #[error(
+        "no yard answers on {}: {source}; start one with `blockyard serve`, or name its socket \
+         with --control PATH or BLOCKYARD_CONTROL",
+        path.display()
+    )]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The daemon's answer makes no sense.
+    #[error("the yard on {} gave no answer that makes sense: {what}", path.display())]
+    Nonsense {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The daemon refused.
+    #[error("{}", .0.message)]
+    Refused(ErrorView),
+}
+
+/// The control API of one yard.
+#[derive(Clone, Debug)]
+pub struct Client {
+    path: PathBuf,
+}
+
+impl Client {
+    /// The yard whose control socket is at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Client {
+        Client { path: path.into() }
+    }
+
+    /// The control socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What answers.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn version(&self) -> Result<VersionView, ClientError> {
+        self.get("/v1/version")
+    }
+
+    /// All devices.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn devices(&self) -> Result<Vec<DeviceView>, ClientError> {
+        self.get("/v1/devices")
+    }
+
+    /// One device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such device.
+    pub fn device(&self, name: &str) -> Result<DeviceView, ClientError> {
+        self.get(&device_path(name, ""))
+    }
+
+    /// Adds a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn add(&self, uri: &str) -> Result<DeviceView, ClientError> {
+        self.json("POST", "/v1/devices", &AddRequest { uri: uri.to_owned() })
+    }
+
+    /// Removes a device; with `force` even if clients use it.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn remove(&self, name: &str, force: bool) -> Result<DeviceView, ClientError> {
+        let query = if force { "?force=true" } else { "" };
+        self.parse(self.exchange("DELETE", &device_path(name, query), b"")?)
+    }
+
+    /// A page of a device's zones.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn zones(&self, name: &str, from: u64, count: usize) -> Result<ZonesView, ClientError> {
+        self.get(&device_path(name, &format!("/zones?from={from}&count={count}")))
+    }
+
+    /// Carries out a zone operation.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached, or it or a zone refuses.
+    pub fn manage(
+        &self,
+        name: &str,
+        verb: &str,
+        request: &ZoneRequest,
+    ) -> Result<ZoneDone, ClientError> {
+        self.json("POST", &device_path(name, &format!("/zones/{verb}")), request)
+    }
+
+    /// Statistics of all devices.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn stats(&self) -> Result<Vec<StatsView>, ClientError> {
+        self.get("/v1/stats")
+    }
+
+    /// Statistics of one device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such device.
+    pub fn stats_of(&self, name: &str) -> Result<StatsView, ClientError> {
+        self.get(&device_path(name, "/stats"))
+    }
+
+    /// NBD connections.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn connections(&self) -> Result<Vec<ConnectionView>, ClientError> {
+        self.get("/v1/connections")
+    }
+
+    /// Carries out a fault.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn inject(&self, name: &str, fault: &str) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(&InjectRequest { fault: fault.to_owned() })
+            .expect("a text is always JSON");
+        self.exchange("POST", &device_path(name, "/inject"), &body).map(drop)
+    }
+
+    /// The metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        let body = self.exchange("GET", "/metrics", b"")?;
+        String::from_utf8(body).map_err(|error| self.nonsense(error.to_string()))
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.parse(self.exchange("GET", path, b"")?)
+    }
+
+    fn json<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        request: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        self.parse(self.exchange(method, path, &body)?)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, body: Vec<u8>) -> Result<T, ClientError> {
+        serde_json::from_slice(&body).map_err(|error| self.nonsense(error.to_string()))
+    }
+
+    fn nonsense(&self, what: impl Into<String>) -> ClientError {
+        ClientError::Nonsense { path: self.path.clone(), what: what.into() }
+    }
+
+    /// One request; the body of its answer, if that is a success.
+    fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
+        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let mut stream = UnixStream::connect(&self.path).map_err(unreachable)?;
+        stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+        // The connection carries one request, and its end is the answer's end.
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut answer = Vec::new();
+        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+        // An early refusal may come before all is sent; what was answered counts.
+        let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
+        if answer.is_empty() {
+            sent.and(read.map(drop)).map_err(unreachable)?;
+        }
+        let (status, body) = self.split(&answer)?;
+        if (200..300).contains(&status) {
+            return Ok(body.to_vec());
+        }
+        match serde_json::from_slice(body) {
+            Ok(ErrorBody { error }) => Err(ClientError::Refused(error)),
+            Err(_) => Err(self.nonsense(format!("status {status} without an explanation"))),
+        }
+    }
+
+    /// Status and body of an answer.
+    fn split<'a>(&self, answer: &'a [u8]) -> Result<(u16, &'a [u8]), ClientError> {
+        let mut headers = [httparse::EMPTY_HEADER; 32];
+        let mut head = httparse::Response::new(&mut headers);
+        let end = match head.parse(answer) {
+            Ok(httparse::Status::Complete(end)) => end,
+            Ok(httparse::Status::Partial) => return Err(self.nonsense("it ends too early")),
+            Err(error) => return Err(self.nonsense(error.to_string())),
+        };
+        let status = head.code.unwrap_or(0);
+        let body = &answer[end..];
+        let length = head
+            .headers
+            .iter()
+            .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+            .and_then(|header| std::str::from_utf8(header.value).ok()?.parse::<usize>().ok());
+        match length {
+            Some(length) if length != body.len() => Err(self.nonsense("it ends too early")),
+            None if !body.is_empty() => Err(self.nonsense("its length is not given")),
+            _ => Ok((status, body)),
+        }
+    }
+}
+
+fn device_path(name: &str, rest: &str) -> String {
+    // `encode` leaves slashes alone, and a name that has one is none.
+    format!("/v1/devices/{}{rest}", encode(name).replace('/', "%2F"))
+}

@@ -1,0 +1,463 @@
+//! TOML text to [`Config`], with every error at its place.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, TlsMode};
+use crate::listen::{Listen, check_socket_path};
+use crate::nearest::nearest;
+use crate::param::{Form, Kind, Param, ParamError, shown};
+use crate::spec::DeviceSpec;
+use crate::uri::find_kind;
+
+/// More errors than these help nobody.
+const ERRORS_MAX: usize = 20;
+
+pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
+pub(super) const SERVE_KEYS: [&str; 3] = ["nbd", "control", "metrics"];
+pub(super) const TLS_KEYS: [&str; 3] = ["mode", "certificates", "verify_peer"];
+
+type Value<'a> = Spanned<DeValue<'a>>;
+
+/// Reads a configuration.
+///
+/// # Errors
+/// All that is wrong with it, in the order of the text; at most 20 errors.
+pub fn parse(text: &str) -> Result<Config, Vec<ConfigError>> {
+    if text.len() > LEN_MAX {
+        let message = format!("a configuration of {} bytes is too long", text.len());
+        let help = format!("at most {LEN_MAX} bytes are read");
+        return Err(vec![ConfigError::at(text, 0..0, message, Some(help))]);
+    }
+    let mut reader = Reader { text, errors: Vec::new() };
+    let mut config = Config::default();
+    match DeTable::parse(text) {
+        Ok(document) => reader.document(document.get_ref(), &mut config),
+        Err(error) => {
+            let span = error.span().unwrap_or(0..0);
+            reader.error(span, error.message().trim_end(), None);
+        }
+    }
+    let Reader { mut errors, .. } = reader;
+    errors.sort_by_key(|error| error.span.start);
+    errors.truncate(ERRORS_MAX);
+    if errors.is_empty() { Ok(config) } else { Err(errors) }
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    errors: Vec<ConfigError>,
+}
+
+impl Reader<'_> {
+    fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
+        // Collected errors are bounded too; the caller keeps the first of these by their place.
+        if self.errors.len() < ERRORS_MAX * 64 {
+            self.errors.push(ConfigError::at(self.text, span, message, help));
+        }
+    }
+
+    fn document(&mut self, document: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in document {
+            match (key.get_ref().as_ref(), value.get_ref()) {
+                ("serve", DeValue::Table(table)) => self.serve(table, config),
+                ("tls", DeValue::Table(table)) => self.tls(table, config),
+                ("device", DeValue::Array(devices)) => {
+                    for device in devices.iter() {
+                        self.device(device, config);
+                    }
+                }
+                ("serve" | "tls", other) => {
+                    let help = format!("begin a table with a line [{}]", key.get_ref());
+                    self.type_error(value.span(), key.get_ref(), other, "a table", Some(help));
+                }
+                ("device", other) => {
+                    let help = Some("begin each device with a line [[device]]".to_owned());
+                    self.type_error(value.span(), "device", other, "an array of tables", help);
+                }
+                (other, _) => self.unknown_key(key.span(), other, "the file", &SECTIONS),
+            }
+        }
+        if config.devices.len() > DEVICES_MAX {
+            let span = config.places[DEVICES_MAX].name.clone();
+            let message = format!("{} devices are too many", config.devices.len());
+            self.error(span, message, Some(format!("at most {DEVICES_MAX} will do")));
+        }
+    }
+
+    fn serve(&mut self, table: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "nbd" => {
+                    let items: Vec<&Value<'_>> = match value.get_ref() {
+                        DeValue::Array(items) => items.iter().collect(),
+                        _ => vec![value],
+                    };
+                    let places = items.into_iter().filter_map(|item| self.listen("nbd", item));
+                    config.nbd = Some(places.collect());
+                }
+                "control" => config.control = self.socket_path("control", value),
+                "metrics" => match self.listen("metrics", value) {
+                    Some(Listen::Stdio) => {
+                        let help = "wanted tcp:HOST:PORT or unix:PATH".to_owned();
+                        self.error(value.span(), "metrics cannot be served on stdio", Some(help));
+                    }
+                    listen => config.metrics = listen,
+                },
+                other => self.unknown_key(key.span(), other, "[serve]", &SERVE_KEYS),
+            }
+        }
+    }
+
+    fn tls(&mut self, table: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "mode" => {
+                    let Some(word) = self.string("mode", value) else { continue };
+                    match TlsMode::from_word(word) {
+                        Some(mode) => config.tls.mode = mode,
+                        None => {
+                            let help = format!("wanted one of {}", TlsMode::WORDS.join(", "));
+                            let message = format!("mode: `{}` will not do", shown(word));
+                            self.error(value.span(), message, Some(help));
+                        }
+                    }
+                }
+                "certificates" => {
+                    config.tls.certificates = self.string("certificates", value).map(PathBuf::from);
+                }
+                "verify_peer" => match value.get_ref() {
+                    DeValue::Boolean(on) => config.tls.verify_peer = *on,
+                    other => {
+                        self.type_error(value.span(), "verify_peer", other, "true or false", None);
+                    }
+                },
+                other => self.unknown_key(key.span(), other, "[tls]", &TLS_KEYS),
+            }
+        }
+        if config.tls.mode != TlsMode::Off && config.tls.certificates.is_none() {
+            let span = table.get("mode").map_or(0..0, Spanned::span);
+            let help = "name the directory that holds server-cert.pem and server-key.pem";
+            self.error(span, "certificates: missing, and TLS is on", Some(help.to_owned()));
+        }
+    }
+
+    fn device(&mut self, device: &Value<'_>, config: &mut Config) {
+        let DeValue::Table(table) = device.get_ref() else {
+            let help = Some("begin each device with a line [[device]]".to_owned());
+            self.type_error(device.span(), "device", device.get_ref(), "a table", help);
+            return;
+        };
+        let kind = self.needed(device, table, "kind", "e.g. kind = \"null\"");
+        let name = self.needed(device, table, "name", "e.g. name = \"n0\"");
+        let kind = kind.and_then(|(kind, span)| match find_kind(kind) {
+            Ok(kind) => Some(kind),
+            Err(error) => {
+                self.error(span, error.to_string(), None);
+                None
+            }
+        });
+        let (Some(kind), Some((name, name_span))) = (kind, name) else { return };
+        let mut spec = match DeviceSpec::new(kind, name) {
+            Ok(spec) => spec,
+            Err(error) => return self.error(name_span, error.to_string(), None),
+        };
+        if config.devices.iter().any(|other| other.name() == name) {
+            let help = "every device of a yard has a name of its own".to_owned();
+            self.error(name_span, format!("name: `{name}` is taken already"), Some(help));
+            return;
+        }
+        let mut places = DevicePlaces { name: name_span, values: Vec::new() };
+        for (key, value) in table {
+            let text: &str = key.get_ref();
+            if matches!(text, "kind" | "name") {
+                continue;
+            }
+            match kind.param(text) {
+                Ok(param) => {
+                    places.values.push((param.name, value.span()));
+                    self.parameter(param, value, &mut spec);
+                }
+                Err(error) => self.unknown_parameter(key.span(), kind, &error),
+            }
+        }
+        config.devices.push(spec);
+        config.places.push(places);
+    }
+
+    fn parameter(&mut self, param: &'static Param, value: &Value<'_>, spec: &mut DeviceSpec) {
+        let text = match (param.form, value.get_ref()) {
+            (Form::Size { .. } | Form::Choice(_) | Form::Text { .. }, DeValue::String(text)) => {
+                Some(text.to_string())
+            }
+            (
+                Form::Size { .. } | Form::Count { .. } | Form::Switch | Form::Choice(_),
+                DeValue::Integer(number),
+            ) => i128::from_str_radix(number.as_str(), number.radix())
+                .map(|number| number.to_string())
+                .ok(),
+            (Form::Switch, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
+            _ => None,
+        };
+        let Some(text) = text else {
+            let wanted = toml_form(param.form);
+            let help = Some(param.wanted());
+            return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
+        };
+        if let Err(ParamError::BadValue { key, value: text, wanted }) =
+            spec.set_text(param.name, &text)
+        {
+            let message = format!("{key}: `{text}` will not do");
+            self.error(value.span(), message, Some(wanted));
+        }
+    }
+
+    /// A key that a device cannot do without, and its place.
+    fn needed<'v>(
+        &mut self,
+        device: &Value<'_>,
+        table: &'v DeTable<'_>,
+        key: &str,
+        example: &str,
+    ) -> Option<(&'v str, Range<usize>)> {
+        match table.get(key) {
+            Some(value) => self.string(key, value).map(|text| (text, value.span())),
+            None => {
+                let message = format!("{key}: missing in this device");
+                self.error(device.span(), message, Some(example.to_owned()));
+                None
+            }
+        }
+    }
+
+    fn listen(&mut self, key: &str, value: &Value<'_>) -> Option<Listen> {
+        let text = self.string(key, value)?;
+        match text.parse() {
+            Ok(listen) => Some(listen),
+            Err(error) => {
+                self.error(value.span(), format!("{key}: {error}"), None);
+                None
+            }
+        }
+    }
+
+    fn socket_path(&mut self, key: &str, value: &Value<'_>) -> Option<PathBuf> {
+        let path = PathBuf::from(self.string(key, value)?);
+        match check_socket_path(&path) {
+            Ok(()) => Some(path),
+            Err(what) => {
+                self.error(value.span(), format!("{key}: {what}"), None);
+                None
+            }
+        }
+    }
+
+    fn string<'v>(&mut self, key: &str, value: &'v Value<'_>) -> Option<&'v str> {
+        match value.get_ref() {
+            DeValue::String(text) => Some(text),
+            other => {
+                self.type_error(value.span(), key, other, "a string", None);
+                None
+            }
+        }
+    }
+
+    fn type_error(
+        &mut self,
+        span: Range<usize>,
+        key: &str,
+        value: &DeValue<'_>,
+        wanted: &str,
+        help: Option<String>,
+    ) {
+        let message = format!("{key}: found {}, wanted {wanted}", article(value.type_str()));
+        self.error(span, message, help);
+    }
+
+    fn unknown_key(&mut self, span: Range<usize>, key: &str, place: &str, known: &[&str]) {
+        let help = match nearest(key, known.iter().copied()) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => format!("known: {}", known.join(", ")),
+        };
+        self.error(span, format!("{place} has no key `{}`", shown(key)), Some(help));
+    }
+
+    fn unknown_parameter(&mut self, span: Range<usize>, kind: &Kind, error: &ParamError) {
+        let ParamError::UnknownKey { key, advice, .. } = error else { return };
+        let advice = advice.trim_start_matches("; ");
+        let help = match advice {
+            "" => format!("`blockyard help-device {}` lists them", kind.name),
+            advice => advice.to_owned(),
+        };
+        let message = format!("`{}` devices have no parameter `{key}`", kind.name);
+        self.error(span, message, Some(help));
+    }
+}
+
+fn article(kind: &str) -> String {
+    let vowel = kind.starts_with(['a', 'e', 'i', 'o', 'u']);
+    format!("{} {kind}", if vowel { "an" } else { "a" })
+}
+
+/// The TOML type that a parameter takes.
+fn toml_form(form: Form) -> &'static str {
+    match form {
+        Form::Size { .. } => "a string or a number of bytes",
+        Form::Count { .. } => "a number without quotes",
+        Form::Switch => "true or false",
+        Form::Choice(_) | Form::Text { .. } => "a string",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::TEMPLATE;
+    use super::*;
+
+    #[test]
+    fn the_template_is_the_default_yard() {
+        let config = parse(TEMPLATE).unwrap();
+        let names: Vec<_> = config.devices.iter().map(DeviceSpec::name).collect();
+        assert_eq!(names, ["zoned0", "null0", "mem0"]);
+        assert_eq!(config.nbd, None);
+        assert_eq!(config.devices[0].number("zone_capacity"), 192 << 20);
+        let place = config.places[0].of("zone_capacity");
+        assert_eq!(&TEMPLATE[place], "\"192M\"");
+    }
+
+    #[test]
+    fn what_the_template_comments_out_is_right_too() {
+        let keys = ["nbd", "control", "metrics", "[tls]", "mode", "certificates", "verify_peer"];
+        let text: String = TEMPLATE
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(rest) if keys.iter().any(|key| rest.starts_with(key)) => rest.to_owned(),
+                _ => line.to_owned(),
+            } + "\n")
+            .collect();
+        let config = parse(&text).unwrap();
+        assert_eq!(config.nbd.unwrap().len(), 2);
+        assert!(config.control.is_some() && config.metrics.is_some());
+        assert_eq!(config.tls.mode, TlsMode::Require);
+    }
+
+    #[test]
+    fn errors_point_at_the_line_and_say_what_would_do() {
+        let cases = [
+            ("[serv]\n", "line 1, column 2: the file has no key `serv`; did you mean `serve`?"),
+            ("x = 1\n", "line 1, column 1: the file has no key `x`; known: serve, tls, device"),
+            (
+                "[serve]\nndb = []\n",
+                "line 2, column 1: [serve] has no key `ndb`; did you mean `nbd`?",
+            ),
+            (
+                "[serve]\nnbd = [\"unix:/a\", 5]\n",
+                "line 2, column 19: nbd: found an integer, wanted a string",
+            ),
+            (
+                "[serve]\nnbd = \"udp:1\"\n",
+                "line 2, column 7: nbd: `udp:1` is no place to listen at: it begins with none of \
+                 them; wanted unix:PATH, tcp:HOST:PORT or stdio",
+            ),
+            (
+                "[tls]\nmode = \"on\"\n",
+                "line 2, column 8: certificates: missing, and TLS is on; name the directory that \
+                 holds server-cert.pem and server-key.pem",
+            ),
+            (
+                "[tls]\nmode = \"maybe\"\n",
+                "line 2, column 8: mode: `maybe` will not do; wanted one of off, on, require",
+            ),
+            (
+                "[[device]]\nkind = \"null\"\n",
+                "line 1, column 1: name: missing in this device; e.g. name = \"n0\"",
+            ),
+            (
+                "[[device]]\nname = \"a\"\nkind = \"nul\"\n",
+                "line 3, column 8: `nul` is not a kind of device (known: null); did you mean \
+                 `null`?",
+            ),
+            (
+                "[device]\nname = \"a\"\nkind = \"null\"\n",
+                "line 1, column 1: device: found a table, wanted an array of tables; begin each \
+                 device with a line [[device]]",
+            ),
+            (
+                "[[device]]\nname = \"a\"\nkind = \"null\"\nzonesize = \"1M\"\n",
+                "line 4, column 1: `null` devices have no parameter `zonesize`; did you mean \
+                 `zone_size`?",
+            ),
+            (
+                "[[device]]\nname = \"a\"\nkind = \"null\"\nzone_nr_conv = \"4\"\n",
+                "line 4, column 16: zone_nr_conv: found a string, wanted a number without quotes; \
+                 wanted a number from 0 to 4294967295",
+            ),
+            (
+                "[[device]]\nname = \"a\"\nkind = \"null\"\nzone_nr_conv = -4\n",
+                "line 4, column 16: zone_nr_conv: `-4` will not do; wanted a number from 0 to \
+                 4294967295",
+            ),
+            (
+                "[[device]]\nname = \"\u{e9}\"\nkind = \"null\"\n",
+                "line 2, column 8: name: `\u{e9}` will not do: wanted 1 to 64 letters, digits, \
+                 `.`, `_` or `-`, the first a letter or a digit",
+            ),
+        ];
+        for (text, want) in cases {
+            let errors = parse(text).unwrap_err();
+            assert_eq!(errors[0].to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_stands_once() {
+        let one = "[[device]]\nname = \"a\"\nkind = \"null\"\n";
+        let errors = parse(&format!("{one}{one}")).unwrap_err();
+        assert_eq!(errors.len(), 1);
+        assert_eq!((errors[0].line, errors[0].column), (5, 8));
+    }
+
+    #[test]
+    fn several_errors_come_in_the_order_of_the_text() {
+        let text = "[[device]]\nname = \"a\"\nkind = \"null\"\nsize = true\nbs = 100\nx = 1\n";
+        let lines: Vec<_> = parse(text).unwrap_err().iter().map(|error| error.line).collect();
+        assert_eq!(lines, [4, 5, 6]);
+    }
+
+    #[test]
+    fn broken_syntax_has_a_place_too() {
+        let errors = parse("[serve]\nnbd = [\n").unwrap_err();
+        assert!(errors[0].line >= 2, "{errors:?}");
+        assert_eq!(parse("a = 1\na = 2\n").unwrap_err()[0].line, 2);
+    }
+
+    #[test]
+    fn the_length_is_bounded() {
+        let errors = parse(&"#".repeat(LEN_MAX + 1)).unwrap_err();
+        assert!(errors[0].to_string().contains("too long"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_uri_and_a_table_mean_the_same(size in 512_u64..1 << 50, zoned: bool, conv: u32) {
+            let uri = format!("null:///n?size={size}&zoned={}&zone_nr_conv={conv}", zoned as u8);
+            let toml = format!(
+                "[[device]]\nname='n'\nkind='null'\nsize={size}\nzoned={zoned}\nzone_nr_conv={conv}"
+            );
+            prop_assert_eq!(
+                &parse(&toml).unwrap().devices[0],
+                &crate::uri::parse(&uri).unwrap()
+            );
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "(\\[\\[device\\]\\]\n)?\\PC{0,60}") {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The configuration's JSON schema, for editors: made from the table of parameters.
+
+use serde_json::{Map, Value, json};
+
+use super::TlsMode;
+use crate::param::{Form, KINDS, Kind, Param};
+use crate::spec::NAME_LEN_MAX;
+
+/// The JSON schema (draft 2020-12) of a configuration.
+pub fn schema() -> Value {
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Configuration of a Blockyard",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "serve": serve(),
+            "tls": tls(),
+            "device": {
+                "description": "The devices of the yard",
+                "type": "array",
+                "items": { "oneOf": KINDS.iter().map(device).collect::<Vec<_>>() },
+            },
+        },
+    })
+}
+
+fn serve() -> Value {
+    let listen = "^(unix:.+|tcp:.+:[0-9]+|stdio)$";
+    json!({
+        "description": "Where the yard is served",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "nbd": {
+                "description": "Where NBD clients connect",
+                "oneOf": [
+                    { "type": "string", "pattern": listen },
+                    { "type": "array", "items": { "type": "string", "pattern": listen } },
+                ],
+            },
+            "control": { "description": "Path of the control socket", "type": "string" },
+            "metrics": {
+                "description": "Where metrics are served beside the control socket",
+                "type": "string",
+                "pattern": "^(unix:.+|tcp:.+:[0-9]+)$",
+            },
+        },
+    })
+}
+
+fn tls() -> Value {
+    json!({
+        "description": "TLS for NBD",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "mode": {
+                "description": "Whether TLS is offered or demanded",
+                "enum": TlsMode::WORDS,
+                "default": "off",
+            },
+            "certificates": {
+                "description":
+                    "Directory with server-cert.pem, server-key.pem and, to verify, ca-cert.pem",
+                "type": "string",
+            },
+            "verify_peer": {
+                "description": "Whether clients must show a certificate that ca-cert.pem signed",
+                "type": "boolean",
+                "default": false,
+            },
+        },
+    })
+}
+
+fn device(kind: &Kind) -> Value {
+    let mut properties = Map::new();
+    properties.insert("kind".to_owned(), json!({ "const": kind.name }));
+    properties.insert(
+        "name".to_owned(),
+        json!({
+            "description": "Name of the device, unique in the yard",
+            "type": "string",
+            "pattern": format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", NAME_LEN_MAX - 1),
+        }),
+    );
+    for param in kind.params() {
+        properties.insert(param.name.to_owned(), parameter(param));
+    }
+    json!({
+        "description": kind.doc,
+        "type": "object",
+        "required": ["kind", "name"],
+        "additionalProperties": false,
+        "properties": properties,
+    })
+}
+
+fn parameter(param: &Param) -> Value {
+    let mut schema = match param.form {
+        Form::Size { min, max } => json!({
+            "oneOf": [
+                { "type": "string", "pattern": "^[0-9]+([bBsS]|[kKmMgGtTpPeE]([iI]?[bB])?)?$" },
+                { "type": "integer", "minimum": min, "maximum": max },
+            ],
+            "default": param.default,
+        }),
+        Form::Count { min, max } => json!({
+            "type": "integer",
+            "minimum": min,
+            "maximum": max,
+            "default": param.default.parse::<u64>().expect("a test parses every default"),
+        }),
+        Form::Switch => json!({
+            "oneOf": [{ "type": "boolean" }, { "enum": [0, 1] }],
+            "default": param.default == "1",
+        }),
+        Form::Choice(words) => json!({
+            "oneOf": [
+                { "enum": words },
+                { "type": "integer", "minimum": 0, "maximum": words.len() - 1 },
+            ],
+            "default": param.default,
+        }),
+        Form::Text { len_max } => {
+            json!({ "type": "string", "maxLength": len_max, "default": param.default })
+        }
+    };
+    schema["description"] = param.doc.into();
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read::{SECTIONS, SERVE_KEYS, TLS_KEYS};
+    use super::*;
+
+    fn keys(value: &Value) -> Vec<&str> {
+        let mut keys: Vec<_> =
+            value["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    fn sorted<const N: usize>(mut keys: [&'static str; N]) -> [&'static str; N] {
+        keys.sort_unstable();
+        keys
+    }
+
+    #[test]
+    fn it_has_the_keys_that_are_read() {
+        let schema = schema();
+        assert_eq!(keys(&schema), sorted(SECTIONS));
+        assert_eq!(keys(&schema["properties"]["serve"]), sorted(SERVE_KEYS));
+        assert_eq!(keys(&schema["properties"]["tls"]), sorted(TLS_KEYS));
+        let null = &schema["properties"]["device"]["items"]["oneOf"][0];
+        assert_eq!(keys(null).len(), KINDS[0].params().count() + 2);
+        assert_eq!(null["properties"]["bs"]["default"], "512");
+    }
+}

@@ -1,0 +1,249 @@
+//! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::api::{self, Control};
+use crate::listen::Listen;
+
+/// Threads for requests that wait for a device. More requests than these queue up.
+const BLOCKING_THREADS: usize = 8;
+
+/// What the daemon is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A signal that asks it to end: its name.
+    Signal(&'static str),
+    /// The client on standard input has left.
+    StdioDone,
+    /// The command that it ran for has ended, with this exit code.
+    CommandDone(u8),
+}
+
+/// Why the control plane could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Another daemon answers on this socket.
+    #[error(
+        "control: another yard answers on {}; stop it or give this one --control PATH",
+        .0.display()
+    )]
+    InUse(PathBuf),
+    /// There is a file at the path that is no socket.
+    #[error(
+        "control: {} is there and is no socket; remove it or give --control PATH",
+        .0.display()
+    )]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> ControlError {
+    let what = what.into();
+    move |source| ControlError::System { what, source }
+}
+
+/// The running control plane. Dropping it stops it and removes its sockets.
+#[derive(Debug)]
+pub struct ControlServer {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    sockets: Vec<PathBuf>,
+    metrics: Option<String>,
+}
+
+impl ControlServer {
+    /// Starts it: the API on a unix socket at `path` if there is one, metrics at `metrics`, and
+    /// signals and the end of standard input sent as [`Event`]s.
+    ///
+    /// # Errors
+    /// If a socket cannot be listened at, or the system refuses a thread.
+    pub fn start(
+        control: Arc<Control>,
+        path: Option<&Path>,
+        metrics: Option<&Listen>,
+        events: Sender<Event>,
+    ) -> Result<ControlServer, ControlError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(BLOCKING_THREADS)
+            .thread_name("control-work")
+            .build()
+            .map_err(system("control: starting a runtime"))?;
+        let (stop, mut stopped) = watch::channel(false);
+        let mut server = ControlServer { stop, thread: None, sockets: Vec::new(), metrics: None };
+        {
+            let _inside = runtime.enter();
+            if let Some(path) = path {
+                let routes = api::routes(Arc::clone(&control));
+                spawn(server.bind(path)?, routes, stopped.clone());
+            }
+            if let Some(place) = metrics {
+                server.serve_metrics(place, control, stopped.clone())?;
+            }
+            watch_signals(events).map_err(system("control: catching signals"))?;
+            spawn_watchdog();
+        }
+        let thread = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || {
+                // An error means that the sender is gone: the server has been dropped.
+                let _ = runtime.block_on(stopped.wait_for(|stop| *stop));
+                // Requests under way on blocking threads are given a moment to end.
+                runtime.shutdown_timeout(Duration::from_secs(2));
+            })
+            .map_err(system("control: starting a thread"))?;
+        server.thread = Some(thread);
+        Ok(server)
+    }
+
+    fn serve_metrics(
+        &mut self,
+        place: &Listen,
+        control: Arc<Control>,
+        stopped: watch::Receiver<bool>,
+    ) -> Result<(), ControlError> {
+        let routes = api::metrics_routes(control);
+        match place {
+            Listen::Unix(path) => {
+                spawn(self.bind(path)?, routes, stopped);
+                self.metrics = Some(place.to_string());
+            }
+            Listen::Tcp { host, port } => {
+                let refused = || system(format!("metrics: {place}"));
+                let listener = std::net::TcpListener::bind((host.as_str(), *port))
+                    .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                    .and_then(tokio::net::TcpListener::from_std)
+                    .map_err(refused())?;
+                let address = listener.local_addr().map_err(refused())?;
+                self.metrics = Some(format!("http://{address}/metrics"));
+                spawn(listener, routes, stopped);
+            }
+            Listen::Stdio => unreachable!("the configuration refuses metrics on stdio"),
+        }
+        Ok(())
+    }
+
+    /// Where metrics are served beside the control socket.
+    pub fn metrics_address(&self) -> Option<&str> {
+        self.metrics.as_deref()
+    }
+
+    /// Listens at a path, which is removed in the end.
+    fn bind(&mut self, path: &Path) -> Result<tokio::net::UnixListener, ControlError> {
+        let listener = bind_unix(path)?;
+        self.sockets.push(path.to_owned());
+        let refused = system(format!("control: {}", path.display()));
+        tokio::net::UnixListener::from_std(listener).map_err(refused)
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        // Nobody listening means that the thread has ended already.
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+        for socket in &self.sockets {
+            // It may be gone already; then there is nothing to do.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+/// Listens at a path, for its owner only. The file of a daemon that is gone is replaced.
+fn bind_unix(path: &Path) -> Result<UnixListener, ControlError> {
+    let refused = || system(format!("control: {}", path.display()));
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(ControlError::NotASocket(path.to_owned()));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(ControlError::InUse(path.to_owned()));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(refused())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(refused()(error)),
+    }
+    // The mask is the process's: no other thread makes files yet while sockets are bound.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(mask);
+    let listener = listener.map_err(refused())?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(refused())?;
+    listener.set_nonblocking(true).map_err(refused())?;
+    Ok(listener)
+}
+
+fn spawn<L>(listener: L, routes: Router, mut stopped: watch::Receiver<bool>)
+where
+    L: axum::serve::Listener,
+    L::Addr: std::fmt::Debug,
+{
+    tokio::spawn(async move {
+        let stop = async move {
+            // An error means that the sender is gone: the server has been dropped.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop).await {
+            tracing::error!(%error, "the control plane has ended");
+        }
+    });
+}
+
+/// Passes the first signal on as an event; a second one ends the process at once.
+fn watch_signals(events: Sender<Event>) -> io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        let mut seen = false;
+        loop {
+            let (name, number) = tokio::select! {
+                _ = interrupt.recv() => ("SIGINT", 2),
+                _ = terminate.recv() => ("SIGTERM", 15),
+                _ = hangup.recv() => ("SIGHUP", 1),
+            };
+            // A daemon that no longer listens is ending already.
+            if seen || events.send(Event::Signal(name)).is_err() {
+                std::process::exit(128 + number);
+            }
+            seen = true;
+        }
+    });
+    Ok(())
+}
+
+/// Tells systemd that the daemon lives, as often as it wants to be told.
+fn spawn_watchdog() {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    tokio::spawn(async move {
+        let mut tick = tokio::time::interval(limit / 2);
+        loop {
+            tick.tick().await;
+            if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]) {
+                tracing::warn!(%error, "systemd's watchdog cannot be told");
+            }
+        }
+    });
+}

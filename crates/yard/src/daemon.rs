@@ -1,0 +1,205 @@
+//! A yard that is served: devices, NBD servers and the control plane, started and ended in order.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blockyard_export::nbd::{Endpoint, Server, ServerError, ServerOptions, TlsConfig, TlsMode};
+
+use crate::activation;
+use crate::api::Control;
+use crate::config;
+use crate::control::{ControlError, ControlServer, Event};
+use crate::error::YardError;
+use crate::listen::Listen;
+use crate::spec::DeviceSpec;
+use crate::yard::Yard;
+
+/// How long clients may take to leave when the daemon ends.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What to serve, and where.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonOptions {
+    /// The devices.
+    pub devices: Vec<DeviceSpec>,
+    /// Where NBD is served.
+    pub nbd: Vec<Listen>,
+    /// Whether NBD is served on the sockets that systemd passed, too.
+    pub activated: bool,
+    /// The control socket; none if `None`.
+    pub control: Option<PathBuf>,
+    /// Where metrics are served beside the control socket.
+    pub metrics: Option<Listen>,
+    /// TLS for NBD.
+    pub tls: config::TlsSettings,
+}
+
+/// Why a daemon could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// A device could not be made.
+    #[error("device `{name}`: {source}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        source: YardError,
+    },
+    /// The control plane could not start.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// NBD cannot be served there.
+    #[error("nbd: {0}; another place can be named with --nbd")]
+    Nbd(#[from] ServerError),
+    /// There is one standard input.
+    #[error("nbd: stdio can be served once")]
+    StdioTwice,
+    /// What systemd passed will not do.
+    #[error("LISTEN_FDS: {0}")]
+    Activation(std::io::Error),
+    /// The system refused a thread.
+    #[error("starting a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A yard that is served. Dropping it ends it, in order.
+pub struct Daemon {
+    yard: Arc<Yard>,
+    control: Option<ControlServer>,
+    servers: Vec<Arc<Server>>,
+    /// Waits for the client on standard input.
+    stdio: Option<JoinHandle<()>>,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+}
+
+impl Daemon {
+    /// Makes the devices and serves them. When this returns, clients can connect.
+    ///
+    /// # Errors
+    /// If a device cannot be made or a place cannot be listened at; nothing is left behind.
+    pub fn start(options: &DaemonOptions) -> Result<Daemon, DaemonError> {
+        if options.nbd.iter().filter(|listen| **listen == Listen::Stdio).count() > 1 {
+            return Err(DaemonError::StdioTwice);
+        }
+        let control = Arc::new(Control::default());
+        let yard = Arc::clone(&control.yard);
+        for spec in &options.devices {
+            let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
+            yard.add(spec.clone()).map_err(failed)?;
+        }
+        let (sender, events) = channel();
+        let plane = ControlServer::start(
+            Arc::clone(&control),
+            options.control.as_deref(),
+            options.metrics.as_ref(),
+            sender.clone(),
+        )?;
+        let mut daemon =
+            Daemon { yard, control: Some(plane), servers: Vec::new(), stdio: None, events, sender };
+        let mut endpoints: Vec<Endpoint> = options.nbd.iter().map(endpoint).collect();
+        if options.activated {
+            let passed = activation::sockets().map_err(DaemonError::Activation)?;
+            endpoints.extend(passed.into_iter().map(Endpoint::Fd));
+        }
+        for endpoint in endpoints {
+            daemon.serve(endpoint, &options.tls)?;
+        }
+        let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
+        // It is empty: nobody else has it to set.
+        let _ = control.servers.set(servers);
+        Ok(daemon)
+    }
+
+    fn serve(&mut self, endpoint: Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
+        let stdio = matches!(endpoint, Endpoint::Stdio);
+        let options =
+            ServerOptions { drain_timeout: DRAIN, tls: tls_config(tls), ..Default::default() };
+        let exports = Arc::clone(self.yard.exports());
+        let server = Arc::new(Server::start(exports, endpoint, options)?);
+        tracing::info!(address = server.local_addr(), "serving NBD");
+        if stdio {
+            let (server, sender) = (Arc::clone(&server), self.sender.clone());
+            let wait = move || {
+                server.wait();
+                // A daemon that no longer listens is ending already.
+                let _ = sender.send(Event::StdioDone);
+            };
+            let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
+            self.stdio = Some(thread.map_err(DaemonError::Thread)?);
+        }
+        self.servers.push(server);
+        Ok(())
+    }
+
+    /// The devices.
+    pub fn yard(&self) -> &Arc<Yard> {
+        &self.yard
+    }
+
+    /// The NBD servers, in the order of the options.
+    pub fn servers(&self) -> &[Arc<Server>] {
+        &self.servers
+    }
+
+    /// The control plane.
+    pub fn control(&self) -> Option<&ControlServer> {
+        self.control.as_ref()
+    }
+
+    /// Where others send events to.
+    pub fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// Waits for the next event.
+    pub fn next_event(&self) -> Event {
+        self.events.recv().expect("the daemon itself holds a sender")
+    }
+
+    /// Answers what is in flight, disconnects all clients and removes the sockets.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The control plane lives to the end, for its second signal ends a shutdown that hangs.
+        let others = self.servers.drain(..).filter(|server| server.local_addr() != "stdio");
+        drop(others.collect::<Vec<_>>());
+        for entry in self.yard.list() {
+            // Somebody else may have removed it just now; then it is done.
+            let _ = self.yard.remove(entry.spec.name(), DRAIN);
+        }
+        if let Some(stdio) = self.stdio.take() {
+            // A panic there was reported when it happened.
+            let _ = stdio.join();
+        }
+        drop(self.control.take());
+    }
+}
+
+fn endpoint(listen: &Listen) -> Endpoint {
+    match listen {
+        Listen::Unix(path) => Endpoint::Unix(path.clone()),
+        Listen::Tcp { host, port } => Endpoint::Tcp(host.clone(), *port),
+        Listen::Stdio => Endpoint::Stdio,
+    }
+}
+
+fn tls_config(tls: &config::TlsSettings) -> TlsConfig {
+    TlsConfig {
+        mode: match tls.mode {
+            config::TlsMode::Off => TlsMode::Off,
+            config::TlsMode::On => TlsMode::On,
+            config::TlsMode::Require => TlsMode::Require,
+        },
+        certificates: tls.certificates.clone().unwrap_or_default(),
+        verify_peer: tls.verify_peer,
+    }
+}

@@ -1,0 +1,158 @@
+//! Why the yard refused something: one error for the control API, the commands and the log.
+
+use blockyard_core::{DeviceError, Status};
+use blockyard_export::nbd::ExportError;
+
+use crate::inject::InjectError;
+use crate::param::{ParamError, shown};
+use crate::spec::NameError;
+use crate::stack::StackError;
+use crate::uri::UriError;
+
+/// Why the yard refused something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum YardError {
+    /// There is no device of this name.
+    #[error("there is no device `{name}`{advice}")]
+    NoSuchDevice {
+        /// What was asked for, shortened.
+        name: String,
+        /// The nearest name: begins with a semicolon, or is empty.
+        advice: String,
+    },
+    /// The name is taken.
+    #[error("name: `{name}` is taken already; remove that device first or choose another name")]
+    Taken {
+        /// The name.
+        name: String,
+    },
+    /// There are too many devices.
+    #[error("there are {max} devices already, and no more will do; remove one first")]
+    Full {
+        /// How many there may be.
+        max: usize,
+    },
+    /// Clients use the device.
+    #[error("`{name}` has {clients} clients; disconnect them, or remove it with force")]
+    Busy {
+        /// The device.
+        name: String,
+        /// How many.
+        clients: u64,
+    },
+    /// The URI will not do.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// The device could not be made.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    /// The fault will not do.
+    #[error(transparent)]
+    Inject(#[from] InjectError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The export table refused.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The device has no zones.
+    #[error("`{name}` is not a zoned device")]
+    NotZoned {
+        /// The device.
+        name: String,
+    },
+    /// An argument of a request will not do.
+    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    Argument {
+        /// The argument.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+    /// A zone operation failed.
+    #[error(
+        "zone {zone} at sector {sector}: {verb} failed with {status} ({}); {done} zones were done \
+         before it",
+        status.errno_name()
+    )]
+    Zone {
+        /// What was asked for.
+        verb: &'static str,
+        /// The zone that refused.
+        zone: u32,
+        /// Its first sector.
+        sector: u64,
+        /// How it ended.
+        status: Status,
+        /// How many zones were done before.
+        done: u64,
+    },
+}
+
+impl YardError {
+    /// There is no device `name`; `known` are those there are.
+    pub fn no_such_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> YardError {
+        let advice = crate::nearest::suggestion(name, known);
+        YardError::NoSuchDevice { name: shown(name), advice }
+    }
+
+    /// A word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            YardError::NoSuchDevice { .. } => "no_such_device",
+            YardError::Taken { .. } | YardError::Export(ExportError::Taken { .. }) => "taken",
+            YardError::Full { .. } => "full",
+            YardError::Busy { .. } => "busy",
+            YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
+            YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
+            YardError::NotZoned { .. } => "not_zoned",
+            YardError::Zone { .. } => "zone_operation_failed",
+            YardError::Device(DeviceError::NoSuchFault { .. }) => "no_such_fault",
+            YardError::Device(DeviceError::OutOfRange { .. }) => "out_of_range",
+            YardError::Device(DeviceError::Gone) => "gone",
+            YardError::Device(DeviceError::Os { .. })
+            | YardError::Stack(StackError::Refused { .. }) => "refused",
+            YardError::Export(_) => "export_failed",
+            YardError::Uri(_)
+            | YardError::Stack(_)
+            | YardError::Inject(_)
+            | YardError::Device(_)
+            | YardError::Argument { .. } => "invalid",
+        }
+    }
+
+    /// The argument or parameter that is to blame, and its value, as far as there is one.
+    pub fn blame(&self) -> (Option<String>, Option<String>) {
+        let (field, value): (&str, &str) = match self {
+            YardError::NoSuchDevice { name, .. }
+            | YardError::Taken { name }
+            | YardError::NotZoned { name }
+            | YardError::Busy { name, .. }
+            | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
+            YardError::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => {
+                (key, value)
+            }
+            YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
+            YardError::Uri(UriError::Twice { key }) => (key, ""),
+            YardError::Uri(UriError::UnknownKind { kind, .. }) => ("kind", kind),
+            YardError::Uri(UriError::Form { uri, .. }) => ("uri", uri),
+            YardError::Stack(StackError::Invalid { field, value, .. })
+            | YardError::Argument { field, value, .. }
+            | YardError::Device(DeviceError::Invalid { field, value, .. }) => (field, value),
+            YardError::Stack(StackError::Refused { field, .. }) => (field, ""),
+            YardError::Inject(InjectError { field, value, .. }) => (field, value),
+            YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),
+            YardError::Zone { status, sector, .. } => {
+                return (Some(status.name().to_owned()), Some(sector.to_string()));
+            }
+            YardError::Device(DeviceError::OutOfRange { sector, .. }) => {
+                return (Some("from".to_owned()), Some(sector.0.to_string()));
+            }
+            _ => return (None, None),
+        };
+        (Some(field.to_owned()), Some(value.to_owned()).filter(|value| !value.is_empty()))
+    }
+}

@@ -1,0 +1,160 @@
+//! Where a server listens: `unix:PATH`, `tcp:HOST:PORT` or `stdio`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::param::shown;
+
+/// Longest path of a unix socket, in bytes: `sun_path` has 108 with its end mark.
+pub const SOCKET_PATH_LEN_MAX: usize = 107;
+
+/// The port that IANA gives to NBD.
+pub const NBD_PORT: u16 = 10809;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp {
+        /// Address or name; an IPv6 address without brackets.
+        host: String,
+        /// Port; 0 lets the system choose.
+        port: u16,
+    },
+    /// Standard input is the connection; one client.
+    Stdio,
+}
+
+/// Why a text is no place to listen at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{value}` is no place to listen at: {what}; wanted {}", Listen::WANTED)]
+pub struct ListenError {
+    value: String,
+    what: &'static str,
+}
+
+impl Listen {
+    /// What would do, for messages.
+    pub const WANTED: &'static str = "unix:PATH, tcp:HOST:PORT or stdio";
+
+    fn read(text: &str) -> Result<Listen, &'static str> {
+        if text == "stdio" {
+            return Ok(Listen::Stdio);
+        }
+        match text.split_once(':') {
+            Some(("unix", path)) => {
+                check_socket_path(Path::new(path))?;
+                Ok(Listen::Unix(PathBuf::from(path)))
+            }
+            Some(("tcp", address)) => {
+                let (host, port) =
+                    address.rsplit_once(':').ok_or("the port is missing, or the host")?;
+                let host = match host.strip_prefix('[') {
+                    Some(rest) => rest.strip_suffix(']').ok_or("the `]` is missing")?,
+                    None if host.contains(':') => {
+                        return Err("an IPv6 address stands in brackets, as in tcp:[::1]:10809");
+                    }
+                    None => host,
+                };
+                if host.is_empty() {
+                    return Err("the host is missing; 127.0.0.1 serves this machine only");
+                }
+                if host.len() > 253 || host.chars().any(|c| c.is_control() || c.is_whitespace()) {
+                    return Err("the host is no name and no address");
+                }
+                let plain = port.bytes().all(|byte| byte.is_ascii_digit());
+                let port = port.parse().ok().filter(|_| plain);
+                let port = port.ok_or("the port must be a number from 0 to 65535")?;
+                Ok(Listen::Tcp { host: host.to_owned(), port })
+            }
+            _ => Err("it begins with none of them"),
+        }
+    }
+}
+
+/// Checks that a path can be that of a unix socket.
+pub fn check_socket_path(path: &Path) -> Result<(), &'static str> {
+    let len = path.as_os_str().len();
+    if len == 0 {
+        return Err("the path is missing");
+    }
+    if len > SOCKET_PATH_LEN_MAX {
+        return Err("the path is longer than the 107 bytes that a socket's may have");
+    }
+    if path.as_os_str().as_encoded_bytes().contains(&0) {
+        return Err("the path has a zero byte");
+    }
+    Ok(())
+}
+
+impl FromStr for Listen {
+    type Err = ListenError;
+
+    fn from_str(text: &str) -> Result<Listen, ListenError> {
+        Listen::read(text).map_err(|what| ListenError { value: shown(text), what })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+            Listen::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            Listen::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            Listen::Stdio => f.write_str("stdio"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_form_is_read_and_printed() {
+        for text in
+            ["stdio", "unix:/run/x.sock", "unix:x", "tcp:127.0.0.1:10809", "tcp:[::1]:0", "tcp:a:1"]
+        {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_would_do() {
+        let long = format!("unix:/{}", "x".repeat(107));
+        let cases = [
+            ("", "none of them"),
+            ("/run/x", "none of them"),
+            ("udp:1:2", "none of them"),
+            ("unix:", "the path is missing"),
+            (&long, "107 bytes"),
+            ("tcp:10809", "the port is missing"),
+            ("tcp::10809", "the host is missing"),
+            ("tcp:a:b", "from 0 to 65535"),
+            ("tcp:a:65536", "from 0 to 65535"),
+            ("tcp:a:+1", "from 0 to 65535"),
+            ("tcp:a:", "from 0 to 65535"),
+            ("tcp:::1:5", "in brackets"),
+            ("tcp:[::1:5", "`]` is missing"),
+        ];
+        for (text, want) in cases {
+            let error = text.parse::<Listen>().unwrap_err().to_string();
+            assert!(error.contains(want), "{text}: {error}");
+            assert!(error.ends_with(Listen::WANTED), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(tcp:|unix:)?\\PC{0,40}") {
+            if let Ok(listen) = text.parse::<Listen>() {
+                prop_assert_eq!(listen.to_string().parse::<Listen>(), Ok(listen));
+            }
+        }
+    }
+}

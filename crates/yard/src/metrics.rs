@@ -1,0 +1,240 @@
+//! The yard's counters in the OpenMetrics text format.
+//!
+//! The data path counts in its own per-channel counters; they are read and summed when somebody
+//! asks, so that a scrape costs the data path nothing.
+
+use std::fmt;
+
+use blockyard_core::channel::Stats;
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{Op, SECTOR_BYTES, Sector};
+use blockyard_sync::counter::bucket_floor;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::yard::{Entry, Yard};
+
+/// Zones read at once while they are counted.
+const ZONES_PAGE: usize = 4096;
+
+/// The latency buckets' upper bounds: powers of two from 2^10 ns (about 1 us) to 2^33 (about 9 s).
+const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
+
+/// The content type of the format.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics of a yard with so many NBD connections.
+pub fn encode(yard: &Yard, connections: u64) -> String {
+    let mut registry = Registry::with_prefix("blockyard");
+    let sample = Sample { connections, devices: yard.list().into_iter().map(Row::new).collect() };
+    registry.register_collector(Box::new(sample));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)
+        .expect("writing to a string cannot fail");
+    text
+}
+
+/// Everything at one moment.
+#[derive(Debug)]
+struct Sample {
+    connections: u64,
+    devices: Vec<Row>,
+}
+
+/// One device.
+struct Row {
+    entry: Entry,
+    stats: Stats,
+    zones: Vec<(ZoneCond, u64)>,
+}
+
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Row").field("device", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl Row {
+    fn new(entry: Entry) -> Row {
+        let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
+        Row { entry, stats, zones }
+    }
+
+    fn name(&self) -> &str {
+        self.entry.spec.name()
+    }
+}
+
+fn count_zones(entry: &Entry) -> Vec<(ZoneCond, u64)> {
+    if entry.disk.geometry().zones.is_none() {
+        return Vec::new();
+    }
+    let mut counts = ZoneCond::ALL.map(|cond| (cond, 0));
+    let mut page: Vec<ZoneInfo> = Vec::new();
+    let mut from = Sector(0);
+    while from.0 < entry.disk.geometry().sectors {
+        page.clear();
+        let reported = entry.disk.report_zones(from, ZONES_PAGE, &mut page);
+        let Some(last) = page.last().filter(|_| reported.is_ok()) else { break };
+        from = last.start + last.sectors;
+        for zone in &page {
+            let count = counts.iter_mut().find(|(cond, _)| *cond == zone.cond);
+            count.expect("every condition has a row").1 += 1;
+        }
+    }
+    counts.to_vec()
+}
+
+type Counts = fn(&Stats, Op) -> u64;
+
+/// Counters per device and operation: name, help, how to read it.
+const PER_OP: [(&str, &str, Counts); 4] = [
+    ("device_ops", "Bios completed, failed ones included", |stats, op| stats.op(op).ops),
+    ("device_bytes", "Bytes of the bios that succeeded", |stats, op| {
+        stats.op(op).sectors * SECTOR_BYTES
+    }),
+    ("device_errors", "Bios that failed", |stats, op| stats.op(op).errors),
+    ("device_merges", "Bios merged into another's request", |stats, op| stats.op(op).merges),
+];
+
+type Gauge = fn(&Row) -> u64;
+
+/// Gauges per device.
+const PER_DEVICE: [(&str, &str, Gauge); 2] = [
+    ("device_size_bytes", "Capacity", |row| row.entry.disk.geometry().len_bytes()),
+    ("device_channels", "Channels open now", |row| row.stats.channels),
+];
+
+type Latency = fn(&Stats) -> &[u64];
+
+/// Latency histograms per device, by the class of the operation.
+const LATENCIES: [(&str, Latency); 3] = [
+    ("read", |stats| &stats.read_latency),
+    ("write", |stats| &stats.write_latency),
+    ("other", |stats| &stats.other_latency),
+];
+
+impl Collector for Sample {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, count) in PER_OP {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for row in &self.devices {
+                for op in Op::ALL {
+                    family
+                        .encode_family(&[("device", row.name()), ("op", op.name())])?
+                        .encode_counter::<NoLabelSet, _, f64>(&count(&row.stats, op), None)?;
+                }
+            }
+        }
+        for (name, help, value) in PER_DEVICE {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for row in &self.devices {
+                family.encode_family(&[("device", row.name())])?.encode_gauge(&value(row))?;
+            }
+        }
+        let help = "Time from submit to completion; the sum is exact to one sixteenth";
+        let name = "device_latency_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for row in &self.devices {
+            for (class, latency) in LATENCIES {
+                let (sum, count, buckets) = histogram(latency(&row.stats));
+                family
+                    .encode_family(&[("device", row.name()), ("op", class)])?
+                    .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+            }
+        }
+        let help = "Zones by condition";
+        let mut family = encoder.encode_descriptor("zone_count", help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            for (cond, count) in &row.zones {
+                family
+                    .encode_family(&[("device", row.name()), ("cond", cond.name())])?
+                    .encode_gauge(count)?;
+            }
+        }
+        let help = "NBD connections open now";
+        encoder
+            .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
+            .encode_gauge(&self.connections)
+    }
+}
+
+/// Sum in seconds, count, and the counts of the buckets by their upper bounds in seconds.
+fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
+    let bounds: Vec<u64> = BUCKET_POWERS.map(|power| 1 << power).collect();
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let mut buckets: Vec<_> = bounds.iter().map(|bound| (seconds(*bound), 0)).collect();
+    buckets.push((f64::INFINITY, 0));
+    let (mut sum, mut total) = (0.0, 0);
+    for (index, count) in latency.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let floor_ns = bucket_floor(index);
+        // A fine bucket ends at or below the power of two that it lies under, so none is split.
+        let slot = bounds.partition_point(|bound| *bound <= floor_ns);
+        buckets[slot].1 += count;
+        sum += seconds(floor_ns) * *count as f64;
+        total += count;
+    }
+    (sum, total, buckets)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blockyard_core::blocking::Io;
+
+    use super::*;
+
+    fn yard() -> Arc<Yard> {
+        let yard = Yard::new();
+        for uri in
+            ["null:///plain?size=1G", "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2"]
+        {
+            yard.add(crate::uri::parse(uri).unwrap()).unwrap();
+        }
+        yard
+    }
+
+    #[test]
+    fn every_sample_has_a_type_and_the_text_ends_as_it_must() {
+        let yard = yard();
+        let entry = yard.find("plain").unwrap();
+        let mut io = Io::new(entry.disk.open().unwrap(), 4096);
+        for _ in 0..3 {
+            io.read(Sector(8), &mut [0; 4096]).unwrap();
+        }
+        let text = encode(&yard, 2);
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        for line in [
+            "# TYPE blockyard_device_ops counter",
+            "blockyard_device_ops_total{device=\"plain\",op=\"read\"} 3",
+            "blockyard_device_bytes_total{device=\"plain\",op=\"read\"} 12288",
+            "blockyard_device_latency_seconds_count{device=\"plain\",op=\"read\"} 3",
+            "blockyard_device_latency_seconds_bucket{le=\"+Inf\",device=\"plain\",op=\"read\"} 3",
+            "blockyard_device_channels{device=\"plain\"} 1",
+            "blockyard_device_size_bytes{device=\"z\"} 1073741824",
+            "blockyard_zone_count{device=\"z\",cond=\"not-wp\"} 2",
+            "blockyard_zone_count{device=\"z\",cond=\"empty\"} 14",
+            "blockyard_nbd_connections 2",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");
+        }
+        let names: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert!(names.iter().any(|name| line.starts_with(name)), "{line} has no type");
+        }
+    }
+
+    #[test]
+    fn no_latency_is_lost_between_the_buckets() {
+        let latency: Vec<u64> = (0..blockyard_sync::counter::HISTOGRAM_BUCKETS as u64).collect();
+        let (_, total, buckets) = histogram(&latency);
+        assert_eq!(total, latency.iter().sum::<u64>());
+        assert_eq!(buckets.iter().map(|(_, count)| count).sum::<u64>(), total);
+    }
+}

@@ -1,0 +1,145 @@
+//! Where sockets lie when nobody says where: one rule for the daemon and for the commands.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// File name of the control socket.
+pub const CONTROL_SOCKET: &str = "control.sock";
+
+/// File name of the NBD socket.
+pub const NBD_SOCKET: &str = "nbd.sock";
+
+/// Names the control socket for the commands and the daemon alike.
+pub const CONTROL_VARIABLE: &str = "BLOCKYARD_CONTROL";
+
+/// The runtime directory, and whether it is only the last resort.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeDir {
+    /// The directory.
+    pub path: PathBuf,
+    /// Whether neither `$XDG_RUNTIME_DIR` nor `/run` would do.
+    pub last_resort: bool,
+}
+
+/// The runtime directory: `$XDG_RUNTIME_DIR/blockyard`; for root `/run/blockyard`; otherwise
+/// `blockyard-UID` in the directory for temporary files.
+pub fn runtime_dir() -> RuntimeDir {
+    let uid = rustix::process::geteuid().as_raw();
+    choose(std::env::var_os("XDG_RUNTIME_DIR"), uid, &std::env::temp_dir())
+}
+
+fn choose(xdg: Option<OsString>, uid: u32, temp: &Path) -> RuntimeDir {
+    let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    match xdg {
+        Some(path) => RuntimeDir { path: path.join("blockyard"), last_resort: false },
+        None if uid == 0 => {
+            RuntimeDir { path: PathBuf::from("/run/blockyard"), last_resort: false }
+        }
+        None => RuntimeDir { path: temp.join(format!("blockyard-{uid}")), last_resort: true },
+    }
+}
+
+/// The control socket that the commands talk to if they are not told otherwise.
+pub fn control_socket() -> PathBuf {
+    match std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
+        Some(path) => PathBuf::from(path),
+        None => runtime_dir().path.join(CONTROL_SOCKET),
+    }
+}
+
+/// Makes a directory for its owner only, and checks one that is there already: sockets in a
+/// directory of somebody else's would be theirs.
+///
+/// # Errors
+/// If it cannot be made, or belongs to somebody else, or others may write to it.
+pub fn make_private_dir(path: &Path) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        result => return result,
+    }
+    let metadata = std::fs::symlink_metadata(path)?;
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !metadata.is_dir() || !own || metadata.mode() & 0o022 != 0 {
+        let message = format!("{} must be a directory that only you can write to", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(())
+}
+
+/// A directory of our own for temporary sockets, removed when dropped.
+#[derive(Debug)]
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// If the directory for temporary files cannot be written to.
+    pub fn new() -> io::Result<TempDir> {
+        let base = std::env::temp_dir();
+        let mut last = None;
+        for number in 0..100 {
+            let path = base.join(format!("blockyard-{}-{number}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(TempDir(path)),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("there was at least one attempt"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        // What cannot be removed stays; the process is ending.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_rule_has_three_steps() {
+        let temp = Path::new("/tmp");
+        let at = |xdg: Option<&str>, uid| choose(xdg.map(OsString::from), uid, temp);
+        assert_eq!(at(Some("/tmp"), 0).path, Path::new("/tmp/blockyard"));
+        assert_eq!(at(Some("/tmp"), 5).path, Path::new("/tmp/blockyard"));
+        assert_eq!(at(None, 0).path, Path::new("/run/blockyard"));
+        assert_eq!(at(Some("relative"), 0).path, Path::new("/run/blockyard"));
+        assert_eq!(at(Some("/no/such/place"), 0).path, Path::new("/run/blockyard"));
+        let last = at(None, 5);
+        assert_eq!((last.path.as_path(), last.last_resort), (Path::new("/tmp/blockyard-5"), true));
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let temp = TempDir::new().unwrap();
+        let path = temp.path().join("run");
+        make_private_dir(&path).unwrap();
+        make_private_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(make_private_dir(&path).is_err());
+        std::fs::write(temp.path().join("file"), "").unwrap();
+        assert!(make_private_dir(&temp.path().join("file")).is_err());
+    }
+
+    #[test]
+    fn a_temporary_directory_goes_with_its_owner() {
+        let temp = TempDir::new().unwrap();
+        let path = temp.path().to_owned();
+        std::fs::write(path.join("x"), "").unwrap();
+        drop(temp);
+        assert!(!path.exists());
+    }
+}

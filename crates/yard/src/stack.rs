@@ -1,0 +1,258 @@
+//! From a [`DeviceSpec`] to a [`Disk`]: the only file that knows every type there is.
+//!
+//! Each step matches one choice and calls the next with one type more, so that kinds add up:
+//!
+//! ```text
+//! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ Arc<dyn Disk>
+//! ```
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::sync::Arc;
+
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Composed, Device, Disk};
+use blockyard_null::{IrqMode, Null, NullConfig, NullError};
+
+use crate::spec::DeviceSpec;
+
+/// A device that is made, and what was corrected in the making.
+pub struct Made {
+    /// The device.
+    pub disk: Arc<dyn Disk>,
+    /// A sentence for each parameter that was corrected.
+    pub notes: Vec<String>,
+}
+
+/// Why a device could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackError {
+    /// A parameter does not go together with the others.
+    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    Invalid {
+        /// The parameter.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+    /// The system refused something.
+    #[error("{message}")]
+    Refused {
+        /// The parameter that asked for it.
+        field: &'static str,
+        /// What was refused, and why.
+        message: String,
+    },
+}
+
+impl StackError {
+    /// The parameter that is to blame.
+    pub fn field(&self) -> &'static str {
+        match self {
+            StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
+        }
+    }
+}
+
+impl From<NullError> for StackError {
+    fn from(error: NullError) -> StackError {
+        match error {
+            NullError::Invalid { field, value, wanted } => {
+                StackError::Invalid { field, value, wanted }
+            }
+            other => StackError::Refused { field: "size", message: other.to_string() },
+        }
+    }
+}
+
+/// Makes the device.
+///
+/// # Errors
+/// If its parameters do not go together, or the system refuses what they ask for.
+pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
+    match spec.kind().name {
+        "null" => {
+            let null = Null::open(null_config(spec)?)?;
+            let notes = null.notes().to_vec();
+            Ok(Made { disk: with_delay(spec, null)?, notes })
+        }
+        other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
+    }
+}
+
+/// Checks that the parameters go together, without leaving a trace.
+///
+/// # Errors
+/// As [`open`], but for files that could not be written.
+pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
+    let config = null_config(spec)?;
+    Ok(Null::open(config)?.notes().to_vec())
+}
+
+fn with_delay<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    let delay_ns = spec.number("delay_nsec");
+    // A trace stands above the delay, so that it shows it. Where there is a trace the delay may be
+    // zero: that saves a fourth combination, and who traces does not count nanoseconds.
+    match (spec.text("trace"), delay_ns) {
+        (None, 0) => with_faults(spec, device),
+        (None, _) => with_faults(spec, Delayed::new(device, delay_ns)),
+        (Some(path), _) => {
+            let delayed = Delayed::new(device, delay_ns);
+            with_faults(spec, Traced::new(delayed, create_trace(&path)?))
+        }
+    }
+}
+
+fn create_trace(path: &str) -> Result<Trace, StackError> {
+    let file = File::create(path).map_err(|error| {
+        let message = format!("trace: `{path}` cannot be written: {error}");
+        StackError::Refused { field: "trace", message }
+    })?;
+    Ok(Trace::new(Box::new(BufWriter::new(file))))
+}
+
+fn with_faults<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    with_scheduler(spec, Faulty::new(device, seed(spec.name())))
+}
+
+fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    let (name, kind) = (spec.name().to_owned(), spec.kind().name);
+    // Twice the device's own depth, so that the plug has something to merge while it is busy.
+    let config = ChannelConfig { depth: 2 * device.limits().queue_depth.clamp(128, 16_384) };
+    match spec.choice("sched") {
+        0 => {
+            let disk = Composed::new(name, kind, device, config, NoneScheduler::new);
+            Ok(if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) })
+        }
+        other => unreachable!("the table has scheduler number {other}, and nothing makes it"),
+    }
+}
+
+/// The injector's dice fall the same way for the same name: FNV-1a.
+fn seed(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+fn null_config(spec: &DeviceSpec) -> Result<NullConfig, StackError> {
+    let irqmode = [IrqMode::None, IrqMode::Softirq, IrqMode::Timer][spec.choice("irqmode")];
+    let queues = spec.small("submit_queues");
+    Ok(NullConfig {
+        size: spec.number("size"),
+        bs: spec.small("bs"),
+        max_sectors: spec.small("max_sectors"),
+        submit_queues: (queues != 0).then_some(queues),
+        hw_queue_depth: u16::try_from(spec.small("hw_queue_depth"))
+            .expect("the table bounds it by 32768"),
+        irqmode,
+        completion_nsec: spec.number("completion_nsec"),
+        memory_backed: spec.switch("memory_backed"),
+        discard: spec.switch("discard"),
+        fua: spec.switch("fua"),
+        cache_size: spec.number("cache_size"),
+        mbps: spec.small("mbps"),
+        zoned: spec.switch("zoned"),
+        zone_size: spec.number("zone_size"),
+        zone_capacity: spec.number("zone_capacity"),
+        zone_nr_conv: spec.small("zone_nr_conv"),
+        zone_max_open: spec.small("zone_max_open"),
+        zone_max_active: spec.small("zone_max_active"),
+        zone_append_max_sectors: spec.small("zone_append_max_sectors"),
+        zone_full: spec.switch("zone_full"),
+        badblocks: spec.text("badblocks").unwrap_or_default(),
+        badblocks_once: spec.switch("badblocks_once"),
+        badblocks_partial_io: spec.switch("badblocks_partial_io"),
+        timeout: fault_attr(spec, "timeout")?,
+        requeue: fault_attr(spec, "requeue")?,
+        request_timeout_ms: spec.number("request_timeout_ms"),
+    })
+}
+
+fn fault_attr(
+    spec: &DeviceSpec,
+    field: &'static str,
+) -> Result<Option<blockyard_null::FaultAttr>, StackError> {
+    spec.text(field)
+        .map(|value| value.parse().map_err(|wanted| StackError::Invalid { field, value, wanted }))
+        .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{TEMPLATE, parse};
+    use crate::param::{KINDS, Kind};
+    use crate::uri;
+
+    fn refused(uri: &str) -> String {
+        match open(&uri::parse(uri).unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{uri} was made"),
+        }
+    }
+
+    #[test]
+    fn every_kind_of_the_table_is_made() {
+        for kind in KINDS {
+            let spec = DeviceSpec::new(kind, "d").unwrap();
+            let made = open(&spec).unwrap();
+            assert_eq!((made.disk.name(), made.disk.kind()), ("d", kind.name));
+            assert!(made.disk.open().is_ok());
+        }
+    }
+
+    #[test]
+    fn the_table_has_the_defaults_of_the_device() {
+        let spec = DeviceSpec::new(Kind::find("null").unwrap(), "d").unwrap();
+        assert_eq!(null_config(&spec), Ok(NullConfig::default()));
+    }
+
+    #[test]
+    fn the_default_yard_is_made_without_corrections() {
+        for spec in parse(TEMPLATE).unwrap().devices {
+            let made = open(&spec).unwrap();
+            assert_eq!(made.notes, Vec::<String>::new());
+            assert_eq!(made.disk.geometry().zones.is_some(), spec.switch("zoned"));
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_by_field() {
+        let error = refused("null:///d?zoned=1&zone_size=3M");
+        assert!(error.starts_with("zone_size: `3145728` will not do"), "{error}");
+        let error = refused("null:///d?timeout=1,2");
+        assert!(error.starts_with("timeout: `1,2` will not do"), "{error}");
+        let error = refused("null:///d?trace=/no/such/place");
+        assert!(error.starts_with("trace: `/no/such/place` cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn middleware_is_there_when_it_is_asked_for() {
+        let path = std::env::temp_dir().join(format!("blockyard-trace-{}", std::process::id()));
+        let uri = format!("null:///d?size=1M&delay_nsec=1&trace={}", path.display());
+        let made = open(&uri::parse(&uri).unwrap()).unwrap();
+        let mut io = blockyard_core::blocking::Io::new(made.disk.open().unwrap(), 4096);
+        io.read(blockyard_core::Sector(8), &mut [0; 4096]).unwrap();
+        drop(io);
+        drop(made);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.contains("R 8 + 8"), "{text}");
+    }
+
+    #[test]
+    fn a_read_only_device_says_so_and_refuses() {
+        let made = open(&uri::parse("null:///d?size=1M&read_only=1").unwrap()).unwrap();
+        assert!(made.disk.limits().read_only);
+        let mut io = blockyard_core::blocking::Io::new(made.disk.open().unwrap(), 4096);
+        let flags = blockyard_core::Flags::NONE;
+        assert!(io.write(blockyard_core::Sector(0), &[0; 4096], flags).is_err());
+        assert!(io.read(blockyard_core::Sector(0), &mut [0; 4096]).is_ok());
+    }
+}

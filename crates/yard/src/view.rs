@@ -1,0 +1,408 @@
+//! What the control API says, as types: written by the daemon, read by the commands.
+
+use blockyard_core::channel::Stats;
+use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
+use blockyard_core::{Op, Sector};
+use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
+use serde::{Deserialize, Serialize};
+
+use crate::yard::{Entry, describe};
+
+/// `GET /v1/version`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct VersionView {
+    /// `blockyard`.
+    pub name: String,
+    /// The program's version.
+    pub version: String,
+    /// The version of this API: the number in its paths.
+    pub api: u32,
+    /// The daemon's process.
+    pub pid: u32,
+}
+
+/// A device: `GET /v1/devices/{name}`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct DeviceView {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// The URI that makes it, with what was given and no more.
+    pub uri: String,
+    /// What it is, for people.
+    pub description: String,
+    /// Capacity.
+    pub size_bytes: u64,
+    /// Smallest unit of I/O.
+    pub logical_block_bytes: u32,
+    /// Smallest unit without read-modify-write.
+    pub physical_block_bytes: u32,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Its zones, if it has any.
+    pub zoned: Option<ZonedView>,
+    /// What it takes in one request.
+    pub limits: LimitsView,
+    /// Channels open now.
+    pub channels: u64,
+    /// NBD clients that use it now.
+    pub clients: u64,
+    /// What was corrected when it was made.
+    pub notes: Vec<String>,
+    /// Nanoseconds since it was made.
+    pub age_ns: u64,
+}
+
+/// How a device is divided into zones. Lengths in sectors of 512 bytes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ZonedView {
+    /// Distance between the starts of two zones.
+    pub zone_sectors: u64,
+    /// How much of a sequential zone can be written.
+    pub zone_capacity_sectors: u64,
+    /// How many zones there are.
+    pub zone_count: u32,
+    /// How many of them are conventional.
+    pub conventional_count: u32,
+    /// Most open zones; 0: no limit.
+    pub open_max: u32,
+    /// Most active zones; 0: no limit.
+    pub active_max: u32,
+}
+
+/// What a device takes in one request. Lengths in sectors of 512 bytes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct LimitsView {
+    /// Longest read or write.
+    pub sectors_max: u64,
+    /// Longest discard; 0: none.
+    pub discard_sectors_max: u64,
+    /// Longest write-zeroes; 0: none.
+    pub write_zeroes_sectors_max: u64,
+    /// Longest zone append; 0: none.
+    pub zone_append_sectors_max: u64,
+    /// Whether there is a volatile cache.
+    pub write_cache: bool,
+    /// Whether FUA is obeyed by the device itself.
+    pub fua: bool,
+    /// Requests that one queue works on at once.
+    pub queue_depth: u16,
+}
+
+impl DeviceView {
+    /// A device with so many NBD clients.
+    pub fn new(entry: &Entry, clients: u64) -> DeviceView {
+        let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
+        let geometry = disk.geometry();
+        DeviceView {
+            name: disk.name().to_owned(),
+            kind: disk.kind().to_owned(),
+            uri: entry.spec.to_string(),
+            description: describe(disk),
+            size_bytes: geometry.len_bytes(),
+            logical_block_bytes: geometry.logical_block_bytes,
+            physical_block_bytes: geometry.physical_block_bytes,
+            read_only: limits.read_only,
+            zoned: geometry.zones.as_ref().map(|zones| ZonedView {
+                zone_sectors: zones.zone_sectors,
+                zone_capacity_sectors: zones.zone_capacity_sectors,
+                zone_count: zones.zone_count,
+                conventional_count: zones.conventional_count,
+                open_max: zones.open_max,
+                active_max: zones.active_max,
+            }),
+            limits: LimitsView {
+                sectors_max: limits.sectors_max,
+                discard_sectors_max: limits.discard_sectors_max,
+                write_zeroes_sectors_max: limits.write_zeroes_sectors_max,
+                zone_append_sectors_max: limits.zone_append_sectors_max,
+                write_cache: limits.write_cache,
+                fua: limits.fua,
+                queue_depth: limits.queue_depth,
+            },
+            channels: disk.stats().channels,
+            clients,
+            notes: entry.notes.clone(),
+            age_ns: age_ns(entry),
+        }
+    }
+}
+
+fn age_ns(entry: &Entry) -> u64 {
+    u64::try_from(entry.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One zone. Positions and lengths in sectors of 512 bytes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ZoneView {
+    /// First sector.
+    pub start: u64,
+    /// Length.
+    pub len: u64,
+    /// How much can be written.
+    pub cap: u64,
+    /// The write pointer from the zone's start on; `null` where there is none.
+    pub wptr: Option<u64>,
+    /// The condition's name, e.g. `implicit-open`.
+    pub cond: String,
+    /// The condition's number in a ZBC zone descriptor.
+    pub cond_code: u8,
+    /// `conventional` or `sequential-write-required`.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+impl From<&ZoneInfo> for ZoneView {
+    fn from(zone: &ZoneInfo) -> ZoneView {
+        let has_wp = zone.wp != Sector::NONE && zone.kind == ZoneType::SequentialWriteRequired;
+        ZoneView {
+            start: zone.start.0,
+            len: zone.sectors,
+            cap: zone.capacity_sectors,
+            wptr: has_wp.then(|| zone.wp.0.saturating_sub(zone.start.0)),
+            cond: zone.cond.name().to_owned(),
+            cond_code: zone.cond as u8,
+            kind: match zone.kind {
+                ZoneType::Conventional => "conventional",
+                ZoneType::SequentialWriteRequired => "sequential-write-required",
+            }
+            .to_owned(),
+        }
+    }
+}
+
+impl ZoneView {
+    /// The line that `blkzone report` prints.
+    pub fn line(&self) -> String {
+        let cond = ZoneCond::ALL.iter().find(|cond| **cond as u8 == self.cond_code);
+        let short = cond.map_or("??", |cond| cond.short());
+        let (code, name) = match self.kind.as_str() {
+            "conventional" => (1, "CONVENTIONAL"),
+            _ => (2, "SEQ_WRITE_REQUIRED"),
+        };
+        // The kernel has no write pointer for these zones either, and blkzone prints what it has.
+        let wptr = self.wptr.unwrap_or(0);
+        format!(
+            "  start: 0x{:09x}, len 0x{:06x}, cap 0x{:06x}, wptr 0x{wptr:06x} reset:0 non-seq:0, \
+             zcond:{:2}({short}) [type: {code}({name})]",
+            self.start, self.len, self.cap, self.cond_code
+        )
+    }
+}
+
+/// A page of a zone report.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ZonesView {
+    /// The zones, in order.
+    pub zones: Vec<ZoneView>,
+    /// Where the next page begins; `null` at the end of the device.
+    pub next: Option<u64>,
+}
+
+/// Counters of one operation.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct OpView {
+    /// Operations completed, failed ones included.
+    pub ops: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// Those that were merged into another's request.
+    pub merges: u64,
+}
+
+/// Counts of a latency: pairs of a bucket's least latency in nanoseconds and its count, empty
+/// buckets left out.
+pub type LatencyView = Vec<(u64, u64)>;
+
+/// Statistics of one device since it was made.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct StatsView {
+    /// The device.
+    pub device: String,
+    /// Nanoseconds since it was made.
+    pub age_ns: u64,
+    /// Channels open now.
+    pub channels: u64,
+    /// By the operation's name; operations that never ran are left out.
+    pub ops: std::collections::BTreeMap<String, OpView>,
+    /// Latency of reads.
+    pub read_latency: LatencyView,
+    /// Latency of writes, appends and write-zeroes.
+    pub write_latency: LatencyView,
+    /// Latency of all the rest.
+    pub other_latency: LatencyView,
+}
+
+impl StatsView {
+    /// The statistics of a device now.
+    pub fn new(entry: &Entry) -> StatsView {
+        let stats: Stats = entry.disk.stats();
+        let ops = Op::ALL.into_iter().filter_map(|op| {
+            let row = stats.op(op);
+            let used = row.ops | row.errors | row.merges != 0;
+            used.then(|| {
+                let bytes = Sector(row.sectors).bytes();
+                let (ops, errors, merges) = (row.ops, row.errors, row.merges);
+                (op.name().to_owned(), OpView { ops, bytes, errors, merges })
+            })
+        });
+        StatsView {
+            device: entry.disk.name().to_owned(),
+            age_ns: age_ns(entry),
+            channels: stats.channels,
+            ops: ops.collect(),
+            read_latency: sparse(&stats.read_latency),
+            write_latency: sparse(&stats.write_latency),
+            other_latency: sparse(&stats.other_latency),
+        }
+    }
+}
+
+/// A latency without its empty buckets, as the API gives it.
+pub fn sparse(latency: &[u64]) -> LatencyView {
+    let filled = latency.iter().enumerate().filter(|(_, count)| **count > 0);
+    filled.map(|(bucket, count)| (bucket_floor(bucket), *count)).collect()
+}
+
+/// A latency with all its buckets, as [`blockyard_core::channel::percentile_ns`] takes it.
+pub fn dense(latency: &LatencyView) -> Vec<u64> {
+    let mut buckets = vec![0; HISTOGRAM_BUCKETS];
+    for (floor_ns, count) in latency {
+        buckets[bucket_of(*floor_ns)] += count;
+    }
+    buckets
+}
+
+/// An NBD connection.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ConnectionView {
+    /// A number of its own.
+    pub id: u64,
+    /// The other end.
+    pub peer: String,
+    /// The device; `null` during the handshake.
+    pub device: Option<String>,
+    /// Whether it is encrypted.
+    pub tls: bool,
+    /// Requests received.
+    pub requests: u64,
+    /// Bytes read from the device.
+    pub read_bytes: u64,
+    /// Bytes written to the device.
+    pub written_bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+}
+
+/// `POST /v1/devices`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddRequest {
+    /// The device's URI.
+    pub uri: String,
+}
+
+/// `POST /v1/devices/{name}/zones/{verb}`. Without `from` it is the whole device.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZoneRequest {
+    /// First sector of the first zone.
+    pub from: Option<u64>,
+    /// How many zones; all that follow, if left out.
+    pub count: Option<u64>,
+}
+
+/// What a zone operation did.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ZoneDone {
+    /// How many zones were done.
+    pub zones: u64,
+    /// Where the rest begins, if the bound of one request was reached; `null` if all is done.
+    pub next: Option<u64>,
+}
+
+/// `POST /v1/devices/{name}/inject`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct InjectRequest {
+    /// The fault; see [`crate::inject`].
+    pub fault: String,
+}
+
+/// The body of every answer that is no success.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorView,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ErrorView {
+    /// A word for programs.
+    pub code: String,
+    /// The argument or parameter that is to blame.
+    pub field: Option<String>,
+    /// Its value.
+    pub value: Option<String>,
+    /// A sentence for people: what, and what would do.
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zone(wp: u64, cond: ZoneCond, kind: ZoneType) -> ZoneInfo {
+        ZoneInfo {
+            start: Sector(0x80000),
+            sectors: 0x80000,
+            capacity_sectors: 0x60000,
+            wp: Sector(wp),
+            kind,
+            cond,
+        }
+    }
+
+    #[test]
+    fn zones_are_printed_as_blkzone_prints_them() {
+        let seq = ZoneType::SequentialWriteRequired;
+        let cases = [
+            (
+                zone(0x80000, ZoneCond::Empty, seq),
+                "  start: 0x000080000, len 0x080000, cap 0x060000, wptr 0x000000 reset:0 \
+                 non-seq:0, zcond: 1(em) [type: 2(SEQ_WRITE_REQUIRED)]",
+            ),
+            (
+                zone(0x80008, ZoneCond::ImplicitOpen, seq),
+                "  start: 0x000080000, len 0x080000, cap 0x060000, wptr 0x000008 reset:0 \
+                 non-seq:0, zcond: 2(oi) [type: 2(SEQ_WRITE_REQUIRED)]",
+            ),
+            (
+                zone(u64::MAX, ZoneCond::Offline, seq),
+                "  start: 0x000080000, len 0x080000, cap 0x060000, wptr 0x000000 reset:0 \
+                 non-seq:0, zcond:15(ol) [type: 2(SEQ_WRITE_REQUIRED)]",
+            ),
+            (
+                zone(0x100000, ZoneCond::NotWp, ZoneType::Conventional),
+                "  start: 0x000080000, len 0x080000, cap 0x060000, wptr 0x000000 reset:0 \
+                 non-seq:0, zcond: 0(nw) [type: 1(CONVENTIONAL)]",
+            ),
+        ];
+        for (zone, line) in cases {
+            assert_eq!(ZoneView::from(&zone).line(), line);
+        }
+    }
+
+    #[test]
+    fn a_latency_survives_the_wire() {
+        let mut buckets = vec![0; HISTOGRAM_BUCKETS];
+        for (index, bucket) in buckets.iter_mut().enumerate().step_by(7).take(120) {
+            *bucket = index as u64 + 1;
+        }
+        assert_eq!(dense(&sparse(&buckets)), buckets);
+    }
+}

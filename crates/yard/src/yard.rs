@@ -1,0 +1,211 @@
+//! The devices of one process, by name: made, listed, exported and taken away while they are used.
+#![allow(clippy::disallowed_types)] // The table of devices is control plane.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use blockyard_core::Disk;
+use blockyard_export::nbd::{ExportOptions, Exports};
+
+use crate::config::DEVICES_MAX;
+use crate::error::YardError;
+use crate::size::Bytes;
+use crate::spec::DeviceSpec;
+use crate::stack;
+
+/// A device of the yard.
+#[derive(Clone)]
+pub struct Entry {
+    /// As it was asked for.
+    pub spec: DeviceSpec,
+    /// The device.
+    pub disk: Arc<dyn Disk>,
+    /// What was corrected when it was made.
+    pub notes: Vec<String>,
+    /// When it was made.
+    pub since: Instant,
+}
+
+/// The devices of one process.
+pub struct Yard {
+    /// In the order in which they were added.
+    devices: Mutex<Vec<Entry>>,
+    exports: Arc<Exports>,
+}
+
+impl Default for Yard {
+    fn default() -> Yard {
+        Yard { devices: Mutex::default(), exports: Exports::new() }
+    }
+}
+
+impl Yard {
+    /// A yard without devices.
+    pub fn new() -> Arc<Yard> {
+        Arc::default()
+    }
+
+    /// The exports: every device under its name.
+    pub fn exports(&self) -> &Arc<Exports> {
+        &self.exports
+    }
+
+    /// Makes a device and exports it.
+    ///
+    /// # Errors
+    /// If the name is taken, there are too many, or the device cannot be made.
+    pub fn add(&self, spec: DeviceSpec) -> Result<Entry, YardError> {
+        // Held while the device is made, so that a name is taken once; making one maps memory and
+        // does no I/O.
+        let mut devices = self.devices();
+        if devices.iter().any(|entry| entry.spec.name() == spec.name()) {
+            return Err(YardError::Taken { name: spec.name().to_owned() });
+        }
+        if devices.len() >= DEVICES_MAX {
+            return Err(YardError::Full { max: DEVICES_MAX });
+        }
+        let stack::Made { disk, notes } = stack::open(&spec)?;
+        let options = ExportOptions {
+            read_only: disk.limits().read_only,
+            description: describe(disk.as_ref()),
+        };
+        self.exports.add(spec.name(), Arc::clone(&disk), options)?;
+        for note in &notes {
+            tracing::info!(device = spec.name(), "{note}");
+        }
+        let entry = Entry { spec, disk, notes, since: Instant::now() };
+        devices.push(entry.clone());
+        Ok(entry)
+    }
+
+    /// Takes a device away. Its clients' requests are answered and the clients disconnected; those
+    /// that take longer than `drain` are cut off.
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub fn remove(&self, name: &str, drain: Duration) -> Result<Entry, YardError> {
+        let entry = {
+            let mut devices = self.devices();
+            let index = devices.iter().position(|entry| entry.spec.name() == name);
+            match index {
+                Some(index) => devices.remove(index),
+                None => return Err(unknown(&devices, name)),
+            }
+        };
+        // Outside the lock: it waits for clients.
+        self.exports.remove(name, drain)?;
+        Ok(entry)
+    }
+
+    /// The device of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find(&self, name: &str) -> Result<Entry, YardError> {
+        let devices = self.devices();
+        let found = devices.iter().find(|entry| entry.spec.name() == name).cloned();
+        found.ok_or_else(|| unknown(&devices, name))
+    }
+
+    /// All devices, in the order in which they were added.
+    pub fn list(&self) -> Vec<Entry> {
+        self.devices().clone()
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Vec<Entry>> {
+        // Every change of the list is one call: a holder that panicked has left it whole.
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown(devices: &[Entry], name: &str) -> YardError {
+    YardError::no_such_device(name, devices.iter().map(|entry| entry.spec.name()))
+}
+
+/// A device in one line, for people.
+pub fn describe(disk: &dyn Disk) -> String {
+    let geometry = disk.geometry();
+    let mut text = format!("{} {}", disk.kind(), Bytes(geometry.len_bytes()));
+    if geometry.logical_block_bytes != 512 {
+        text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));
+    }
+    if let Some(zones) = &geometry.zones {
+        let sectors = |sectors: u64| Bytes(sectors * blockyard_core::SECTOR_BYTES);
+        text += &format!(", {} zones of {}", zones.zone_count, sectors(zones.zone_sectors));
+        if zones.zone_capacity_sectors != zones.zone_sectors {
+            text += &format!(" ({} writable)", sectors(zones.zone_capacity_sectors));
+        }
+        for (count, what) in [
+            (zones.conventional_count, "conventional"),
+            (zones.open_max, "open at most"),
+            (zones.active_max, "active at most"),
+        ] {
+            if count > 0 {
+                text += &format!(", {count} {what}");
+            }
+        }
+    }
+    if disk.limits().read_only {
+        text += ", read-only";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uri;
+
+    const DRAIN: Duration = Duration::from_secs(1);
+
+    fn spec(uri: &str) -> DeviceSpec {
+        uri::parse(uri).unwrap()
+    }
+
+    #[test]
+    fn devices_come_and_go() {
+        let yard = Yard::new();
+        yard.add(spec("null:///a?size=1G")).unwrap();
+        yard.add(spec("null:///b?size=1G")).unwrap();
+        let error = yard.add(spec("null:///a?size=2G")).map(drop).unwrap_err();
+        assert_eq!(error.code(), "taken");
+        yard.remove("a", DRAIN).unwrap();
+        let error = yard.remove("a", DRAIN).map(drop).unwrap_err();
+        assert_eq!(error.code(), "no_such_device");
+        let names: Vec<_> = yard.list().iter().map(|e| e.spec.name().to_owned()).collect();
+        assert_eq!(names, ["b"]);
+        assert_eq!(yard.exports().list().len(), 1);
+        yard.add(spec("null:///a?size=2G")).unwrap();
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_made_leaves_nothing() {
+        let yard = Yard::new();
+        let error = yard.add(spec("null:///a?zoned=1&zone_size=3M")).map(drop).unwrap_err();
+        assert_eq!(error.code(), "invalid");
+        assert_eq!(error.blame().0.as_deref(), Some("zone_size"));
+        assert!(yard.list().is_empty());
+        assert!(yard.exports().list().is_empty());
+    }
+
+    #[test]
+    fn an_unknown_name_gets_the_nearest() {
+        let yard = Yard::new();
+        yard.add(spec("null:///zoned0?size=1G")).unwrap();
+        let error = yard.find("zoned1").map(drop).unwrap_err().to_string();
+        assert_eq!(error, "there is no device `zoned1`; did you mean `zoned0`?");
+    }
+
+    #[test]
+    fn a_device_is_described_in_a_line() {
+        let yard = Yard::new();
+        let uri = "null:///z?size=1G&bs=4k&zoned=1&zone_size=64M&zone_capacity=48M&zone_nr_conv=2\
+                   &zone_max_open=3&zone_max_active=5";
+        let entry = yard.add(spec(uri)).unwrap();
+        assert_eq!(
+            describe(entry.disk.as_ref()),
+            "null 1G, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, 3 open at most, \
+             5 active at most"
+        );
+    }
+}
