@@ -1,3 +1,62 @@
 //! `blockyard`: makes block devices, serves them, and looks after them while they are served.
 
-fn main() {}
+mod args;
+mod config;
+mod devices;
+mod failure;
+mod manual;
+mod paste;
+mod run;
+mod serve;
+mod stats;
+mod table;
+mod zone;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let parent = rustix::process::getppid();
+    let Cli { command } = Cli::parse();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let result = match command {
+        // The daemon has threads of its own that must not wait for the lock.
+        Command::Serve(args) => {
+            drop(out);
+            return finish(serve::run(*args, parent));
+        }
+        Command::List(talk) => devices::list(&talk, &mut out),
+        Command::Show(args) => devices::show(&args, &mut out),
+        Command::Add(args) => devices::add(&args, &mut out),
+        Command::Remove(args) => devices::remove(&args, &mut out),
+        Command::Connections(talk) => devices::connections(&talk, &mut out),
+        Command::Inject(args) => devices::inject(&args, &mut out),
+        Command::Zone(command) => zone::run(&command, &mut out),
+        Command::Stats(args) => stats::run(&args, &mut out),
+        Command::Init(args) => config::init(&args, &mut out),
+        Command::Check(args) => config::check(&args, &mut out),
+        Command::Schema => config::print_schema(&mut out),
+        Command::HelpDevice(args) => manual::help_device(&args, &mut out),
+        Command::Man { dir } => manual::man(&dir),
+        Command::Completions { shell } => manual::completions(shell, &mut out),
+    };
+    let result = result.and_then(|()| out.flush().map_err(Failure::from));
+    finish(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn finish(result: Result<ExitCode, Failure>) -> ExitCode {
+    match result {
+        Ok(code) => code,
+        Err(Failure::Said(code, message)) => {
+            eprintln!("blockyard: {message}");
+            ExitCode::from(code as u8)
+        }
+        Err(Failure::Silent(code)) => ExitCode::from(code as u8),
+        Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+    }
+}

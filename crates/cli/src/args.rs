@@ -1,0 +1,386 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use blockyard_yard::listen::Listen;
+use blockyard_yard::param::KINDS;
+use blockyard_yard::spec::DeviceSpec;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const ABOUT: &str = "Makes block devices (null, zoned or not, in memory or not) and serves them";
+
+const AFTER_HELP: &str = "\
+Begin with:
+  blockyard serve                            the default yard: zoned0, null0 and mem0
+  blockyard list                             from another terminal: what is served
+  blockyard zone report zoned0 -c 4          the first zones of a zoned device
+  blockyard add 'null:///fast?size=10G'      one more device, at run time
+  blockyard stats --watch                    what the devices are doing, every second
+
+Devices are named by URI: KIND:///NAME?KEY=VALUE&... . `blockyard help-device null` lists the keys.
+Sizes are binary: 4k is 4096 bytes; 10G, 10GB and 10GiB are the same; 8s is 8 sectors of 512 bytes.
+
+Exit codes:
+  0  done                            4  no yard answers on the control socket
+  1  failed                          5  the yard has no such device
+  2  wrong use of the command line   6  the yard, or a device or zone of it, refused
+  3  the configuration will not do   `serve --run` exits as the command does
+";
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blockyard",
+    version,
+    about = ABOUT,
+    after_help = AFTER_HELP,
+    propagate_version = true,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make devices and serve them until a signal, or while a command runs
+    Serve(Box<ServeArgs>),
+    /// List the devices of a yard
+    #[command(visible_alias = "ls")]
+    List(TalkArgs),
+    /// Show one device: geometry, limits, clients
+    Show(DeviceArgs),
+    /// Add a device to a running yard
+    Add(AddArgs),
+    /// Remove a device from a running yard
+    #[command(visible_alias = "rm")]
+    Remove(RemoveArgs),
+    /// Report or manage the zones of a device, with the words of blkzone
+    #[command(subcommand)]
+    Zone(ZoneCommand),
+    /// Show what the devices have done, or are doing
+    Stats(StatsArgs),
+    /// List the NBD clients of a yard
+    Connections(TalkArgs),
+    /// Give a device a fault
+    Inject(InjectArgs),
+    /// Write a commented configuration: the default yard
+    Init(InitArgs),
+    /// Say whether a configuration will do, and where it will not
+    Check(CheckArgs),
+    /// Print the JSON schema of the configuration
+    Schema,
+    /// List every parameter that a kind of device takes
+    HelpDevice(HelpDeviceArgs),
+    /// Write the man pages into a directory
+    Man {
+        /// The directory; it must exist
+        dir: PathBuf,
+    },
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+const SERVE_HELP: &str = "\
+Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
+null0 (plain, keeps nothing) and mem0 (plain, in memory); `blockyard init` writes it out. Without
+--nbd, NBD is served on nbd.sock in the runtime directory and on 127.0.0.1:10809.
+
+The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort
+blockyard-UID in the directory for temporary files.
+
+With --run, and with -U -, sockets are temporary and go when the server does. The command of --run
+finds these variables: uri (of the first device), exportname (its name), nbd (the old form of the
+URI), unixsocket, port, and BLOCKYARD_CONTROL, by which `blockyard zone` and the others find this
+yard. Its exit code is that of `serve`.
+
+With --nbd stdio nothing but NBD goes to standard output, and the server ends with its client.
+
+Started by systemd, or by libnbd's [ COMMAND ], with sockets (LISTEN_FDS), NBD is served on those,
+and on them instead of stdio. READY, STOPPING, STATUS and the watchdog are told to systemd.
+
+SIGINT, SIGTERM and SIGHUP end the server: what is in flight is answered first. A second signal
+ends it at once.
+
+Examples:
+  blockyard serve
+  blockyard serve 'null:///z?size=10G&zoned=1&zone_size=256M&memory_backed=1' --nbd unix:/tmp/z.sock
+  blockyard serve 'null:///x?size=1G' --run 'nbdinfo \"$uri\"'
+  nbdinfo -- [ blockyard serve 'null:///x?size=1G' --nbd stdio ]
+  blockyard serve -c yard.toml --pidfile /run/blockyard.pid
+";
+
+/// `serve`.
+#[derive(Args, Debug)]
+#[command(after_help = SERVE_HELP)]
+pub(crate) struct ServeArgs {
+    /// Devices, e.g. 'null:///n0?size=10G'
+    #[arg(value_name = "URI", value_parser = device)]
+    pub(crate) devices: Vec<DeviceSpec>,
+    /// Read devices and places from a configuration; URIs come on top
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Serve NBD at unix:PATH, tcp:HOST:PORT or stdio; may be repeated
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) nbd: Vec<Listen>,
+    /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
+    #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
+    pub(crate) unix: Option<String>,
+    /// The control socket; `none` for none
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) metrics: Option<Listen>,
+    /// Run a command by `sh -c`, and end with it
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) run: Option<String>,
+    /// Write the process id to FILE once clients can connect
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub(crate) pidfile: Option<PathBuf>,
+    /// End when the parent process does
+    #[arg(long)]
+    pub(crate) exit_with_parent: bool,
+    /// Whether NBD clients may or must use TLS
+    #[arg(long, value_name = "MODE")]
+    pub(crate) tls: Option<Tls>,
+    /// Directory with server-cert.pem, server-key.pem and, for --tls-verify-peer, ca-cert.pem
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+    /// Demand certificates from NBD clients that ca-cert.pem signed
+    #[arg(long)]
+    pub(crate) tls_verify_peer: bool,
+    /// What to log on standard error, e.g. warn, info, debug or blockyard_export=debug
+    #[arg(long, value_name = "FILTER", env = "BLOCKYARD_LOG")]
+    pub(crate) log: Option<String>,
+    /// Print devices and places as JSON instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `--tls`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Tls {
+    /// TLS is not offered
+    Off,
+    /// TLS is offered
+    On,
+    /// Clients without TLS are refused
+    Require,
+}
+
+/// What every command that talks to a yard takes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TalkArgs {
+    /// The yard's control socket [default: control.sock in the runtime directory]
+    #[arg(long, value_name = "PATH", env = "BLOCKYARD_CONTROL")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON, as the control API gives it
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A command about one device.
+#[derive(Args, Debug)]
+pub(crate) struct DeviceArgs {
+    /// The device's name
+    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `add`.
+#[derive(Args, Debug)]
+pub(crate) struct AddArgs {
+    /// The device, e.g. 'null:///n1?size=10G&zoned=1'
+    #[arg(value_name = "URI", value_parser = device)]
+    pub(crate) device: DeviceSpec,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `remove`.
+#[derive(Args, Debug)]
+pub(crate) struct RemoveArgs {
+    /// The device's name
+    pub(crate) device: String,
+    /// Remove it even if clients use it; they are disconnected
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `zone`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ZoneCommand {
+    /// List zones, a line each, with the columns of `blkzone report`
+    Report(ZoneArgs),
+    /// Open zones explicitly
+    Open(ZoneArgs),
+    /// Close open zones
+    Close(ZoneArgs),
+    /// Make zones full
+    Finish(ZoneArgs),
+    /// Make zones empty; without a range, all that can be
+    Reset(ZoneArgs),
+    /// Make all zones empty that can be
+    ResetAll(DeviceArgs),
+}
+
+/// A command about a range of zones.
+#[derive(Args, Debug)]
+pub(crate) struct ZoneArgs {
+    /// The device's name
+    pub(crate) device: String,
+    /// First sector of the range, as the report prints it; decimal or 0x-hexadecimal
+    #[arg(short, long, value_name = "SECTOR", value_parser = number)]
+    pub(crate) offset: Option<u64>,
+    /// Length of the range in sectors
+    #[arg(short, long, value_name = "SECTORS", value_parser = number, conflicts_with = "count")]
+    pub(crate) length: Option<u64>,
+    /// Length of the range in zones
+    #[arg(short, long, value_name = "ZONES", value_parser = number)]
+    pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+const STATS_HELP: &str = "\
+Columns, as in iostat -x: reads, writes and MiB of each per second; merged reads and writes per
+second; mean latency of reads and of writes; 50th, 99th and 99.9th percentile over both; failed
+operations per second. Appends and write-zeroes count as writes. The first lines are means since
+the device was made; with --watch the next ones are of each second.
+";
+
+/// `stats`.
+#[derive(Args, Debug)]
+#[command(after_help = STATS_HELP)]
+pub(crate) struct StatsArgs {
+    /// Only this device
+    pub(crate) device: Option<String>,
+    /// Print again every second until Ctrl-C
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// Seconds between two prints
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, requires = "watch")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) interval: u64,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+const INJECT_HELP: &str = "\
+FAULT is one of:
+  add,op=OP,start=SECTOR,nr_sectors=N,status=STATUS,chance=N,times=N
+      requests that match fail before they reach the device; all keys but status may be left out.
+      OP is READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES, ZONE_APPEND, ZONE_RESET, ...; STATUS is a
+      name of Linux: IOERR, MEDIUM, TIMEOUT, NOSPC, ...; chance=10 fails one in ten; times=3 fails
+      three at most. The newest rule counts first.
+  removeall
+      forgets all rules
+  NAME=VALUE
+      a fault of the device's own. null devices have badblocks=+START-END and -START-END (sectors,
+      END inclusive), badblocks_once=1, badblocks_partial_io=1, zone_readonly=SECTOR,
+      zone_offline=SECTOR, timeout= and requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1
+
+Examples:
+  blockyard inject mem0 add,op=WRITE,start=0,nr_sectors=8,status=MEDIUM
+  blockyard inject zoned0 zone_offline=524288
+";
+
+/// `inject`.
+#[derive(Args, Debug)]
+#[command(after_help = INJECT_HELP)]
+pub(crate) struct InjectArgs {
+    /// The device's name
+    pub(crate) device: String,
+    /// The fault
+    #[arg(value_name = "FAULT", value_parser = fault)]
+    pub(crate) fault: String,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `init`.
+#[derive(Args, Debug)]
+pub(crate) struct InitArgs {
+    /// The file to write; `-` for standard output
+    #[arg(default_value = "yard.toml")]
+    pub(crate) file: PathBuf,
+    /// Overwrite a file that is there
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+/// `check`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// The configuration; `-` for standard input
+    pub(crate) file: PathBuf,
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `help-device`.
+#[derive(Args, Debug)]
+pub(crate) struct HelpDeviceArgs {
+    /// The kind of device; without it, the kinds there are
+    #[arg(value_parser = kinds())]
+    pub(crate) kind: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn kinds() -> clap::builder::PossibleValuesParser {
+    KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().into()
+}
+
+fn device(text: &str) -> Result<DeviceSpec, String> {
+    blockyard_yard::uri::parse(text).map_err(|error| error.to_string())
+}
+
+fn fault(text: &str) -> Result<String, String> {
+    let checked = blockyard_yard::inject::parse(text);
+    checked.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// A number as reports print it: decimal, or hexadecimal after 0x.
+fn number(text: &str) -> Result<u64, String> {
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    let plain = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
+    let number = u64::from_str_radix(digits, radix).ok().filter(|_| plain);
+    number.ok_or_else(|| "wanted a whole number, decimal or hexadecimal after 0x".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_declaration_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal() {
+        assert_eq!(number("0x80000"), Ok(0x80000));
+        assert_eq!(number("524288"), Ok(524_288));
+        for text in ["", "0x", "-1", "+1", "0x+1", "1k", "99999999999999999999"] {
+            assert!(number(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `list`, `show`, `add`, `remove`, `connections` and `inject`.
+
+use std::io::Write;
+
+use blockyard_yard::client::Client;
+use blockyard_yard::paths;
+use blockyard_yard::size::Bytes;
+use blockyard_yard::view::DeviceView;
+use serde_json::{Value, json};
+
+use crate::args::{AddArgs, DeviceArgs, InjectArgs, RemoveArgs, TalkArgs};
+use crate::failure::{Code, Failure};
+use crate::table::{Table, duration};
+
+/// The yard that a command talks to.
+pub(crate) fn client(talk: &TalkArgs) -> Client {
+    Client::new(talk.control.clone().unwrap_or_else(paths::control_socket))
+}
+
+/// Prints JSON for programs.
+pub(crate) fn print_json(
+    value: &impl serde::Serialize,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::new(Code::Failed, format!("JSON: {error}")))?;
+    Ok(writeln!(out, "{text}")?)
+}
+
+pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let devices = client(talk).devices()?;
+    if talk.json {
+        return print_json(&devices, out);
+    }
+    let mut table = Table::new(["NAME", "WHAT", "CLIENTS"]);
+    for device in devices {
+        table.row([device.name, device.description, device.clients.to_string()]);
+    }
+    Ok(table.print(2, out)?)
+}
+
+pub(crate) fn show(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let device = client(&args.talk).device(&args.device)?;
+    if args.talk.json {
+        return print_json(&device, out);
+    }
+    print_device(&device, out)
+}
+
+fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure> {
+    let sectors = |sectors: u64| match sectors {
+        0 => "none".to_owned(),
+        u64::MAX => "any length".to_owned(),
+        sectors => Bytes(sectors.saturating_mul(512)).to_string(),
+    };
+    let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+    let mut rows: Vec<(&str, String)> = vec![
+        ("name", device.name.clone()),
+        ("what", device.description.clone()),
+        ("uri", device.uri.clone()),
+        ("size", format!("{} ({} bytes)", Bytes(device.size_bytes), device.size_bytes)),
+        (
+            "blocks",
+            format!(
+                "{} logical, {} physical",
+                Bytes(device.logical_block_bytes.into()),
+                Bytes(device.physical_block_bytes.into())
+            ),
+        ),
+        ("read-only", yes(device.read_only)),
+        ("write cache", yes(device.limits.write_cache)),
+        ("longest request", sectors(device.limits.sectors_max)),
+        ("longest discard", sectors(device.limits.discard_sectors_max)),
+        ("longest append", sectors(device.limits.zone_append_sectors_max)),
+        ("queue depth", device.limits.queue_depth.to_string()),
+        ("channels", device.channels.to_string()),
+        ("clients", device.clients.to_string()),
+        ("age", duration(device.age_ns)),
+    ];
+    if let Some(zoned) = &device.zoned {
+        let limit = |max: u32| if max == 0 { "no limit".to_owned() } else { max.to_string() };
+        rows.push((
+            "zones",
+            format!(
+                "{} of {}, {} writable in each, {} conventional",
+                zoned.zone_count,
+                Bytes(zoned.zone_sectors * 512),
+                Bytes(zoned.zone_capacity_sectors * 512),
+                zoned.conventional_count
+            ),
+        ));
+        rows.push(("open at most", limit(zoned.open_max)));
+        rows.push(("active at most", limit(zoned.active_max)));
+    }
+    rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
+    for (name, value) in rows {
+        writeln!(out, "{name:<16} {value}")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn add(args: &AddArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let device = client(&args.talk).add(&args.device.to_string())?;
+    if args.talk.json {
+        return print_json(&device, out);
+    }
+    writeln!(out, "{}: {}", device.name, device.description)?;
+    for note in &device.notes {
+        writeln!(out, "  {note}")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn remove(args: &RemoveArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let device = client(&args.talk).remove(&args.device, args.force)?;
+    if args.talk.json {
+        return print_json(&device, out);
+    }
+    Ok(writeln!(out, "{}: removed", device.name)?)
+}
+
+pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let connections = client(talk).connections()?;
+    if talk.json {
+        return print_json(&connections, out);
+    }
+    let headings = ["PEER", "DEVICE", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS"];
+    let mut table = Table::new(headings);
+    for connection in connections {
+        table.row([
+            connection.peer,
+            connection.device.unwrap_or_else(|| "-".to_owned()),
+            if connection.tls { "yes" } else { "no" }.to_owned(),
+            connection.requests.to_string(),
+            connection.read_bytes.to_string(),
+            connection.written_bytes.to_string(),
+            connection.errors.to_string(),
+        ]);
+    }
+    Ok(table.print(3, out)?)
+}
+
+pub(crate) fn inject(args: &InjectArgs, out: &mut impl Write) -> Result<(), Failure> {
+    client(&args.talk).inject(&args.device, &args.fault)?;
+    if args.talk.json {
+        let done: Value = json!({ "device": args.device, "fault": args.fault });
+        return print_json(&done, out);
+    }
+    Ok(writeln!(out, "{}: {}", args.device, args.fault)?)
+}

@@ -1,0 +1,73 @@
+//! How commands fail: what is said on standard error, and the exit code.
+
+use std::io;
+
+use blockyard_yard::client::ClientError;
+use blockyard_yard::daemon::DaemonError;
+
+/// Exit codes, as the help and docs/cli.md list them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// Anything that has no code of its own.
+    Failed = 1,
+    /// Wrong use of the command line; clap says 2 too.
+    Usage = 2,
+    /// The configuration will not do.
+    Config = 3,
+    /// Nobody answers on the control socket.
+    Unreachable = 4,
+    /// The yard has no such device.
+    NoSuchDevice = 5,
+    /// The yard, or a device or zone of it, refused.
+    Refused = 6,
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something to say, and a code.
+    Said(Code, String),
+    /// All has been said already.
+    Silent(Code),
+    /// Standard output was closed; whoever closed it knows.
+    OutputClosed,
+}
+
+impl Failure {
+    /// A failure with this code.
+    pub(crate) fn new(code: Code, message: impl ToString) -> Failure {
+        Failure::Said(code, message.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    /// An error of standard output.
+    fn from(error: io::Error) -> Failure {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::OutputClosed,
+            _ => Failure::new(Code::Failed, format!("standard output: {error}")),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        let code = match &error {
+            ClientError::Unreachable { .. } => Code::Unreachable,
+            ClientError::Refused(refusal) if refusal.code == "no_such_device" => Code::NoSuchDevice,
+            ClientError::Refused(_) => Code::Refused,
+            _ => Code::Failed,
+        };
+        Failure::new(code, error)
+    }
+}
+
+impl From<DaemonError> for Failure {
+    fn from(error: DaemonError) -> Failure {
+        let code = match &error {
+            DaemonError::Device { .. } => Code::Config,
+            _ => Code::Failed,
+        };
+        Failure::new(code, error)
+    }
+}

@@ -1,0 +1,71 @@
+//! `help-device`, `man` and `completions`: all made from the same declarations.
+
+use std::io::Write;
+use std::path::Path;
+
+use blockyard_yard::param::{COMMON, KINDS, Kind, Param};
+use clap::CommandFactory;
+use serde_json::json;
+
+use crate::args::{Cli, HelpDeviceArgs};
+use crate::devices::print_json;
+use crate::failure::{Code, Failure};
+
+pub(crate) fn help_device(args: &HelpDeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let Some(kind) = &args.kind else {
+        if args.json {
+            let kinds: Vec<_> =
+                KINDS.iter().map(|kind| json!({ "kind": kind.name, "doc": kind.doc })).collect();
+            return print_json(&kinds, out);
+        }
+        for kind in KINDS {
+            writeln!(out, "{:<8} {}", kind.name, kind.doc)?;
+        }
+        return Ok(writeln!(out, "\n`blockyard help-device KIND` lists its parameters.")?);
+    };
+    // Clap lets no other through.
+    let kind = Kind::find(kind).ok_or(Failure::Silent(Code::Usage))?;
+    if args.json {
+        let params: Vec<_> = kind.params().map(as_json).collect();
+        return print_json(&params, out);
+    }
+    writeln!(out, "{}:///NAME?KEY=VALUE&...\n\n{}\n", kind.name, kind.doc)?;
+    writeln!(out, "In TOML the same keys stand in a [[device]] table, with kind and name.")?;
+    writeln!(
+        out,
+        "Sizes are binary: 4k is 4096; 10G, 10GB and 10GiB are the same; 8s is 8 sectors."
+    )?;
+    for (heading, params) in [("Parameters", kind.params), ("Every kind of device has", COMMON)] {
+        writeln!(out, "\n{heading}:")?;
+        for param in params {
+            let default = if param.default.is_empty() { "nothing" } else { param.default };
+            writeln!(out, "  {:<34} {} [{default}]", param.to_string(), param.doc)?;
+        }
+    }
+    Ok(())
+}
+
+fn as_json(param: &'static Param) -> serde_json::Value {
+    json!({
+        "key": param.name,
+        "form": param.placeholder(),
+        "wanted": param.wanted(),
+        "default": param.default,
+        "doc": param.doc,
+    })
+}
+
+pub(crate) fn man(dir: &Path) -> Result<(), Failure> {
+    clap_mangen::generate_to(Cli::command(), dir)
+        .map_err(|error| Failure::new(Code::Failed, format!("{}: {error}", dir.display())))
+}
+
+pub(crate) fn completions(
+    shell: clap_complete::Shell,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    // Into memory first: the generator panics when its writer fails.
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "blockyard", &mut text);
+    Ok(out.write_all(&text)?)
+}

@@ -1,0 +1,65 @@
+//! What `serve` prints: for each device what it is, and one line to paste that uses it.
+
+use std::path::Path;
+
+use blockyard_core::Disk;
+use blockyard_yard::spec::DeviceSpec;
+
+/// A line for a shell that uses the device. `uri` is its NBD URI, if NBD is served anywhere.
+pub(crate) fn line(
+    spec: &DeviceSpec,
+    disk: &dyn Disk,
+    uri: Option<&str>,
+    control: Option<&Path>,
+) -> Option<String> {
+    let name = spec.name();
+    if disk.geometry().zones.is_some()
+        && let Some(control) = control
+    {
+        return Some(format!("blockyard zone report {name} -c 8{}", control_option(control)));
+    }
+    let uri = quote(uri?);
+    let read_only = disk.limits().read_only;
+    let keeps_data = spec.kind().name != "null" || spec.switch("memory_backed");
+    Some(if disk.geometry().zones.is_some() || read_only {
+        format!("nbdinfo {uri}")
+    } else if keeps_data {
+        let write = "-c 'write -P 0x5a 0 1M' -c 'read -P 0x5a 0 1M'";
+        format!("qemu-io -f raw {write} {uri}")
+    } else {
+        format!(
+            "fio --name=t --ioengine=nbd --uri={uri} --rw=randread --bs=4k --iodepth=32 \
+             --time_based --runtime=5"
+        )
+    })
+}
+
+/// `--control PATH`, unless commands find the socket without.
+fn control_option(control: &Path) -> String {
+    if control == blockyard_yard::paths::control_socket() {
+        return String::new();
+    }
+    format!(" --control {}", quote(&control.display().to_string()))
+}
+
+/// The text as one word of a shell.
+pub(crate) fn quote(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+,@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_they_must_be() {
+        assert_eq!(quote("tcp:127.0.0.1:10809"), "tcp:127.0.0.1:10809");
+        assert_eq!(quote("nbd+unix:///a?socket=/x"), "'nbd+unix:///a?socket=/x'");
+        assert_eq!(quote("it's"), "'it'\\''s'");
+        assert_eq!(quote(""), "''");
+    }
+}

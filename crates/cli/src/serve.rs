@@ -1,0 +1,323 @@
+//! `serve`: from the command line to a running yard, and to its end.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode};
+use blockyard_yard::control::Event;
+use blockyard_yard::daemon::{Daemon, DaemonOptions};
+use blockyard_yard::listen::{Listen, NBD_PORT, check_socket_path};
+use blockyard_yard::paths::{self, TempDir};
+use blockyard_yard::yard::describe;
+use blockyard_yard::{activation, view::DeviceView};
+use rustix::process::{Pid, Signal};
+use sd_notify::NotifyState;
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{ServeArgs, Tls};
+use crate::failure::{Code, Failure};
+use crate::paste;
+use crate::run::{Running, Told};
+
+pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Failure> {
+    if args.exit_with_parent {
+        follow_parent(parent)?;
+    }
+    let stdio = args.nbd.contains(&Listen::Stdio);
+    start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
+    let Plan { options, temp } = plan(&args)?;
+    let daemon = Daemon::start(&options)?;
+    let pidfile = args.pidfile.as_deref().map(Pidfile::write).transpose()?;
+    if !stdio && args.run.is_none() {
+        announce(&args, &options, &daemon)?;
+    }
+    notify(&[NotifyState::Ready, NotifyState::Status(&status(&daemon))]);
+    let running = match &args.run {
+        Some(command) => Some(start_command(command, &options, &daemon)?),
+        None => None,
+    };
+    let code = wait(&daemon, running);
+    notify(&[NotifyState::Stopping]);
+    daemon.shutdown();
+    drop((pidfile, temp));
+    Ok(code)
+}
+
+/// Waits for what ends the server.
+fn wait(daemon: &Daemon, mut running: Option<Running>) -> ExitCode {
+    loop {
+        match daemon.next_event() {
+            Event::CommandDone(code) => return ExitCode::from(code),
+            Event::StdioDone => return ExitCode::SUCCESS,
+            Event::Signal(name) => {
+                tracing::info!(signal = name, "ending");
+                match running.take() {
+                    // The command uses the devices until it has ended.
+                    Some(running) => running.terminate(),
+                    None => return ExitCode::SUCCESS,
+                }
+            }
+        }
+    }
+}
+
+fn start_command(
+    command: &str,
+    options: &DaemonOptions,
+    daemon: &Daemon,
+) -> Result<Running, Failure> {
+    let export = options.devices.first().map_or("", |spec| spec.name());
+    let server = daemon.servers().first();
+    let told = Told {
+        uri: server.and_then(|server| server.uri(export)),
+        export,
+        address: server.map_or("", |server| server.local_addr()),
+        control: options.control.as_deref(),
+    };
+    Running::start(command, &told, daemon.sender())
+}
+
+/// Ends this process when its parent does; at once, if that has happened already.
+fn follow_parent(parent: Option<Pid>) -> Result<(), Failure> {
+    let failed = |error| Failure::new(Code::Failed, format!("exit-with-parent: {error}"));
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(failed)?;
+    // A parent that died before the call sends no signal, but then there is another one.
+    if rustix::process::getppid() != parent {
+        return Err(Failure::new(Code::Failed, "exit-with-parent: the parent has ended already"));
+    }
+    Ok(())
+}
+
+fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failure> {
+    let filter = filter.unwrap_or(default);
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        let wanted = "wanted a level (error, warn, info, debug, trace), or MODULE=LEVEL, with \
+                      commas between them";
+        Failure::new(Code::Usage, format!("log: `{filter}` will not do: {error}; {wanted}"))
+    })?;
+    let ansi = io::IsTerminal::is_terminal(&io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(ansi)
+        .init();
+    Ok(())
+}
+
+/// What is to be done, and what must live as long.
+struct Plan {
+    options: DaemonOptions,
+    temp: Option<TempDir>,
+}
+
+fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
+    let mut config = match &args.config {
+        Some(file) => crate::config::load(file)?,
+        None => Config::default(),
+    };
+    add_devices(args, &mut config)?;
+    let stdio = args.nbd.contains(&Listen::Stdio);
+    let activated = activation::is_activated();
+    let explicit = !args.nbd.is_empty() || args.unix.as_deref().is_some_and(|path| path != "-");
+    let temporary = args.unix.as_deref() == Some("-")
+        || (args.run.is_some() && !explicit && config.nbd.is_none() && !activated);
+    let one_shot = temporary || stdio || args.run.is_some();
+    let temp = if temporary || (args.run.is_some() && args.control.is_none()) {
+        let failed = |error| Failure::new(Code::Failed, format!("temporary directory: {error}"));
+        Some(TempDir::new().map_err(failed)?)
+    } else {
+        None
+    };
+    let nbd = nbd_places(args, config.nbd, temp.as_ref().filter(|_| temporary), activated)?;
+    let control = match (&args.control, config.control, &temp) {
+        (Some(path), _, _) if path.as_os_str() == "none" => None,
+        (Some(path), _, _) => Some(path.clone()),
+        (None, Some(path), _) => Some(path),
+        (None, None, Some(temp)) => Some(temp.path().join(paths::CONTROL_SOCKET)),
+        (None, None, None) if one_shot => None,
+        (None, None, None) => Some(default_control()?),
+    };
+    if let Some(path) = &control {
+        check_socket_path(path)
+            .map_err(|what| Failure::new(Code::Usage, format!("control: {what}")))?;
+    }
+    let tls = tls(args, config.tls)?;
+    let metrics = args.metrics.clone().or(config.metrics);
+    if metrics == Some(Listen::Stdio) {
+        return Err(Failure::new(Code::Usage, "metrics: stdio will not do; wanted tcp:HOST:PORT"));
+    }
+    let devices = config.devices;
+    Ok(Plan { options: DaemonOptions { devices, nbd, activated, control, metrics, tls }, temp })
+}
+
+fn add_devices(args: &ServeArgs, config: &mut Config) -> Result<(), Failure> {
+    if args.devices.is_empty() && args.config.is_none() {
+        let template = config::parse(TEMPLATE).expect("a test parses the template");
+        config.devices = template.devices;
+        return Ok(());
+    }
+    for spec in &args.devices {
+        if config.devices.iter().any(|other| other.name() == spec.name()) {
+            let message = format!("name: `{}` is given twice; names are unique", spec.name());
+            return Err(Failure::new(Code::Usage, message));
+        }
+        config.devices.push(spec.clone());
+    }
+    Ok(())
+}
+
+/// Where NBD is served. The first that says so decides: command line, temporary place, systemd,
+/// configuration, default.
+fn nbd_places(
+    args: &ServeArgs,
+    configured: Option<Vec<Listen>>,
+    temp: Option<&TempDir>,
+    activated: bool,
+) -> Result<Vec<Listen>, Failure> {
+    if !args.nbd.is_empty() {
+        // libnbd's `[ COMMAND ]` passes a listening socket; then that is where the client is, and
+        // nobody is at standard input.
+        let places = args.nbd.iter().filter(|place| !(activated && **place == Listen::Stdio));
+        return Ok(places.cloned().collect());
+    }
+    if let Some(temp) = temp {
+        return Ok(vec![Listen::Unix(temp.path().join(paths::NBD_SOCKET))]);
+    }
+    if let Some(path) = &args.unix {
+        let path = PathBuf::from(path);
+        check_socket_path(&path)
+            .map_err(|what| Failure::new(Code::Usage, format!("unix: {what}")))?;
+        return Ok(vec![Listen::Unix(path)]);
+    }
+    if activated {
+        return Ok(Vec::new());
+    }
+    if let Some(configured) = configured {
+        return Ok(configured);
+    }
+    let socket = runtime_dir()?.join(paths::NBD_SOCKET);
+    let host = "127.0.0.1".to_owned();
+    Ok(vec![Listen::Unix(socket), Listen::Tcp { host, port: NBD_PORT }])
+}
+
+fn default_control() -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os(paths::CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
+        return Ok(PathBuf::from(path));
+    }
+    Ok(runtime_dir()?.join(paths::CONTROL_SOCKET))
+}
+
+/// The runtime directory, made if it is not there.
+fn runtime_dir() -> Result<PathBuf, Failure> {
+    let dir = paths::runtime_dir();
+    if dir.last_resort {
+        tracing::warn!(
+            "XDG_RUNTIME_DIR is not set; sockets are in {}, where commands find them too",
+            dir.path.display()
+        );
+    }
+    paths::make_private_dir(&dir.path).map_err(|error| {
+        let message = format!(
+            "runtime directory {}: {error}; set XDG_RUNTIME_DIR, or name the sockets with --nbd \
+             and --control",
+            dir.path.display()
+        );
+        Failure::new(Code::Failed, message)
+    })?;
+    Ok(dir.path)
+}
+
+fn tls(args: &ServeArgs, mut tls: config::TlsSettings) -> Result<config::TlsSettings, Failure> {
+    match args.tls {
+        Some(Tls::Off) => tls.mode = TlsMode::Off,
+        Some(Tls::On) => tls.mode = TlsMode::On,
+        Some(Tls::Require) => tls.mode = TlsMode::Require,
+        None => {}
+    }
+    if args.tls_certificates.is_some() {
+        tls.certificates.clone_from(&args.tls_certificates);
+    }
+    tls.verify_peer |= args.tls_verify_peer;
+    if tls.mode != TlsMode::Off && tls.certificates.is_none() {
+        let message = "tls: no certificates; name their directory with --tls-certificates DIR";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    Ok(tls)
+}
+
+/// Prints for each device what it is and how to use it.
+fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let control = options.control.as_deref();
+    let server = daemon.servers().first();
+    if args.json {
+        return announce_json(&mut out, control, daemon);
+    }
+    for entry in daemon.yard().list() {
+        let uri = server.and_then(|server| server.uri(entry.spec.name()));
+        writeln!(out, "{}: {}", entry.spec.name(), describe(entry.disk.as_ref()))?;
+        let disk = entry.disk.as_ref();
+        if let Some(line) = paste::line(&entry.spec, disk, uri.as_deref(), control) {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    for server in daemon.servers() {
+        writeln!(out, "NBD at {}", server.local_addr())?;
+    }
+    if let Some(metrics) = daemon.control().and_then(|control| control.metrics_address()) {
+        writeln!(out, "metrics at {metrics}")?;
+    }
+    match control {
+        Some(path) => writeln!(out, "control at {}; Ctrl-C ends", path.display())?,
+        None => writeln!(out, "no control socket; Ctrl-C ends")?,
+    }
+    Ok(out.flush()?)
+}
+
+fn announce_json(
+    out: &mut impl Write,
+    control: Option<&Path>,
+    daemon: &Daemon,
+) -> Result<(), Failure> {
+    let devices: Vec<_> =
+        daemon.yard().list().iter().map(|entry| DeviceView::new(entry, 0)).collect();
+    let nbd: Vec<_> = daemon.servers().iter().map(|server| server.local_addr()).collect();
+    let metrics = daemon.control().and_then(|control| control.metrics_address());
+    let said = json!({ "devices": devices, "nbd": nbd, "control": control, "metrics": metrics });
+    writeln!(out, "{said}")?;
+    Ok(out.flush()?)
+}
+
+fn status(daemon: &Daemon) -> String {
+    let places: Vec<_> = daemon.servers().iter().map(|server| server.local_addr()).collect();
+    format!("serving {} devices at {}", daemon.yard().list().len(), places.join(", "))
+}
+
+/// Tells systemd, if it wants to be told.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd cannot be told");
+    }
+}
+
+/// The file with the process id, removed in the end.
+#[derive(Debug)]
+struct Pidfile(PathBuf);
+
+impl Pidfile {
+    fn write(path: &Path) -> Result<Pidfile, Failure> {
+        std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
+            Failure::new(Code::Failed, format!("pidfile {}: {error}", path.display()))
+        })?;
+        Ok(Pidfile(path.to_owned()))
+    }
+}
+
+impl Drop for Pidfile {
+    fn drop(&mut self) {
+        // It may be gone already; then there is nothing to do.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,98 @@
+//! `zone`: the report and the verbs of blkzone, over the control API.
+
+use std::io::Write;
+
+use blockyard_yard::client::Client;
+use blockyard_yard::view::{ZoneRequest, ZoneView};
+use serde_json::json;
+
+use crate::args::{DeviceArgs, TalkArgs, ZoneArgs, ZoneCommand};
+use crate::devices::{client, print_json};
+use crate::failure::{Code, Failure};
+
+/// Zones asked for at once.
+const PAGE: usize = 4096;
+
+pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Failure> {
+    match command {
+        ZoneCommand::Report(args) => report(args, out),
+        ZoneCommand::Open(args) => manage("open", args, out),
+        ZoneCommand::Close(args) => manage("close", args, out),
+        ZoneCommand::Finish(args) => manage("finish", args, out),
+        ZoneCommand::Reset(args) => manage("reset", args, out),
+        ZoneCommand::ResetAll(DeviceArgs { device, talk }) => {
+            let done = client(talk).manage(device, "reset-all", &ZoneRequest::default())?;
+            print_done(talk, device, "reset-all", done.zones, out)
+        }
+    }
+}
+
+fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let client = client(&args.talk);
+    let mut from = args.offset.unwrap_or(0);
+    let end = match args.length {
+        Some(length) => from.checked_add(length),
+        None => None,
+    };
+    let mut left = args.count.unwrap_or(u64::MAX);
+    let mut all: Vec<ZoneView> = Vec::new();
+    while left > 0 {
+        let page = client.zones(&args.device, from, PAGE.min(left.try_into().unwrap_or(PAGE)))?;
+        for zone in page.zones {
+            if left == 0 || end.is_some_and(|end| zone.start >= end) {
+                left = 0;
+                break;
+            }
+            left -= 1;
+            match args.talk.json {
+                true => all.push(zone),
+                false => writeln!(out, "{}", zone.line())?,
+            }
+        }
+        match page.next {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    if args.talk.json { print_json(&all, out) } else { Ok(()) }
+}
+
+fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let client = client(&args.talk);
+    let mut request = ZoneRequest { from: args.offset, count: zone_count(&client, args)? };
+    let mut zones = 0;
+    loop {
+        let done = client.manage(&args.device, verb, &request)?;
+        zones += done.zones;
+        let Some(next) = done.next else { break };
+        request.from = Some(next);
+        request.count = request.count.map(|count| count - done.zones);
+    }
+    print_done(&args.talk, &args.device, verb, zones, out)
+}
+
+/// The length of the range in zones, if there is one.
+fn zone_count(client: &Client, args: &ZoneArgs) -> Result<Option<u64>, Failure> {
+    let Some(length) = args.length else { return Ok(args.count) };
+    let device = client.device(&args.device)?;
+    let Some(zoned) = device.zoned else {
+        let message = format!("`{}` is not a zoned device", args.device);
+        return Err(Failure::new(Code::Refused, message));
+    };
+    // A shorter last zone counts as one, as for blkzone.
+    Ok(Some(length.div_ceil(zoned.zone_sectors)))
+}
+
+fn print_done(
+    talk: &TalkArgs,
+    device: &str,
+    verb: &str,
+    zones: u64,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    if talk.json {
+        return print_json(&json!({ "device": device, "verb": verb, "zones": zones }), out);
+    }
+    let plural = if zones == 1 { "zone" } else { "zones" };
+    Ok(writeln!(out, "{device}: {verb}: {zones} {plural}")?)
+}
