@@ -4,7 +4,10 @@ CARGO ?= cargo
 # How long each fuzz target runs in fuzz-smoke.
 SECONDS ?= 60
 
-.PHONY: help deps build run test format lint unit loom bench fuzz-smoke
+# Version of gungraun's runner: that of the library in Cargo.lock.
+GUNGRAUN ?= 0.20.0
+
+.PHONY: help deps build run test format lint unit loom gate bench fuzz-smoke
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -35,8 +38,14 @@ loom: deps
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --profile loom --lib \
 		--target-dir target/loom
 
-bench: deps build ## the measurements of docs/measuring.md
-	$(CARGO) bench --locked --workspace --benches
+gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt
+	@test -x target/tools/bin/gungraun-runner || \
+		$(CARGO) install --locked --root target/tools --version $(GUNGRAUN) gungraun-runner
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" \
+		$(CARGO) bench --locked -p blockyard-null --bench instructions
+
+bench: deps build gate ## the measurements of docs/measuring.md
+	$(CARGO) bench --locked -p blockyard-null --bench throughput
 	$(CARGO) run --locked -p xtask -- bench-nbd
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60

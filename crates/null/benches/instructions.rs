@@ -1,0 +1,148 @@
+//! Instructions per I/O on the way from push to reap, counted by valgrind through gungraun.
+//!
+//! Counts do not move with the machine's load, so they are a gate: a bench that takes 5 % more
+//! than `instructions.txt` says fails. Whoever changes the hot path on purpose records the new
+//! count there, in the same commit.
+//!
+//! ```text
+//! cargo bench -p blockyard-null --bench instructions    # needs valgrind and gungraun-runner
+//! ```
+
+// The macros of gungraun make modules without documentation.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::composed::Composed;
+use blockyard_core::disk::Disk;
+use blockyard_core::region::Region;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, BufRef, Completion, Flags, RegionId, Sector};
+use blockyard_null::{Null, NullConfig};
+use gungraun::prelude::*;
+use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
+
+/// Bios that are pushed, submitted and reaped at once.
+const BATCH: u64 = 32;
+/// Batches of one bench. With many of them the noise of the first is small.
+const BATCHES: u64 = 64;
+/// Sectors of a bio: 4 KiB.
+const SECTORS: u64 = 8;
+/// By how much a count may exceed what is recorded, in percent.
+const SLACK_PERCENT: u64 = 5;
+
+/// The recorded counts: a name and instructions per I/O in each line.
+const RECORDED: &str = include_str!("instructions.txt");
+
+/// A limit of the bench's recorded count and the slack.
+fn gate(name: &str) -> LibraryBenchmarkConfig {
+    let line = RECORDED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let recorded: Option<u64> = line.and_then(|count| count.trim().parse().ok());
+    let recorded = recorded.unwrap_or_else(|| panic!("instructions.txt has no line for {name}"));
+    let limit = recorded * BATCH * BATCHES * (100 + SLACK_PERCENT) / 100;
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, limit)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+/// A channel and the bios that go through it.
+struct Load {
+    channel: Box<dyn Channel>,
+    bios: Vec<Bio>,
+    done: Vec<Completion>,
+}
+
+/// Everything up to the measured part: the disk is open, the first batch has been through.
+fn load(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
+    let null = Null::open(config).expect("the configuration fits");
+    let depth = ChannelConfig::default();
+    let disk = Composed::new("n".to_owned(), "null", null, depth, NoneScheduler::new);
+    let mut channel = disk.open().expect("a fresh disk can be opened");
+    let region = Region::alloc((BATCH * SECTORS * 512) as usize);
+    let region_id: RegionId = channel.register(Arc::clone(&region));
+    let bio = |index: u64| {
+        let buf = BufRef { region: region_id, offset: index % BATCH * SECTORS * 512 };
+        bio(index, buf).with_user_data(index)
+    };
+    let bios = (0..(BATCHES + 1) * BATCH).map(bio).collect();
+    let mut load = Load { channel, bios, done: Vec::with_capacity(BATCH as usize) };
+    let measured = load.bios.split_off(BATCH as usize);
+    drive(&mut load);
+    load.bios = measured;
+    load
+}
+
+fn drive(load: &mut Load) {
+    for batch in load.bios.chunks(BATCH as usize) {
+        load.done.clear();
+        assert_eq!(load.channel.push(batch), batch.len());
+        load.channel.submit();
+        assert_eq!(load.channel.reap(&mut load.done), batch.len());
+        black_box(&load.done);
+    }
+    assert!(load.done.iter().all(|completion| completion.status.is_ok()));
+}
+
+fn flat(memory_backed: bool) -> NullConfig {
+    NullConfig { size: 64 << 20, bs: 4096, memory_backed, ..NullConfig::default() }
+}
+
+fn zoned() -> NullConfig {
+    NullConfig { zoned: true, zone_size: 1 << 20, zone_max_open: 0, ..flat(false) }
+}
+
+/// Blocks apart from each other, so that nothing merges.
+fn apart(index: u64) -> Sector {
+    Sector(index * 2 * SECTORS)
+}
+
+fn reads() -> Load {
+    load(flat(false), |index, buf| Bio::read(apart(index), SECTORS, buf))
+}
+
+fn backed_reads() -> Load {
+    let mut writes = load(flat(true), |index, buf| Bio::write(apart(index), SECTORS, buf));
+    drive(&mut writes);
+    for bio in &mut writes.bios {
+        *bio = Bio::read(bio.sector, SECTORS, bio.buf);
+    }
+    writes
+}
+
+fn merged_writes() -> Load {
+    load(flat(false), |index, buf| Bio::write(Sector(index * SECTORS), SECTORS, buf))
+}
+
+/// Each write of a batch goes to a zone of its own.
+fn zone_writes() -> Load {
+    load(zoned(), |index, buf| {
+        let (zone, row) = (index % BATCH, index / BATCH);
+        Bio::write(Sector(zone * 2048 + row * SECTORS), SECTORS, buf).with_flags(Flags::NONE)
+    })
+}
+
+/// Sixteen appends to each of two zones.
+fn appends() -> Load {
+    load(zoned(), |index, buf| {
+        let zone = index / BATCH / 8 * 2 + index % 2;
+        Bio::append(Sector(zone * 2048), SECTORS, buf)
+    })
+}
+
+#[library_benchmark]
+#[bench::null_read(args = (), setup = reads, config = gate("null_read"))]
+#[bench::memory_read(args = (), setup = backed_reads, config = gate("memory_read"))]
+#[bench::merged_write(args = (), setup = merged_writes, config = gate("merged_write"))]
+#[bench::zone_write(args = (), setup = zone_writes, config = gate("zone_write"))]
+#[bench::zone_append(args = (), setup = appends, config = gate("zone_append"))]
+fn push_to_reap(mut load: Load) -> Load {
+    drive(&mut load);
+    load
+}
+
+library_benchmark_group!(name = instructions, benchmarks = push_to_reap);
+main!(library_benchmark_groups = instructions);
