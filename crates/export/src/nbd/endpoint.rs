@@ -171,6 +171,7 @@ impl Listener {
             }),
             Listener::Tcp(listener) => listener.accept().map(|(stream, address)| {
                 set_no_delay(&stream);
+                sys::keep_alive(&stream);
                 (OwnedFd::from(stream), format!("tcp:{address}"))
             }),
         };

@@ -289,25 +289,36 @@ pub(crate) fn peer_pid(socket: impl AsFd) -> Option<i32> {
     (result == 0).then_some(peer.pid)
 }
 
+/// Sets an integer option of a socket; `false` if the system will not.
+fn set_option(
+    socket: impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> bool {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the value lives through the call and its length is passed.
+    unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) == 0 }
+}
+
 /// Asks for a send buffer of this size; the system may grant less.
 pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
-    let fd = socket.as_fd().as_raw_fd();
-    let set = |name| {
-        // SAFETY: the value lives through the call and its length is passed.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                name,
-                (&raw const bytes).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        }
-    };
     // Only the privileged may go beyond the system's maximum; others get up to that.
-    if set(libc::SO_SNDBUFFORCE) != 0 {
-        set(libc::SO_SNDBUF);
+    let socket = socket.as_fd();
+    if !set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes) {
+        set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);
     }
+}
+
+/// Has a TCP peer asked whether it is still there after a minute of silence, and given up on
+/// after another; a host that lost its power would hold its connection for ever.
+pub(crate) fn keep_alive(socket: impl AsFd) {
+    let socket = socket.as_fd();
+    set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6);
 }
 
 /// A flag that a sleeping thread notices.
