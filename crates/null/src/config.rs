@@ -74,7 +74,7 @@ pub struct NullConfig {
     pub mbps: u32,
     /// A zoned device.
     pub zoned: bool,
-    /// Zone size in bytes, a power of two. Default 256 MiB.
+    /// Zone size in bytes, a power of two. Default 256 MiB. Each zone costs 64 bytes of memory.
     pub zone_size: u64,
     /// How much of a zone can be written, in bytes; 0, the default, for all of it.
     pub zone_capacity: u64,

@@ -18,8 +18,9 @@ use crate::locked_zones::LockedZones;
 use crate::transfer::Outcome;
 use crate::zone_set::ZoneSet;
 
-/// After how many nanoseconds a queue asks again for a tag that other channels hold.
-const TAG_RETRY_NS: u64 = 50_000;
+/// After how many nanoseconds a queue asks again for a tag that other channels hold, or offers a
+/// requeued request again.
+const RETRY_NS: u64 = 50_000;
 
 /// What one channel holds of a null device.
 pub struct NullQueue<Z: ZoneSet = LockedZones> {
@@ -70,7 +71,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
             if tags == 0 {
                 if self.in_flight() == 0 {
                     // The tags are with other channels, which do not tell when they give them back.
-                    self.retry_at = Some(now + TAG_RETRY_NS);
+                    self.retry_at = Some(now + RETRY_NS);
                 }
                 return;
             }
@@ -112,7 +113,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
                 }
                 Some(Strike::Requeue) => {
                     batch.put_back(started);
-                    self.retry_at = Some(now);
+                    self.retry_at = Some(now + RETRY_NS);
                     return false;
                 }
             }

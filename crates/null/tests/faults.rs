@@ -1,5 +1,7 @@
 //! Faults of the device's own, struck at random between bios, against the model.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests are not seen as tests.
+
 use std::sync::Arc;
 
 use blockyard_core::bio::{Bio, Flags, Op};

@@ -342,4 +342,24 @@ mod model {
             assert_eq!(table.counts(), Some(counts));
         });
     }
+
+    #[test]
+    fn a_token_that_is_not_needed_any_more_goes_back() {
+        explore(|| {
+            let limits = ZoneLimits { open_max: 2, active_max: 0 };
+            let table = Arc::new(Table::new(zones(3), limits));
+            assert_eq!(write(&table, 1), Grant::Yes);
+            assert_eq!(write(&table, 2), Grant::Yes);
+            // Both writers need room for zone 0, each closes a victim, and one opens the zone.
+            let other = Arc::clone(&table);
+            let thread = loom::thread::spawn(move || assert_eq!(write(&other, 0), Grant::Yes));
+            assert_eq!(write(&table, 0), Grant::Yes);
+            thread.join().unwrap();
+            let counts = table.counts().unwrap();
+            assert_eq!((counts.explicit, counts.active), (0, 2));
+            let holdings = [1, 2].map(|zone| table.look(zone, Openable::holding));
+            let open = holdings.iter().filter(|&&holding| holding == Holding::Implicit).count();
+            assert_eq!(counts.open, open as u32);
+        });
+    }
 }
