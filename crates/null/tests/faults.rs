@@ -1,5 +1,4 @@
 //! Faults of the device's own, struck at random between bios, against the model.
-
 #![allow(clippy::unwrap_used)] // Helpers of tests are not seen as tests.
 
 use std::sync::Arc;
