@@ -292,7 +292,7 @@ FAULT is one of:
 
 Examples:
   blockyard inject mem0 add,op=WRITE,start=0,nr_sectors=8,status=MEDIUM
-  blockyard inject zoned0 zone_offline=524288
+  blockyard inject zoned0 zone_offline=2097152
 ";
 
 /// `inject`.

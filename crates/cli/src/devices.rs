@@ -14,7 +14,9 @@ use crate::table::{Table, duration};
 
 /// The yard that a command talks to.
 pub(crate) fn client(talk: &TalkArgs) -> Client {
-    Client::new(talk.control.clone().unwrap_or_else(paths::control_socket))
+    // An empty variable is one that is not set.
+    let named = talk.control.clone().filter(|path| !path.as_os_str().is_empty());
+    Client::new(named.unwrap_or_else(paths::control_socket))
 }
 
 /// Prints JSON for programs.

@@ -5,7 +5,7 @@ mod faulty;
 mod traced;
 
 pub use delayed::{Delayed, DelayedQueue};
-pub use faulty::{Faulty, FaultyQueue};
+pub use faulty::{Faulty, FaultyQueue, RULES_MAX};
 pub use traced::{Trace, Traced, TracedQueue};
 
 /// Hands the control plane of a wrapped device through, all but what the wrapper changes.

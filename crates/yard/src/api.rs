@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -145,6 +145,14 @@ fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
     })
 }
 
+fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
+    path.map(|Path(value)| value).map_err(|rejection| {
+        Refusal::new(StatusCode::BAD_REQUEST, "bad_path", rejection.body_text())
+    })
+}
+
+type Name = Result<Path<String>, PathRejection>;
+
 async fn version() -> axum::Json<VersionView> {
     axum::Json(VersionView {
         name: "blockyard".to_owned(),
@@ -173,7 +181,8 @@ async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
     .await
 }
 
-async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<DeviceView> {
+async fn show(State(control): Shared, name: Name) -> Answer<DeviceView> {
+    let name = path(name)?;
     blocking(move || Ok(view(&control.yard, &control.yard.find(&name)?))).await
 }
 
@@ -199,10 +208,10 @@ struct RemoveQuery {
 
 async fn remove(
     State(control): Shared,
-    Path(name): Path<String>,
+    name: Name,
     asked: Result<Query<RemoveQuery>, QueryRejection>,
 ) -> Answer<DeviceView> {
-    let asked = query(asked)?;
+    let (name, asked) = (path(name)?, query(asked)?);
     let drain_ms = asked.drain_ms.unwrap_or(DRAIN_MS);
     if drain_ms > DRAIN_MS_MAX {
         return Err(YardError::Argument {
@@ -233,10 +242,10 @@ struct ReportQuery {
 
 async fn report(
     State(control): Shared,
-    Path(name): Path<String>,
+    name: Name,
     asked: Result<Query<ReportQuery>, QueryRejection>,
 ) -> Answer<ZonesView> {
-    let ReportQuery { from, count } = query(asked)?;
+    let (name, ReportQuery { from, count }) = (path(name)?, query(asked)?);
     blocking(move || {
         let entry = control.yard.find(&name)?;
         zones::report(entry.disk.as_ref(), from, count.unwrap_or(zones::REPORT_MAX))
@@ -246,9 +255,10 @@ async fn report(
 
 async fn manage(
     State(control): Shared,
-    Path((name, verb)): Path<(String, String)>,
+    names: Result<Path<(String, String)>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<ZoneDone> {
+    let (name, verb) = path(names)?;
     let request: ZoneRequest = read(body)?;
     blocking(move || {
         let verb = Verb::from_word(&verb)?;
@@ -262,16 +272,17 @@ async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
     blocking(move || Ok(control.yard.list().iter().map(StatsView::new).collect())).await
 }
 
-async fn stats_of(State(control): Shared, Path(name): Path<String>) -> Answer<StatsView> {
+async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
+    let name = path(name)?;
     blocking(move || Ok(StatsView::new(&control.yard.find(&name)?))).await
 }
 
 async fn inject_fault(
     State(control): Shared,
-    Path(name): Path<String>,
+    name: Name,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<StatusCode, Refusal> {
-    let InjectRequest { fault } = read(body)?;
+    let (name, InjectRequest { fault }) = (path(name)?, read(body)?);
     let done = blocking(move || {
         let injection = inject::parse(&fault)?;
         control.yard.find(&name)?.disk.inject(&injection)?;

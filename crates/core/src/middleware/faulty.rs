@@ -40,6 +40,9 @@ impl Armed {
     }
 }
 
+/// Most rules at once: every request is held against each.
+pub const RULES_MAX: usize = 1024;
+
 /// `D` with an error injector before it. Without rules it costs one load per batch.
 #[derive(Debug)]
 pub struct Faulty<D> {
@@ -78,6 +81,13 @@ impl<D: Device> Device for Faulty<D> {
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         match injection {
             Injection::AddRule(rule) => {
+                if self.rules.get().len() >= RULES_MAX {
+                    return Err(DeviceError::Invalid {
+                        field: "add",
+                        value: format!("rule {}", RULES_MAX + 1),
+                        wanted: format!("at most {RULES_MAX} rules; `removeall` forgets them"),
+                    });
+                }
                 let left = Arc::new(Ration::new(rule.times.unwrap_or(u64::MAX)));
                 let armed = Armed { rule: rule.clone(), left };
                 self.rules

@@ -96,17 +96,11 @@ impl Reader<'_> {
                         DeValue::Array(items) => items.iter().collect(),
                         _ => vec![value],
                     };
-                    let places = items.into_iter().filter_map(|item| self.listen("nbd", item));
+                    let places = items.into_iter().filter_map(|item| self.place("nbd", item));
                     config.nbd = Some(places.collect());
                 }
                 "control" => config.control = self.socket_path("control", value),
-                "metrics" => match self.listen("metrics", value) {
-                    Some(Listen::Stdio) => {
-                        let help = "wanted tcp:HOST:PORT or unix:PATH".to_owned();
-                        self.error(value.span(), "metrics cannot be served on stdio", Some(help));
-                    }
-                    listen => config.metrics = listen,
-                },
+                "metrics" => config.metrics = self.place("metrics", value),
                 other => self.unknown_key(key.span(), other, "[serve]", &SERVE_KEYS),
             }
         }
@@ -233,9 +227,17 @@ impl Reader<'_> {
         }
     }
 
-    fn listen(&mut self, key: &str, value: &Value<'_>) -> Option<Listen> {
+    /// A place to listen at. Standard input belongs to whoever starts the server, so it can be
+    /// named on the command line only.
+    fn place(&mut self, key: &str, value: &Value<'_>) -> Option<Listen> {
         let text = self.string(key, value)?;
         match text.parse() {
+            Ok(Listen::Stdio) => {
+                let help = "wanted unix:PATH or tcp:HOST:PORT; `--nbd stdio` is for the shell";
+                let message = format!("{key}: `stdio` will not do in a file");
+                self.error(value.span(), message, Some(help.to_owned()));
+                None
+            }
             Ok(listen) => Some(listen),
             Err(error) => {
                 self.error(value.span(), format!("{key}: {error}"), None);

@@ -26,7 +26,7 @@ pub fn schema() -> Value {
 }
 
 fn serve() -> Value {
-    let listen = "^(unix:.+|tcp:.+:[0-9]+|stdio)$";
+    let listen = "^(unix:.+|tcp:.+:[0-9]+)$";
     json!({
         "description": "Where the yard is served",
         "type": "object",
@@ -43,7 +43,7 @@ fn serve() -> Value {
             "metrics": {
                 "description": "Where metrics are served beside the control socket",
                 "type": "string",
-                "pattern": "^(unix:.+|tcp:.+:[0-9]+)$",
+                "pattern": listen,
             },
         },
     })
