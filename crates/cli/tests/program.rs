@@ -1,0 +1,363 @@
+//! The program as users start it.
+#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn blockyard(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard"));
+    // Nothing of the environment may lead to another yard.
+    command.env("XDG_RUNTIME_DIR", dir);
+    for name in ["BLOCKYARD_CONTROL", "BLOCKYARD_LOG", "LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"]
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+/// A directory of a test's own, removed in the end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let path = std::env::temp_dir().join(format!("by-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Dir(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server of a test's own, and what it said when it was ready.
+struct Served {
+    child: Child,
+    said: Value,
+    dir: Dir,
+}
+
+impl Served {
+    fn start(name: &str, args: &[&str]) -> Served {
+        let dir = Dir::new(name);
+        let mut child = blockyard(&dir.0)
+            .args(["serve", "--json", "--nbd"])
+            .arg(format!("unix:{}/nbd.sock", dir.0.display()))
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Served { child, said: serde_json::from_str(&line).expect(&line), dir }
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        run(blockyard(&self.dir.0).args(args))
+    }
+
+    /// What a command prints that must succeed.
+    fn says(&self, args: &[&str]) -> String {
+        let (code, out, error) = self.run(args);
+        assert_eq!(code, 0, "{args:?}: {error}");
+        out
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("/bin/sh").args(["-c", &format!("kill -{name} {pid}")]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_default_yard_is_served_and_ends_cleanly() {
+    for signal in ["INT", "TERM", "HUP"] {
+        let mut served = Served::start(&format!("default-{signal}"), &[]);
+        let names: Vec<_> =
+            served.said["devices"].as_array().unwrap().iter().map(|d| &d["name"]).collect();
+        assert_eq!(names, ["zoned0", "null0", "mem0"]);
+        let list = served.says(&["list"]);
+        assert!(list.starts_with("NAME "), "{list}");
+        assert_eq!(list.lines().count(), 4);
+        served.signal(signal);
+        assert_eq!(served.child.wait().unwrap().code(), Some(0));
+        let left: Vec<_> = std::fs::read_dir(served.dir.0.join("blockyard")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(!served.dir.0.join("nbd.sock").exists());
+    }
+}
+
+#[test]
+fn zones_are_reported_and_managed_as_with_blkzone() {
+    let served =
+        Served::start("zones", &["null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=1"]);
+    let report = served.says(&["zone", "report", "z", "-c", "2"]);
+    assert_eq!(
+        report,
+        "  start: 0x000000000, len 0x020000, cap 0x020000, wptr 0x000000 reset:0 non-seq:0, \
+         zcond: 0(nw) [type: 1(CONVENTIONAL)]\n  \
+         start: 0x000020000, len 0x020000, cap 0x020000, wptr 0x000000 reset:0 non-seq:0, \
+         zcond: 1(em) [type: 2(SEQ_WRITE_REQUIRED)]\n"
+    );
+    assert_eq!(served.says(&["zone", "report", "z"]).lines().count(), 16);
+    let one = served.says(&["zone", "report", "z", "-o", "0x20000", "-l", "0x20000"]);
+    assert_eq!(one.lines().count(), 1);
+    assert_eq!(
+        served.says(&["zone", "open", "z", "-o", "0x20000", "-c", "2"]),
+        "z: open: 2 zones\n"
+    );
+    assert_eq!(
+        served.says(&["zone", "close", "z", "-o", "131072", "-c", "1"]),
+        "z: close: 1 zone\n"
+    );
+    assert_eq!(
+        served.says(&["zone", "finish", "z", "-o", "0x20000", "-l", "1"]),
+        "z: finish: 1 zone\n"
+    );
+    let report: Value =
+        serde_json::from_str(&served.says(&["zone", "report", "z", "--json"])).unwrap();
+    assert_eq!(report[1]["cond"], "full");
+    assert_eq!(report[2]["cond"], "explicit-open");
+    assert_eq!(served.says(&["zone", "reset", "z"]), "z: reset: 16 zones\n");
+    assert_eq!(served.says(&["zone", "reset-all", "z"]), "z: reset-all: 16 zones\n");
+    let (code, _, error) = served.run(&["zone", "open", "z", "-o", "0", "-c", "1"]);
+    assert_eq!(code, 6);
+    assert!(error.contains("zone 0 at sector 0: open failed with IOERR (EIO)"), "{error}");
+}
+
+#[test]
+fn devices_and_faults_come_and_go_at_run_time() {
+    let served = Served::start("add", &["null:///a?size=1G"]);
+    assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G\n");
+    let show = served.says(&["show", "b"]);
+    assert!(show.contains("uri              null:///b?size=2G"), "{show}");
+    assert_eq!(served.says(&["inject", "b", "add,status=IOERR"]), "b: add,status=IOERR\n");
+    assert_eq!(served.says(&["inject", "b", "removeall"]), "b: removeall\n");
+    let stats: Value = serde_json::from_str(&served.says(&["stats", "--json"])).unwrap();
+    assert_eq!(stats.as_array().unwrap().len(), 2);
+    assert!(served.says(&["stats", "a"]).starts_with("device "));
+    assert!(served.says(&["connections"]).starts_with("PEER "));
+    assert_eq!(served.says(&["remove", "b"]), "b: removed\n");
+    for (args, code, want) in [
+        (&["show", "b"][..], 5, "there is no device `b`"),
+        (&["remove", "b"], 5, "there is no device `b`"),
+        (&["stats", "b"], 5, "there is no device `b`"),
+        (&["add", "null:///a"], 6, "`a` is taken already"),
+        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "zone_size: `3145728` will not do"),
+        (&["zone", "report", "a"], 6, "`a` is not a zoned device"),
+        (&["zone", "open", "a", "-l", "8"], 6, "`a` is not a zoned device"),
+        (&["inject", "a", "zone_offline=0"], 6, "zone_offline"),
+    ] {
+        let (have, _, error) = served.run(args);
+        assert_eq!(have, code, "{args:?}: {error}");
+        assert!(error.contains(want), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_says_what_would_do() {
+    let dir = Dir::new("usage");
+    for (args, want) in [
+        (&["serve", "null:///x?siz=1G"][..], "did you mean `size`?"),
+        (&["serve", "x"], "there is no `://`"),
+        (&["serve", "--nbd", "udp:1"], "wanted unix:PATH, tcp:HOST:PORT or stdio"),
+        (&["serve", "null:///x", "null:///x"], "`x` is given twice"),
+        (&["serve", "--tls", "on"], "--tls-certificates"),
+        (&["serve", "--log", "a=b=c"], "log: `a=b=c` will not do"),
+        (&["serve", "--control", ""], "control"),
+        (&["add", "null:///x?bs=1k&bs=1k"], "bs is given twice"),
+        (&["inject", "x", "nonsense"], "wanted add,op=OP"),
+        (&["zone", "report", "x", "-o", "1k"], "decimal or hexadecimal"),
+        (&["zone", "report", "x", "-c", "1", "-l", "1"], "cannot be used with"),
+        (&["frobnicate"], "unrecognized subcommand"),
+    ] {
+        let (code, _, error) = run(blockyard(&dir.0).args(args));
+        assert_eq!(code, 2, "{args:?}: {error}");
+        assert!(error.contains(want), "{args:?}: {error}");
+    }
+    let (code, _, error) = run(blockyard(&dir.0).arg("list"));
+    assert_eq!(code, 4);
+    assert!(error.contains("start one with `blockyard serve`"), "{error}");
+}
+
+#[test]
+fn a_configuration_is_written_checked_and_served() {
+    let dir = Dir::new("config");
+    let file = dir.0.join("yard.toml");
+    let path = file.to_str().unwrap();
+    let (code, out, _) = run(blockyard(&dir.0).args(["init", path]));
+    assert_eq!(code, 0);
+    assert!(out.contains("blockyard serve -c"), "{out}");
+    let (code, _, error) = run(blockyard(&dir.0).args(["init", path]));
+    assert_eq!(code, 1);
+    assert!(error.contains("--force overwrites it"), "{error}");
+    let (code, out, _) = run(blockyard(&dir.0).args(["check", path]));
+    assert_eq!((code, out), (0, format!("{path}: good: 3 devices\n")));
+    let (code, out, _) =
+        run(blockyard(&dir.0).args(["serve", "-c", path, "--run", "echo $exportname"]));
+    assert_eq!((code, out.as_str()), (0, "zoned0\n"));
+    std::fs::write(
+        &file,
+        "[serve]\nndb = 1\n[[device]]\nname = \"a\"\nkind = \"null\"\nzoned = true\n\
+         zone_sise = \"1M\"\n",
+    )
+    .unwrap();
+    for args in [&["check", path][..], &["serve", "-c", path]] {
+        let (code, _, error) = run(blockyard(&dir.0).args(args));
+        assert_eq!(code, 3);
+        assert_eq!(
+            error,
+            format!(
+                "{path}:2:1: [serve] has no key `ndb`; did you mean `nbd`?\n\
+                 {path}:7:1: `null` devices have no parameter `zone_sise`; did you mean \
+                 `zone_size`?\n"
+            )
+        );
+    }
+    // What goes wrong only between parameters has its line as well.
+    let zones = "[[device]]\nname = \"a\"\nkind = \"null\"\nzoned = true\nzone_size = \"3M\"\n";
+    std::fs::write(&file, zones).unwrap();
+    let (code, out, _) = run(blockyard(&dir.0).args(["check", "--json", path]));
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &found["ok"], &found["errors"][0]["line"]), (3, &false.into(), &5.into()));
+    let (code, _, error) = run(blockyard(&dir.0).args(["check", "/no/such/file"]));
+    assert_eq!(code, 3, "{error}");
+    std::fs::write(&file, b"a = 1\n\xff\xfe").unwrap();
+    let (code, _, error) = run(blockyard(&dir.0).args(["check", path]));
+    assert_eq!(code, 3);
+    assert!(error.contains("line 2: the file must be UTF-8"), "{error}");
+}
+
+#[test]
+fn a_command_runs_while_the_yard_is_served() {
+    let dir = Dir::new("run");
+    let device = "null:///d?size=1M";
+    let ask = format!(
+        "echo \"$uri|$exportname|$nbd|$port\"; test -S \"$unixsocket\" && {} list; exit 7",
+        env!("CARGO_BIN_EXE_blockyard")
+    );
+    let (code, out, error) = run(blockyard(&dir.0).args(["serve", device, "--run", &ask]));
+    assert_eq!(code, 7, "{error}");
+    let mut lines = out.lines();
+    let said: Vec<_> = lines.next().unwrap().split('|').collect();
+    let socket = said[0].strip_prefix("nbd+unix:///d?socket=").unwrap();
+    assert_eq!(said[1..], ["d", &format!("nbd:unix:{socket}:exportname=d"), ""]);
+    assert_eq!(out.lines().count(), 3, "{out}");
+    assert!(!Path::new(socket).parent().unwrap().exists(), "{socket} is left behind");
+    let (code, _, _) = run(blockyard(&dir.0).args(["serve", device, "--run", "kill -TERM $$"]));
+    assert_eq!(code, 143);
+    let nbd = ["serve", device, "--nbd", "tcp:127.0.0.1:0", "--run", "echo $port"];
+    let (code, out, _) = run(blockyard(&dir.0).args(nbd));
+    assert!(code == 0 && out.trim().parse::<u16>().is_ok_and(|port| port > 0), "{out}");
+}
+
+#[test]
+fn stdio_carries_nbd_and_nothing_else() {
+    let dir = Dir::new("stdio");
+    let mut child = blockyard(&dir.0)
+        .args(["serve", "null:///d?size=1M", "--nbd", "stdio"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    let mut greeting = [0; 18];
+    output.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    let mut input = child.stdin.take().unwrap();
+    // Fixed newstyle without zeroes, then NBD_OPT_EXPORT_NAME for the default export.
+    input.write_all(&3_u32.to_be_bytes()).unwrap();
+    input.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    let mut export = [0; 10];
+    output.read_exact(&mut export).unwrap();
+    assert_eq!(u64::from_be_bytes(export[..8].try_into().unwrap()), 1 << 20);
+    // The client leaves, and the server ends.
+    drop(input);
+    let mut rest = Vec::new();
+    output.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_pidfile_is_there_while_the_yard_is_served() {
+    let dir = Dir::new("pidfile");
+    let pidfile = dir.0.join("pid");
+    let path = pidfile.to_str().unwrap().to_owned();
+    let mut served = Served::start("pid", &["null:///d?size=1M", "--pidfile", &path]);
+    let pid = std::fs::read_to_string(&pidfile).unwrap();
+    assert_eq!(pid, format!("{}\n", served.child.id()));
+    served.signal("TERM");
+    served.child.wait().unwrap();
+    assert!(!pidfile.exists());
+}
+
+#[test]
+fn the_server_ends_with_its_parent() {
+    let dir = Dir::new("parent");
+    // The shell starts the server, waits for its first line and ends; with it the server.
+    let script = "mkfifo \"$1/out\" && \
+                  { \"$0\" serve 'null:///d?size=1M' --json --exit-with-parent \
+                  --nbd \"unix:$1/nbd.sock\" > \"$1/out\" & } && \
+                  read line < \"$1/out\" && echo started";
+    let mut shell = Command::new("/bin/sh");
+    shell.env("XDG_RUNTIME_DIR", &dir.0).args(["-c", script]);
+    shell.arg(env!("CARGO_BIN_EXE_blockyard")).arg(&dir.0);
+    // The server holds the pipe of standard error open; its end is the server's.
+    let mut child = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "started\n");
+    let mut log = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    child.wait().unwrap();
+    assert!(log.contains("ending"), "{log}");
+    assert!(!dir.0.join("nbd.sock").exists());
+}
+
+#[test]
+fn help_man_pages_completions_and_schema_are_made() {
+    let dir = Dir::new("manual");
+    let (code, help, _) = run(blockyard(&dir.0).arg("--help"));
+    assert_eq!(code, 0);
+    assert!(help.contains("Exit codes:") && help.contains("blockyard serve"), "{help}");
+    let (code, out, _) = run(blockyard(&dir.0).args(["help-device", "null"]));
+    assert_eq!(code, 0);
+    assert!(out.contains("zone_max_active=N"), "{out}");
+    assert_eq!(run(blockyard(&dir.0).args(["man", dir.0.to_str().unwrap()])).0, 0);
+    let page = std::fs::read_to_string(dir.0.join("blockyard-serve.1")).unwrap();
+    assert!(page.contains(".TH"), "{page}");
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = run(blockyard(&dir.0).args(["completions", shell]));
+        assert!(code == 0 && out.contains("blockyard"), "{shell}");
+    }
+    let (code, out, _) = run(blockyard(&dir.0).arg("schema"));
+    assert_eq!(code, 0);
+    let schema: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(schema["type"], "object");
+    // A reader that leaves early is no error.
+    let command = format!("{} schema | head -n 1", env!("CARGO_BIN_EXE_blockyard"));
+    let (code, out, error) = run(Command::new("/bin/sh").args(["-c", &command]));
+    assert_eq!((code, out.as_str(), error.as_str()), (0, "{\n", ""));
+}
