@@ -1,0 +1,21 @@
+//! The whole program, seen by clients that others wrote.
+//!
+//! Each test serves from a temporary folder of its own on unix sockets of its own, so all of them
+//! run at once; every program runs under a bound, and nothing waits for a time to pass. A client
+//! that is missing fails the test: `make deps` installs it.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
+#![allow(clippy::disallowed_types)] // A counter of places, which no I/O passes.
+
+mod bad_input;
+mod control;
+mod copy;
+mod doors;
+mod fio;
+mod info;
+mod place;
+mod qemu;
+mod readme;
+mod run;
+mod tls;
+mod yard;
+mod zoned;

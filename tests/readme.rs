@@ -1,0 +1,83 @@
+//! The session in README.md, run as it stands there.
+
+use std::fs;
+
+use crate::place::Place;
+use crate::run::{bounded, finish};
+use crate::yard::{BLOCKYARD, Yard};
+
+const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+
+/// Where the page says that clients connect. The test serves on a socket instead: another test or
+/// program may have the port.
+const PORT: &str = "nbd://localhost/";
+
+/// A command at a prompt, and what the page says that it prints.
+#[derive(Debug, Default)]
+struct Step {
+    command: String,
+    printed: Vec<String>,
+}
+
+/// The steps of every block of a terminal, but for those that build the project.
+fn steps(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    for block in blocks.filter(|block| !block.starts_with("$ make")) {
+        for line in block.lines() {
+            match (line.strip_prefix("$ "), steps.last_mut()) {
+                (Some(command), _) => {
+                    steps.push(Step { command: command.into(), printed: Vec::new() });
+                }
+                (None, Some(step)) => step.printed.push(line.into()),
+                (None, None) => panic!("a block begins with what is printed: {line}"),
+            }
+        }
+    }
+    steps
+}
+
+/// Whether a line is what the page says: `...` stands for anything, runs of spaces for one.
+fn is_like(line: &str, said: &str) -> bool {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (line, said) = (words(line), words(said));
+    match said.split_once("...") {
+        None => line == said,
+        Some((start, end)) => line.starts_with(start) && line.ends_with(end),
+    }
+}
+
+#[test]
+fn the_session_prints_what_the_page_says() {
+    let page = fs::read_to_string(README).unwrap();
+    let steps = steps(&page);
+    assert!(steps.len() >= 4, "{steps:?}");
+    let place = Place::new();
+    let socket = place.file("nbd");
+    let yard = Yard::start(place, &["serve", "--nbd", &format!("unix:{socket}")]);
+    let folder = std::path::Path::new(BLOCKYARD).parent().unwrap();
+    for step in steps {
+        let mut script = String::new();
+        for (at, part) in step.command.split(PORT).enumerate() {
+            if at > 0 {
+                let name = part.split(' ').next().unwrap();
+                let rest = &part[name.len()..];
+                script += &format!("'nbd+unix:///{name}?socket={socket}'{rest}");
+            } else {
+                script += part;
+            }
+        }
+        let line = ["sh", "-c", &script];
+        let mut command = bounded(&line);
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .env("PATH", format!("{}:/usr/bin:/usr/sbin:/bin:/sbin:{path}", folder.display()))
+            .env("XDG_RUNTIME_DIR", yard.place.path())
+            .current_dir(yard.place.path());
+        let run = finish(&line, &mut command).ok();
+        let printed: Vec<&str> = run.out.lines().chain(run.err.lines()).collect();
+        let same = printed.len() == step.printed.len()
+            && printed.iter().zip(&step.printed).all(|(line, said)| is_like(line, said));
+        assert!(same, "the page says {:#?}, but {run}", step.printed);
+    }
+}

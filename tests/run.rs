@@ -1,0 +1,116 @@
+//! Runs a program to its end, under a bound, and says everything about it when it disappoints.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Far above what any client here needs, on any machine.
+const SECONDS_MAX: &str = "120";
+/// What `timeout` answers when the bound was reached, gently or not.
+const OUT_OF_TIME: [i32; 2] = [124, 137];
+
+/// A program that has ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    line: String,
+    /// The exit code; `None` if a signal ended it.
+    pub(crate) code: Option<i32>,
+    /// What it printed.
+    pub(crate) out: String,
+    /// What it complained of.
+    pub(crate) err: String,
+}
+
+/// A command under the bound, not yet started: for callers that set more.
+pub(crate) fn bounded(line: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", SECONDS_MAX]).args(line).stdin(Stdio::null());
+    // The system's own clients first: nbdsh needs the Python that its package was made for. sbin
+    // is where Debian has the tools of file systems, also for those who are not root.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("/usr/bin:/usr/sbin:/bin:/sbin:{path}"));
+    command
+}
+
+/// Runs a program, whatever comes of it.
+pub(crate) fn run(line: &[&str]) -> Run {
+    finish(line, &mut bounded(line))
+}
+
+/// Runs a command made by [`bounded`].
+pub(crate) fn finish(line: &[&str], command: &mut Command) -> Run {
+    let output = command.output().unwrap_or_else(|error| panic!("{line:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Run {
+        line: line.join(" "),
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
+}
+
+/// Runs a program that must succeed, and returns what it printed.
+pub(crate) fn ok(line: &[&str]) -> String {
+    run(line).ok().out
+}
+
+/// Runs a script of libnbd's shell that must succeed, and returns what it printed. The handle `h`
+/// is connected to `uri`.
+pub(crate) fn nbdsh(uri: &str, script: &str) -> String {
+    ok(&["nbdsh", "--uri", uri, "--command", script])
+}
+
+/// Runs a Python script that must succeed and has no connection yet.
+pub(crate) fn python(script: &str, args: &[&str]) -> String {
+    let line = ["python3", "-"];
+    let mut command = bounded(&line);
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("timeout is part of coreutils");
+    let mut stdin = child.stdin.take().expect("it was asked to be piped");
+    stdin.write_all(script.as_bytes()).expect("python reads its script");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it was started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    Run { line: script.into(), code: output.status.code(), out, err }.ok().out
+}
+
+impl Run {
+    /// It succeeded.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Run {
+        assert_eq!(self.code, Some(0), "{self}");
+        self
+    }
+
+    /// It failed by itself: not by a signal, not by the bound, not by a panic of ours.
+    #[track_caller]
+    pub(crate) fn fails(self) -> Run {
+        let code = self.code.unwrap_or_else(|| panic!("ended by a signal: {self}"));
+        assert!(code != 0 && code != 101 && !OUT_OF_TIME.contains(&code), "{self}");
+        self
+    }
+
+    /// Its complaint holds each of these.
+    #[track_caller]
+    pub(crate) fn says(self, words: &[&str]) -> Run {
+        for word in words {
+            assert!(self.err.contains(word), "no `{word}`: {self}");
+        }
+        self
+    }
+
+    /// What it printed, as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self}"))
+    }
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Run { line, code, out, err } = self;
+        write!(f, "{line}\nended with {code:?}\nprinted: {out}\ncomplained: {err}")
+    }
+}

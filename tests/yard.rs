@@ -1,0 +1,148 @@
+//! A running `blockyard serve`, from its first sign of life to its last.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crate::place::Place;
+use crate::run::{Run, bounded, finish};
+
+/// The program, as cargo built it for this test.
+pub(crate) const BLOCKYARD: &str = env!("CARGO_BIN_EXE_blockyard");
+
+/// How often and how long a look for a sign of life is: together a minute.
+const LOOKS_MAX: u32 = 1200;
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A server in a place of its own. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Yard {
+    child: Child,
+    /// Where the server tells its state (sd_notify).
+    notices: UnixDatagram,
+    pub(crate) place: Place,
+}
+
+impl Yard {
+    /// Serves the devices on a unix socket, and waits until it says that it is ready.
+    pub(crate) fn serve(devices: &[&str]) -> Yard {
+        Yard::serve_in(Place::new(), devices)
+    }
+
+    /// The same from a folder that has something in it; `args` may be options too.
+    pub(crate) fn serve_in(place: Place, args: &[&str]) -> Yard {
+        let nbd = format!("unix:{}", place.file("nbd"));
+        let control = place.file("control");
+        let mut line = vec!["serve", "--nbd", &nbd, "--control", &control];
+        line.extend(args);
+        Yard::start(place, &line)
+    }
+
+    /// Runs `blockyard` with these arguments and waits until it says that it is ready.
+    pub(crate) fn start(place: Place, args: &[&str]) -> Yard {
+        let mut yard = Yard::spawn(place, args);
+        let Some(status) = yard.look_for(|notice| notice.contains("READY=1")) else { return yard };
+        panic!("{args:?} ended with {status} before it was ready");
+    }
+
+    fn spawn(place: Place, args: &[&str]) -> Yard {
+        let notices = UnixDatagram::bind(place.file("notices")).expect("the place is new");
+        notices.set_read_timeout(Some(LOOK)).expect("a look is longer than nothing");
+        let file = |name: &str| File::create(place.file(name)).expect("the place is ours");
+        let child = Command::new(BLOCKYARD)
+            .args(args)
+            .env("NOTIFY_SOCKET", place.file("notices"))
+            .env("XDG_RUNTIME_DIR", place.path())
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .unwrap_or_else(|error| panic!("{BLOCKYARD}: {error}"));
+        Yard { child, notices, place }
+    }
+
+    /// Looks for a notice until it comes (`None`) or the server ends.
+    fn look_for(&mut self, is_it: impl Fn(&str) -> bool) -> Option<ExitStatus> {
+        let mut notice = [0; 4096];
+        for _ in 0..LOOKS_MAX {
+            // An error is the end of one look.
+            let len = self.notices.recv(&mut notice).unwrap_or(0);
+            if is_it(&String::from_utf8_lossy(&notice[..len])) {
+                return None;
+            }
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return Some(status);
+            }
+        }
+        panic!("no sign of {} in {:?}", self.child.id(), LOOK * LOOKS_MAX);
+    }
+
+    /// The URI of an export, for libnbd and qemu.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket())
+    }
+
+    /// The path of the NBD socket.
+    pub(crate) fn socket(&self) -> String {
+        self.place.file("nbd")
+    }
+
+    /// What it printed so far.
+    pub(crate) fn printed(&self) -> String {
+        fs::read_to_string(self.place.file("out")).unwrap_or_default()
+    }
+
+    /// What it complained of so far.
+    pub(crate) fn complained(&self) -> String {
+        fs::read_to_string(self.place.file("err")).unwrap_or_default()
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Runs a `blockyard` command against it.
+    pub(crate) fn command(&self, args: &[&str]) -> Run {
+        let control = self.place.file("control");
+        let mut line = vec![BLOCKYARD];
+        line.extend(args);
+        line.extend(["--control", &control]);
+        finish(&line, &mut bounded(&line))
+    }
+
+    /// Fails unless the export answers a client.
+    #[track_caller]
+    pub(crate) fn serves(&self, export: &str) {
+        crate::run::run(&["nbdinfo", "--size", &self.uri(export)]).ok();
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, name: &str) {
+        crate::run::ok(&["sh", "-c", &format!("kill -{name} {}", self.pid())]);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        self.look_for(|_| false).expect("no notice is looked for")
+    }
+}
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        // It may have ended already; either way nothing is left to do about it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the server printed: {}{}", self.printed(), self.complained());
+        }
+    }
+}
+
+/// Runs `blockyard` to its end.
+pub(crate) fn blockyard(args: &[&str]) -> Run {
+    let mut line = vec![BLOCKYARD];
+    line.extend(args);
+    finish(&line, &mut bounded(&line))
+}
