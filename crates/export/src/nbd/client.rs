@@ -44,8 +44,13 @@ pub(crate) struct Client {
 pub(crate) enum Line {
     /// A socket, shared so that its descriptor cannot be reused while somebody may end it.
     Socket(Arc<OwnedFd>),
-    /// Two pipes. They cannot be shut down from outside, so their reader listens to a wake.
-    Pipes(Arc<Wake>),
+    /// Two pipes. They cannot be shut down from outside, so their user listens to wakes.
+    Pipes {
+        /// Read no more than what has arrived.
+        drain: Arc<Wake>,
+        /// Write no more.
+        cut: Arc<Wake>,
+    },
 }
 
 impl Client {
@@ -65,7 +70,7 @@ impl Client {
         match &self.line {
             // Wakes a reader at once: it reads what has arrived, and then the end.
             Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Read),
-            Line::Pipes(wake) => wake.raise(),
+            Line::Pipes { drain, .. } => drain.raise(),
         }
     }
 
@@ -73,7 +78,10 @@ impl Client {
     pub(crate) fn cut(&self) {
         match &self.line {
             Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Both),
-            Line::Pipes(wake) => wake.raise(),
+            Line::Pipes { drain, cut } => {
+                drain.raise();
+                cut.raise();
+            }
         }
     }
 

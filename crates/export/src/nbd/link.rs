@@ -4,14 +4,14 @@
 //! path: one system call receives, one sends a batch.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
 
 use crate::nbd::reply::{self, Replies};
-use crate::nbd::sys::{self, Interest, Patience, Ready, Wake};
+use crate::nbd::sys::{self, Interest, Patience, Piece, Ready, Wake};
 use crate::nbd::tls::TlsLink;
 
 /// The connection to a client.
@@ -24,17 +24,24 @@ pub(crate) enum Link {
     Tls(Box<TlsLink>),
 }
 
-/// The two ends of a pair of pipes.
+/// Bytes that a pipe takes without sleeping once it says that it takes any: a page, its unit.
+const PIPE_BYTES: usize = 4096;
+
+/// The two ends of a pair of pipes. Nobody can shut a pipe down under its user, so its user
+/// listens to two wakes.
 pub(crate) struct Pipes {
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
-    pub(crate) wake: Arc<Wake>,
+    /// No more is to be read than what has arrived.
+    pub(crate) drain: Arc<Wake>,
+    /// No more is to be written.
+    pub(crate) cut: Arc<Wake>,
 }
 
 impl Pipes {
     /// Waits for input; `Woken` only when there is none.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<Ready> {
-        match sys::wait(&self.input, Interest::Readable, Some(&self.wake), timeout)? {
+        match sys::wait(&self.input, Interest::Readable, Some(&self.drain), timeout)? {
             Ready::Woken => {
                 let now = Some(Duration::ZERO);
                 match sys::wait(&self.input, Interest::Readable, None, now)? {
@@ -44,6 +51,34 @@ impl Pipes {
             }
             ready => Ok(ready),
         }
+    }
+
+    /// Sleeps until the output takes a page.
+    fn wait_writable(&self) -> io::Result<()> {
+        loop {
+            match sys::wait(&self.output, Interest::Writable, Some(&self.cut), None)? {
+                Ready::Yes => return Ok(()),
+                Ready::Woken => return Err(io::ErrorKind::BrokenPipe.into()),
+                Ready::No => {}
+            }
+        }
+    }
+
+    fn send(&self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+        let (bytes, mut pieces) = replies.parts();
+        while let Some(&first) = pieces.first() {
+            self.wait_writable()?;
+            let page = Piece { len: first.len.min(PIPE_BYTES), ..first };
+            let sent = sys::send(&self.output, false, region, bytes, &[page])?;
+            let gone = reply::advance(pieces, sent);
+            pieces = &mut pieces[gone..];
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.wait_writable()?;
+        sys::write_slice(&self.output, &bytes[..bytes.len().min(PIPE_BYTES)])
     }
 }
 
@@ -127,8 +162,8 @@ impl Link {
     /// Sends all replies and forgets them.
     pub(crate) fn send(&mut self, region: &Region, replies: &mut Replies) -> io::Result<()> {
         let result = match self {
-            Link::Socket(socket) => send_all(socket.as_ref(), true, region, replies),
-            Link::Pipes(pipes) => send_all(&pipes.output, false, region, replies),
+            Link::Socket(socket) => send_all(socket, region, replies),
+            Link::Pipes(pipes) => pipes.send(region, replies),
             Link::Tls(tls) => tls.send(region, replies),
         };
         replies.clear();
@@ -153,7 +188,7 @@ impl Link {
         while !bytes.is_empty() {
             let sent = match self {
                 Link::Socket(socket) => write_socket(socket, bytes, Some(deadline))?,
-                Link::Pipes(pipes) => sys::write_slice(&pipes.output, bytes)?,
+                Link::Pipes(pipes) => pipes.write(bytes)?,
                 Link::Tls(tls) => tls.write(bytes, deadline)?,
             };
             bytes = &bytes[sent..];
@@ -169,13 +204,56 @@ impl Link {
     }
 }
 
-fn send_all(to: impl AsFd, socket: bool, region: &Region, replies: &mut Replies) -> io::Result<()> {
-    let to = to.as_fd();
+fn send_all(socket: &OwnedFd, region: &Region, replies: &mut Replies) -> io::Result<()> {
     let (bytes, mut pieces) = replies.parts();
     while !pieces.is_empty() {
-        let sent = sys::send(to, socket, region, bytes, pieces)?;
+        let sent = sys::send(socket, true, region, bytes, pieces)?;
         let gone = reply::advance(pieces, sent);
         pieces = &mut pieces[gone..];
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn pipes() -> (Pipes, io::PipeWriter, io::PipeReader) {
+        let (input, to) = io::pipe().unwrap();
+        let (from, output) = io::pipe().unwrap();
+        let wake = || Arc::new(Wake::new().unwrap());
+        let pipes =
+            Pipes { input: input.into(), output: output.into(), drain: wake(), cut: wake() };
+        (pipes, to, from)
+    }
+
+    #[test]
+    fn a_pipe_is_drained_to_its_end_and_then_says_that_it_ended() {
+        let (pipes, mut to, _from) = pipes();
+        pipes.drain.raise();
+        io::Write::write_all(&mut to, b"rest").unwrap();
+        let mut link = Link::Pipes(pipes);
+        let region = Region::alloc(4096);
+        assert_eq!(link.recv(&region, 0, 4096, Patience::Some).unwrap(), 4);
+        assert_eq!(link.recv(&region, 0, 4096, Patience::Some).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_can_be_cut() {
+        let (pipes, _to, from) = pipes();
+        let cut = Arc::clone(&pipes.cut);
+        let mut link = Link::Pipes(pipes);
+        let sending = thread::spawn(move || {
+            let region = Region::alloc(1 << 20);
+            let mut replies = Replies::new();
+            replies.push_data(&region, &[0; 16], 64, (1 << 20) - 64);
+            link.send(&region, &mut replies)
+        });
+        cut.raise();
+        let error = sending.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        drop(from);
+    }
 }

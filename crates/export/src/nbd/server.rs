@@ -380,9 +380,10 @@ impl Shared {
                 if self.terms.tls_mode != TlsMode::Off {
                     return Err(ServerError::TlsOnPipes);
                 }
-                let wake = Arc::new(Wake::new().map_err(system("making a wake"))?);
-                let line = Line::Pipes(Arc::clone(&wake));
-                let link = Link::Pipes(Pipes { input, output, wake });
+                let wake = || Wake::new().map(Arc::new).map_err(system("making a wake"));
+                let (drain, cut) = (wake()?, wake()?);
+                let line = Line::Pipes { drain: Arc::clone(&drain), cut: Arc::clone(&cut) };
+                let link = Link::Pipes(Pipes { input, output, drain, cut });
                 self.start_client(link, None, peer, line)
             }
         };
