@@ -1,5 +1,5 @@
 //! Faults of the device's own, struck at random between bios, against the model.
-#![allow(clippy::unwrap_used)] // Helpers of tests are not seen as tests.
+#![allow(clippy::unwrap_used)] // Clippy does not see test code outside of `#[test]`.
 
 use std::sync::Arc;
 
