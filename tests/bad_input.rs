@@ -118,7 +118,7 @@ impl Raw {
     }
 
     /// The server hangs up, whatever it says before.
-    fn is_hung_up_on(mut self) {
+    fn sees_the_end(mut self) {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
             Ok(_) => {}
@@ -151,7 +151,7 @@ fn a_bad_handshake_ends_its_own_connection_only() {
         raw.write(bytes);
         // The server may still wait for more of what it was promised.
         raw.0.shutdown(std::net::Shutdown::Write).unwrap();
-        raw.is_hung_up_on();
+        raw.sees_the_end();
         yard.serves("mem0");
     }
 }
@@ -161,7 +161,7 @@ fn a_request_without_its_magic_ends_its_own_connection_only() {
     let yard = Yard::serve(&[MEM0]);
     let mut raw = Raw::transmit(&yard, "mem0");
     raw.request(0xdead_beef, WRITE, 0, 512);
-    raw.is_hung_up_on();
+    raw.sees_the_end();
     yard.serves("mem0");
 }
 
