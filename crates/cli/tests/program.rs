@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -301,6 +303,39 @@ fn stdio_carries_nbd_and_nothing_else() {
 }
 
 #[test]
+fn sockets_of_systemd_are_served_and_systemd_is_told() {
+    let dir = Dir::new("systemd");
+    let notify = dir.0.join("notify");
+    let told = UnixDatagram::bind(&notify).unwrap();
+    let place = dir.0.join("passed.sock");
+    let listener = UnixListener::bind(&place).unwrap();
+    // Standard input is the socket, and becomes descriptor 3 of the process that LISTEN_PID names.
+    let script =
+        "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" serve 'null:///d?size=1M' 3<&0 0</dev/null";
+    let mut command = Command::new("/bin/sh");
+    command.env("XDG_RUNTIME_DIR", &dir.0).env("NOTIFY_SOCKET", &notify);
+    command.args(["-c", script, env!("CARGO_BIN_EXE_blockyard")]);
+    command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut message = [0; 1024];
+    let mut next = || {
+        let length = told.recv(&mut message).unwrap();
+        String::from_utf8(message[..length].to_vec()).unwrap()
+    };
+    let ready = next();
+    assert!(ready.contains("READY=1") && ready.contains("STATUS=serving 1 devices"), "{ready}");
+    let mut greeting = [0; 18];
+    UnixStream::connect(&place).unwrap().read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..8], b"NBDMAGIC");
+    let pid = child.id();
+    assert!(
+        Command::new("/bin/sh").args(["-c", &format!("kill {pid}")]).status().unwrap().success()
+    );
+    assert!(next().contains("STOPPING=1"));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn the_pidfile_is_there_while_the_yard_is_served() {
     let dir = Dir::new("pidfile");
     let pidfile = dir.0.join("pid");
@@ -345,6 +380,8 @@ fn help_man_pages_completions_and_schema_are_made() {
     let (code, out, _) = run(blockyard(&dir.0).args(["help-device", "null"]));
     assert_eq!(code, 0);
     assert!(out.contains("zone_max_active=N"), "{out}");
+    let page = include_str!("../../../docs/cli.md");
+    assert!(page.contains(&format!("```text\n{out}```")), "docs/cli.md must show this:\n{out}");
     assert_eq!(run(blockyard(&dir.0).args(["man", dir.0.to_str().unwrap()])).0, 0);
     let page = std::fs::read_to_string(dir.0.join("blockyard-serve.1")).unwrap();
     assert!(page.contains(".TH"), "{page}");
