@@ -53,8 +53,11 @@ pub enum DaemonError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// NBD cannot be served there.
-    #[error("nbd: {0}; another place can be named with --nbd")]
-    Nbd(#[from] ServerError),
+    #[error("nbd: {0}; --nbd names another place")]
+    Place(blockyard_export::nbd::ListenError),
+    /// NBD cannot be served so.
+    #[error("nbd: {0}")]
+    Nbd(ServerError),
     /// There is one standard input.
     #[error("nbd: stdio can be served once")]
     StdioTwice,
@@ -120,7 +123,11 @@ impl Daemon {
         let options =
             ServerOptions { drain_timeout: DRAIN, tls: tls_config(tls), ..Default::default() };
         let exports = Arc::clone(self.yard.exports());
-        let server = Arc::new(Server::start(exports, endpoint, options)?);
+        let server =
+            Arc::new(Server::start(exports, endpoint, options).map_err(|error| match error {
+                ServerError::Listen(error) => DaemonError::Place(error),
+                other => DaemonError::Nbd(other),
+            })?);
         tracing::info!(address = server.local_addr(), "serving NBD");
         if stdio {
             let (server, sender) = (Arc::clone(&server), self.sender.clone());
