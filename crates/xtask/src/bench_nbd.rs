@@ -141,18 +141,24 @@ fn row(name: &str, load: Load, rounds: &[Round], processors: usize) -> String {
     )
 }
 
-/// Who was busy all the time.
-fn limit(load: Load, rounds: &[Round], processors: usize) -> &'static str {
+/// Who was busy all the time; if nobody was, who was busier.
+fn limit(load: Load, rounds: &[Round], processors: usize) -> String {
     let (server, client) = (median(rounds, |r| r.server_cpus), median(rounds, |r| r.client_cpus));
     let most = load.connections.min(processors) as f64;
     let is_busy = |cpus: f64| cpus >= 0.9 * most;
-    match (is_busy(server), is_busy(client)) {
+    let limit = match (is_busy(server), is_busy(client)) {
         (true, true) => "both",
         (true, false) => "server",
         (false, true) => "client",
         _ if server + client >= 0.9 * processors as f64 => "machine, shared by both",
         _ => "neither",
+    };
+    if limit == "server" || limit == "client" {
+        return limit.into();
     }
+    let (busier, less, more) =
+        if server > client { ("server", client, server) } else { ("client", server, client) };
+    format!("{limit}; {busier} {:.1} x as busy", more / less.max(f64::EPSILON))
 }
 
 /// Ours, the first contender, against the best of the others.
@@ -202,10 +208,13 @@ mod tests {
         let one = Load { connections: 1, depth: 32 };
         assert_eq!(limit(one, &[round(1.0, 1.0, 0.5)], 2), "server");
         assert_eq!(limit(one, &[round(1.0, 0.5, 1.0)], 2), "client");
-        assert_eq!(limit(one, &[round(1.0, 0.95, 1.0)], 2), "both");
-        assert_eq!(limit(one, &[round(1.0, 0.5, 0.5)], 2), "neither");
+        assert_eq!(limit(one, &[round(1.0, 0.95, 1.0)], 2), "both; client 1.1 x as busy");
+        assert_eq!(limit(one, &[round(1.0, 0.5, 0.5)], 2), "neither; client 1.0 x as busy");
         let four = Load { connections: 4, depth: 32 };
-        assert_eq!(limit(four, &[round(1.0, 0.8, 1.2)], 2), "machine, shared by both");
+        assert_eq!(
+            limit(four, &[round(1.0, 0.8, 1.2)], 2),
+            "machine, shared by both; client 1.5 x as busy"
+        );
     }
 
     #[test]
