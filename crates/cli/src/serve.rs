@@ -257,8 +257,8 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     }
     for entry in daemon.yard().list() {
         let uri = server.and_then(|server| server.uri(entry.spec.name()));
-        writeln!(out, "{}: {}", entry.spec.name(), describe(entry.disk.as_ref()))?;
         let disk = entry.disk.as_ref();
+        writeln!(out, "{}: {}", entry.spec.name(), describe(&entry.spec, disk))?;
         if let Some(line) = paste::line(&entry.spec, disk, uri.as_deref(), control) {
             writeln!(out, "  {line}")?;
         }

@@ -50,8 +50,9 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
             }
         }
         match page.next {
-            Some(next) => from = next,
-            None => break,
+            // An answer that leads nowhere ends the report rather than never.
+            Some(next) if next > from => from = next,
+            _ => break,
         }
     }
     if args.talk.json { print_json(&all, out) } else { Ok(()) }
@@ -64,7 +65,7 @@ fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failu
     loop {
         let done = client.manage(&args.device, verb, &request)?;
         zones += done.zones;
-        let Some(next) = done.next else { break };
+        let Some(next) = done.next.filter(|_| done.zones > 0) else { break };
         request.from = Some(next);
         request.count = request.count.map(|count| count - done.zones);
     }

@@ -150,7 +150,7 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
 #[test]
 fn devices_and_faults_come_and_go_at_run_time() {
     let served = Served::start("add", &["null:///a?size=1G"]);
-    assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G\n");
+    assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G, keeps no data\n");
     let show = served.says(&["show", "b"]);
     assert!(show.contains("uri              null:///b?size=2G"), "{show}");
     assert_eq!(served.says(&["inject", "b", "add,status=IOERR"]), "b: add,status=IOERR\n");

@@ -99,7 +99,7 @@ impl DeviceView {
             name: disk.name().to_owned(),
             kind: disk.kind().to_owned(),
             uri: entry.spec.to_string(),
-            description: describe(disk),
+            description: describe(&entry.spec, disk),
             size_bytes: geometry.len_bytes(),
             logical_block_bytes: geometry.logical_block_bytes,
             physical_block_bytes: geometry.physical_block_bytes,

@@ -67,7 +67,7 @@ impl Yard {
         let stack::Made { disk, notes } = stack::open(&spec)?;
         let options = ExportOptions {
             read_only: disk.limits().read_only,
-            description: describe(disk.as_ref()),
+            description: describe(&spec, disk.as_ref()),
         };
         self.exports.add(spec.name(), Arc::clone(&disk), options)?;
         for note in &notes {
@@ -123,9 +123,13 @@ fn unknown(devices: &[Entry], name: &str) -> YardError {
 }
 
 /// A device in one line, for people.
-pub fn describe(disk: &dyn Disk) -> String {
+pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
     let geometry = disk.geometry();
     let mut text = format!("{} {}", disk.kind(), Bytes(geometry.len_bytes()));
+    if spec.kind().name == "null" {
+        let kept = spec.switch("memory_backed");
+        text += if kept { ", memory-backed" } else { ", keeps no data" };
+    }
     if geometry.logical_block_bytes != 512 {
         text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));
     }
@@ -203,8 +207,8 @@ mod tests {
                    &zone_max_open=3&zone_max_active=5";
         let entry = yard.add(spec(uri)).unwrap();
         assert_eq!(
-            describe(entry.disk.as_ref()),
-            "null 1G, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, 3 open at most, \
+            describe(&entry.spec, entry.disk.as_ref()),
+            "null 1G, keeps no data, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, 3 open at most, \
              5 active at most"
         );
     }
