@@ -15,6 +15,8 @@ const DEPTH_MAX: u16 = 32768;
 const CACHE_MIN: u64 = 4096;
 /// Largest device: sectors and pages stay far from overflow.
 const SIZE_MAX: u64 = 1 << 60;
+/// Most zones: each takes memory of its own, whatever is written.
+const ZONES_MAX: u32 = 1 << 22;
 /// Longest that a request may take, so that sums of times cannot overflow: an hour.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;
 
@@ -136,10 +138,13 @@ fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometr
         );
         return Err(invalid("size", size, wanted));
     }
-    let Ok(zone_count) = u32::try_from(size.div_ceil(zone_size)) else {
-        let wanted = format!("at least {}: there may be 2^32 - 1 zones", size >> 32);
+    let zone_count = size.div_ceil(zone_size);
+    if zone_count > u64::from(ZONES_MAX) {
+        let least = size.div_ceil(u64::from(ZONES_MAX)).next_power_of_two();
+        let wanted = format!("at least {least}: a device has at most {ZONES_MAX} zones");
         return Err(invalid("zone_size", zone_size, wanted));
-    };
+    }
+    let zone_count = zone_count as u32;
     let mut correct = |field: &'static str, value: &mut u32, corrected: u32| {
         if *value != corrected {
             notes.push(format!("{field}: {value} becomes {corrected}"));
