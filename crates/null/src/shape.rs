@@ -13,6 +13,8 @@ const MBPS_MAX: u32 = 40960;
 const DEPTH_MAX: u16 = 32768;
 /// Smallest write cache: a page.
 const CACHE_MIN: u64 = 4096;
+/// Largest write cache: its memory is reserved when the device is made.
+const CACHE_MAX: u64 = 4 << 30;
 /// Largest device: sectors and pages stay far from overflow.
 const SIZE_MAX: u64 = 1 << 60;
 /// Most zones: each takes memory of its own, whatever is written.
@@ -83,8 +85,8 @@ fn check_plain(config: &NullConfig) -> Result<(), NullError> {
         return Err(invalid("request_timeout_ms", config.request_timeout_ms, wanted));
     }
     let cache = config.cache_size;
-    if cache != 0 && !(CACHE_MIN..=SIZE_MAX).contains(&cache) {
-        return Err(invalid("cache_size", cache, "0, or at least 4096 bytes"));
+    if cache != 0 && !(CACHE_MIN..=CACHE_MAX).contains(&cache) {
+        return Err(invalid("cache_size", cache, "0, or from 4096 bytes to 4 GiB"));
     }
     Ok(())
 }
