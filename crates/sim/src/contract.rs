@@ -28,7 +28,7 @@ use crate::clock::ManualClock;
 use crate::model::Model;
 use crate::seed::Seed;
 
-pub use rig::Rig;
+pub use rig::{Door, Rig};
 
 /// Bios that a subject's channels hold.
 pub const DEPTH: u16 = 64;
@@ -131,6 +131,7 @@ const CLAUSES: &[(&str, Clause)] = &[
     ("waiting ends, and an idle channel waits for nothing", channel::waiting),
     ("statistics count what was done", channel::statistics),
     ("extents tell the truth", channel::extents),
+    ("writes to a zone keep the order of their pushes", zones::order),
     ("threads on disjoint areas do not meet", threads::disjoint),
     ("appends by eight threads: no gap, no overlap", threads::appends),
     ("limits hold under threads, and nothing leaks", threads::limits),

@@ -65,7 +65,7 @@ fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
         for _ in 0..count {
             let Some(bio) = batch.next(rig, &mut workload, user_data, flags) else { continue };
             user_data += 1;
-            push(rig, bio, &mut all);
+            rig.push(bio, &mut all);
         }
         all.append(&mut rig.finish());
         batch.compare(rig, &all);
@@ -74,16 +74,6 @@ fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
     let numbers: Vec<u64> = all.iter().map(|completion| completion.user_data).collect();
     assert_eq!(numbers, (0..user_data).collect::<Vec<_>>(), "exactly one completion each");
     all
-}
-
-/// Pushes a bio, and makes room if there is none.
-fn push(rig: &mut Rig, bio: Bio, done: &mut Vec<Completion>) {
-    while rig.channel.push(&[bio]) == 0 {
-        rig.channel.submit();
-        if rig.channel.reap(done) == 0 {
-            rig.channel.wait(None);
-        }
-    }
 }
 
 /// Bios that are in flight together.

@@ -1,5 +1,6 @@
 //! A disk's channel with a buffer, and the model beside it.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use blockyard_core::bio::{Bio, BufRef, Op, RegionId};
@@ -20,12 +21,50 @@ pub(super) const BUFFER_BYTES: usize = 4 << 20;
 /// A wait that finds nothing so often is stuck.
 const IDLE_WAITS_MAX: u32 = 100_000;
 
+/// A channel that is left open when a test panics.
+///
+/// Dropping a channel waits for what is in flight. In a test that failed because something never
+/// completes, that would turn the failure into a hang.
+pub struct Door(Option<Box<dyn Channel>>);
+
+impl Door {
+    /// A new channel of the disk.
+    ///
+    /// # Panics
+    /// If the disk cannot be opened.
+    pub fn open(disk: &dyn Disk) -> Door {
+        Door(Some(disk.open().expect("a fresh disk can be opened")))
+    }
+}
+
+impl Deref for Door {
+    type Target = dyn Channel;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.as_deref().expect("it is taken out by drop only")
+    }
+}
+
+impl DerefMut for Door {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.0.as_deref_mut().expect("it is taken out by drop only")
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
 /// See the module.
 pub struct Rig {
     /// The disk under test.
     pub disk: Arc<dyn Disk>,
     /// A channel of it.
-    pub channel: Box<dyn Channel>,
+    pub channel: Door,
     /// Registered memory for data.
     pub region: Arc<Region>,
     /// The memory's name on the channel.
@@ -49,7 +88,7 @@ impl Rig {
     /// # Panics
     /// If the disk cannot be opened.
     pub fn with_model(disk: Arc<dyn Disk>, model: Model) -> Rig {
-        let mut channel = disk.open().expect("a fresh disk can be opened");
+        let mut channel = Door::open(&*disk);
         let region = Region::alloc(BUFFER_BYTES);
         let region_id = channel.register(Arc::clone(&region));
         Rig { disk, channel, region, region_id, model }
@@ -58,6 +97,22 @@ impl Rig {
     /// A place in the buffer.
     pub fn buf(&self, offset: u64) -> BufRef {
         BufRef { region: self.region_id, offset }
+    }
+
+    /// Pushes a bio, and makes room if there is none.
+    ///
+    /// # Panics
+    /// If no room comes.
+    pub fn push(&mut self, bio: Bio, done: &mut Vec<Completion>) {
+        let mut idle = 0;
+        while self.channel.push(&[bio]) == 0 {
+            self.channel.submit();
+            if self.channel.reap(done) == 0 {
+                self.channel.wait(None);
+                idle += 1;
+                assert!(idle < IDLE_WAITS_MAX, "waiting makes no room");
+            }
+        }
     }
 
     /// Submits, and reaps until nothing is in flight.

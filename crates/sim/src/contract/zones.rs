@@ -62,6 +62,31 @@ pub(super) fn limits(subject: &Subject, _: Seed) {
     all_slots_are_there(&mut rig);
 }
 
+/// Neighbours that are pushed in the wrong order: the second block misses the write pointer, though
+/// merged with the first it would not. In the right order both succeed.
+pub(super) fn order(subject: &Subject, _: Seed) {
+    let mut rig = subject.rig();
+    let Some(zones) = rig.disk.geometry().zones.clone() else { return };
+    let block = rig.disk.geometry().block_sectors();
+    let start = u64::from(zones.conventional_count) * zones.zone_sectors;
+    let write = |rig: &Rig, at: u64, user_data: u64| {
+        let buf = rig.buf(user_data * block * 512);
+        Bio::write(Sector(at), block, buf).with_user_data(user_data)
+    };
+    let mut at = start;
+    for right in [false, true, false, true] {
+        let (first, second) = if right { (at, at + block) } else { (at + block, at) };
+        let bios = [write(&rig, first, 0), write(&rig, second, 1)];
+        assert_eq!(rig.channel.push(&bios), 2);
+        let mut done = rig.finish();
+        done.sort_by_key(|completion| completion.user_data);
+        let wanted = if right { [Status::Ok, Status::Ok] } else { [Status::IoErr, Status::Ok] };
+        assert_eq!(done.iter().map(|done| done.status).collect::<Vec<_>>(), wanted);
+        at += if right { 2 * block } else { block };
+    }
+    assert_eq!(rig.report()[zones.conventional_count as usize].wp, Sector(at));
+}
+
 /// On a device whose zones are all empty: as many zones as the limits allow can be opened, and no
 /// more; afterwards they are empty again.
 pub(super) fn all_slots_are_there(rig: &mut Rig) {
