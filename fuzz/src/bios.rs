@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use blockyard_core::bio::{Bio, Flags, Op, Prio};
-use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::channel::ChannelConfig;
 use blockyard_core::completion::Completion;
 use blockyard_core::composed::Composed;
 use blockyard_core::disk::Disk;
@@ -19,6 +19,7 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_sim::clock::ManualClock;
+use blockyard_sim::contract::Door;
 use blockyard_sim::model::{Model, Outcome};
 
 use crate::input::Input;
@@ -28,6 +29,9 @@ const BATCH: usize = 24;
 
 /// Longest data of one bio, in sectors.
 const SECTORS_MAX: u64 = 48;
+
+/// A wait that finds nothing so often is stuck.
+const IDLE_WAITS_MAX: u32 = 10_000;
 
 /// Steps of one input.
 const STEPS_MAX: u32 = 400;
@@ -87,7 +91,7 @@ fn config(input: &mut Input<'_>) -> NullConfig {
 /// A channel under test, and what it owes.
 struct Run<'a> {
     disk: &'a dyn Disk,
-    channel: Box<dyn Channel>,
+    channel: Door,
     region: Arc<Region>,
     region_id: RegionId,
     model: Model,
@@ -105,7 +109,7 @@ struct Owed {
 
 impl<'a> Run<'a> {
     fn new(disk: &'a dyn Disk, keeps_data: bool) -> Run<'a> {
-        let mut channel = disk.open().expect("a fresh disk can be opened");
+        let mut channel = Door::open(disk);
         let region = Region::alloc(BATCH * (SECTORS_MAX * SECTOR_BYTES) as usize);
         let region_id = channel.register(Arc::clone(&region));
         let mut model = Model::new(disk.geometry(), disk.limits(), keeps_data);
@@ -195,10 +199,13 @@ impl<'a> Run<'a> {
             chunk.copy_from_slice(&(self.serial << 16 | index as u64).to_le_bytes());
         }
         self.region.write(slot, &data);
+        let mut idle = 0;
         while self.channel.push(&[bio]) == 0 {
             self.channel.submit();
             if self.channel.reap(&mut self.done) == 0 {
                 self.channel.wait(None);
+                idle += 1;
+                assert!(idle < IDLE_WAITS_MAX, "waiting makes no room");
             }
         }
         let outcome = self.model.apply(&bio, &mut data);
@@ -216,7 +223,7 @@ impl<'a> Run<'a> {
             if self.channel.reap(&mut self.done) == 0 {
                 self.channel.wait(None);
                 idle += 1;
-                assert!(idle < 10_000, "waiting finds nothing");
+                assert!(idle < IDLE_WAITS_MAX, "waiting finds nothing");
             }
         }
         assert_eq!(self.done.len(), self.owed.len(), "one completion each");

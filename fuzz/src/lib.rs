@@ -5,3 +5,4 @@
 pub mod bios;
 pub mod input;
 pub mod nbd;
+pub mod texts;

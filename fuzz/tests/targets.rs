@@ -26,3 +26,6 @@ macro_rules! target {
 
 target!(bios_model, blockyard_fuzz::bios::bios_model);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
+target!(uri, blockyard_fuzz::texts::uri);
+target!(config, blockyard_fuzz::texts::config);
+target!(fault, blockyard_fuzz::texts::fault);

@@ -1,0 +1,231 @@
+//! Texts from users: device URIs, configurations, faults. Whatever they are, the answer is a value
+//! that prints to itself, or errors that say something and point into the text.
+
+use blockyard_yard::config::{self, ConfigError};
+use blockyard_yard::param::KINDS;
+use blockyard_yard::{inject, size, stack, uri};
+
+use crate::input::Input;
+
+/// Values of parameters: right for some, wrong for others.
+const VALUES: &[&str] = &[
+    "1",
+    "0",
+    "true",
+    "off",
+    "10G",
+    "64M",
+    "1T",
+    "8P",
+    "256M",
+    "192M",
+    "1M",
+    "64k",
+    "4k",
+    "512",
+    "4096",
+    "513",
+    "3M",
+    "14",
+    "2",
+    "timer",
+    "softirq",
+    "none",
+    "+0-7",
+    "1,100,0,3",
+    "-1",
+    "99999999999999999999",
+    "18446744073709551615",
+    "4294967296",
+    "1e9",
+    "inf",
+    "",
+    " ",
+    "%41",
+    "%",
+    "é",
+    "\u{202e}",
+    "\"",
+    "\\",
+];
+
+/// Words that are no parameter, or not here.
+const WORDS: &[&str] = &["sise", "name", "kind", "#", "&", "=", "é", "", "SIZE", "max_open", "["];
+
+/// Pieces of a configuration beside devices.
+const TOML_PIECES: &[&str] = &[
+    "[[device]]\n",
+    "[device]\n",
+    "[serve]\n",
+    "[tls]\n",
+    "[control]\n",
+    "\n",
+    "# c\n",
+    "mode = \"off\"\n",
+    "mode = \"require\"\n",
+    "nbd = [\"unix:/tmp/x\"]\n",
+    "metrics = \"tcp:127.0.0.1:1\"\n",
+    "uri = \"null:///a\"\n",
+    "certificates = \"/x\"\n",
+    "verify_peer = true\n",
+    "path = \"/c\"\n",
+    "a = { b = 1 }\n",
+    "x = [",
+    "]",
+    "'",
+    "\"\"\"",
+    "é",
+    "\u{0}",
+    "\t",
+    ".",
+];
+
+/// Pieces of faults.
+const FAULT_PIECES: &[&str] = &[
+    "add,",
+    "add",
+    "removeall",
+    "op=",
+    "WRITE",
+    "read",
+    "start=",
+    "nr_sectors=",
+    "status=",
+    "MEDIUM",
+    "BLK_STS_IOERR",
+    "OK",
+    "chance=",
+    "times=",
+    "1",
+    "0",
+    "18446744073709551615",
+    ",",
+    "=",
+    "badblocks=",
+    "+0-7",
+    "zone_readonly=",
+    "\n",
+    "é",
+    " ",
+];
+
+/// Reads the bytes as a device URI.
+///
+/// # Panics
+/// If a URI that was taken does not print to itself.
+pub fn uri(bytes: &[u8]) {
+    let text = uri_text(bytes);
+    let _ = size::parse(&text);
+    match uri::parse(&text) {
+        Ok(spec) => {
+            let printed = spec.to_string();
+            assert_eq!(uri::parse(&printed).as_ref(), Ok(&spec), "{printed}");
+            // The parameters may still not go together; then an error says so. A file that a
+            // parameter names is not touched, and memory is only reserved.
+            if let Err(error) = stack::check(&spec) {
+                assert_says_something(&error.to_string());
+            }
+        }
+        Err(error) => assert_says_something(&error.to_string()),
+    }
+}
+
+/// Reads the bytes as a configuration.
+///
+/// # Panics
+/// If an error does not point into the text.
+pub fn config(bytes: &[u8]) {
+    let text = toml_text(bytes);
+    match config::parse(&text) {
+        Ok(config) => assert_eq!(config.devices.len(), config.places.len()),
+        Err(errors) => {
+            assert!(!errors.is_empty(), "refused without an error");
+            for ConfigError { line, column, span, message, .. } in errors {
+                assert!(line >= 1 && line <= text.matches('\n').count() + 1, "line {line}");
+                assert!(column >= 1 && column <= text.chars().count() + 1, "column {column}");
+                assert!(text.get(span.clone()).is_some(), "{span:?} is no part of the text");
+                assert_says_something(&message);
+            }
+        }
+    }
+}
+
+/// Reads the bytes as a fault.
+///
+/// # Panics
+/// If an error says nothing.
+pub fn fault(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let text = raw(&mut input).unwrap_or_else(|| pieces(&mut input, FAULT_PIECES, 24));
+    if let Err(error) = inject::parse(&text) {
+        assert_says_something(&error.to_string());
+    }
+}
+
+/// A quarter of all inputs are taken as they are.
+fn raw(input: &mut Input<'_>) -> Option<String> {
+    let raw = input.below(4) == 1;
+    raw.then(|| String::from_utf8_lossy(input.take(usize::MAX)).into_owned())
+}
+
+/// Pieces one after the other.
+fn pieces(input: &mut Input<'_>, pieces: &[&str], count_max: u64) -> String {
+    (0..input.below(count_max)).map(|_| input.choose(pieces)).collect()
+}
+
+/// The name of a parameter of any kind, or a word that is none.
+fn key<'a>(input: &mut Input<'_>) -> &'a str {
+    if input.below(24) == 1 {
+        return input.choose(WORDS);
+    }
+    let kind = &KINDS[input.below(KINDS.len() as u64) as usize];
+    let count = kind.params().count() as u64;
+    kind.params().nth(input.below(count) as usize).expect("below the count").name
+}
+
+fn uri_text(bytes: &[u8]) -> String {
+    let mut input = Input::new(bytes);
+    if let Some(text) = raw(&mut input) {
+        return text;
+    }
+    let heads =
+        ["null:///n0", "null:///a-b.c", "null:///%41", "mem:///m", "null://h/n", "null:", ""];
+    // The first one mostly, or nothing would ever be said of parameters.
+    let head = if input.below(8) == 1 { input.choose(&heads) } else { heads[0] };
+    let mut text = head.to_owned();
+    for index in 0..input.below(7) {
+        text.push(if index == 0 { '?' } else { '&' });
+        text.push_str(key(&mut input));
+        text.push('=');
+        text.push_str(input.choose(VALUES));
+    }
+    text
+}
+
+fn toml_text(bytes: &[u8]) -> String {
+    let mut input = Input::new(bytes);
+    if let Some(text) = raw(&mut input) {
+        return text;
+    }
+    let mut text = pieces(&mut input, TOML_PIECES, 4);
+    for number in 0..input.below(4) {
+        text.push_str(if input.below(8) == 1 { "[device.x]\n" } else { "[[device]]\n" });
+        text.push_str(&format!("name = \"d{number}\"\nkind = \"null\"\n"));
+        for _ in 0..input.below(6) {
+            let (key, value) = (key(&mut input), input.choose(VALUES));
+            text.push_str(&match input.below(3) {
+                0 => format!("{key} = {value}\n"),
+                _ => format!("{key} = \"{value}\"\n"),
+            });
+        }
+    }
+    text + &pieces(&mut input, TOML_PIECES, 6)
+}
+
+/// A message for people: not empty, not endless, and nothing that moves their cursor.
+fn assert_says_something(message: &str) {
+    assert!(!message.trim().is_empty(), "an empty message");
+    assert!(message.len() < 16_384, "a message of {} bytes", message.len());
+    let odd = message.chars().find(|letter| letter.is_control() && *letter != '\n');
+    assert_eq!(odd, None, "a control character in `{}`", message.escape_debug());
+}
