@@ -14,10 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, Control};
+use crate::bounded::Bounded;
 use crate::listen::Listen;
 
 /// Threads for requests that wait for a device. More requests than these queue up.
 const BLOCKING_THREADS: usize = 8;
+
+/// Most clients of one socket at once.
+pub const CLIENTS_MAX: usize = 64;
 
 /// What the daemon is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +209,7 @@ where
             // An error means that the sender is gone: the server has been dropped.
             let _ = stopped.wait_for(|stop| *stop).await;
         };
+        let listener = Bounded::new(listener, CLIENTS_MAX);
         if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop).await {
             tracing::error!(%error, "the control plane has ended");
         }

@@ -3,6 +3,7 @@
 
 pub mod activation;
 pub mod api;
+mod bounded;
 pub mod client;
 pub mod config;
 pub mod control;

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use blockyard_yard::client::{Client, ClientError};
+use blockyard_yard::control::CLIENTS_MAX;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::listen::Listen;
 use blockyard_yard::paths::TempDir;
@@ -201,6 +202,26 @@ fn bad_requests_get_an_error_in_json_and_the_daemon_lives_on() {
     for noise in [&b"\0\xff\x80 garbage\r\n\r\n"[..], b"GET", b"", b"GET / HTTP/9.9\r\n\r\n"] {
         raw(&served, noise, Half::Closed);
     }
+    assert_eq!(served.client.devices().unwrap().len(), 1);
+}
+
+#[test]
+fn clients_that_say_nothing_have_a_bound() {
+    let served = serve(&["null:///a?size=1G"]);
+    let mut idle: Vec<_> =
+        (0..CLIENTS_MAX).map(|_| UnixStream::connect(served.client.path()).unwrap()).collect();
+    // This one waits in the queue of the socket until an idle one leaves.
+    let mut waits = UnixStream::connect(served.client.path()).unwrap();
+    waits.write_all(&request("GET", "/v1/version", "")).unwrap();
+    waits.set_nonblocking(true).unwrap();
+    let early = waits.read(&mut [0; 16]).unwrap_err();
+    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    waits.set_nonblocking(false).unwrap();
+    idle.pop();
+    let mut answer = String::new();
+    waits.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(idle);
     assert_eq!(served.client.devices().unwrap().len(), 1);
 }
 
