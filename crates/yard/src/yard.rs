@@ -208,8 +208,8 @@ mod tests {
         let entry = yard.add(spec(uri)).unwrap();
         assert_eq!(
             describe(&entry.spec, entry.disk.as_ref()),
-            "null 1G, keeps no data, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, 3 open at most, \
-             5 active at most"
+            "null 1G, keeps no data, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, \
+             3 open at most, 5 active at most"
         );
     }
 }
