@@ -1,6 +1,7 @@
 //! The blocking adapter: one call, one I/O, for code that has nothing else to do meanwhile.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
 use crate::channel::Channel;
@@ -16,6 +17,9 @@ pub struct Io {
     region: Arc<Region>,
     region_id: RegionId,
     done: Vec<Completion>,
+    /// The number of the next bio: an answer to an earlier one, given up, is not taken for its own.
+    next: u64,
+    timeout: Option<Duration>,
 }
 
 impl Io {
@@ -26,29 +30,40 @@ impl Io {
     pub fn new(mut channel: Box<dyn Channel>, len_bytes_max: usize) -> Io {
         let region = Region::alloc(len_bytes_max);
         let region_id = channel.register(Arc::clone(&region));
-        Io { channel, region, region_id, done: Vec::with_capacity(1) }
+        Io { channel, region, region_id, done: Vec::with_capacity(4), next: 0, timeout: None }
     }
 
-    /// Carries one bio out and says where it landed.
+    /// The same, but a call gives its bio up after `timeout` and fails with `TIMEOUT`; the bio goes
+    /// on without it.
+    pub fn with_timeout(mut self, timeout: Duration) -> Io {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Carries one bio out and says where it landed. Its user data are the adapter's to choose.
     ///
     /// # Errors
     /// The bio's status, if it is not OK.
     pub fn run(&mut self, bio: Bio) -> Result<Sector, Status> {
-        // An adapter drives its channel alone, one bio at a time, so there is always room.
-        if self.channel.push(&[bio]) == 0 {
+        self.next += 1;
+        // An adapter drives its channel alone, one bio at a time, so there is room, unless many
+        // bios were given up.
+        if self.channel.push(&[bio.with_user_data(self.next)]) == 0 {
             return Err(Status::Again);
         }
         self.channel.submit();
-        self.done.clear();
-        while self.channel.reap(&mut self.done) == 0 {
-            if self.channel.due() == Due::Never {
+        let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            self.done.clear();
+            self.channel.reap(&mut self.done);
+            if let Some(end) = self.done.iter().find(|end| end.user_data == self.next) {
+                return if end.status.is_ok() { Ok(end.sector) } else { Err(end.status) };
+            }
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if late || (self.done.is_empty() && self.channel.due() == Due::Never) {
                 return Err(Status::Timeout);
             }
-            self.channel.wait(None);
-        }
-        match self.done[0] {
-            Completion { status: Status::Ok, sector, .. } => Ok(sector),
-            Completion { status, .. } => Err(status),
+            self.channel.wait(deadline);
         }
     }
 

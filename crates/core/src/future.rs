@@ -23,6 +23,8 @@ struct State {
     slots: Vec<Slot>,
     free: Vec<usize>,
     done: Vec<Completion>,
+    /// Futures that found the channel full.
+    full: Vec<Waker>,
 }
 
 enum Slot {
@@ -39,7 +41,8 @@ enum Slot {
 impl Io {
     /// Takes the channel over.
     pub fn new(channel: Box<dyn Channel>) -> Io {
-        let state = State { channel, slots: Vec::new(), free: Vec::new(), done: Vec::new() };
+        let (slots, free, done, full) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let state = State { channel, slots, free, done, full };
         Io { state: Rc::new(RefCell::new(state)) }
     }
 
@@ -64,7 +67,10 @@ impl Io {
             state.channel.wait(None);
             state.channel.reap(&mut done);
         }
-        let wakers: Vec<Waker> = done.iter().filter_map(|end| state.settle(end)).collect();
+        let mut wakers: Vec<Waker> = done.iter().filter_map(|end| state.settle(end)).collect();
+        if !done.is_empty() {
+            wakers.append(&mut state.full);
+        }
         let count = done.len();
         done.clear();
         state.done = done;
@@ -124,7 +130,7 @@ impl Future for Run {
             });
             if state.channel.push(&[this.bio.with_user_data(index as u64)]) == 0 {
                 state.free.push(index);
-                context.waker().wake_by_ref();
+                state.full.push(context.waker().clone());
                 return Poll::Pending;
             }
             let (waker, user_data) = (Some(context.waker().clone()), this.bio.user_data);

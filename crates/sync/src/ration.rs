@@ -25,6 +25,11 @@ impl Ration {
 
     /// Uses one; `false` if none was left.
     pub fn take(&self) -> bool {
+        self.take_numbered().is_some()
+    }
+
+    /// Uses one and says which one it is, from 0; `None` if none was left.
+    pub fn take_numbered(&self) -> Option<u64> {
         // Relaxed throughout: the count guards nothing but itself.
         let mut used = self.used.load(Ordering::Relaxed);
         while used < self.bound {
@@ -34,11 +39,11 @@ impl Ration {
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return true,
+                Ok(_) => return Some(used),
                 Err(now) => used = now,
             }
         }
-        false
+        None
     }
 
     /// Whether none is left.
