@@ -23,12 +23,14 @@ pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 /// One thread's door to a device: register memory, push bios, submit them, reap what is done.
 ///
 /// A channel belongs to one thread at a time. Every pushed bio gets exactly one completion, on the
-/// channel that pushed it, in any order. Dropping a channel waits for what is in flight.
+/// channel that pushed it, in any order. Dropping a channel waits for what the device has started
+/// and forgets the rest: reap everything first where it matters.
 pub trait Channel: Send {
     /// Makes memory known to the channel, which keeps it alive until it is unregistered.
     fn register(&mut self, region: Arc<Region>) -> RegionId;
 
-    /// Forgets a region. A region with bios in flight stays: the answer is `false`.
+    /// Forgets a region. While any bio of the channel is in flight the region stays, and the answer
+    /// is `false`; so it is for a region that is not registered.
     fn unregister(&mut self, region: RegionId) -> bool;
 
     /// Takes as many of the bios as there is room for, from the first on, and says how many. A bio

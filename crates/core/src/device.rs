@@ -80,6 +80,12 @@ pub trait DeviceQueue: Send + 'static {
 
     /// When `poll` will next find something.
     fn due(&self) -> Due;
+
+    /// Completes at once what only waits for a time to come, because nobody waits for it any more.
+    /// A queue that keeps nothing back has nothing to do.
+    fn abort(&mut self, done: &mut Done) {
+        let _ = done;
+    }
 }
 
 /// When something is next to be found.

@@ -217,6 +217,16 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         }
         due
     }
+
+    fn abort(&mut self, done: &mut Done) {
+        let before = self.in_flight();
+        self.held_until.clear();
+        while done.take_from(&mut self.held) {}
+        while let Some((_, started)) = self.timing_out.pop_front() {
+            done.complete(started, Status::Timeout);
+        }
+        self.give_tags(before);
+    }
 }
 
 impl<Z: ZoneSet> fmt::Debug for NullQueue<Z> {

@@ -4,6 +4,7 @@ use crate::bio::{Bio, Flags, Op};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
 use crate::status::Status;
+use crate::units::Sector;
 
 /// What bios are checked against, in the form that the check needs.
 #[derive(Clone, Debug)]
@@ -120,4 +121,16 @@ impl Rules {
             chunk => piece.min(chunk - (bio.sector.0 & (chunk - 1))),
         }
     }
+}
+
+/// The bio without what its operation ignores, so that nothing behind this reckons with it.
+pub(super) fn normal(bio: &Bio) -> Bio {
+    let mut bio = *bio;
+    if !bio.op.has_range() {
+        bio.sectors = 0;
+    }
+    if matches!(bio.op, Op::Flush | Op::ZoneResetAll) {
+        bio.sector = Sector(0);
+    }
+    bio
 }

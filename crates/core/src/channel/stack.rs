@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Channel;
-use super::check::Rules;
+use super::check::{self, Rules};
 use super::flush::{self, Route};
 use super::plug::Plug;
 use super::slots::Slots;
@@ -119,6 +119,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             Ok(data) => (data, Status::Ok),
             Err(status) => (NonNull::dangling(), status),
         };
+        let bio = &check::normal(bio);
         let mut slot = self.slots.take(bio, data).expect("push asked for room");
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the request.
@@ -305,7 +306,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             // SAFETY: the request has come home, so its slots are this channel's again.
             let slot_ref = unsafe { slot.as_ref() };
             next = slot_ref.next;
-            let latency_ns = if tag.is_some() { now.since(slot_ref.submitted) } else { 0 };
+            let latency_ns = tag.is_some().then(|| now.since(slot_ref.submitted));
             if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
                 self.finish_rare(slot, (status, landed), now, latency_ns, out);
                 continue;
@@ -323,7 +324,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         mut slot: NonNull<Slot>,
         (status, landed): (Status, Sector),
         now: Nanos,
-        latency_ns: u64,
+        latency_ns: Option<u64>,
         out: &mut Vec<Completion>,
     ) {
         // SAFETY: the request has come home, so the slot is this channel's again.
@@ -358,7 +359,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         slot: NonNull<Slot>,
         status: Status,
         sector: Sector,
-        latency_ns: u64,
+        latency_ns: Option<u64>,
         out: &mut Vec<Completion>,
     ) {
         // SAFETY: the slot is this channel's, and no request refers to it.
@@ -466,17 +467,23 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
     }
 }
 
-/// Waits for everything that was submitted: the device holds pointers into the slots and regions.
+/// Waits for what the device has started, because it holds pointers into the slots and regions. What
+/// was not started yet is forgotten: nobody is left to be told of it.
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Drop for Stack<S, Q, C> {
     fn drop(&mut self) {
         drop(self.plug.drain());
         self.rest = None;
         let mut out = Vec::new();
-        while self.tags.taken() > 0 || !self.sched.is_empty() {
-            self.reap(&mut out);
+        while self.tags.taken() > 0 {
+            while self.sched.dispatch(Nanos(0)).is_some() {}
+            self.queue.abort(&mut self.done);
+            let ended = self.reap(&mut out);
             out.clear();
-            if let Due::At(at) = self.due() {
-                self.clock.sleep_until(at);
+            match self.due() {
+                Due::At(at) => self.clock.sleep_until(at),
+                // The device knows of nothing that it still has: it has panicked on its way.
+                Due::Never if ended == 0 => return,
+                Due::Never => {}
             }
         }
     }

@@ -39,12 +39,13 @@ impl ChannelStats {
     fn completed(&self, tally: &Tally) {
         let index = tally.op as usize;
         self.ops[index].add(tally.ops);
-        if tally.ok {
-            self.sectors[index].add(tally.sectors);
-        } else {
+        self.sectors[index].add(tally.sectors);
+        if !tally.ok {
             self.errors[index].add(tally.ops);
         }
-        self.latency[latency_class(tally.op)].add(tally.latency_ns, tally.ops);
+        if let Some(latency_ns) = tally.latency_ns {
+            self.latency[latency_class(tally.op)].add(latency_ns, tally.ops);
+        }
     }
 
     /// Counts one bio that was merged into a request.
@@ -61,12 +62,13 @@ pub(crate) struct Tally {
     ok: bool,
     ops: u64,
     sectors: u64,
-    latency_ns: u64,
+    /// None for bios that never came to the device.
+    latency_ns: Option<u64>,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
-        Tally { op: Op::Read, ok: true, ops: 0, sectors: 0, latency_ns: 0 }
+        Tally { op: Op::Read, ok: true, ops: 0, sectors: 0, latency_ns: None }
     }
 }
 
@@ -79,14 +81,15 @@ impl Tally {
         op: Op,
         ok: bool,
         sectors: u64,
-        latency_ns: u64,
+        latency_ns: Option<u64>,
     ) {
         if op != self.op || ok != self.ok || latency_ns != self.latency_ns {
             self.settle(stats);
             (self.op, self.ok, self.latency_ns) = (op, ok, latency_ns);
         }
         self.ops += 1;
-        self.sectors += sectors;
+        // A refused bio may say anything.
+        self.sectors += if ok { sectors } else { 0 };
     }
 
     /// Counts what was gathered.

@@ -84,4 +84,10 @@ impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
         let held = self.due.front().map_or(Due::Never, |due| Due::At(*due));
         held.earlier(self.inner.due())
     }
+
+    fn abort(&mut self, done: &mut Done) {
+        self.inner.abort(&mut self.held);
+        self.due.clear();
+        while done.take_from(&mut self.held) {}
+    }
 }

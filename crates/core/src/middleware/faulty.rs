@@ -49,12 +49,15 @@ pub struct Faulty<D> {
     inner: D,
     rules: Arc<Published<Vec<Armed>>>,
     seed: u64,
+    /// Counts queues, so that each has a chance of its own.
+    queues: Ration,
 }
 
 impl<D: Device> Faulty<D> {
     /// `inner` without rules. `seed` decides what chance brings.
     pub fn new(inner: D, seed: u64) -> Faulty<D> {
-        Faulty { inner, rules: Arc::new(Published::new(Vec::new())), seed }
+        let (rules, queues) = (Arc::new(Published::new(Vec::new())), Ration::new(u64::MAX));
+        Faulty { inner, rules, seed, queues }
     }
 
     /// How often each rule has struck, newest rule first.
@@ -74,7 +77,7 @@ impl<D: Device> Device for Faulty<D> {
             inner: self.inner.open_queue()?,
             rules: Reader::new(&self.rules),
             passed: Batch::with_capacity(depth),
-            chance: Chance(self.seed | 1),
+            chance: Chance::new(self.seed, self.queues.take_numbered().unwrap_or(0)),
         })
     }
 
@@ -187,6 +190,10 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     fn due(&self) -> Due {
         self.inner.due()
     }
+
+    fn abort(&mut self, done: &mut Done) {
+        self.inner.abort(done);
+    }
 }
 
 /// Chance from a seed: xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003). Never 0.
@@ -194,6 +201,15 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
 struct Chance(u64);
 
 impl Chance {
+    /// The chance of one queue of a device: the seed and the queue's number, well mixed (the
+    /// finalizer of splitmix64, G. Steele et al., OOPSLA 2014).
+    fn new(seed: u64, queue: u64) -> Chance {
+        let mut state = seed.wrapping_add((queue + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Chance((state ^ (state >> 31)).max(1))
+    }
+
     /// True once in `n` times; always for 0 and 1.
     fn one_in(&mut self, n: u32) -> bool {
         self.0 ^= self.0 << 13;

@@ -213,4 +213,8 @@ impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
     fn due(&self) -> Due {
         self.inner.due()
     }
+
+    fn abort(&mut self, done: &mut Done) {
+        self.inner.abort(done);
+    }
 }
