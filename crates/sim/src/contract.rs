@@ -50,7 +50,15 @@ impl Subject {
         keeps_data: bool,
         make: impl Fn() -> D + Sync + 'static,
     ) -> Subject {
-        let make = move || disk(make());
+        Subject::disks(name, keeps_data, move || disk(make()))
+    }
+
+    /// Disks that somebody else has composed; each call makes a fresh one.
+    pub fn disks(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> Arc<dyn Disk> + Sync + 'static,
+    ) -> Subject {
         Subject { name: name.to_owned(), make: Box::new(make), keeps_data }
     }
 

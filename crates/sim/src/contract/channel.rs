@@ -13,12 +13,15 @@ use super::{DEPTH, Subject};
 use crate::seed::Seed;
 use crate::workload::{Mix, Workload};
 
+/// More bios than any channel of the suite's subjects has room for.
+const BIOS: u64 = 1000;
+
 /// Reads that any device answers with OK.
 fn reads(rig: &Rig, count: u64) -> Vec<Bio> {
     let block = rig.disk.geometry().block_sectors();
     let bio = |index: u64| {
         let sector = Sector(index % 8 * block);
-        let buf = rig.buf(index * block * SECTOR_BYTES);
+        let buf = rig.buf(index % u64::from(DEPTH) * block * SECTOR_BYTES);
         Bio::read(sector, block, buf).with_user_data(index)
     };
     (0..count).map(bio).collect()
@@ -91,7 +94,7 @@ pub(super) fn outside_of_regions(subject: &Subject, _: Seed) {
 /// More bios than there is room for.
 pub(super) fn full(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
-    let bios = reads(&rig, 3 * u64::from(DEPTH));
+    let bios = reads(&rig, BIOS);
     let taken = rig.channel.push(&bios);
     assert!((1..bios.len()).contains(&taken), "took {taken} of {}", bios.len());
     assert_eq!(rig.channel.in_flight(), taken);
