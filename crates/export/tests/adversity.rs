@@ -190,6 +190,61 @@ fn removing_an_export_drains_and_disconnects_its_clients_only() {
 }
 
 #[test]
+fn shutdown_is_bounded_whatever_the_disk_owes() {
+    let disk = Ram::new(MIB);
+    let mut rig = Rig::with(Arc::clone(&disk) as _, ExportOptions::default(), impatient());
+    let mut clients: Vec<_> = (0..4).map(|_| rig.client(Style::Structured)).collect();
+    disk.set(|inner| inner.held = true);
+    for client in &mut clients {
+        // More than the disk's channel takes.
+        for cookie in 0..100 {
+            client.send(command::READ, 0, cookie, 0, 512);
+        }
+    }
+    // One has closed its sending half, one is gone.
+    clients[1].stream.shutdown(Shutdown::Write).unwrap();
+    drop(clients.pop());
+    disk.wait_pushed(4 * 64);
+    rig.server.take().unwrap().shutdown();
+    for mut client in clients {
+        client.assert_closed();
+    }
+    assert!(disk.inner().held);
+}
+
+#[test]
+fn removing_an_export_is_bounded_whatever_the_disk_owes() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    let mut client = rig.client(Style::Simple);
+    disk.set(|inner| inner.held = true);
+    client.send(command::READ, 0, 1, 0, 512);
+    disk.wait_pushed(1);
+    rig.exports.remove("disk", Duration::ZERO).unwrap();
+    client.assert_closed();
+    assert!(disk.inner().held);
+}
+
+#[test]
+fn what_a_lost_client_wrote_is_finished() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    let mut client = rig.client(Style::Simple);
+    disk.set(|inner| inner.held = true);
+    let mut bytes = client.request(command::WRITE, 0, 1, 0, 4096);
+    bytes.resize(28 + 4096, 0xee);
+    client.stream.write_all(&bytes).unwrap();
+    disk.wait_pushed(1);
+    drop(client);
+    let exports = Arc::clone(&rig.exports);
+    let removing = thread::spawn(move || exports.remove("disk", Duration::from_secs(60)).unwrap());
+    disk.set(|inner| inner.held = false);
+    removing.join().unwrap();
+    rig.exports.add("disk", disk, ExportOptions::default()).unwrap();
+    assert_eq!(rig.client(Style::Simple).read(0, 4096).data, [0xee; 4096]);
+}
+
+#[test]
 fn one_client_too_many_is_turned_away() {
     let options = ServerOptions { connections_max: 1, ..ServerOptions::default() };
     let rig = Rig::with(Ram::new(MIB), ExportOptions::default(), options);

@@ -4,12 +4,16 @@ use std::fmt;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
 use crate::nbd::sys::{self, Wake};
 use crate::nbd::wire::Style;
+
+/// How long a client that was cut may take to leave before nobody waits for it any more.
+pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
 
 /// Counters of a connection. Its thread writes them, anyone reads.
 #[derive(Debug, Default)]
@@ -37,6 +41,8 @@ pub(crate) struct Client {
     pub(crate) since: SystemTime,
     pub(crate) stats: ClientStats,
     pub(crate) chosen: OnceLock<Chosen>,
+    /// It was cut: its thread leaves at the next look, whatever is in flight.
+    cut: AtomicBool,
     line: Line,
 }
 
@@ -61,6 +67,7 @@ impl Client {
             since: SystemTime::now(),
             stats: ClientStats::default(),
             chosen: OnceLock::new(),
+            cut: AtomicBool::new(false),
             line,
         })
     }
@@ -74,8 +81,16 @@ impl Client {
         }
     }
 
-    /// Ends the connection's I/O with the client, sent or not.
+    /// Whether the connection is to end whatever is in flight.
+    pub(crate) fn is_cut(&self) -> bool {
+        // Relaxed: nothing else is published by it.
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection's I/O with the client, sent or not, and its wait for the device.
     pub(crate) fn cut(&self) {
+        // Relaxed: as in `is_cut`; ending the line wakes whoever sleeps on it.
+        self.cut.store(true, Ordering::Relaxed);
         match &self.line {
             Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Both),
             Line::Pipes { drain, cut } => {

@@ -12,7 +12,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Op, RegionId};
@@ -46,6 +46,8 @@ const STATUS_PAYLOAD_BYTES: usize = 12;
 const REST: Duration = Duration::from_secs(1);
 /// How often the channel is asked for results when it does not say when they are due.
 const POLL: Duration = Duration::from_millis(1);
+/// Longest wait for the device alone before a look whether the connection was cut.
+const CUT_LOOK: Duration = Duration::from_millis(50);
 
 /// What a request holds while it is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -171,9 +173,17 @@ impl Connection {
     /// Serves the client until it leaves, is asked to leave, or breaks the protocol.
     ///
     /// # Errors
-    /// If the link fails.
+    /// If the link fails, or the connection is cut.
     pub(crate) fn serve(&mut self) -> io::Result<Option<wire::WireError>> {
         sys::sharpen_timers();
+        let served = self.serve_requests();
+        if served.is_err() {
+            self.finish();
+        }
+        served
+    }
+
+    fn serve_requests(&mut self) -> io::Result<Option<wire::WireError>> {
         loop {
             let need = self.take_requests();
             let reaped = self.carry_out();
@@ -182,10 +192,24 @@ impl Connection {
                 self.link.close();
                 return Ok(self.fault);
             }
+            if self.client.is_cut() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
+            }
             if need == Need::Nothing && !self.ending {
                 continue;
             }
             self.receive(need, reaped)?;
+        }
+    }
+
+    /// Lets what is in flight end for a client that can no longer be answered.
+    fn finish(&mut self) {
+        self.ending = true;
+        while self.in_flight() > 0 && !self.client.is_cut() {
+            let reaped = self.carry_out();
+            self.replies.clear();
+            self.leaving.clear();
+            self.wait_for_completions(reaped);
         }
     }
 
@@ -526,10 +550,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Sleeps until something in flight is done, unless the last look found something.
+    /// Sleeps until something in flight is done, unless the last look found something, and not
+    /// for so long that a cut would go unseen.
     fn wait_for_completions(&mut self, reaped: usize) {
         if reaped == 0 && self.channel.in_flight() > 0 {
-            self.channel.wait(None);
+            self.channel.wait(Some(Instant::now() + CUT_LOOK));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 
-use crate::nbd::client::Client;
+use crate::nbd::client::{CUT_GRACE, Client};
 use crate::nbd::wire::{self, BlockSizes, STRING_BYTES_MAX, Style, export_flag};
 
 /// Most exports of one table.
@@ -185,7 +185,7 @@ impl Export {
     }
 
     /// Lets no new client in, asks those that are here to drain, and cuts off at `drain` those
-    /// that have not left. Returns when all have.
+    /// that have not left. Returns when all have, or soon after the cut.
     fn close(&self, drain: Duration) {
         let deadline = Instant::now() + drain;
         let mut attached = self.attached();
@@ -203,9 +203,13 @@ impl Export {
                 .0;
         }
         attached.clients.iter().for_each(|client| client.cut());
-        // What is left now is I/O that the device owes us; every wait of the device has a bound.
-        while !attached.clients.is_empty() {
-            attached = self.detached.wait(attached).unwrap_or_else(PoisonError::into_inner);
+        // They leave at their next look; only a system call that does not return holds one up.
+        let gone = |attached: &mut Attached| !attached.clients.is_empty();
+        let waited = self.detached.wait_timeout_while(attached, CUT_GRACE, gone);
+        let attached = waited.unwrap_or_else(PoisonError::into_inner).0;
+        for client in &attached.clients {
+            let (id, peer) = (client.id, &client.peer);
+            tracing::warn!(id, peer, export = self.name, "a client that was cut has not left");
         }
     }
 }
@@ -285,8 +289,8 @@ impl Exports {
     }
 
     /// Takes an export out of the table. Its clients' requests in flight are answered, then they
-    /// are disconnected; those that are not through after `drain` are cut off. Returns when the
-    /// last one has left.
+    /// are disconnected; those that are not through after `drain` are cut off, whatever their
+    /// requests still wait for. Returns when the last one has left.
     ///
     /// # Errors
     /// If there is no such export.

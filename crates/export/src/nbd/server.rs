@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-use crate::nbd::client::{Client, ConnectionInfo, Line};
+use crate::nbd::client::{CUT_GRACE, Client, ConnectionInfo, Line};
 use crate::nbd::endpoint::{Endpoint, ListenError, Listener};
 use crate::nbd::exports::Exports;
 use crate::nbd::link::{Link, Pipes};
@@ -35,7 +35,7 @@ pub struct ServerOptions {
     /// How long a client may take from connecting to transmission.
     pub handshake_timeout: Duration,
     /// How long a shutdown lets clients take to send the rest of a request and to read their
-    /// replies, before it cuts them off.
+    /// replies, and the device to carry them out, before it cuts them off.
     pub drain_timeout: Duration,
     /// TLS.
     pub tls: TlsConfig,
@@ -214,7 +214,19 @@ impl Server {
             clients = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         clients.here.values().for_each(|client| client.cut());
-        let threads: Vec<_> = clients.threads.drain().collect();
+        // They leave at their next look; only a system call that does not return holds one up.
+        let here = |clients: &mut Clients| !clients.here.is_empty();
+        let waited = shared.left.wait_timeout_while(clients, CUT_GRACE, here);
+        clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        for client in clients.here.values() {
+            tracing::warn!(
+                id = client.id,
+                peer = client.peer,
+                "a client that was cut has not left"
+            );
+        }
+        let Clients { threads, here, .. } = &mut *clients;
+        let threads: Vec<_> = threads.drain().filter(|(id, _)| !here.contains_key(id)).collect();
         drop(clients);
         for (_, thread) in threads {
             // A panic there was reported when it happened.

@@ -209,10 +209,15 @@ impl Channel for RamChannel {
         bios.len()
     }
 
-    fn wait(&mut self, _: Option<Instant>) {
+    fn wait(&mut self, deadline: Option<Instant>) {
         let mut inner = self.inner.0.lock().unwrap();
         while inner.held && !self.pending.is_empty() {
-            inner = self.inner.1.wait(inner).unwrap();
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            inner = match left {
+                Some(Duration::ZERO) => return,
+                Some(left) => self.inner.1.wait_timeout(inner, left).unwrap().0,
+                None => self.inner.1.wait(inner).unwrap(),
+            };
         }
     }
 
@@ -232,9 +237,7 @@ impl Channel for RamChannel {
 
 impl Drop for RamChannel {
     fn drop(&mut self) {
-        while !self.pending.is_empty() {
-            self.wait(None);
-            self.reap(&mut Vec::new());
-        }
+        // What is held waits for nothing but the test, so it ends at once without effect.
+        self.reap(&mut Vec::new());
     }
 }
