@@ -1,7 +1,8 @@
 //! The control API: HTTP and JSON under `/v1`, and `/metrics`. docs/control-api.md describes it.
 //!
-//! Everything that touches a device runs on a blocking thread, so that a slow one holds up nobody
-//! but who asked for it.
+//! What waits for a device or for its clients runs on a blocking thread, and a device has so many
+//! at once, so that a slow one holds up nobody but who asked for it. What only looks takes short
+//! locks and is answered at once.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -104,6 +105,7 @@ impl From<YardError> for Refusal {
             | YardError::NotZoned { .. }
             | YardError::Zone { .. }
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
+            YardError::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
             YardError::Device(DeviceError::Os { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         };
@@ -169,21 +171,19 @@ fn view(yard: &Yard, entry: &Entry) -> DeviceView {
 }
 
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
-    blocking(move || {
-        let exports = control.yard.exports().list();
-        let clients = |name: &str| {
-            let export = exports.iter().find(|export| export.name == name);
-            export.map_or(0, |export| export.clients as u64)
-        };
-        let devices = control.yard.list();
-        Ok(devices.iter().map(|entry| DeviceView::new(entry, clients(entry.spec.name()))).collect())
-    })
-    .await
+    let exports = control.yard.exports().list();
+    let clients = |name: &str| {
+        let export = exports.iter().find(|export| export.name == name);
+        export.map_or(0, |export| export.clients as u64)
+    };
+    let devices = control.yard.list();
+    let views = devices.iter().map(|entry| DeviceView::new(entry, clients(entry.spec.name())));
+    Ok(axum::Json(views.collect()))
 }
 
 async fn show(State(control): Shared, name: Name) -> Answer<DeviceView> {
     let name = path(name)?;
-    blocking(move || Ok(view(&control.yard, &control.yard.find(&name)?))).await
+    Ok(axum::Json(view(&control.yard, &control.yard.find(&name)?)))
 }
 
 async fn add(
@@ -246,11 +246,9 @@ async fn report(
     asked: Result<Query<ReportQuery>, QueryRejection>,
 ) -> Answer<ZonesView> {
     let (name, ReportQuery { from, count }) = (path(name)?, query(asked)?);
-    blocking(move || {
-        let entry = control.yard.find(&name)?;
-        zones::report(entry.disk.as_ref(), from, count.unwrap_or(zones::REPORT_MAX))
-    })
-    .await
+    let entry = control.yard.find(&name)?;
+    let count = count.unwrap_or(zones::REPORT_MAX);
+    Ok(axum::Json(zones::report(entry.disk.as_ref(), from, count)?))
 }
 
 async fn manage(
@@ -260,21 +258,23 @@ async fn manage(
 ) -> Answer<ZoneDone> {
     let (name, verb) = path(names)?;
     let request: ZoneRequest = read(body)?;
+    let verb = Verb::from_word(&verb)?;
+    let entry = control.yard.find(&name)?;
+    let place = entry.begin_work()?;
     blocking(move || {
-        let verb = Verb::from_word(&verb)?;
-        let entry = control.yard.find(&name)?;
+        let _place = place;
         zones::manage(entry.disk.as_ref(), verb, &request)
     })
     .await
 }
 
 async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
-    blocking(move || Ok(control.yard.list().iter().map(StatsView::new).collect())).await
+    Ok(axum::Json(control.yard.list().iter().map(StatsView::new).collect()))
 }
 
 async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
     let name = path(name)?;
-    blocking(move || Ok(StatsView::new(&control.yard.find(&name)?))).await
+    Ok(axum::Json(StatsView::new(&control.yard.find(&name)?)))
 }
 
 async fn inject_fault(
@@ -283,9 +283,12 @@ async fn inject_fault(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<StatusCode, Refusal> {
     let (name, InjectRequest { fault }) = (path(name)?, read(body)?);
+    let injection = inject::parse(&fault).map_err(YardError::from)?;
+    let entry = control.yard.find(&name)?;
+    let place = entry.begin_work()?;
     let done = blocking(move || {
-        let injection = inject::parse(&fault)?;
-        control.yard.find(&name)?.disk.inject(&injection)?;
+        let _place = place;
+        entry.disk.inject(&injection)?;
         tracing::info!(device = name, fault, "fault injected");
         Ok(())
     });
@@ -309,16 +312,13 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         .collect()
 }
 
-async fn connections(State(control): Shared) -> Answer<Vec<ConnectionView>> {
-    blocking(move || Ok(all_connections(&control))).await
+async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> {
+    axum::Json(all_connections(&control))
 }
 
-async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
-    let text = blocking(move || {
-        Ok(metrics::encode(&control.yard, all_connections(&control).len() as u64))
-    });
-    let axum::Json(text) = text.await?;
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+async fn metrics(State(control): Shared) -> Response {
+    let text = metrics::encode(&control.yard, all_connections(&control).len() as u64);
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
 async fn no_such_path() -> Refusal {

@@ -17,8 +17,9 @@ use crate::api::{self, Control};
 use crate::bounded::Bounded;
 use crate::listen::Listen;
 
-/// Threads for requests that wait for a device. More requests than these queue up.
-const BLOCKING_THREADS: usize = 8;
+/// Threads for requests that wait for a device or for its clients. What only looks needs none of
+/// them, and one device takes at most [`crate::yard::WORK_MAX`].
+const BLOCKING_THREADS: usize = 64;
 
 /// Most clients of one socket at once.
 pub const CLIENTS_MAX: usize = 64;

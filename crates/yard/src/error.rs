@@ -41,6 +41,14 @@ pub enum YardError {
         /// How many.
         clients: u64,
     },
+    /// The device has enough to do.
+    #[error("`{name}` works on {max} requests already; ask again when one of them is done")]
+    Overloaded {
+        /// The device.
+        name: String,
+        /// How many it works on at once.
+        max: usize,
+    },
     /// The URI will not do.
     #[error(transparent)]
     Uri(#[from] UriError),
@@ -74,8 +82,8 @@ pub enum YardError {
     },
     /// A zone operation failed.
     #[error(
-        "zone {zone} at sector {sector}: {verb} failed with {status} ({}); {done} zones were done \
-         before it",
+        "zone {zone} at sector {sector}: {verb} failed with {status} ({}){reason}; {done} zones \
+         were done before it",
         status.errno_name()
     )]
     Zone {
@@ -87,6 +95,8 @@ pub enum YardError {
         sector: u64,
         /// How it ended.
         status: Status,
+        /// Why, as far as that is known: begins with a colon, or is empty.
+        reason: String,
         /// How many zones were done before.
         done: u64,
     },
@@ -106,6 +116,7 @@ impl YardError {
             YardError::Taken { .. } | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
             YardError::Busy { .. } => "busy",
+            YardError::Overloaded { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
@@ -131,6 +142,7 @@ impl YardError {
             | YardError::Taken { name }
             | YardError::NotZoned { name }
             | YardError::Busy { name, .. }
+            | YardError::Overloaded { name, .. }
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
             YardError::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => {
                 (key, value)

@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use blockyard_export::nbd::{ExportOptions, Exports};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::DEVICES_MAX;
 use crate::error::YardError;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::stack;
+
+/// Most requests of the control API that one device works on at once.
+pub const WORK_MAX: usize = 4;
 
 /// A device of the yard.
 #[derive(Clone)]
@@ -24,6 +28,19 @@ pub struct Entry {
     pub notes: Vec<String>,
     /// When it was made.
     pub since: Instant,
+    work: Arc<Semaphore>,
+}
+
+impl Entry {
+    /// A place among those that wait for the device, held until it is dropped.
+    ///
+    /// # Errors
+    /// If [`WORK_MAX`] requests wait for it already.
+    pub fn begin_work(&self) -> Result<OwnedSemaphorePermit, YardError> {
+        Arc::clone(&self.work)
+            .try_acquire_owned()
+            .map_err(|_| YardError::Overloaded { name: self.spec.name().to_owned(), max: WORK_MAX })
+    }
 }
 
 /// The devices of one process.
@@ -55,16 +72,11 @@ impl Yard {
     /// # Errors
     /// If the name is taken, there are too many, or the device cannot be made.
     pub fn add(&self, spec: DeviceSpec) -> Result<Entry, YardError> {
-        // Held while the device is made, so that a name is taken once; making one maps memory and
-        // does no I/O.
-        let mut devices = self.devices();
-        if devices.iter().any(|entry| entry.spec.name() == spec.name()) {
-            return Err(YardError::Taken { name: spec.name().to_owned() });
-        }
-        if devices.len() >= DEVICES_MAX {
-            return Err(YardError::Full { max: DEVICES_MAX });
-        }
+        check_place(&self.devices(), &spec)?;
+        // Outside the lock: it opens files, and others who only look must not wait for that.
         let stack::Made { disk, notes } = stack::open(&spec)?;
+        let mut devices = self.devices();
+        check_place(&devices, &spec)?;
         let options = ExportOptions {
             read_only: disk.limits().read_only,
             description: describe(&spec, disk.as_ref()),
@@ -73,7 +85,8 @@ impl Yard {
         for note in &notes {
             tracing::info!(device = spec.name(), "{note}");
         }
-        let entry = Entry { spec, disk, notes, since: Instant::now() };
+        let work = Arc::new(Semaphore::new(WORK_MAX));
+        let entry = Entry { spec, disk, notes, since: Instant::now(), work };
         devices.push(entry.clone());
         Ok(entry)
     }
@@ -116,6 +129,17 @@ impl Yard {
         // Every change of the list is one call: a holder that panicked has left it whole.
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether there is room for one more device of this name.
+fn check_place(devices: &[Entry], spec: &DeviceSpec) -> Result<(), YardError> {
+    if devices.iter().any(|entry| entry.spec.name() == spec.name()) {
+        return Err(YardError::Taken { name: spec.name().to_owned() });
+    }
+    if devices.len() >= DEVICES_MAX {
+        return Err(YardError::Full { max: DEVICES_MAX });
+    }
+    Ok(())
 }
 
 fn unknown(devices: &[Entry], name: &str) -> YardError {

@@ -1,8 +1,10 @@
 //! Zone reports and zone operations on a device, in bounded pieces.
 
+use std::time::{Duration, Instant};
+
 use blockyard_core::blocking::Io;
-use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{Bio, Disk, Op, Sector, ZoneGeometry};
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{Bio, Disk, Op, Sector, Status, ZoneGeometry};
 
 use crate::error::YardError;
 use crate::nearest::suggestion;
@@ -14,6 +16,9 @@ pub const REPORT_MAX: usize = 4096;
 
 /// Most zones that one request works on.
 pub const BATCH_MAX: u64 = 65_536;
+
+/// How long a zone may take, and after how long a request begins no further zone.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What can be asked of zones, by the words of `blkzone`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,14 +72,15 @@ pub fn report(disk: &dyn Disk, from: u64, count: usize) -> Result<ZonesView, Yar
 }
 
 /// Carries a verb out on the zones that a request names, in order, up to [`BATCH_MAX`] of them.
-/// Blocks until all are done or one refuses.
+/// Blocks until all are done, one refuses, or the time is up. A request for all zones to the end
+/// passes over those that the verb cannot change, as a reset of all does in Linux.
 ///
 /// # Errors
-/// If the device has no zones, the range does not fit it, or a zone refuses.
+/// If the device has no zones, the range does not fit it, or a zone refuses or gives no answer.
 pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<ZoneDone, YardError> {
     let zones = zones_of(disk)?;
-    let mut io = Io::new(disk.open()?, blockyard_core::SECTOR_BYTES as usize);
-    // As in Linux, a reset of the whole device passes over zones that cannot be reset.
+    let io = Io::new(disk.open()?, blockyard_core::SECTOR_BYTES as usize);
+    let mut work = Work { disk, zones, verb, io: io.with_timeout(DEADLINE) };
     let whole = request.from.unwrap_or(0) == 0 && request.count.is_none();
     if verb.op == Op::ZoneResetAll || (verb.op == Op::ZoneReset && whole) {
         if !whole {
@@ -82,30 +88,75 @@ pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<Zone
             let wanted = "no range with reset-all; `reset` takes one".to_owned();
             return Err(YardError::Argument { field: "from", value, wanted });
         }
-        run(&mut io, zones, verb, Op::ZoneResetAll, 0, 0)?;
+        work.run(Op::ZoneResetAll, 0, 0)?;
         return Ok(ZoneDone { zones: zones.zone_count.into(), next: None });
     }
     let (first, end) = range(disk, zones, request)?;
-    let stop = end.min(first + BATCH_MAX);
-    for zone in first..stop {
-        run(&mut io, zones, verb, verb.op, zone, zone - first)?;
+    let until = Instant::now() + DEADLINE;
+    let (mut next, mut done) = (first, 0);
+    while next < end && next - first < BATCH_MAX && Instant::now() < until {
+        if !(request.count.is_none() && work.hindrance(next).is_some()) {
+            work.run(verb.op, next, done)?;
+            done += 1;
+        }
+        next += 1;
     }
-    let next = (stop < end).then(|| stop * zones.zone_sectors);
-    Ok(ZoneDone { zones: stop - first, next })
+    Ok(ZoneDone { zones: done, next: (next < end).then(|| next * zones.zone_sectors) })
 }
 
-fn run(
-    io: &mut Io,
-    zones: &ZoneGeometry,
+/// A verb at work on the zones of a device.
+struct Work<'d> {
+    disk: &'d dyn Disk,
+    zones: &'d ZoneGeometry,
     verb: Verb,
-    op: Op,
-    zone: u64,
-    done: u64,
-) -> Result<(), YardError> {
-    let sector = zone * zones.zone_sectors;
-    let zone = zone as u32; // A zone number, and those have 32 bits.
-    let failed = |status| YardError::Zone { verb: verb.word, zone, sector, status, done };
-    io.run(Bio::new(op, Sector(sector), 0)).map(drop).map_err(failed)
+    io: Io,
+}
+
+impl Work<'_> {
+    fn run(&mut self, op: Op, zone: u64, done: u64) -> Result<(), YardError> {
+        let sector = zone * self.zones.zone_sectors;
+        let Err(status) = self.io.run(Bio::new(op, Sector(sector), 0)) else { return Ok(()) };
+        let reason = self.reason(status, zone);
+        let zone = zone as u32; // A zone number, and those have 32 bits.
+        Err(YardError::Zone { verb: self.verb.word, zone, sector, status, reason, done })
+    }
+
+    /// The end of a sentence that says why a zone refused; empty if nobody knows.
+    fn reason(&self, status: Status, zone: u64) -> String {
+        let ZoneGeometry { open_max, active_max, .. } = self.zones;
+        match status {
+            Status::ZoneOpenResource => {
+                format!(": {open_max} zones are open already, the most that this device allows")
+            }
+            Status::ZoneActiveResource => {
+                format!(": {active_max} zones are active already, the most that this device allows")
+            }
+            Status::Timeout => {
+                let seconds = DEADLINE.as_secs();
+                format!(": the device gave no answer for {seconds} s, and may still carry it out")
+            }
+            Status::IoErr => {
+                let hindrance = self.hindrance(zone);
+                hindrance.map(|what| format!(": zone {zone} is {what}")).unwrap_or_default()
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// What a zone is that keeps the verb from it.
+    fn hindrance(&self, zone: u64) -> Option<&'static str> {
+        let mut found: Vec<ZoneInfo> = Vec::new();
+        let start = Sector(zone * self.zones.zone_sectors);
+        self.disk.report_zones(start, 1, &mut found).ok()?;
+        match (found.first()?.cond, self.verb.op) {
+            (ZoneCond::NotWp, _) => Some("conventional"),
+            (ZoneCond::ReadOnly, _) => Some("read-only"),
+            (ZoneCond::Offline, _) => Some("offline"),
+            (ZoneCond::Full, Op::ZoneOpen | Op::ZoneClose) => Some("full"),
+            (ZoneCond::Empty, Op::ZoneClose) => Some("empty, not open"),
+            _ => None,
+        }
+    }
 }
 
 /// The zones that a request names, as numbers from the first to behind the last.

@@ -10,6 +10,7 @@ use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::listen::Listen;
 use blockyard_yard::paths::TempDir;
 use blockyard_yard::view::{ErrorBody, ZoneRequest};
+use blockyard_yard::yard::WORK_MAX;
 use blockyard_yard::{uri, zones};
 
 /// A daemon of its own for a test, and a client of it.
@@ -140,6 +141,50 @@ fn faults_reach_the_injector_and_the_device() {
     let text = client.metrics().unwrap();
     assert!(text.contains("blockyard_zone_count{device=\"z\",cond=\"offline\"} 1"), "{text}");
     assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
+    let served = serve(&["null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2&zone_max_open=8"]);
+    let client = &served.client;
+    let all = ZoneRequest::default();
+    let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1) };
+    let (_, _, message) = refused(client.manage("z", "open", &all));
+    let want = "zone 10 at sector 1310720: open failed with ZONE_OPEN_RESOURCE (ETOOMANYREFS): 8 \
+                zones are open already, the most that this device allows; 8 zones were done before";
+    assert!(message.starts_with(want), "{message}");
+    assert_eq!(client.manage("z", "close", &all).unwrap().zones, 8);
+    assert_eq!(client.manage("z", "finish", &all).unwrap().zones, 14);
+    for (verb, number, want) in [
+        ("open", 0, "zone 0 is conventional"),
+        ("open", 5, "zone 5 is full"),
+        ("close", 5, "zone 5 is full"),
+    ] {
+        let (_, _, message) = refused(client.manage("z", verb, &zone(number)));
+        assert!(message.contains(want), "{message}");
+    }
+}
+
+#[test]
+fn a_slow_device_has_a_bound_and_holds_up_nobody() {
+    let served = serve(&[
+        "null:///a?size=1G",
+        "null:///z?size=1G&zoned=1&zone_size=64M&irqmode=timer&completion_nsec=20000000000",
+    ]);
+    let (sender, ends) = std::sync::mpsc::channel();
+    let zone = ZoneRequest { from: Some(0), count: Some(1) };
+    for _ in 0..=WORK_MAX {
+        let (client, zone, sender) = (served.client.clone(), zone.clone(), sender.clone());
+        // The test's end leaves those that still wait without an answer.
+        std::thread::spawn(move || sender.send(client.manage("z", "open", &zone)));
+    }
+    // The device takes long, so the first answer is that of the one who came last.
+    assert_eq!(refused(ends.recv().unwrap()).0, "overloaded");
+    let client = &served.client;
+    assert_eq!(client.devices().unwrap().len(), 2);
+    assert_eq!(client.stats().unwrap().len(), 2);
+    assert_eq!(client.zones("z", 0, 1).unwrap().zones.len(), 1);
+    assert!(client.metrics().unwrap().ends_with("# EOF\n"));
 }
 
 /// What a client does with its side of the connection when it has said everything.
