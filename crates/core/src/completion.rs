@@ -8,7 +8,8 @@ use crate::units::Sector;
 pub struct Completion {
     /// The bio's own user data.
     pub user_data: u64,
-    /// For a zone append that succeeded: the first sector of the data. Otherwise the bio's sector.
+    /// For a zone append that succeeded: the first sector of the data. Otherwise the bio's sector,
+    /// 0 where the operation ignores it.
     pub sector: Sector,
     /// How it ended.
     pub status: Status,

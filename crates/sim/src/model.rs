@@ -111,7 +111,9 @@ impl Model {
     /// `data` is ignored by operations without data; otherwise it holds the bio's length, unless
     /// the bio makes no sense anyway.
     pub fn apply(&mut self, bio: &Bio, data: &mut [u8]) -> Outcome {
-        let mut outcome = Outcome { status: Status::Ok, sector: bio.sector };
+        let ignores_sector = matches!(bio.op, Op::Flush | Op::ZoneResetAll);
+        let sector = if ignores_sector { Sector(0) } else { bio.sector };
+        let mut outcome = Outcome { status: Status::Ok, sector };
         if let Err(status) = self.check(bio) {
             outcome.status = status;
             return outcome;

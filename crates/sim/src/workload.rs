@@ -84,7 +84,11 @@ impl Workload {
         let op = self.op(model);
         let odd = self.rng.u32(0..1000) < self.mix.odd_per_mille;
         let (sector, sectors) = match model.geometry().zones {
-            _ if op == Op::Flush || op == Op::ZoneResetAll => (0, 0),
+            // What an operation ignores may be anything.
+            _ if op == Op::Flush || op == Op::ZoneResetAll => match odd {
+                true => (self.rng.u64(..), self.rng.u64(..)),
+                false => (0, 0),
+            },
             Some(_) if op.is_zone_mgmt() || op == Op::ZoneAppend => self.whole_zone(model, op, odd),
             Some(_) => self.zone_range(model, op, odd),
             None => self.flat_range(model, op, area, odd),

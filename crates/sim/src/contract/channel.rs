@@ -202,7 +202,8 @@ pub(super) fn statistics(subject: &Subject, seed: Seed) {
         let (ops, errors, sectors) = &mut counted[bio.op as usize];
         *ops += 1;
         match status {
-            Status::Ok => *sectors += bio.sectors,
+            Status::Ok if bio.op.has_range() => *sectors += bio.sectors,
+            Status::Ok => {}
             _ => *errors += 1,
         }
     }
