@@ -19,6 +19,9 @@ const CACHE_MAX: u64 = 4 << 30;
 const SIZE_MAX: u64 = 1 << 60;
 /// Most zones: each takes memory of its own, whatever is written.
 const ZONES_MAX: u32 = 1 << 22;
+/// Most sectors that one request makes zeros of, 64 MiB: done by hand if they are to stay allocated,
+/// and a channel does nothing else meanwhile.
+const ZEROES_MAX: u64 = 64 << 11;
 /// Longest that a request may take, so that sums of times cannot overflow: an hour.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;
 
@@ -157,7 +160,11 @@ fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometr
     correct("zone_nr_conv", &mut config.zone_nr_conv, conventional);
     let append_max = u64::from(config.zone_append_max_sectors) * SECTOR_BYTES;
     let append_max = (append_max / bs * bs).min(capacity) / SECTOR_BYTES;
-    // Not noted: the default is above every capacity.
+    if append_max == 0 {
+        // Below a block: that takes the operation away. Other corrections are not noted, because
+        // the default is above every capacity.
+        correct("zone_append_max_sectors", &mut config.zone_append_max_sectors, 0);
+    }
     config.zone_append_max_sectors = append_max as u32;
     let sequential = zone_count - conventional;
     if config.zone_max_active >= sequential {
@@ -188,6 +195,7 @@ fn limits(config: &NullConfig, geometry: &Geometry) -> Limits {
     if !config.discard {
         limits.discard_sectors_max = 0;
     }
+    limits.write_zeroes_sectors_max = ZEROES_MAX;
     limits.write_cache = config.cache_size != 0;
     limits.fua = config.fua && limits.write_cache;
     if let Some(zones) = &geometry.zones {
@@ -280,6 +288,10 @@ mod tests {
         assert_eq!(shape.limits.zone_append_sectors_max, 2048);
         let config = NullConfig { bs: 4096, zone_append_max_sectors: 15, ..zoned() };
         assert_eq!(Shape::new(&config).unwrap().limits.zone_append_sectors_max, 8);
+        let config = NullConfig { bs: 4096, zone_append_max_sectors: 7, ..zoned() };
+        let shape = Shape::new(&config).unwrap();
+        assert_eq!(shape.limits.zone_append_sectors_max, 0);
+        assert!(shape.notes[0].starts_with("zone_append_max_sectors: 7"), "{:?}", shape.notes);
         let config = NullConfig { zone_append_max_sectors: 0, ..zoned() };
         assert_eq!(Shape::new(&config).unwrap().limits.zone_append_sectors_max, 0);
     }
