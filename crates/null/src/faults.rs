@@ -111,6 +111,17 @@ impl Faults {
         Ok(())
     }
 
+    /// Lets queues go the short way again when the last bad block has been hit and was to be bad
+    /// once only. Called without any lock held.
+    #[cold]
+    pub(crate) fn disarm_spent(&self) {
+        if self.state.with(|state| state.once && state.badblocks.is_empty()) {
+            // Nothing is changed; what is armed is found out again.
+            let done = self.change(|_| Ok(()));
+            debug_assert_eq!(done, Ok(()));
+        }
+    }
+
     /// Adds or clears bad blocks.
     pub(crate) fn change_badblocks(&self, text: &str) -> Result<(), NullError> {
         let invalid = |wanted: String| NullError::invalid("badblocks", text, wanted);
@@ -244,5 +255,9 @@ mod tests {
         assert_eq!(faults.before_bad(Sector(0), 24, true), Some(0));
         assert_eq!(faults.before_bad(Sector(0), 24, false), Some(8));
         assert_eq!(faults.before_bad(Sector(0), 24, false), None);
+        let mut watch = faults.watch();
+        assert!(watch.get().badblocks);
+        faults.disarm_spent();
+        assert!(!watch.get().any(), "the list is empty");
     }
 }

@@ -18,9 +18,21 @@ use crate::locked_zones::LockedZones;
 use crate::transfer::Outcome;
 use crate::zone_set::ZoneSet;
 
-/// After how many nanoseconds a queue asks again for a tag that other channels hold, or offers a
-/// requeued request again.
-const RETRY_NS: u64 = 50_000;
+/// After how many nanoseconds a queue asks again for a tag that other channels hold.
+const TAG_RETRY_NS: u64 = 50_000;
+/// After how many nanoseconds a requeued request is offered again.
+const REQUEUE_NS: u64 = 1_000_000;
+
+/// Where a request went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Went {
+    /// It is complete, and its tag free again.
+    Out,
+    /// It completes later, and keeps its tag until then.
+    On,
+    /// Into the batch again, which ends with that.
+    Back,
+}
 
 /// What one channel holds of a null device.
 pub struct NullQueue<Z: ZoneSet = LockedZones> {
@@ -38,6 +50,8 @@ pub struct NullQueue<Z: ZoneSet = LockedZones> {
     timing_out: VecDeque<(Nanos, Started)>,
     /// When what was left in the batch is worth another try.
     retry_at: Option<Nanos>,
+    /// Before this time nothing is started: a request was requeued.
+    resume_at: Nanos,
 }
 
 impl<Z: ZoneSet> NullQueue<Z> {
@@ -46,6 +60,9 @@ impl<Z: ZoneSet> NullQueue<Z> {
         let short = shared.config.irqmode == IrqMode::None
             && shared.bandwidth.is_none()
             && hardware.is_none();
+        if let Some(queue) = hardware {
+            shared.queues[queue].join();
+        }
         NullQueue {
             armed: shared.faults.watch(),
             short,
@@ -55,6 +72,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
             held_until: VecDeque::with_capacity(depth),
             timing_out: VecDeque::with_capacity(depth),
             retry_at: None,
+            resume_at: Nanos(0),
             shared,
         }
     }
@@ -63,38 +81,51 @@ impl<Z: ZoneSet> NullQueue<Z> {
         self.held_until.len() + self.timing_out.len()
     }
 
-    /// Starts requests one by one, each after all the questions.
+    /// Starts requests one by one, each after all the questions. A tag whose request is complete
+    /// serves the next one; what is left of them goes back at the end.
     #[cold]
     fn start_carefully(&mut self, now: Nanos, armed: Armed, batch: &mut Batch, done: &mut Done) {
+        if now < self.resume_at {
+            self.retry_at = Some(self.resume_at);
+            return;
+        }
+        let mut tags = 0;
         while !batch.is_empty() {
-            let mut tags = self.take_tags(batch.len().min(self.room()));
             if tags == 0 {
-                if self.in_flight() == 0 {
-                    // The tags are with other channels, which do not tell when they give them back.
-                    self.retry_at = Some(now + RETRY_NS);
+                tags = self.take_tags(batch.len().min(self.room()));
+            }
+            if tags == 0 {
+                if self.hardware.is_some() && self.room() > 0 {
+                    // Other channels do not tell when they give tags back, and a request of this
+                    // one may take longer than theirs.
+                    self.retry_at = Some(now + TAG_RETRY_NS);
                 }
                 return;
             }
-            while tags > 0 {
-                let Some(started) = batch.next() else { break };
-                if !self.start_one(now, armed, started, batch, done) {
-                    return self.give_tags(tags);
-                }
-                tags -= 1;
+            let Some(started) = batch.next() else { break };
+            match self.start_one(now, armed, started, batch, done) {
+                Went::Out => {}
+                Went::On => tags -= 1,
+                Went::Back => break,
             }
-            self.give_tags(tags);
         }
+        self.give_tags(tags);
     }
 
-    /// Takes up to `wanted` tags of the shared hardware queue, if there is one.
+    /// Takes up to `wanted` tags of the shared hardware queue, if there is one, but no more than
+    /// this channel's share.
     fn take_tags(&self, wanted: usize) -> usize {
-        match self.hardware {
-            Some(queue) => self.shared.queues[queue].take(wanted as u32) as usize,
-            None => wanted,
-        }
+        let Some(queue) = self.hardware else { return wanted };
+        let queue = &self.shared.queues[queue];
+        let share = (queue.share() as usize).saturating_sub(self.in_flight());
+        queue.take(wanted.min(share) as u32) as usize
     }
 
-    /// Starts one request, which holds a tag; `false` if it went back into the batch.
+    /// Starts one request, which holds a tag.
+    ///
+    /// First of all a merged request is broken up where a fault may strike, so that it strikes a
+    /// bio. Then the bandwidth is asked for, and last the faults: each is asked once a request,
+    /// and what did not pass is not charged.
     fn start_one(
         &mut self,
         now: Nanos,
@@ -102,48 +133,61 @@ impl<Z: ZoneSet> NullQueue<Z> {
         started: Started,
         batch: &mut Batch,
         done: &mut Done,
-    ) -> bool {
-        if armed.timeout || armed.requeue {
-            match self.shared.faults.strike() {
-                None => {}
-                Some(Strike::Timeout) => {
-                    let wait_ns = self.shared.config.request_timeout_ms * 1_000_000;
-                    self.timing_out.push_back((now + wait_ns, started));
-                    return true;
-                }
-                Some(Strike::Requeue) => {
-                    batch.put_back(started);
-                    self.retry_at = Some(now + RETRY_NS);
-                    return false;
-                }
-            }
+    ) -> Went {
+        if armed.any() && started.is_merged() {
+            batch.break_up(started);
+            return Went::Back;
         }
-        if let Some(bandwidth) = &self.shared.bandwidth
-            && started.op().has_data()
-            && let Err(at) = bandwidth.take(now.0, started.sectors() << SECTOR_SHIFT)
+        let bytes = if started.op().has_data() { started.sectors() << SECTOR_SHIFT } else { 0 };
+        let bandwidth = self.shared.bandwidth.as_ref().filter(|_| bytes > 0);
+        if let Some(bandwidth) = bandwidth
+            && let Err(at) = bandwidth.take(now.0, bytes)
         {
             batch.put_back(started);
             self.retry_at = Some(Nanos(at));
-            return false;
+            return Went::Back;
+        }
+        let strikes = armed.timeout || armed.requeue;
+        match if strikes { self.shared.faults.strike() } else { None } {
+            None => {}
+            Some(Strike::Timeout) => {
+                let wait_ns = self.shared.config.request_timeout_ms * 1_000_000;
+                self.timing_out.push_back((now + wait_ns, started));
+                return Went::On;
+            }
+            Some(Strike::Requeue) => {
+                if let Some(bandwidth) = bandwidth {
+                    bandwidth.give_back(bytes);
+                }
+                batch.put_back(started);
+                self.resume_at = now + REQUEUE_NS;
+                self.retry_at = Some(self.resume_at);
+                return Went::Back;
+            }
         }
         let faults = armed.badblocks.then_some(&self.shared.faults);
         let outcome = self.shared.carry_out(&started, faults);
         if outcome == Outcome::BreakUp {
+            if let Some(bandwidth) = bandwidth {
+                bandwidth.give_back(bytes);
+            }
             batch.break_up(started);
-            return false;
+            return Went::Back;
+        }
+        if armed.badblocks && outcome == Outcome::Done(Status::IoErr) {
+            self.shared.faults.disarm_spent();
         }
         let until = match self.shared.config.irqmode {
             IrqMode::None => {
                 complete(started, outcome, done);
-                self.give_tags(1);
-                return true;
+                return Went::Out;
             }
             IrqMode::Softirq => Nanos(0),
             IrqMode::Timer => now + self.shared.config.completion_nsec,
         };
         complete(started, outcome, &mut self.held);
         self.held_until.push_back(until);
-        true
+        Went::On
     }
 
     /// Gives tags back to the shared hardware queue.
@@ -226,6 +270,15 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
             done.complete(started, Status::Timeout);
         }
         self.give_tags(before);
+    }
+}
+
+impl<Z: ZoneSet> Drop for NullQueue<Z> {
+    fn drop(&mut self) {
+        self.give_tags(self.in_flight());
+        if let Some(queue) = self.hardware {
+            self.shared.queues[queue].leave();
+        }
     }
 }
 

@@ -112,28 +112,113 @@ fn completion_modes() {
     let bios: Vec<Bio> = (0..16).map(|part| Bio::read(Sector(part * 16), 8, buf)).collect();
     assert!(rig.all(&bios).iter().all(|done| done.status.is_ok()));
     assert_eq!(rig.clock.now(), Nanos(4 * 700), "four at a time");
+}
 
-    // Two channels on one hardware queue share its tags.
-    let shared = NullConfig { submit_queues: Some(1), hw_queue_depth: 4, ..timer };
-    let mut rig = Rig::new(shared);
+/// A shared hardware queue with as many channels as tags: each has one, whatever the first wants.
+#[test]
+fn channels_of_a_hardware_queue_share_its_tags() {
+    let config = NullConfig {
+        irqmode: IrqMode::Timer,
+        completion_nsec: 700,
+        submit_queues: Some(1),
+        hw_queue_depth: 2,
+        ..memory()
+    };
+    let mut rig = Rig::new(config);
     let mut other = rig.another();
-    assert_eq!(other.channel.push(&bios[..4]), 4);
-    other.channel.submit();
-    assert_eq!(rig.channel.push(&bios[..1]), 1);
+    let buf = rig.buf(0);
+    let bios: Vec<Bio> = (0..8).map(|part| Bio::read(Sector(part * 16), 8, buf)).collect();
+    for rig in [&mut other, &mut rig] {
+        assert_eq!(rig.channel.push(&bios), 8);
+        rig.channel.submit();
+        let mut out = Vec::new();
+        assert_eq!(rig.channel.reap(&mut out), 0);
+        assert_eq!(rig.channel.due(), Due::At(Nanos(700)));
+    }
+    // Only the second channel goes on: it gets no more than its share while the first has its.
+    let mut out = Vec::new();
+    while out.len() < 8 {
+        rig.channel.wait(None);
+        rig.channel.reap(&mut out);
+    }
+    assert_eq!(rig.clock.now(), Nanos(8 * 700), "one at a time");
+    drop(rig);
+    let before = other.clock.now();
+    let mut out = Vec::new();
+    while out.len() < 8 {
+        other.channel.wait(None);
+        other.channel.reap(&mut out);
+    }
+    // One was done long ago, and now both tags are this channel's: seven requests, two at a time.
+    assert_eq!(other.clock.now().since(before), 4 * 700);
+}
+
+/// A channel whose own request takes an hour still asks for the tags that others give back.
+#[test]
+fn a_long_request_does_not_keep_a_channel_from_asking_for_tags() {
+    let config = NullConfig {
+        irqmode: IrqMode::Timer,
+        completion_nsec: 3_600_000_000_000,
+        submit_queues: Some(1),
+        hw_queue_depth: 4,
+        ..memory()
+    };
+    let mut rig = Rig::new(config);
+    let buf = rig.buf(0);
+    let bios: Vec<Bio> = (0..4).map(|part| Bio::read(Sector(part * 16), 8, buf)).collect();
+    assert_eq!(rig.channel.push(&bios[..3]), 3);
     rig.channel.submit();
     let mut out = Vec::new();
     assert_eq!(rig.channel.reap(&mut out), 0);
-    assert_eq!(rig.channel.due(), Due::At(Nanos(50_000)), "asks again for a tag");
-    rig.channel.wait(None);
-    while other.channel.in_flight() > 0 {
-        other.channel.reap(&mut out);
-        other.channel.wait(None);
+    let mut other = rig.another();
+    assert_eq!(other.channel.push(&bios), 4);
+    other.channel.submit();
+    assert_eq!(other.channel.reap(&mut out), 0);
+    assert_eq!(other.channel.due(), Due::At(Nanos(50_000)), "one is started, three wait");
+}
+
+#[test]
+fn channels_end_whatever_is_requeued_or_late() {
+    let requeue = Some("1,100,0,-1".parse().unwrap());
+    let late = NullConfig {
+        irqmode: IrqMode::Timer,
+        completion_nsec: 3_600_000_000_000,
+        submit_queues: Some(1),
+        ..memory()
+    };
+    for config in [NullConfig { requeue, ..memory() }, late.clone(), NullConfig { requeue, ..late }]
+    {
+        let mut rig = Rig::new(config);
+        let buf = rig.buf(0);
+        let bios: Vec<Bio> = (0..8).map(|part| Bio::read(Sector(part * 16), 8, buf)).collect();
+        assert_eq!(rig.channel.push(&bios), 8);
+        rig.channel.submit();
+        let mut out = Vec::new();
+        assert_eq!(rig.channel.reap(&mut out), 0);
+        if requeue.is_some() {
+            assert_ne!(rig.channel.due(), Due::Never);
+        }
+        let clock = rig.clock.clone();
+        drop(rig);
+        assert_eq!(clock.now(), Nanos(0), "nobody waits for it");
     }
-    while rig.channel.in_flight() > 0 {
-        rig.channel.reap(&mut out);
-        rig.channel.wait(None);
-    }
-    assert_eq!(out.len(), 5);
+}
+
+#[test]
+fn a_requeued_request_waits_a_moment() {
+    let mut rig = Rig::new(NullConfig { requeue: Some("1,100,0,3".parse().unwrap()), ..memory() });
+    assert_eq!(rig.write(0, 8, 1), Status::Ok);
+    assert_eq!(rig.clock.now(), Nanos(3_000_000), "three times a millisecond");
+}
+
+/// What waits for bandwidth asks the faults once only, when it passes.
+#[test]
+fn throttled_requests_are_struck_once() {
+    let config = NullConfig { mbps: 1, timeout: Some("2,100,0,-1".parse().unwrap()), ..memory() };
+    let mut rig = Rig::new(NullConfig { request_timeout_ms: 1, ..config });
+    let statuses: Vec<Status> = (0..8).map(|_| rig.op(Op::Write, 0, 512)).collect();
+    use Status::{Ok, Timeout};
+    assert_eq!(statuses, [Ok, Timeout, Ok, Timeout, Ok, Timeout, Ok, Timeout]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Protects   how many more requests the queue may work on.
 //! Why        with `submit_queues` fewer than channels, `hw_queue_depth` bounds all of a queue's
 //!            channels together. A channel's own tags are its own; this is the count above them.
-//! States     `free` from 0 to the depth.
+//! States     `free` from 0 to the depth; `users` are the channels of the queue, each of which may
+//!            have its share of the depth, so that none is starved.
 //! Order      no lock.
 //! Common     one exchange to take for a batch, one addition to give back what completed.
 //! Cost       two read-modify-writes a batch; none where each channel has a queue of its own.
@@ -16,12 +17,34 @@ use crate::pad::Padded;
 #[derive(Debug)]
 pub struct TagBudget {
     free: Padded<AtomicU32>,
+    /// Changes when a channel comes or goes, so on a line of its own.
+    users: Padded<AtomicU32>,
+    depth: u32,
 }
 
 impl TagBudget {
     /// A budget of `depth` free tags.
     pub fn new(depth: u32) -> TagBudget {
-        TagBudget { free: Padded(AtomicU32::new(depth)) }
+        let (free, users) = (Padded(AtomicU32::new(depth)), Padded(AtomicU32::new(0)));
+        TagBudget { free, users, depth }
+    }
+
+    /// Counts a channel in.
+    pub fn join(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a channel out, which has joined before.
+    pub fn leave(&self) {
+        self.users.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many tags one channel may have: its part of the depth, and one at least (the rule of
+    /// blk-mq's shared tags).
+    #[inline]
+    pub fn share(&self) -> u32 {
+        // Relaxed: nothing is published with the number; who sees an old one shares a bit later.
+        (self.depth / self.users.load(Ordering::Relaxed).max(1)).max(1)
     }
 
     /// Takes up to `wanted` tags and says how many it got.
@@ -74,6 +97,18 @@ mod tests {
         assert_eq!((budget.take(3), budget.take(3), budget.take(3)), (3, 2, 0));
         budget.give(4);
         assert_eq!((budget.take(1), budget.free()), (1, 3));
+    }
+
+    #[test]
+    fn each_channel_has_its_share() {
+        let budget = TagBudget::new(5);
+        let shares = [0; 7].map(|_| {
+            budget.join();
+            budget.share()
+        });
+        assert_eq!(shares, [5, 2, 1, 1, 1, 1, 1]);
+        (0..5).for_each(|_| budget.leave());
+        assert_eq!(budget.share(), 2);
     }
 }
 

@@ -61,6 +61,13 @@ impl TokenBucket {
             Err(state.tick.saturating_add(ticks).saturating_mul(self.tick_ns))
         })
     }
+
+    /// Gives back what was taken for a transfer that did not take place.
+    pub fn give_back(&self, bytes: u64) {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let full = self.bytes_per_tick as i64;
+        self.state.with(|state| state.left = state.left.saturating_add(bytes).min(full));
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -90,6 +97,11 @@ mod tests {
     #[test]
     fn idle_time_saves_no_more_than_a_tick() {
         let bucket = TokenBucket::new(1000, 20);
+        assert_eq!(bucket.take(20_000_000, 1000), Ok(()));
+        assert_eq!(bucket.take(20_000_000, 1), Err(20_000_020));
+        bucket.give_back(500);
+        assert_eq!(bucket.take(20_000_000, 500), Ok(()));
+        bucket.give_back(u64::MAX);
         assert_eq!(bucket.take(20_000_000, 1000), Ok(()));
         assert_eq!(bucket.take(20_000_000, 1), Err(20_000_020));
     }
