@@ -289,3 +289,17 @@ fn connections_see_one_another() {
     assert!(two.read(4096, 4096).data == pattern(4096, 9));
     assert_eq!(rig.server().connections().len(), 2);
 }
+
+#[test]
+fn the_flush_after_a_trim_starts_at_once() {
+    let disk = Ram::new(MIB);
+    let rig = Rig::new(Arc::clone(&disk) as _);
+    let mut client = rig.client(Style::Structured);
+    for command in [command::TRIM, command::WRITE_ZEROES] {
+        assert_eq!(client.call(command, command_flag::FUA, 0, 4096).error, 0);
+    }
+    let inner = disk.inner();
+    assert_eq!((inner.pushed, inner.flushes), (4, 2));
+    // A connection with a flush to start has no reason to sleep.
+    assert_eq!(inner.idle_asks, 0);
+}

@@ -195,7 +195,9 @@ impl Connection {
             if self.client.is_cut() {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
-            if need == Need::Nothing && !self.ending {
+            // Bios left are flushes that follow what is done, or those that found no room before.
+            let startable = reaped > 0 && !self.bios.is_empty();
+            if startable || (need == Need::Nothing && !self.ending) {
                 continue;
             }
             self.receive(need, reaped)?;

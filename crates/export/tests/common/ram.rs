@@ -27,6 +27,8 @@ pub(crate) struct Inner {
     pub(crate) pushed: u64,
     /// Flushes completed.
     pub(crate) flushes: u64,
+    /// Times that a channel with nothing in flight was asked when it will have something.
+    pub(crate) idle_asks: u64,
     /// Every bio that touches this sector fails so.
     pub(crate) bad: Option<(Sector, Status)>,
     /// Opening fails.
@@ -223,6 +225,7 @@ impl Channel for RamChannel {
 
     fn due(&self) -> Due {
         if self.pending.is_empty() {
+            self.inner.0.lock().unwrap().idle_asks += 1;
             return Due::Never;
         }
         let held = self.inner.0.lock().unwrap().held;
