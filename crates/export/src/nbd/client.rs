@@ -1,4 +1,5 @@
 //! The control plane's hold on a connection: who it is, what it did, and how to end it.
+#![allow(clippy::disallowed_types)] // Control plane: a flag that is set once, and read in passing.
 
 use std::fmt;
 use std::net::Shutdown;
