@@ -257,6 +257,26 @@ fn one_client_too_many_is_turned_away() {
 }
 
 #[test]
+fn half_handshakes_lock_nobody_out() {
+    let options =
+        ServerOptions { connections_max: 6, handshakes_max: 4, ..ServerOptions::default() };
+    let rig = Rig::with(Ram::new(MIB), ExportOptions::default(), options);
+    let mut first = rig.client(Style::Simple);
+    let mut silent: Vec<_> = (0..4).map(|_| Client::greet(rig.connect())).collect();
+    // Each newcomer costs the oldest handshake, and nobody else.
+    let mut second = rig.client(Style::Simple);
+    silent.remove(0).assert_closed();
+    // Five are left: no more than six clients at once, whatever they do.
+    silent.push(Client::greet(rig.connect()));
+    silent.push(Client::greet(rig.connect()));
+    silent.remove(0).assert_closed();
+    for client in [&mut first, &mut second] {
+        assert_eq!(client.read(0, 512).error, 0);
+    }
+    silent.pop().unwrap().negotiate("disk", Style::Simple, false);
+}
+
+#[test]
 fn sockets_of_dead_servers_are_replaced_and_of_live_ones_not() {
     let directory = Directory::new();
     let start = || {

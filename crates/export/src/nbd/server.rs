@@ -30,8 +30,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How a server treats its clients.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Most clients at once; one more is disconnected at once.
+    /// Most clients at once. One more takes the place of the oldest that is still in its
+    /// handshake; without such a one it is disconnected at once.
     pub connections_max: usize,
+    /// Most clients in their handshake at once; for one more the oldest of them is cut off.
+    pub handshakes_max: usize,
     /// How long a client may take from connecting to transmission.
     pub handshake_timeout: Duration,
     /// How long a shutdown lets clients take to send the rest of a request and to read their
@@ -45,6 +48,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             connections_max: 256,
+            handshakes_max: 64,
             handshake_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(5),
             tls: TlsConfig::default(),
@@ -103,6 +107,30 @@ struct Clients {
     /// Clients whose threads are about to end and can be joined.
     ended: Vec<u64>,
     finished: bool,
+}
+
+impl Clients {
+    /// Makes room for one more client, at the cost of the oldest handshake if need be: who only
+    /// connects and says nothing must not lock the others out. `false` if there is no room.
+    fn make_room(&self, options: &ServerOptions) -> bool {
+        // Those that were cut are leaving, but their threads still count.
+        if self.here.len() >= options.connections_max.saturating_add(options.handshakes_max) {
+            return false;
+        }
+        let staying = || self.here.values().filter(|client| !client.is_cut());
+        let handshakes = || staying().filter(|client| client.chosen.get().is_none());
+        let full = staying().count() >= options.connections_max;
+        if full || handshakes().count() >= options.handshakes_max {
+            match handshakes().min_by_key(|client| client.id) {
+                Some(oldest) => {
+                    tracing::warn!(id = oldest.id, peer = oldest.peer, "cut off in its handshake");
+                    oldest.cut();
+                }
+                None => return false,
+            }
+        }
+        true
+    }
 }
 
 impl Server {
@@ -335,7 +363,7 @@ impl Shared {
         line: Line,
     ) -> io::Result<()> {
         let mut clients = self.clients();
-        if clients.here.len() >= self.options.connections_max {
+        if !clients.make_room(&self.options) {
             let max = self.options.connections_max;
             return Err(io::Error::other(format!("{peer}: there are {max} clients already")));
         }
