@@ -14,6 +14,9 @@ use crate::nbd::wire::{
 
 /// Longest option data that are read; longer ones are skipped and refused.
 pub const OPTION_DATA_BYTES_MAX: usize = 64 << 10;
+/// Bytes printed after which no further option is taken before they are sent. The answer to one
+/// option may be longer: a list is as long as the table of exports.
+pub const OUTPUT_BYTES: usize = 256 << 10;
 /// Most options in one handshake.
 pub const OPTIONS_MAX: u32 = 4096;
 
@@ -32,7 +35,7 @@ pub enum TlsMode {
 /// What the owner of the socket does next.
 #[derive(Debug)]
 pub enum Step {
-    /// Send what was printed, then feed more bytes.
+    /// Send what was printed, then feed the bytes that are left, with more if there are more.
     More,
     /// Send what was printed, then start TLS, then call [`Handshake::tls_started`].
     StartTls,
@@ -126,8 +129,9 @@ impl Handshake {
         }
     }
 
-    /// Takes what arrived, up to the next step, and says how many bytes of it were used. Bytes
-    /// that were not used are to be fed again, with more behind them.
+    /// Takes what arrived, up to the next step or until [`OUTPUT_BYTES`] were printed, and says how
+    /// many bytes of it were used. Bytes that were not used are to be fed again, with more behind
+    /// them.
     pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Step) {
         let mut used = 0;
         loop {
@@ -140,7 +144,7 @@ impl Handshake {
                     return (used, Step::Close(CloseReason::BytesBeforeTls));
                 }
                 Some(step) => return (used, step),
-                None if taken == 0 => return (used, Step::More),
+                None if taken == 0 || out.len() >= OUTPUT_BYTES => return (used, Step::More),
                 None => {}
             }
         }
@@ -440,5 +444,36 @@ impl Handshake {
         };
         let (reply, text) = refusal.unwrap_or((option_reply::ACK, ""));
         self.answer(option, reply, text, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_sent_before_more_is_taken() {
+        let mut out = Vec::new();
+        let mut handshake = Handshake::new(Exports::new(), TlsMode::Off, &mut out);
+        let mut bytes = CLIENT_FIXED_NEWSTYLE.to_be_bytes().to_vec();
+        for _ in 0..OPTIONS_MAX {
+            bytes.extend_from_slice(b"IHAVEOPT");
+            // No option that anybody knows.
+            bytes.extend_from_slice(&77u32.to_be_bytes());
+            bytes.extend_from_slice(&0u32.to_be_bytes());
+        }
+        // Each answer is longer than its option, and one buffer would hold all of them.
+        let mut fed = 0;
+        let mut sent = 0;
+        out.resize(OUTPUT_BYTES - 4096, 0);
+        while fed < bytes.len() {
+            let (used, step) = handshake.feed(&bytes[fed..], &mut out);
+            assert!(matches!(step, Step::More) && used > 0, "{step:?}");
+            assert!(out.len() < OUTPUT_BYTES + 64);
+            fed += used;
+            sent += 1;
+            out.clear();
+        }
+        assert_eq!((sent, handshake.options), (2, OPTIONS_MAX));
     }
 }
