@@ -7,7 +7,8 @@ mod common;
 use std::io::Write;
 use std::sync::Arc;
 
-use blockyard_export::nbd::wire::{Style, export_flag, option, option_reply};
+use blockyard_core::Limits;
+use blockyard_export::nbd::wire::{self, Style, export_flag, option, option_reply};
 use blockyard_export::nbd::{ExportOptions, ServerOptions};
 use common::ram::Ram;
 use common::{Client, Rig};
@@ -48,6 +49,22 @@ fn info_tells_what_go_would_and_goes_nowhere() {
     assert_eq!(client.info(option::GO, ""), option_reply::ACK);
     assert_eq!(client.export_bytes, 1 << 20);
     assert_eq!(client.read(0, 512).data, [0; 512]);
+}
+
+#[test]
+fn block_sizes_are_told_to_who_does_not_ask() {
+    let rig = Rig::new(Ram::with(1 << 20, 4096, Limits::unlimited(8)));
+    let mut client = greet(&rig);
+    // A name and no requests for information.
+    let mut data = wire::server_data("disk", "");
+    data.extend_from_slice(&[0, 0]);
+    for option in [option::INFO, option::GO] {
+        let (reply, infos) = client.option(option, &data);
+        assert_eq!(reply, option_reply::ACK);
+        let sizes: Vec<_> = infos.iter().filter(|(_, data)| data[..2] == [0, 3]).collect();
+        assert_eq!(sizes.len(), 1);
+        assert_eq!(sizes[0].1[2..6], 4096u32.to_be_bytes());
+    }
 }
 
 #[test]

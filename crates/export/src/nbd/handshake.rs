@@ -94,7 +94,6 @@ enum State {
 struct InfoWanted {
     name: bool,
     description: bool,
-    block_size: bool,
 }
 
 /// One client's handshake.
@@ -375,11 +374,8 @@ impl Handshake {
             self.answer(option, option_reply::ERR_UNKNOWN, &text, out);
             return None;
         };
-        let wanted = InfoWanted {
-            name: request.name_wanted,
-            description: request.description_wanted,
-            block_size: request.block_size_wanted,
-        };
+        let wanted =
+            InfoWanted { name: request.name_wanted, description: request.description_wanted };
         if option == option::GO {
             self.state = State::Entering { option, export, request: wanted };
             return Some(Step::Enter);
@@ -401,9 +397,8 @@ impl Handshake {
         if wanted.description && !export.description().is_empty() {
             info(out, &wire::info_text(wire::info::DESCRIPTION, export.description()));
         }
-        if wanted.block_size {
-            info(out, &wire::info_block_size(export.block_sizes()));
-        }
+        // Asked for or not: a client that does not ask takes 512 bytes for granted.
+        info(out, &wire::info_block_size(export.block_sizes()));
         wire::print_option_reply(out, option, option_reply::ACK, &[]);
     }
 
