@@ -63,21 +63,13 @@ fn for_each_page(at: u64, len_bytes: u64, mut f: impl FnMut(u64, u64)) {
 }
 
 impl WriteCache {
-    /// An empty cache of `len_bytes`, which is at least a page.
-    pub(crate) fn new(len_bytes: u64) -> WriteCache {
+    /// An empty cache of `len_bytes`, which is at least a page; `None` if there is no memory for it.
+    pub(crate) fn new(len_bytes: u64) -> Option<WriteCache> {
         let pages = len_bytes / PAGE_BYTES;
-        let parts = pages.clamp(1, PARTS_MAX);
-        let part = |_| {
-            let slots = (pages / parts).max(1) as usize;
-            SleepLock::new(Part {
-                slots: vec![Slot::default(); slots].into_boxed_slice(),
-                memory: vec![0; slots * PAGE_BYTES as usize].into_boxed_slice(),
-                by_page: HashMap::with_capacity(2 * slots),
-                free: (0..slots).rev().collect(),
-                hand: 0,
-            })
-        };
-        WriteCache { parts: (0..parts).map(part).collect() }
+        let count = pages.clamp(1, PARTS_MAX);
+        let slots = (pages / count).max(1) as usize;
+        let part = |_| Some(SleepLock::new(Part::new(slots)?));
+        Some(WriteCache { parts: (0..count).map(part).collect::<Option<_>>()? })
     }
 
     fn with_part<R>(&self, at: u64, f: impl FnOnce(&mut Part) -> R) -> R {
@@ -186,7 +178,44 @@ impl WriteCache {
     }
 }
 
+/// `len` times `value`; `None` if there is no memory for it.
+fn filled<T: Clone>(len: usize, value: T) -> Option<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).ok()?;
+    values.resize(len, value);
+    Some(values)
+}
+
+/// `len` bytes of zeros, more than none, which the system provides when they are first written;
+/// `None` if it refuses.
+fn zeros(len: usize) -> Option<Box<[u8]>> {
+    let layout = std::alloc::Layout::array::<u8>(len).ok()?;
+    assert!(len > 0, "a part has slots");
+    // SAFETY: the layout is not of size 0.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: the memory was allocated with the layout of such a slice by the allocator of boxes,
+    // belongs to nobody else, and is initialized.
+    Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) })
+}
+
 impl Part {
+    fn new(slots: usize) -> Option<Part> {
+        let mut by_page = HashMap::new();
+        by_page.try_reserve(2 * slots).ok()?;
+        let mut free = filled(slots, 0)?;
+        free.iter_mut().zip((0..slots).rev()).for_each(|(free, slot)| *free = slot);
+        Some(Part {
+            slots: filled(slots, Slot::default())?.into_boxed_slice(),
+            memory: zeros(slots * PAGE_BYTES as usize)?,
+            by_page,
+            free,
+            hand: 0,
+        })
+    }
+
     fn page_memory(&mut self, slot: usize) -> *mut u8 {
         let page = PAGE_BYTES as usize;
         self.memory[slot * page..(slot + 1) * page].as_mut_ptr()
@@ -280,7 +309,7 @@ mod tests {
     #[test]
     fn a_cache_is_invisible_until_the_power_fails() {
         let storage = Storage::new(LEN).unwrap();
-        let cache = WriteCache::new(5 * PAGE_BYTES);
+        let cache = WriteCache::new(5 * PAGE_BYTES).unwrap();
         let mut plain = vec![0u8; LEN as usize];
         let mut random = 0x9e37_79b9_7f4a_7c15u64;
         let mut next = |below: u64| {
@@ -320,7 +349,7 @@ mod tests {
     #[test]
     fn forgetting_a_long_range_spares_what_is_outside() {
         let storage = Storage::new(LEN).unwrap();
-        let cache = WriteCache::new(4 * PAGE_BYTES);
+        let cache = WriteCache::new(4 * PAGE_BYTES).unwrap();
         for page in [0, 1, 62, 63] {
             write(&cache, &storage, page * PAGE_BYTES, &[9; 4096]);
         }

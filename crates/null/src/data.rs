@@ -20,7 +20,13 @@ pub(crate) struct Data {
 impl Data {
     /// Zeros. Without a cache if `cache_bytes` is 0.
     pub(crate) fn new(len_bytes: u64, cache_bytes: u64) -> Result<Data, NullError> {
-        let cache = (cache_bytes > 0).then(|| WriteCache::new(cache_bytes));
+        let cache = match cache_bytes {
+            0 => None,
+            _ => Some(
+                WriteCache::new(cache_bytes)
+                    .ok_or_else(|| NullError::no_memory("cache_size", cache_bytes))?,
+            ),
+        };
         Ok(Data { storage: Storage::new(len_bytes)?, cache })
     }
 

@@ -84,10 +84,12 @@ impl<Z: ZoneSet> Null<Z> {
     /// As [`Null::open`].
     pub fn open_with(config: NullConfig) -> Result<Null<Z>, NullError> {
         let Shape { geometry, limits, config, notes } = Shape::new(&config)?;
-        let zones = geometry.zones.clone().map(|zones| {
+        let make_zones = |zones| {
             let (sectors, full, data) = (geometry.sectors, config.zone_full, config.memory_backed);
             Z::new(ZoneLayout { zones, sectors, full, data })
-        });
+                .map_err(|_| NullError::no_memory("zone_size", config.zone_size))
+        };
+        let zones = geometry.zones.clone().map(make_zones).transpose()?;
         let data = match config.memory_backed {
             true => Some(Data::new(config.size, config.cache_size)?),
             false => None,

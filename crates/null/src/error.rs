@@ -17,16 +17,26 @@ pub enum NullError {
         wanted: String,
     },
     /// The system refused memory.
-    #[error("size: mapping {len_bytes} bytes: {}", std::io::Error::from_raw_os_error(*.errno))]
+    #[error(
+        "{field}: `{value}` takes more memory than there is: {}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Memory {
-        /// How much was asked for.
-        len_bytes: u64,
+        /// The parameter that decides how much it is.
+        field: &'static str,
+        /// Its value.
+        value: u64,
         /// The error number.
         errno: i32,
     },
 }
 
 impl NullError {
+    /// An allocation for this parameter was refused.
+    pub(crate) fn no_memory(field: &'static str, value: u64) -> NullError {
+        NullError::Memory { field, value, errno: libc::ENOMEM }
+    }
+
     pub(crate) fn invalid(
         field: &'static str,
         value: impl ToString,
@@ -43,7 +53,7 @@ impl From<NullError> for DeviceError {
                 DeviceError::Invalid { field, value, wanted }
             }
             NullError::Memory { errno, .. } => {
-                DeviceError::Os { what: "mapping the device's memory", errno }
+                DeviceError::Os { what: "reserving the device's memory", errno }
             }
         }
     }

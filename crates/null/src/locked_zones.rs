@@ -4,6 +4,8 @@
 //! behind a lock of their own, which is never touched where no limit is set
 //! ([`blockyard_sync::zone_table`]).
 
+use std::collections::TryReserveError;
+
 use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
 use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
 use blockyard_sync::lock::Lock;
@@ -154,7 +156,7 @@ fn break_zone<L: Lock<Zone>, E: Erase>(
 }
 
 impl ZoneSet for LockedZones {
-    fn new(layout: ZoneLayout) -> LockedZones {
+    fn new(layout: ZoneLayout) -> Result<LockedZones, TryReserveError> {
         let ZoneLayout { zones: geometry, sectors, full, data } = layout;
         let zone = |number: u32| {
             let start = geometry.start_of(ZoneNo(number));
@@ -172,10 +174,10 @@ impl ZoneSet for LockedZones {
         let limits = ZoneLimits { open_max: geometry.open_max, active_max: geometry.active_max };
         let zones = (0..geometry.zone_count as usize).map(|number| zone(number as u32));
         let table = match data {
-            false => Table::Spinning(ZoneTable::new(zones, limits)),
-            true => Table::Sleeping(ZoneTable::new(zones, limits)),
+            false => Table::Spinning(ZoneTable::new(zones, limits)?),
+            true => Table::Sleeping(ZoneTable::new(zones, limits)?),
         };
-        LockedZones { table, geometry, sectors }
+        Ok(LockedZones { table, geometry, sectors })
     }
 
     #[inline]

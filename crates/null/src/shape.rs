@@ -91,6 +91,10 @@ fn check_plain(config: &NullConfig) -> Result<(), NullError> {
     if cache != 0 && !(CACHE_MIN..=CACHE_MAX).contains(&cache) {
         return Err(invalid("cache_size", cache, "0, or from 4096 bytes to 4 GiB"));
     }
+    if config.memory_backed && cache > config.size.next_multiple_of(CACHE_MIN) {
+        let wanted = format!("at most the device's size ({})", config.size);
+        return Err(invalid("cache_size", cache, wanted));
+    }
     Ok(())
 }
 
@@ -240,7 +244,10 @@ mod tests {
         assert_eq!(refused(NullConfig { completion_nsec: u64::MAX, ..plain() }), "completion_nsec");
         assert_eq!(refused(NullConfig { request_timeout_ms: 0, ..plain() }), "request_timeout_ms");
         let cached = NullConfig { memory_backed: true, cache_size: 100, ..plain() };
-        assert_eq!(refused(cached), "cache_size");
+        assert_eq!(refused(cached.clone()), "cache_size");
+        let size = NullConfig { size: 1 << 20, cache_size: 2 << 20, ..cached.clone() };
+        assert_eq!(refused(size), "cache_size");
+        assert_eq!(refused(NullConfig { cache_size: 1000 << 40, ..cached }), "cache_size");
         assert_eq!(refused(NullConfig { zone_size: 0, ..zoned() }), "zone_size");
         assert_eq!(refused(NullConfig { zone_size: 3 << 20, ..zoned() }), "zone_size");
         assert_eq!(refused(NullConfig { zone_size: 128 << 20, ..zoned() }), "zone_size");

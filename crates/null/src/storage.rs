@@ -57,12 +57,14 @@ unsafe impl Sync for Storage {}
 impl Storage {
     /// Maps a device of `len_bytes` zeros.
     pub(crate) fn new(len_bytes: u64) -> Result<Storage, NullError> {
-        let refused = |errno| NullError::Memory { len_bytes, errno };
+        let refused = |errno| NullError::Memory { field: "size", value: len_bytes, errno };
         let pages = len_bytes.div_ceil(PAGE_BYTES);
         let mapping_len = usize::try_from(pages * PAGE_BYTES)
             .ok()
             .and_then(|len| len.checked_add(HUGE_BYTES as usize))
             .ok_or_else(|| refused(libc::ENOMEM))?;
+        // Before the mapping, which nobody would take down.
+        let written = PageBitmap::new(pages).ok_or_else(|| refused(libc::ENOMEM))?;
         // SAFETY: an anonymous mapping where the system chooses touches no other memory.
         let mapping = unsafe {
             libc::mmap(
@@ -90,7 +92,6 @@ impl Storage {
             // the mapping works all the same.
             unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_NOHUGEPAGE) };
         }
-        let written = PageBitmap::new(pages);
         Ok(Storage { base, len_bytes, mapping, mapping_len, written })
     }
 

@@ -4,6 +4,8 @@
 //! operations and hands it a [`Transfer`] for the data, so that an implementation is free to copy
 //! them under a zone's lock, or to reserve room, copy outside of any lock, and commit.
 
+use std::collections::TryReserveError;
+
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneOp};
 use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
 
@@ -40,7 +42,12 @@ pub trait Erase {
 /// The zones of a device. Zone numbers must be below `zone_count`.
 pub trait ZoneSet: Send + Sync + 'static {
     /// All zones as they are at first.
-    fn new(layout: ZoneLayout) -> Self;
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    fn new(layout: ZoneLayout) -> Result<Self, TryReserveError>
+    where
+        Self: Sized;
 
     /// Writes at a sector of the zone.
     ///

@@ -31,11 +31,11 @@ pub struct PageBitmap {
 }
 
 impl PageBitmap {
-    /// A clear map of `pages` pages.
-    pub fn new(pages: u64) -> PageBitmap {
-        let words = zeroed(pages.div_ceil(WORD_PAGES));
-        let summary = zeroed(pages.div_ceil(CHUNK_PAGES).div_ceil(u64::from(u64::BITS)));
-        PageBitmap { words, summary, pages }
+    /// A clear map of `pages` pages; `None` if there is no memory for it.
+    pub fn new(pages: u64) -> Option<PageBitmap> {
+        let words = zeroed(pages.div_ceil(WORD_PAGES))?;
+        let summary = zeroed(pages.div_ceil(CHUNK_PAGES).div_ceil(u64::from(u64::BITS)))?;
+        Some(PageBitmap { words, summary, pages })
     }
 
     /// How many pages it covers.
@@ -130,17 +130,28 @@ impl PageBitmap {
     }
 }
 
-/// Zeroed words; the system provides their memory when they are first written.
+/// Zeroed words; the system provides their memory when they are first written. `None` if it refuses.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-fn zeroed(words: u64) -> Box<[AtomicU64]> {
-    // SAFETY: an AtomicU64 is 8 bytes for which all zeros are a valid value.
-    unsafe { Box::new_zeroed_slice(words as usize).assume_init() }
+fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
+    let words = usize::try_from(words).ok()?;
+    if words == 0 {
+        return Some(Box::default());
+    }
+    let layout = std::alloc::Layout::array::<AtomicU64>(words).ok()?;
+    // SAFETY: the layout is not of size 0.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: the memory was allocated with the layout of such a slice by the allocator of boxes,
+    // belongs to nobody else, and zeros are a valid value of an AtomicU64.
+    Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast(), words)) })
 }
 
 #[cfg(loom)]
-fn zeroed(words: u64) -> Box<[AtomicU64]> {
-    (0..words).map(|_| AtomicU64::new(0)).collect()
+fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
+    Some((0..words).map(|_| AtomicU64::new(0)).collect())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -150,7 +161,7 @@ mod tests {
     #[test]
     fn agrees_with_a_plain_vector() {
         let pages = 3 * CHUNK_PAGES + 77;
-        let map = PageBitmap::new(pages);
+        let map = PageBitmap::new(pages).unwrap();
         let mut plain = vec![false; pages as usize];
         let mut random = 0x9e37_79b9_7f4a_7c15u64;
         let mut next = |below: u64| {
@@ -178,9 +189,14 @@ mod tests {
     }
 
     #[test]
+    fn a_map_that_no_memory_can_hold_is_refused() {
+        assert!(PageBitmap::new(u64::MAX >> 4).is_none());
+    }
+
+    #[test]
     fn a_huge_map_is_one_hole() {
         let pages = 10 << 40 >> 12;
-        let map = PageBitmap::new(pages);
+        let map = PageBitmap::new(pages).unwrap();
         assert_eq!(map.run(0, pages), (false, pages));
         map.set(pages - 1);
         assert_eq!(map.run(5, pages), (false, pages - 6));
@@ -199,7 +215,7 @@ mod model {
     #[test]
     fn whoever_sees_the_bit_sees_the_data_and_no_bit_is_lost() {
         loom::model(|| {
-            let map = Arc::new(PageBitmap::new(128));
+            let map = Arc::new(PageBitmap::new(128).unwrap());
             let data = Arc::new(AtomicU32::new(0));
             let (other, copied) = (Arc::clone(&map), Arc::clone(&data));
             let thread = loom::thread::spawn(move || {
@@ -219,7 +235,7 @@ mod model {
     #[test]
     fn clearing_neighbours_loses_nothing() {
         loom::model(|| {
-            let map = Arc::new(PageBitmap::new(64));
+            let map = Arc::new(PageBitmap::new(64).unwrap());
             map.set(1);
             let other = Arc::clone(&map);
             let thread = loom::thread::spawn(move || other.clear(1, 2));

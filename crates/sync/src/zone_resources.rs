@@ -18,6 +18,8 @@
 //! That is what keeps resources from leaking: the kernel's null_blk closes a victim without the
 //! victim's lock, and loses the token of a zone that is filled at that moment.
 
+use std::collections::TryReserveError;
+
 use crate::lock::Lock;
 use crate::rank::ranks;
 
@@ -112,16 +114,22 @@ pub struct ZoneResources {
 }
 
 impl ZoneResources {
-    /// Accounts of `zones` zones that hold nothing; `None` where no limit is set.
-    pub fn new(zones: usize, limits: ZoneLimits) -> Option<ZoneResources> {
+    /// Accounts of `zones` zones that hold nothing; none where no limit is set.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(zones: usize, limits: ZoneLimits) -> Result<Option<ZoneResources>, TryReserveError> {
         if limits == ZoneLimits::default() {
-            return None;
+            return Ok(None);
         }
-        let links = if limits.open_max == 0 { 0 } else { zones };
-        let links = vec![Link { older: NONE, newer: NONE }; links].into_boxed_slice();
+        let count = if limits.open_max == 0 { 0 } else { zones };
+        let mut links = Vec::new();
+        links.try_reserve_exact(count)?;
+        links.resize(count, Link { older: NONE, newer: NONE });
+        let links = links.into_boxed_slice();
         let accounts =
             Accounts { counts: ZoneCounts::default(), oldest: NONE, newest: NONE, links };
-        Some(ZoneResources { limits, accounts: Inner::new(accounts) })
+        Ok(Some(ZoneResources { limits, accounts: Inner::new(accounts) }))
     }
 
     /// Takes what `zone` needs to hold `to` instead of `from`, or nothing. A token in transit is
@@ -243,7 +251,7 @@ mod tests {
     #[test]
     fn the_oldest_gives_way_and_its_token_is_in_transit() {
         let limits = ZoneLimits { open_max: 2, active_max: 3 };
-        let resources = ZoneResources::new(4, limits).unwrap();
+        let resources = ZoneResources::new(4, limits).unwrap().unwrap();
         let mut none = false;
         assert_eq!(resources.take(0, Nothing, Implicit, &mut none), Grant::Yes);
         assert_eq!(resources.take(1, Nothing, Implicit, &mut none), Grant::Yes);
@@ -267,7 +275,8 @@ mod tests {
 
     #[test]
     fn the_list_keeps_the_order_of_opening() {
-        let resources = ZoneResources::new(8, ZoneLimits { open_max: 8, active_max: 0 }).unwrap();
+        let resources =
+            ZoneResources::new(8, ZoneLimits { open_max: 8, active_max: 0 }).unwrap().unwrap();
         let mut none = false;
         for zone in [5, 2, 7, 0] {
             assert_eq!(resources.take(zone, Nothing, Implicit, &mut none), Grant::Yes);

@@ -17,6 +17,7 @@
 //! | locks B: no longer implicitly open, unlocks B | unlocks B |
 //! | locks A again, takes the free token | |
 
+use std::collections::TryReserveError;
 use std::marker::PhantomData;
 
 use crate::atomics::yield_now;
@@ -97,8 +98,16 @@ impl Drop for Claim<'_> {
 
 impl<Z: Openable, L: Lock<Z>> ZoneTable<Z, L> {
     /// A table of zones. They may hold what they like already, but no more than the limits allow.
-    pub fn new(zones: impl ExactSizeIterator<Item = Z>, limits: ZoneLimits) -> ZoneTable<Z, L> {
-        let resources = ZoneResources::new(zones.len(), limits);
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn new(
+        zones: impl ExactSizeIterator<Item = Z>,
+        limits: ZoneLimits,
+    ) -> Result<ZoneTable<Z, L>, TryReserveError> {
+        let resources = ZoneResources::new(zones.len(), limits)?;
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(zones.len())?;
         let line = |(number, zone): (usize, Z)| {
             if let Some(resources) = &resources {
                 let taken =
@@ -107,8 +116,8 @@ impl<Z: Openable, L: Lock<Z>> ZoneTable<Z, L> {
             }
             Line(L::new(zone))
         };
-        let zones = zones.enumerate().map(line).collect();
-        ZoneTable { zones, resources, _zone: PhantomData }
+        lines.extend(zones.enumerate().map(line));
+        Ok(ZoneTable { zones: lines.into_boxed_slice(), resources, _zone: PhantomData })
     }
 
     /// How many zones there are.
@@ -249,7 +258,7 @@ mod tests {
     /// of its own, at most one active zone each, limits 2 and 6.
     fn writers_leak_nothing<L: Lock<Small>>() {
         let limits = ZoneLimits { open_max: 2, active_max: 6 };
-        let table = ZoneTable::<Small, L>::new(zones(16), limits);
+        let table = ZoneTable::<Small, L>::new(zones(16), limits).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let table = &table;
@@ -284,7 +293,8 @@ mod tests {
     #[test]
     fn at_the_active_limit_a_closed_zone_opens_again() {
         let limits = ZoneLimits { open_max: 1, active_max: 2 };
-        let table = ZoneTable::<Small, SpinLock<Small, { ranks::ZONE }>>::new(zones(3), limits);
+        let table =
+            ZoneTable::<Small, SpinLock<Small, { ranks::ZONE }>>::new(zones(3), limits).unwrap();
         assert_eq!(write(&table, 0), Grant::Yes);
         assert_eq!(write(&table, 1), Grant::Yes);
         assert_eq!(table.look(0, Openable::holding), Holding::Closed);
@@ -315,7 +325,7 @@ mod model {
     fn two_writers_with_one_token_leak_nothing() {
         explore(|| {
             let limits = ZoneLimits { open_max: 1, active_max: 2 };
-            let table = Arc::new(Table::new(zones(2), limits));
+            let table = Arc::new(Table::new(zones(2), limits).unwrap());
             let other = Arc::clone(&table);
             let thread = loom::thread::spawn(move || {
                 assert_eq!(write(&other, 1), Grant::Yes);
@@ -332,7 +342,7 @@ mod model {
     fn a_victim_that_is_reset_meanwhile_leaks_nothing() {
         explore(|| {
             let limits = ZoneLimits { open_max: 1, active_max: 0 };
-            let table = Arc::new(Table::new(zones(2), limits));
+            let table = Arc::new(Table::new(zones(2), limits).unwrap());
             assert_eq!(write(&table, 1), Grant::Yes);
             let other = Arc::clone(&table);
             let thread = loom::thread::spawn(move || reset(&other, 1));
@@ -347,7 +357,7 @@ mod model {
     fn a_token_that_is_not_needed_any_more_goes_back() {
         explore(|| {
             let limits = ZoneLimits { open_max: 2, active_max: 0 };
-            let table = Arc::new(Table::new(zones(3), limits));
+            let table = Arc::new(Table::new(zones(3), limits).unwrap());
             assert_eq!(write(&table, 1), Grant::Yes);
             assert_eq!(write(&table, 2), Grant::Yes);
             // Both writers need room for zone 0, each closes a victim, and one opens the zone.
