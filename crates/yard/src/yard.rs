@@ -152,7 +152,7 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
     let mut text = format!("{} {}", disk.kind(), Bytes(geometry.len_bytes()));
     if spec.kind().name == "null" {
         let kept = spec.switch("memory_backed");
-        text += if kept { ", memory-backed" } else { ", keeps no data" };
+        text += if kept { ", keeps data in memory" } else { ", keeps nothing" };
     }
     if geometry.logical_block_bytes != 512 {
         text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));
@@ -232,7 +232,7 @@ mod tests {
         let entry = yard.add(spec(uri)).unwrap();
         assert_eq!(
             describe(&entry.spec, entry.disk.as_ref()),
-            "null 1G, keeps no data, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, \
+            "null 1G, keeps nothing, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, \
              3 open at most, 5 active at most"
         );
     }
