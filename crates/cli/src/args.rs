@@ -23,8 +23,9 @@ Sizes are binary: 4k is 4096 bytes; 10G, 10GB and 10GiB are the same; 8s is 8 se
 Exit codes:
   0  done                            4  no yard answers on the control socket
   1  failed                          5  the yard has no such device
-  2  wrong use of the command line   6  the yard, or a device or zone of it, refused
-  3  the configuration will not do   `serve --run` exits as the command does
+  2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
+  3  a wrong configuration file, or certificates that cannot be used
+  `serve --run` exits as the command does
 ";
 
 /// The whole command line.
@@ -150,10 +151,11 @@ pub(crate) struct ServeArgs {
     /// Whether NBD clients may or must use TLS
     #[arg(long, value_name = "MODE")]
     pub(crate) tls: Option<Tls>,
-    /// Directory with server-cert.pem, server-key.pem and, for --tls-verify-peer, ca-cert.pem
+    /// Directory with server-cert.pem, server-key.pem and, for --tls-verify-peer, ca-cert.pem;
+    /// needs --tls
     #[arg(long, value_name = "DIR")]
     pub(crate) tls_certificates: Option<PathBuf>,
-    /// Demand certificates from NBD clients that ca-cert.pem signed
+    /// Demand certificates from NBD clients that ca-cert.pem signed; needs --tls require
     #[arg(long)]
     pub(crate) tls_verify_peer: bool,
     /// What to log on standard error, e.g. warn, info, debug or blockyard_export=debug

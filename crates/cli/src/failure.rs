@@ -3,16 +3,16 @@
 use std::io;
 
 use blockyard_yard::client::ClientError;
-use blockyard_yard::daemon::DaemonError;
+use blockyard_yard::daemon::{DaemonError, ServerError};
 
 /// Exit codes, as the help and docs/cli.md list them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     /// Anything that has no code of its own.
     Failed = 1,
-    /// Wrong use of the command line; clap says 2 too.
+    /// Wrong use of the command line, URIs on it included; clap says 2 too.
     Usage = 2,
-    /// The configuration will not do.
+    /// The configuration or a file that it needs will not do.
     Config = 3,
     /// Nobody answers on the control socket.
     Unreachable = 4,
@@ -65,7 +65,8 @@ impl From<ClientError> for Failure {
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Failure {
         let code = match &error {
-            DaemonError::Device { .. } => Code::Config,
+            DaemonError::Device { .. } | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,
+            DaemonError::StdioTwice | DaemonError::Nbd(ServerError::TlsOnPipes) => Code::Usage,
             _ => Code::Failed,
         };
         Failure::new(code, error)

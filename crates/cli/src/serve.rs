@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode};
 use blockyard_yard::control::Event;
-use blockyard_yard::daemon::{Daemon, DaemonOptions};
+use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
 use blockyard_yard::listen::{Listen, NBD_PORT, check_socket_path};
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::yard::describe;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     let stdio = args.nbd.contains(&Listen::Stdio);
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
     let Plan { options, temp } = plan(&args)?;
-    let daemon = Daemon::start(&options)?;
+    let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;
     let pidfile = args.pidfile.as_deref().map(Pidfile::write).transpose()?;
     if !stdio && args.run.is_none() {
         announce(&args, &options, &daemon)?;
@@ -43,6 +43,17 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     daemon.shutdown();
     drop((pidfile, temp));
     Ok(code)
+}
+
+/// Who is to blame for a device that cannot be made: the command line if it names it, else the
+/// configuration.
+fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
+    if let DaemonError::Device { name, .. } = &error
+        && args.devices.iter().any(|spec| spec.name() == name)
+    {
+        return Failure::new(Code::Usage, error);
+    }
+    error.into()
 }
 
 /// Waits for what ends the server.
@@ -132,8 +143,9 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     };
     let nbd = nbd_places(args, config.nbd, temp.as_ref().filter(|_| temporary), activated)?;
     let control = match (&args.control, config.control, &temp) {
-        (Some(path), _, _) if path.as_os_str() == "none" => None,
+        (Some(path), _, _) if path.as_os_str() == config::NO_SOCKET => None,
         (Some(path), _, _) => Some(path.clone()),
+        (None, Some(path), _) if path.as_os_str() == config::NO_SOCKET => None,
         (None, Some(path), _) => Some(path),
         (None, None, Some(temp)) => Some(temp.path().join(paths::CONTROL_SOCKET)),
         (None, None, None) if one_shot => None,
@@ -142,6 +154,11 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     if let Some(path) = &control {
         check_socket_path(path)
             .map_err(|what| Failure::new(Code::Usage, format!("control: {what}")))?;
+    }
+    if args.run.is_some() && nbd.contains(&Listen::Stdio) {
+        let message = "run: with --nbd stdio the command's output would get into the NBD stream; \
+                       leave out one of the two, or serve NBD at unix:PATH";
+        return Err(Failure::new(Code::Usage, message));
     }
     let tls = tls(args, config.tls)?;
     let metrics = args.metrics.clone().or(config.metrics);
@@ -240,6 +257,18 @@ fn tls(args: &ServeArgs, mut tls: config::TlsSettings) -> Result<config::TlsSett
         tls.certificates.clone_from(&args.tls_certificates);
     }
     tls.verify_peer |= args.tls_verify_peer;
+    if args.tls.is_none()
+        && tls.mode == TlsMode::Off
+        && (args.tls_certificates.is_some() || args.tls_verify_peer)
+    {
+        let message = "tls: certificates are given but TLS is off; add --tls require (or on)";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    if tls.mode == TlsMode::On && tls.verify_peer {
+        let message = "tls-verify-peer: with --tls on a client without TLS is let in and shows no \
+                       certificate; use --tls require";
+        return Err(Failure::new(Code::Usage, message));
+    }
     if tls.mode != TlsMode::Off && tls.certificates.is_none() {
         let message = "tls: no certificates; name their directory with --tls-certificates DIR";
         return Err(Failure::new(Code::Usage, message));

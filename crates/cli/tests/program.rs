@@ -150,7 +150,7 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
 #[test]
 fn devices_and_faults_come_and_go_at_run_time() {
     let served = Served::start("add", &["null:///a?size=1G"]);
-    assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G, keeps no data\n");
+    assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G, keeps nothing\n");
     let show = served.says(&["show", "b"]);
     assert!(show.contains("uri              null:///b?size=2G"), "{show}");
     assert_eq!(served.says(&["inject", "b", "add,status=IOERR"]), "b: add,status=IOERR\n");
@@ -185,6 +185,15 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["serve", "--nbd", "udp:1"], "wanted unix:PATH, tcp:HOST:PORT or stdio"),
         (&["serve", "null:///x", "null:///x"], "`x` is given twice"),
         (&["serve", "--tls", "on"], "--tls-certificates"),
+        (&["serve", "--tls-certificates", "/c"], "TLS is off; add --tls require (or on)"),
+        (&["serve", "--tls-verify-peer"], "TLS is off; add --tls require (or on)"),
+        (
+            &["serve", "--tls", "on", "--tls-certificates", "/c", "--tls-verify-peer"],
+            "use --tls require",
+        ),
+        (&["serve", "--nbd", "stdio", "--run", "true"], "the command's output would get into"),
+        (&["serve", "--nbd", "stdio", "--nbd", "stdio"], "stdio can be served once"),
+        (&["serve", "null:///x?zoned=1&zone_size=3M", "--nbd", "stdio"], "zone_size"),
         (&["serve", "--log", "a=b=c"], "log: `a=b=c` will not do"),
         (&["serve", "--control", ""], "control"),
         (&["add", "null:///x?bs=1k&bs=1k"], "bs is given twice"),
@@ -236,6 +245,14 @@ fn a_configuration_is_written_checked_and_served() {
             )
         );
     }
+    let tls = ["serve", "--tls", "on", "--tls-certificates", "/no/such/place", "--run", "true"];
+    let (code, _, error) = run(blockyard(&dir.0).args(tls));
+    assert_eq!(code, 3, "{error}");
+    let plain = "[serve]\ncontrol = \"none\"\n[[device]]\nname = \"a\"\nkind = \"null\"\n";
+    std::fs::write(&file, plain).unwrap();
+    let ask = "echo \"control $BLOCKYARD_CONTROL\"";
+    let (code, out, _) = run(blockyard(&dir.0).args(["serve", "-c", path, "--run", ask]));
+    assert_eq!((code, out.as_str()), (0, "control \n"));
     // What goes wrong only between parameters has its line as well.
     let zones = "[[device]]\nname = \"a\"\nkind = \"null\"\nzoned = true\nzone_size = \"3M\"\n";
     std::fs::write(&file, zones).unwrap();

@@ -25,12 +25,15 @@ pub const DEVICES_MAX: usize = 4096;
 /// The default yard: what `blockyard serve` serves without arguments, and `blockyard init` writes.
 pub const TEMPLATE: &str = include_str!("config/template.toml");
 
+/// What stands for no control socket where a path could stand.
+pub const NO_SOCKET: &str = "none";
+
 /// A configuration, checked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Where NBD is served; `None` if the file does not say.
     pub nbd: Option<Vec<Listen>>,
-    /// The control socket; `None` if the file does not say.
+    /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not say.
     pub control: Option<PathBuf>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Listen>,

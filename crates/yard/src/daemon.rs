@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockyard_export::nbd::{Endpoint, Server, ServerError, ServerOptions, TlsConfig, TlsMode};
+pub use blockyard_export::nbd::ServerError;
+use blockyard_export::nbd::{Endpoint, Server, ServerOptions, TlsConfig, TlsMode};
 
 use crate::activation;
 use crate::api::Control;

@@ -137,6 +137,20 @@ impl Reader<'_> {
             let help = "name the directory that holds server-cert.pem and server-key.pem";
             self.error(span, "certificates: missing, and TLS is on", Some(help.to_owned()));
         }
+        let (mode, verify) = (table.get("mode"), table.get("verify_peer"));
+        let first = table.get("certificates").or(verify.filter(|_| config.tls.verify_peer));
+        if let (None, Some(first)) = (mode, first) {
+            let message = "tls: certificates are given but TLS is off";
+            let help = "add mode = \"require\" (or \"on\")".to_owned();
+            self.error(first.span(), message, Some(help));
+        }
+        if let Some(verify) = verify.filter(|_| config.tls.verify_peer)
+            && config.tls.mode == TlsMode::On
+        {
+            let message = "verify_peer: with mode = \"on\" a client without TLS is let in and shows \
+                           no certificate";
+            self.error(verify.span(), message, Some("use mode = \"require\"".to_owned()));
+        }
     }
 
     fn device(&mut self, device: &Value<'_>, config: &mut Config) {
@@ -370,6 +384,16 @@ mod tests {
                 "[tls]\nmode = \"on\"\n",
                 "line 2, column 8: certificates: missing, and TLS is on; name the directory that \
                  holds server-cert.pem and server-key.pem",
+            ),
+            (
+                "[tls]\ncertificates = \"/c\"\n",
+                "line 2, column 16: tls: certificates are given but TLS is off; add mode = \
+                 \"require\" (or \"on\")",
+            ),
+            (
+                "[tls]\nmode = \"on\"\ncertificates = \"/c\"\nverify_peer = true\n",
+                "line 4, column 15: verify_peer: with mode = \"on\" a client without TLS is let in \
+                 and shows no certificate; use mode = \"require\"",
             ),
             (
                 "[tls]\nmode = \"maybe\"\n",

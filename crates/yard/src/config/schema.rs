@@ -39,7 +39,10 @@ fn serve() -> Value {
                     { "type": "array", "items": { "type": "string", "pattern": listen } },
                 ],
             },
-            "control": { "description": "Path of the control socket", "type": "string" },
+            "control": {
+                "description": "Path of the control socket; `none` for none",
+                "type": "string",
+            },
             "metrics": {
                 "description": "Where metrics are served beside the control socket",
                 "type": "string",
