@@ -19,7 +19,7 @@ use super::flush::{self, Route};
 use super::plug::Plug;
 use super::slots::Slots;
 use super::split::{self, Rest};
-use super::stats::{ChannelStats, Tally};
+use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::tags::Tags;
 use crate::bio::{Bio, Flags, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
@@ -108,18 +108,25 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         {
             let slot = self.slots.take(bio, data).expect("push asked for room");
             self.plug(slot);
+        } else if bio.op.has_range() {
+            self.accept_any(bio);
         } else {
-            self.accept_rare(bio);
+            self.accept_without_range(bio);
         }
     }
 
+    /// Takes a bio without a range: what it says of one is ignored.
+    #[cold]
+    fn accept_without_range(&mut self, bio: &Bio) {
+        self.accept_any(&check::normal(bio));
+    }
+
     /// Takes a bio that is wrong, too long, or more than a plain read or write.
-    fn accept_rare(&mut self, bio: &Bio) {
+    fn accept_any(&mut self, bio: &Bio) {
         let (data, status) = match self.rules.check(bio).and_then(|()| self.resolve(bio)) {
             Ok(data) => (data, Status::Ok),
             Err(status) => (NonNull::dangling(), status),
         };
-        let bio = &check::normal(bio);
         let mut slot = self.slots.take(bio, data).expect("push asked for room");
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the request.
@@ -306,7 +313,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             // SAFETY: the request has come home, so its slots are this channel's again.
             let slot_ref = unsafe { slot.as_ref() };
             next = slot_ref.next;
-            let latency_ns = tag.is_some().then(|| now.since(slot_ref.submitted));
+            let latency_ns =
+                if tag.is_some() { now.since(slot_ref.submitted) } else { NEVER_STARTED };
             if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
                 self.finish_rare(slot, (status, landed), now, latency_ns, out);
                 continue;
@@ -324,7 +332,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         mut slot: NonNull<Slot>,
         (status, landed): (Status, Sector),
         now: Nanos,
-        latency_ns: Option<u64>,
+        latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
         // SAFETY: the request has come home, so the slot is this channel's again.
@@ -359,7 +367,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         slot: NonNull<Slot>,
         status: Status,
         sector: Sector,
-        latency_ns: Option<u64>,
+        latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
         // SAFETY: the slot is this channel's, and no request refers to it.

@@ -43,8 +43,8 @@ impl ChannelStats {
         if !tally.ok {
             self.errors[index].add(tally.ops);
         }
-        if let Some(latency_ns) = tally.latency_ns {
-            self.latency[latency_class(tally.op)].add(latency_ns, tally.ops);
+        if tally.latency_ns != NEVER_STARTED {
+            self.latency[latency_class(tally.op)].add(tally.latency_ns, tally.ops);
         }
     }
 
@@ -55,6 +55,10 @@ impl ChannelStats {
     }
 }
 
+/// The latency of a bio that never came to the device: it has none. A word of its own would cost
+/// instructions in every completion.
+pub(crate) const NEVER_STARTED: u64 = u64::MAX;
+
 /// Completions of one kind in a row, gathered so that a batch of equals is counted once.
 #[derive(Debug)]
 pub(crate) struct Tally {
@@ -62,13 +66,13 @@ pub(crate) struct Tally {
     ok: bool,
     ops: u64,
     sectors: u64,
-    /// None for bios that never came to the device.
-    latency_ns: Option<u64>,
+    /// [`NEVER_STARTED`] for bios that never came to the device.
+    latency_ns: u64,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
-        Tally { op: Op::Read, ok: true, ops: 0, sectors: 0, latency_ns: None }
+        Tally { op: Op::Read, ok: true, ops: 0, sectors: 0, latency_ns: NEVER_STARTED }
     }
 }
 
@@ -81,7 +85,7 @@ impl Tally {
         op: Op,
         ok: bool,
         sectors: u64,
-        latency_ns: Option<u64>,
+        latency_ns: u64,
     ) {
         if op != self.op || ok != self.ok || latency_ns != self.latency_ns {
             self.settle(stats);
