@@ -213,6 +213,33 @@ fn shutdown_is_bounded_whatever_the_disk_owes() {
 }
 
 #[test]
+fn servers_that_begin_to_stop_together_tell_all_clients_at_once() {
+    let disk = Ram::new(MIB);
+    let mut rigs: Vec<_> = (0..3).map(|_| Rig::new(Arc::clone(&disk) as _)).collect();
+    let clients: Vec<_> = rigs.iter().map(|rig| rig.client(Style::Simple)).collect();
+    let mut halves: Vec<_> = rigs.iter().map(|rig| Client::greet(rig.connect())).collect();
+    for rig in &rigs {
+        rig.server().begin_shutdown();
+    }
+    // Nobody has waited for any server yet.
+    for mut client in clients {
+        client.assert_closed();
+    }
+    for half in &mut halves {
+        half.assert_closed();
+    }
+    for rig in &mut rigs {
+        let server = rig.server.take().unwrap();
+        server.stop();
+        // It is stopped; this finds nothing left to do.
+        server.stop();
+        server.wait();
+        assert!(server.connections().is_empty());
+        assert!(!rig.directory.socket().exists());
+    }
+}
+
+#[test]
 fn removing_an_export_is_bounded_whatever_the_disk_owes() {
     let disk = Ram::new(MIB);
     let rig = Rig::new(Arc::clone(&disk) as _);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ pub enum ServerError {
 pub struct Server {
     shared: Arc<Shared>,
     /// `None` once joined.
-    accepting: Option<JoinHandle<()>>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the accepting thread, the clients' threads and the owner share.
@@ -92,6 +92,8 @@ struct Shared {
     options: ServerOptions,
     address: String,
     stopping: AtomicBool,
+    /// When clients are cut off; set when the server begins to stop.
+    deadline: OnceLock<Instant>,
     /// Wakes the accepting thread.
     wake: Wake,
     clients: Mutex<Clients>,
@@ -156,6 +158,7 @@ impl Server {
             options,
             address: listener.as_ref().map_or("stdio".to_owned(), Listener::address),
             stopping: AtomicBool::new(false),
+            deadline: OnceLock::new(),
             wake: Wake::new().map_err(system("making a wake"))?,
             clients: Mutex::default(),
             left: Condvar::new(),
@@ -173,7 +176,7 @@ impl Server {
                 None
             }
         };
-        Ok(Server { shared, accepting })
+        Ok(Server { shared, accepting: Mutex::new(accepting) })
     }
 
     /// Where it listens: `unix:PATH`, `tcp:ADDRESS:PORT` with the real port, or `stdio`.
@@ -214,24 +217,37 @@ impl Server {
         }
     }
 
-    /// Stops accepting, lets every client's requests be answered, disconnects them all, joins all
-    /// threads and removes the unix socket. Clients that stall are cut off after the drain
-    /// timeout.
-    pub fn shutdown(mut self) {
-        self.stop();
-    }
-
-    fn stop(&mut self) {
+    /// Begins to stop without waiting: no more clients are accepted, and those that are here are
+    /// told to leave. The drain timeout runs from now on, so several servers that begin together
+    /// end together.
+    pub fn begin_shutdown(&self) {
         let shared = &self.shared;
+        shared.deadline.get_or_init(|| Instant::now() + shared.options.drain_timeout);
         // Release: pairs with the Acquire in `stopping`.
         shared.stopping.store(true, Ordering::Release);
         shared.wake.raise();
-        if let Some(accepting) = self.accepting.take() {
+        shared.clients().here.values().for_each(|client| client.drain());
+    }
+
+    /// Stops accepting, lets every client's requests be answered, disconnects them all, joins all
+    /// threads and removes the unix socket. Clients that stall are cut off after the drain
+    /// timeout.
+    pub fn shutdown(self) {
+        self.stop();
+    }
+
+    /// [`Server::shutdown`] for who shares the server. Once it is stopped this does nothing.
+    pub fn stop(&self) {
+        self.begin_shutdown();
+        let shared = &self.shared;
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(accepting) = accepting {
             // A panic there was reported when it happened.
             let _ = accepting.join();
         }
-        let deadline = Instant::now() + shared.options.drain_timeout;
+        let deadline = *shared.deadline.get_or_init(Instant::now);
         let mut clients = shared.clients();
+        // Again: a client may have been accepted just then.
         clients.here.values().for_each(|client| client.drain());
         while !clients.here.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
