@@ -178,8 +178,9 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // The control plane lives to the end, for its second signal ends a shutdown that hangs.
-        let others = self.servers.drain(..).filter(|server| server.local_addr() != "stdio");
-        drop(others.collect::<Vec<_>>());
+        // All begin before any is waited for, so their clients share one drain time.
+        self.servers.iter().for_each(|server| server.begin_shutdown());
+        self.servers.drain(..).for_each(|server| server.stop());
         for entry in self.yard.list() {
             // Somebody else may have removed it just now; then it is done.
             let _ = self.yard.remove(entry.spec.name(), DRAIN);
