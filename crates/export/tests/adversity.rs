@@ -325,6 +325,18 @@ fn sockets_of_dead_servers_are_replaced_and_of_live_ones_not() {
 }
 
 #[test]
+fn uris_keep_the_host_that_was_given() {
+    for (given, named) in
+        [("localhost", "localhost"), ("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "localhost")]
+    {
+        let endpoint = Endpoint::Tcp(given.to_owned(), 0);
+        let server = Server::start(Exports::new(), endpoint, ServerOptions::default()).unwrap();
+        let port = server.local_addr().rsplit_once(':').unwrap().1;
+        assert_eq!(server.uri("d"), Some(format!("nbd://{named}:{port}/d")));
+    }
+}
+
+#[test]
 fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     let directory = Directory::new();
     let exports = Exports::new();

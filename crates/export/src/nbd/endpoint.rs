@@ -198,6 +198,22 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// Host and port as a URI names them: the host as it was given, if it was, for certificates
+    /// are issued to names; `localhost` for all addresses at once. `None` unless it is TCP.
+    pub(crate) fn uri_host(&self, given: Option<String>) -> Option<String> {
+        let Listener::Tcp(listener) = self else { return None };
+        let address = listener.local_addr().ok()?;
+        let host = if address.ip().is_unspecified() {
+            "localhost".to_owned()
+        } else {
+            given.unwrap_or_else(|| address.ip().to_string())
+        };
+        let port = address.port();
+        Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    }
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {

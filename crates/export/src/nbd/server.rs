@@ -91,6 +91,8 @@ struct Shared {
     terms: Terms,
     options: ServerOptions,
     address: String,
+    /// Host and port for URIs, if it listens at TCP.
+    uri_host: Option<String>,
     stopping: AtomicBool,
     /// When clients are cut off; set when the server begins to stop.
     deadline: OnceLock<Instant>,
@@ -151,12 +153,18 @@ impl Server {
             acceptor: Acceptor::load(&options.tls)?,
             handshake_timeout: options.handshake_timeout,
         };
+        let host = match &endpoint {
+            Endpoint::Tcp(host, _) => Some(host.clone()),
+            _ => None,
+        };
         let listener = Listener::open(endpoint)?;
+        let uri_host = listener.as_ref().and_then(|listener| listener.uri_host(host));
         let system = |what| move |source| ServerError::System { what, source };
         let shared = Arc::new(Shared {
             terms,
             options,
             address: listener.as_ref().map_or("stdio".to_owned(), Listener::address),
+            uri_host,
             stopping: AtomicBool::new(false),
             deadline: OnceLock::new(),
             wake: Wake::new().map_err(system("making a wake"))?,
@@ -196,7 +204,7 @@ impl Server {
         if let Some(path) = address.strip_prefix("unix:") {
             return Some(format!("{scheme}+unix:///{export}?socket={}", escape(path, true)));
         }
-        address.strip_prefix("tcp:").map(|host| format!("{scheme}://{host}/{export}"))
+        self.shared.uri_host.as_ref().map(|host| format!("{scheme}://{host}/{export}"))
     }
 
     /// The clients that are connected now, in the order in which they came.
