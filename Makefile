@@ -7,15 +7,18 @@ SECONDS ?= 60
 # Version of gungraun's runner: that of the library in Cargo.lock.
 GUNGRAUN ?= 0.20.0
 
-.PHONY: help deps build run test format lint unit loom gate bench fuzz-smoke
+.PHONY: help deps build-deps build run test format lint unit loom gate bench fuzz-smoke
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 deps: ## install the Debian packages that are missing, and only those
-	@./.ci/deps
+	@./.ci/deps test
 
-build: ## the program, as it is released
+build-deps:
+	@./.ci/deps build
+
+build: build-deps ## the program, as it is released
 	$(CARGO) build --locked --release -p blockyard
 
 run: build ## build the program and serve the default yard until Ctrl-C
