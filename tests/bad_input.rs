@@ -24,7 +24,7 @@ fn a_bad_uri_is_refused_by_its_name() {
         ("null:///n0?sise=10G", &["sise", "size"]),
         ("null:///n0?bs=1000", &["bs", "1000"]),
         ("null:///n0?size=1G&size=2G", &["size"]),
-        ("null:///n0?zoned=1&zone_size=3M", &["zone_size", "3145728"]),
+        ("null:///n0?zoned=1&zone_size=3M", &["zone_size", "3M"]),
     ];
     for (uri, words) in bad {
         let run = blockyard(&["serve", uri, "-U", "-", "--run", "true"]).fails();

@@ -19,6 +19,8 @@ pub struct Kind {
     pub doc: &'static str,
     /// Its own parameters, beside [`COMMON`].
     pub params: &'static [Param],
+    /// Faults of its own, which `inject` takes as NAME=VALUE.
+    pub faults: &'static [&'static str],
     /// Names that people try, and what to write instead.
     pub hints: &'static [(&'static str, &'static str)],
 }
@@ -46,6 +48,8 @@ pub enum Form {
         /// Most, in bytes.
         max: u64,
     },
+    /// One of these numbers of bytes, with suffixes.
+    Sizes(&'static [u64]),
     /// A number.
     Count {
         /// Least.
@@ -139,7 +143,7 @@ impl Param {
     /// If the text is not of the parameter's form, or out of its bounds.
     pub fn parse(&self, text: &str) -> Result<Value, ParamError> {
         let value = match self.form {
-            Form::Size { .. } => size::parse(text).ok().map(Value::Size),
+            Form::Size { .. } | Form::Sizes(_) => size::parse(text).ok().map(Value::Size),
             Form::Count { .. } => {
                 let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                 plain.then(|| text.parse().ok().map(Value::Count)).flatten()
@@ -164,6 +168,7 @@ impl Param {
         match (self.form, value) {
             (Form::Size { min, max }, Value::Size(value))
             | (Form::Count { min, max }, Value::Count(value)) => (min..=max).contains(value),
+            (Form::Sizes(sizes), Value::Size(value)) => sizes.contains(value),
             (Form::Switch, Value::Switch(_)) => true,
             (Form::Choice(words), Value::Choice(index)) => *index < words.len(),
             (Form::Text { len_max }, Value::Text(text)) => {
@@ -184,6 +189,10 @@ impl Param {
             Form::Size { min, max } => {
                 format!("wanted {} from {} to {}", size::WANTED, Bytes(min), Bytes(max))
             }
+            Form::Sizes(sizes) => {
+                let sizes: Vec<_> = sizes.iter().map(u64::to_string).collect();
+                format!("wanted one of {}", sizes.join(", "))
+            }
             Form::Count { min, max: u64::MAX } => format!("wanted a number from {min} on"),
             Form::Count { min, max } => format!("wanted a number from {min} to {max}"),
             Form::Switch => "wanted 1 or 0 (true or false, yes or no, on or off)".to_owned(),
@@ -199,7 +208,7 @@ impl Param {
     /// A word for the form, as in `size=SIZE`.
     pub fn placeholder(&self) -> String {
         match self.form {
-            Form::Size { .. } => "SIZE".to_owned(),
+            Form::Size { .. } | Form::Sizes(_) => "SIZE".to_owned(),
             Form::Count { .. } => "N".to_owned(),
             Form::Switch => "0|1".to_owned(),
             Form::Choice(words) => words.join("|"),
@@ -287,7 +296,10 @@ mod tests {
         let bs = null().param("bs").unwrap();
         assert_eq!(bs.parse("4k"), Ok(Value::Size(4096)));
         let error = bs.parse("100").unwrap_err().to_string();
-        assert!(error.starts_with("bs: `100` will not do: wanted a whole number"), "{error}");
+        assert!(
+            error.starts_with("bs: `100` will not do: wanted one of 512, 1024, 2048, 4096"),
+            "{error}"
+        );
         let depth = null().param("hw_queue_depth").unwrap();
         for text in ["0", "-1", "+1", "", "1k", "99999999999999999999999"] {
             assert!(depth.parse(text).is_err(), "{text}");

@@ -16,6 +16,7 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 
+use crate::param::Form;
 use crate::spec::DeviceSpec;
 
 /// A device that is made, and what was corrected in the making.
@@ -70,6 +71,32 @@ impl From<NullError> for StackError {
     }
 }
 
+/// The error with a size as it was given rather than in bytes.
+fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
+    let StackError::Invalid { field, wanted, value } = error else { return error };
+    let given = spec.given().find(|(param, _)| param.name == field);
+    let value = match given {
+        Some((param, given)) if matches!(param.form, Form::Size { .. }) => param.print(given),
+        _ => value,
+    };
+    StackError::Invalid { field, value, wanted }
+}
+
+/// A sentence for each parameter that was given, but needs another to have an effect.
+fn idle(spec: &DeviceSpec) -> Vec<String> {
+    let timer = spec.choice("irqmode") == IrqMode::Timer as usize;
+    let notes = spec.given().filter_map(|(param, value)| {
+        let given = *value != param.default_value();
+        let needs = match param.name {
+            "completion_nsec" if !timer => "irqmode=timer",
+            name if name.starts_with("zone_") && !spec.switch("zoned") => "zoned=1",
+            _ => return None,
+        };
+        given.then(|| format!("{}: ignored without {needs}", param.name))
+    });
+    notes.collect()
+}
+
 /// Makes the device.
 ///
 /// # Errors
@@ -77,8 +104,8 @@ impl From<NullError> for StackError {
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     match spec.kind().name {
         "null" => {
-            let null = Null::open(null_config(spec)?)?;
-            let notes = null.notes().to_vec();
+            let null = null(spec)?;
+            let notes = notes(spec, &null);
             Ok(Made { disk: with_delay(spec, null)?, notes })
         }
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
@@ -90,8 +117,17 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    let config = null_config(spec)?;
-    Ok(Null::open(config)?.notes().to_vec())
+    let null = null(spec)?;
+    Ok(notes(spec, &null))
+}
+
+fn null(spec: &DeviceSpec) -> Result<Arc<Null>, StackError> {
+    let made = null_config(spec).and_then(|config| Ok(Null::open(config)?));
+    made.map_err(|error| as_given(spec, error))
+}
+
+fn notes(spec: &DeviceSpec, null: &Null) -> Vec<String> {
+    null.notes().iter().cloned().chain(idle(spec)).collect()
 }
 
 fn with_delay<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
@@ -225,11 +261,41 @@ mod tests {
     #[test]
     fn what_does_not_go_together_is_refused_by_field() {
         let error = refused("null:///d?zoned=1&zone_size=3M");
-        assert!(error.starts_with("zone_size: `3145728` will not do"), "{error}");
+        assert!(error.starts_with("zone_size: `3M` will not do"), "{error}");
         let error = refused("null:///d?timeout=1,2");
         assert!(error.starts_with("timeout: `1,2` will not do"), "{error}");
         let error = refused("null:///d?trace=/no/such/place");
         assert!(error.starts_with("trace: `/no/such/place` cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said() {
+        for (query, want) in [
+            ("zone_size=1M", "zone_size: ignored without zoned=1"),
+            ("completion_nsec=5", "completion_nsec: ignored without irqmode=timer"),
+            ("cache_size=1M", "cache_size: ignored without memory_backed"),
+        ] {
+            let spec = uri::parse(&format!("null:///d?{query}")).unwrap();
+            assert_eq!(open(&spec).unwrap().notes, [want]);
+            assert_eq!(check(&spec).unwrap(), [want]);
+        }
+        let uri = "null:///d?irqmode=timer&completion_nsec=5&zoned=1&zone_size=1M";
+        assert_eq!(check(&uri::parse(uri).unwrap()).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_table_has_the_faults_of_the_device() {
+        use blockyard_core::DeviceError::NoSuchFault;
+        use blockyard_core::inject::Injection;
+        for kind in KINDS {
+            let made = open(&DeviceSpec::new(kind, "d").unwrap()).unwrap();
+            for fault in kind.faults {
+                let injection =
+                    Injection::Device { name: (*fault).to_owned(), value: "?".to_owned() };
+                let end = made.disk.inject(&injection);
+                assert!(!matches!(end, Err(NoSuchFault { .. })), "{fault}");
+            }
+        }
     }
 
     #[test]

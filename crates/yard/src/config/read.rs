@@ -198,11 +198,16 @@ impl Reader<'_> {
 
     fn parameter(&mut self, param: &'static Param, value: &Value<'_>, spec: &mut DeviceSpec) {
         let text = match (param.form, value.get_ref()) {
-            (Form::Size { .. } | Form::Choice(_) | Form::Text { .. }, DeValue::String(text)) => {
-                Some(text.to_string())
-            }
             (
-                Form::Size { .. } | Form::Count { .. } | Form::Switch | Form::Choice(_),
+                Form::Size { .. } | Form::Sizes(_) | Form::Choice(_) | Form::Text { .. },
+                DeValue::String(text),
+            ) => Some(text.to_string()),
+            (
+                Form::Size { .. }
+                | Form::Sizes(_)
+                | Form::Count { .. }
+                | Form::Switch
+                | Form::Choice(_),
                 DeValue::Integer(number),
             ) => i128::from_str_radix(number.as_str(), number.radix())
                 .map(|number| number.to_string())
@@ -321,7 +326,7 @@ fn article(kind: &str) -> String {
 /// The TOML type that a parameter takes.
 fn toml_form(form: Form) -> &'static str {
     match form {
-        Form::Size { .. } => "a string or a number of bytes",
+        Form::Size { .. } | Form::Sizes(_) => "a string or a number of bytes",
         Form::Count { .. } => "a number without quotes",
         Form::Switch => "true or false",
         Form::Choice(_) | Form::Text { .. } => "a string",

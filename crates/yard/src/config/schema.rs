@@ -101,10 +101,15 @@ fn device(kind: &Kind) -> Value {
 }
 
 fn parameter(param: &Param) -> Value {
+    const SIZE: &str = "^[0-9]+([bBsS]|[kKmMgGtTpPeE]([iI]?[bB])?)?$";
     let mut schema = match param.form {
+        Form::Sizes(sizes) => json!({
+            "oneOf": [{ "type": "string", "pattern": SIZE }, { "enum": sizes }],
+            "default": param.default,
+        }),
         Form::Size { min, max } => json!({
             "oneOf": [
-                { "type": "string", "pattern": "^[0-9]+([bBsS]|[kKmMgGtTpPeE]([iI]?[bB])?)?$" },
+                { "type": "string", "pattern": SIZE },
                 { "type": "integer", "minimum": min, "maximum": max },
             ],
             "default": param.default,

@@ -29,6 +29,7 @@ pub const KINDS: &[Kind] = &[Kind {
     name: "null",
     doc: "null device, zoned or not, with or without memory; as Linux's null_blk",
     params: NULL,
+    faults: NULL_FAULTS,
     hints: NULL_HINTS,
 }];
 
@@ -47,7 +48,12 @@ pub const COMMON: &[Param] = &[
 
 const NULL: &[Param] = &[
     param("size", size(512, SIZE_MAX), "250G", "capacity"),
-    param("bs", size(512, 4 * KIB), "512", "logical block size: a power of two"),
+    param(
+        "bs",
+        Form::Sizes(&[512, 1024, 2048, 4096]),
+        "512",
+        "logical block size: 512, 1k, 2k or 4k",
+    ),
     param(
         "memory_backed",
         Form::Switch,
@@ -92,6 +98,18 @@ const NULL: &[Param] = &[
         "when a request that never completes ends with a timeout, in milliseconds",
     ),
     param("requeue", text(64), "", "requests that are requeued: interval,probability,space,times"),
+];
+
+/// Faults of the null device's own.
+const NULL_FAULTS: &[&str] = &[
+    "badblocks",
+    "badblocks_once",
+    "badblocks_partial_io",
+    "zone_readonly",
+    "zone_offline",
+    "timeout",
+    "requeue",
+    "power_cut",
 ];
 
 /// null_blk parameters that have another form here, or none.
