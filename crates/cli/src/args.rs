@@ -290,7 +290,9 @@ FAULT is one of:
   NAME=VALUE
       a fault of the device's own. null devices have badblocks=+START-END and -START-END (sectors,
       END inclusive), badblocks_once=1, badblocks_partial_io=1, zone_readonly=SECTOR,
-      zone_offline=SECTOR, timeout= and requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1
+      zone_offline=SECTOR, timeout= and requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1.
+      timeout= holds a request for the device's request_timeout_ms, 5 seconds unless its URI says
+      otherwise, and then it fails with TIMEOUT
 
 Examples:
   blockyard inject mem0 add,op=WRITE,start=0,nr_sectors=8,status=MEDIUM

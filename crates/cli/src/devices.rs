@@ -50,10 +50,10 @@ pub(crate) fn show(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failur
 }
 
 fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure> {
-    let sectors = |sectors: u64| match sectors {
-        0 => "none".to_owned(),
-        u64::MAX => "any length".to_owned(),
-        sectors => Bytes(sectors.saturating_mul(512)).to_string(),
+    let sectors = |sectors: Option<u64>| match sectors {
+        Some(0) => "none".to_owned(),
+        None => "any length".to_owned(),
+        Some(sectors) => Bytes(sectors.saturating_mul(512)).to_string(),
     };
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let mut rows: Vec<(&str, String)> = vec![
@@ -108,7 +108,7 @@ pub(crate) fn add(args: &AddArgs, out: &mut impl Write) -> Result<(), Failure> {
     }
     writeln!(out, "{}: {}", device.name, device.description)?;
     for note in &device.notes {
-        writeln!(out, "  {note}")?;
+        writeln!(out, "  note: {note}")?;
     }
     Ok(())
 }

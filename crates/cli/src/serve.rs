@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
+use blockyard_yard::error::counted;
 use blockyard_yard::listen::{Listen, NBD_PORT, check_socket_path};
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::yard::describe;
 use blockyard_yard::{activation, view::DeviceView};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -27,11 +28,16 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     }
     let stdio = args.nbd.contains(&Listen::Stdio);
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
+    raise_files();
     let Plan { options, temp } = plan(&args)?;
     let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;
     let pidfile = args.pidfile.as_deref().map(Pidfile::write).transpose()?;
+    temp.iter().for_each(|temp| daemon.litter().add_first(temp.path()));
+    args.pidfile.iter().for_each(|path| daemon.litter().add(path));
     if !stdio && args.run.is_none() {
         announce(&args, &options, &daemon)?;
+    } else {
+        warn_of_notes(&daemon);
     }
     notify(&[NotifyState::Ready, NotifyState::Status(&status(&daemon))]);
     let running = match &args.run {
@@ -88,6 +94,15 @@ fn start_command(
         control: options.control.as_deref(),
     };
     Running::start(command, &told, daemon.sender())
+}
+
+/// Lets the process have as many files open as the system permits: each client is one.
+fn raise_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 /// Ends this process when its parent does; at once, if that has happened already.
@@ -291,6 +306,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         if let Some(line) = paste::line(&entry.spec, disk, uri.as_deref(), control) {
             writeln!(out, "  {line}")?;
         }
+        for note in &entry.notes {
+            writeln!(out, "  note: {note}")?;
+        }
     }
     for server in daemon.servers() {
         writeln!(out, "NBD at {}", server.local_addr())?;
@@ -303,6 +321,15 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         None => writeln!(out, "no control socket; Ctrl-C ends")?,
     }
     Ok(out.flush()?)
+}
+
+/// Says what was corrected, where standard output is not ours.
+fn warn_of_notes(daemon: &Daemon) {
+    for entry in daemon.yard().list() {
+        for note in &entry.notes {
+            tracing::warn!(device = entry.spec.name(), "{note}");
+        }
+    }
 }
 
 fn announce_json(
@@ -321,7 +348,8 @@ fn announce_json(
 
 fn status(daemon: &Daemon) -> String {
     let places: Vec<_> = daemon.servers().iter().map(|server| server.local_addr()).collect();
-    format!("serving {} devices at {}", daemon.yard().list().len(), places.join(", "))
+    let devices = counted(daemon.yard().list().len() as u64, "device");
+    format!("serving {devices} at {}", places.join(", "))
 }
 
 /// Tells systemd, if it wants to be told.

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use blockyard_yard::client::Client;
+use blockyard_yard::client::{Client, ClientError};
+use blockyard_yard::error::counted;
 use blockyard_yard::view::{ZoneRequest, ZoneView};
 use serde_json::json;
 
@@ -37,7 +38,8 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut all: Vec<ZoneView> = Vec::new();
     while left > 0 {
-        let page = client.zones(&args.device, from, PAGE.min(left.try_into().unwrap_or(PAGE)))?;
+        let count = PAGE.min(left.try_into().unwrap_or(PAGE));
+        let page = client.zones(&args.device, from, count).map_err(in_options)?;
         for zone in page.zones {
             if left == 0 || end.is_some_and(|end| zone.start >= end) {
                 left = 0;
@@ -63,13 +65,24 @@ fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failu
     let mut request = ZoneRequest { from: args.offset, count: zone_count(&client, args)? };
     let mut zones = 0;
     loop {
-        let done = client.manage(&args.device, verb, &request)?;
+        let done = client.manage(&args.device, verb, &request).map_err(in_options)?;
         zones += done.zones;
         let Some(next) = done.next.filter(|_| done.zones > 0) else { break };
         request.from = Some(next);
         request.count = request.count.map(|count| count - done.zones);
     }
     print_done(&args.talk, &args.device, verb, zones, out)
+}
+
+/// A refusal in the words of the command line rather than of the control API.
+fn in_options(error: ClientError) -> Failure {
+    let ClientError::Refused(mut refusal) = error else { return error.into() };
+    for (field, option) in [("from:", "--offset:"), ("count:", "--count:")] {
+        if let Some(rest) = refusal.message.strip_prefix(field) {
+            refusal.message = format!("{option}{rest}");
+        }
+    }
+    ClientError::Refused(refusal).into()
 }
 
 /// The length of the range in zones, if there is one.
@@ -94,6 +107,5 @@ fn print_done(
     if talk.json {
         return print_json(&json!({ "device": device, "verb": verb, "zones": zones }), out);
     }
-    let plural = if zones == 1 { "zone" } else { "zones" };
-    Ok(writeln!(out, "{device}: {verb}: {zones} {plural}")?)
+    Ok(writeln!(out, "{device}: {verb}: {}", counted(zones, "zone"))?)
 }

@@ -144,7 +144,16 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
     assert_eq!(served.says(&["zone", "reset-all", "z"]), "z: reset-all: 16 zones\n");
     let (code, _, error) = served.run(&["zone", "open", "z", "-o", "0", "-c", "1"]);
     assert_eq!(code, 6);
-    assert!(error.contains("zone 0 at sector 0: open failed with IOERR (EIO)"), "{error}");
+    let want =
+        "zone 0 at sector 0: open failed with IOERR (EIO): zone 0 is conventional; 0 zones done";
+    assert!(error.contains(want), "{error}");
+    for (args, want) in [
+        (&["zone", "open", "z", "-o", "8"][..], "--offset: `8` will not do"),
+        (&["zone", "open", "z", "-c", "0"], "--count: `0` will not do"),
+    ] {
+        let (code, _, error) = served.run(args);
+        assert!(code == 6 && error.contains(want), "{error}");
+    }
 }
 
 #[test]
@@ -165,10 +174,11 @@ fn devices_and_faults_come_and_go_at_run_time() {
         (&["remove", "b"], 5, "there is no device `b`"),
         (&["stats", "b"], 5, "there is no device `b`"),
         (&["add", "null:///a"], 6, "`a` is taken already"),
-        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "zone_size: `3145728` will not do"),
+        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "zone_size: `3M` will not do"),
         (&["zone", "report", "a"], 6, "`a` is not a zoned device"),
         (&["zone", "open", "a", "-l", "8"], 6, "`a` is not a zoned device"),
         (&["inject", "a", "zone_offline=0"], 6, "zone_offline"),
+        (&["inject", "a", "powercut=1"], 6, "power_cut; did you mean `power_cut`?"),
     ] {
         let (have, _, error) = served.run(args);
         assert_eq!(have, code, "{args:?}: {error}");
@@ -340,7 +350,7 @@ fn sockets_of_systemd_are_served_and_systemd_is_told() {
         String::from_utf8(message[..length].to_vec()).unwrap()
     };
     let ready = next();
-    assert!(ready.contains("READY=1") && ready.contains("STATUS=serving 1 devices"), "{ready}");
+    assert!(ready.contains("READY=1") && ready.contains("STATUS=serving 1 device "), "{ready}");
     let mut greeting = [0; 18];
     UnixStream::connect(&place).unwrap().read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting[..8], b"NBDMAGIC");
@@ -363,6 +373,32 @@ fn the_pidfile_is_there_while_the_yard_is_served() {
     served.signal("TERM");
     served.child.wait().unwrap();
     assert!(!pidfile.exists());
+}
+
+#[test]
+fn a_second_signal_leaves_nothing_behind() {
+    let dir = Dir::new("second");
+    let file = |name: &str| dir.0.join(name).to_str().unwrap().to_owned();
+    let (socket, control, pidfile) = (file("nbd"), file("control"), file("pid"));
+    let mut child = blockyard(&dir.0)
+        .args(["serve", "null:///d?size=1M", "-U", &socket, "--control", &control])
+        .args(["--pidfile", &pidfile, "--log", "info", "--run"])
+        .arg("trap '' TERM; echo ready >&2; read line")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut wait = |what: &str| log.any(|line| line.unwrap().contains(what));
+    let kill = format!("kill -TERM {}", child.id());
+    assert!(wait("ready"));
+    assert!([&socket, &control, &pidfile].iter().all(|path| Path::new(path).exists()));
+    assert!(Command::new("/bin/sh").args(["-c", &kill]).status().unwrap().success());
+    assert!(wait("ending"));
+    assert!(Command::new("/bin/sh").args(["-c", &kill]).status().unwrap().success());
+    // The pipe to the command closes as the test waits, and so the command ends too.
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(![&socket, &control, &pidfile].iter().any(|path| Path::new(path).exists()));
 }
 
 #[test]

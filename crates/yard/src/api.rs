@@ -21,10 +21,11 @@ use serde::de::DeserializeOwned;
 
 use crate::error::YardError;
 use crate::inject;
+use crate::litter::Litter;
 use crate::metrics;
 use crate::view::{
-    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, StatsView,
-    VersionView, ZoneDone, ZoneRequest, ZonesView,
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, RootView,
+    StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::yard::{Entry, Yard};
 use crate::zones::{self, Verb};
@@ -46,6 +47,8 @@ const DRAIN_MS_MAX: u64 = 60_000;
 pub struct Control {
     /// The devices.
     pub yard: Arc<Yard>,
+    /// What an end in haste must take away.
+    pub litter: Arc<Litter>,
     /// The NBD servers, once they run. The daemon owns them.
     pub servers: OnceLock<Vec<Weak<Server>>>,
 }
@@ -53,9 +56,25 @@ pub struct Control {
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
+/// Every path of the control socket, as `GET /v1` lists them.
+pub const PATHS: [&str; 11] = [
+    "/v1",
+    "/v1/version",
+    "/v1/devices",
+    "/v1/devices/{name}",
+    "/v1/devices/{name}/stats",
+    "/v1/devices/{name}/zones",
+    "/v1/devices/{name}/zones/{verb}",
+    "/v1/devices/{name}/inject",
+    "/v1/stats",
+    "/v1/connections",
+    "/metrics",
+];
+
 /// Everything, for the control socket.
 pub fn routes(control: Arc<Control>) -> Router {
     Router::new()
+        .route("/v1", get(root))
         .route("/v1/version", get(version))
         .route("/v1/devices", get(list).post(add))
         .route("/v1/devices/{name}", get(show).delete(remove))
@@ -154,6 +173,11 @@ fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
 }
 
 type Name = Result<Path<String>, PathRejection>;
+
+async fn root() -> axum::Json<RootView> {
+    let paths = PATHS.map(str::to_owned).to_vec();
+    axum::Json(RootView { version: env!("CARGO_PKG_VERSION").to_owned(), paths })
+}
 
 async fn version() -> axum::Json<VersionView> {
     axum::Json(VersionView {
@@ -288,7 +312,12 @@ async fn inject_fault(
     let place = entry.begin_work()?;
     let done = blocking(move || {
         let _place = place;
-        entry.disk.inject(&injection)?;
+        entry.disk.inject(&injection).map_err(|error| match error {
+            DeviceError::NoSuchFault { fault } => {
+                YardError::no_such_fault(&name, entry.spec.kind(), &fault)
+            }
+            other => other.into(),
+        })?;
         tracing::info!(device = name, fault, "fault injected");
         Ok(())
     });

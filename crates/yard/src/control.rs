@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::api::{self, Control};
 use crate::bounded::Bounded;
 use crate::listen::Listen;
+use crate::litter::Litter;
 
 /// Threads for requests that wait for a device or for its clients. What only looks needs none of
 /// them, and one device takes at most [`crate::yard::WORK_MAX`].
@@ -93,18 +94,19 @@ impl ControlServer {
             .thread_name("control-work")
             .build()
             .map_err(system("control: starting a runtime"))?;
+        let litter = Arc::clone(&control.litter);
         let (stop, mut stopped) = watch::channel(false);
         let mut server = ControlServer { stop, thread: None, sockets: Vec::new(), metrics: None };
         {
             let _inside = runtime.enter();
             if let Some(path) = path {
                 let routes = api::routes(Arc::clone(&control));
-                spawn(server.bind(path)?, routes, stopped.clone());
+                spawn(server.bind(path, &control)?, routes, stopped.clone());
             }
             if let Some(place) = metrics {
                 server.serve_metrics(place, control, stopped.clone())?;
             }
-            watch_signals(events).map_err(system("control: catching signals"))?;
+            watch_signals(events, litter).map_err(system("control: catching signals"))?;
             spawn_watchdog();
         }
         let thread = std::thread::Builder::new()
@@ -126,10 +128,10 @@ impl ControlServer {
         control: Arc<Control>,
         stopped: watch::Receiver<bool>,
     ) -> Result<(), ControlError> {
-        let routes = api::metrics_routes(control);
         match place {
             Listen::Unix(path) => {
-                spawn(self.bind(path)?, routes, stopped);
+                let listener = self.bind(path, &control)?;
+                spawn(listener, api::metrics_routes(control), stopped);
                 self.metrics = Some(place.to_string());
             }
             Listen::Tcp { host, port } => {
@@ -140,7 +142,7 @@ impl ControlServer {
                     .map_err(refused())?;
                 let address = listener.local_addr().map_err(refused())?;
                 self.metrics = Some(format!("http://{address}/metrics"));
-                spawn(listener, routes, stopped);
+                spawn(listener, api::metrics_routes(control), stopped);
             }
             Listen::Stdio => unreachable!("the configuration refuses metrics on stdio"),
         }
@@ -153,8 +155,13 @@ impl ControlServer {
     }
 
     /// Listens at a path, which is removed in the end.
-    fn bind(&mut self, path: &Path) -> Result<tokio::net::UnixListener, ControlError> {
+    fn bind(
+        &mut self,
+        path: &Path,
+        control: &Control,
+    ) -> Result<tokio::net::UnixListener, ControlError> {
         let listener = bind_unix(path)?;
+        control.litter.add(path);
         self.sockets.push(path.to_owned());
         let refused = system(format!("control: {}", path.display()));
         tokio::net::UnixListener::from_std(listener).map_err(refused)
@@ -217,8 +224,9 @@ where
     });
 }
 
-/// Passes the first signal on as an event; a second one ends the process at once.
-fn watch_signals(events: Sender<Event>) -> io::Result<()> {
+/// Passes the first signal on as an event; a second one ends the process at once, and takes away
+/// what it leaves.
+fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -232,6 +240,7 @@ fn watch_signals(events: Sender<Event>) -> io::Result<()> {
             };
             // A daemon that no longer listens is ending already.
             if seen || events.send(Event::Signal(name)).is_err() {
+                litter.remove();
                 std::process::exit(128 + number);
             }
             seen = true;

@@ -15,6 +15,7 @@ use crate::config;
 use crate::control::{ControlError, ControlServer, Event};
 use crate::error::YardError;
 use crate::listen::Listen;
+use crate::litter::Litter;
 use crate::spec::DeviceSpec;
 use crate::yard::Yard;
 
@@ -75,6 +76,7 @@ pub struct Daemon {
     yard: Arc<Yard>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
+    litter: Arc<Litter>,
     /// Waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
     events: Receiver<Event>,
@@ -103,8 +105,10 @@ impl Daemon {
             options.metrics.as_ref(),
             sender.clone(),
         )?;
+        let litter = Arc::clone(&control.litter);
+        let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let mut daemon =
-            Daemon { yard, control: Some(plane), servers: Vec::new(), stdio: None, events, sender };
+            Daemon { yard, control: control_server, servers, litter, stdio, events, sender };
         let mut endpoints: Vec<Endpoint> = options.nbd.iter().map(endpoint).collect();
         if options.activated {
             let passed = activation::sockets().map_err(DaemonError::Activation)?;
@@ -121,6 +125,7 @@ impl Daemon {
 
     fn serve(&mut self, endpoint: Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
         let stdio = matches!(endpoint, Endpoint::Stdio);
+        let socket = if let Endpoint::Unix(path) = &endpoint { Some(path.clone()) } else { None };
         let options =
             ServerOptions { drain_timeout: DRAIN, tls: tls_config(tls), ..Default::default() };
         let exports = Arc::clone(self.yard.exports());
@@ -130,6 +135,7 @@ impl Daemon {
                 other => DaemonError::Nbd(other),
             })?);
         tracing::info!(address = server.local_addr(), "serving NBD");
+        socket.into_iter().for_each(|path| self.litter.add(path));
         if stdio {
             let (server, sender) = (Arc::clone(&server), self.sender.clone());
             let wait = move || {
@@ -157,6 +163,11 @@ impl Daemon {
     /// The control plane.
     pub fn control(&self) -> Option<&ControlServer> {
         self.control.as_ref()
+    }
+
+    /// Where files are noted that an end in haste must take away.
+    pub fn litter(&self) -> &Litter {
+        &self.litter
     }
 
     /// Where others send events to.

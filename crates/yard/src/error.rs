@@ -4,10 +4,15 @@ use blockyard_core::{DeviceError, Status};
 use blockyard_export::nbd::ExportError;
 
 use crate::inject::InjectError;
-use crate::param::{ParamError, shown};
+use crate::param::{Kind, ParamError, shown};
 use crate::spec::NameError;
 use crate::stack::StackError;
 use crate::uri::UriError;
+
+/// So many of something: `1 zone`, `2 zones`.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
 
 /// Why the yard refused something.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +39,10 @@ pub enum YardError {
         max: usize,
     },
     /// Clients use the device.
-    #[error("`{name}` has {clients} clients; disconnect them, or remove it with force")]
+    #[error(
+        "`{name}` has {}; it goes when they have left, or at once by `--force` (`?force=true`)",
+        counted(*clients, "client")
+    )]
     Busy {
         /// The device.
         name: String,
@@ -58,6 +66,18 @@ pub enum YardError {
     /// The fault will not do.
     #[error(transparent)]
     Inject(#[from] InjectError),
+    /// The device has no such fault.
+    #[error("`{name}` has no fault `{fault}`; it has {known}{advice}")]
+    NoSuchFault {
+        /// The device.
+        name: String,
+        /// What was asked for, shortened.
+        fault: String,
+        /// The faults there are.
+        known: String,
+        /// The nearest one: begins with a semicolon, or is empty.
+        advice: String,
+    },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -82,9 +102,10 @@ pub enum YardError {
     },
     /// A zone operation failed.
     #[error(
-        "zone {zone} at sector {sector}: {verb} failed with {status} ({}){reason}; {done} zones \
-         were done before it",
-        status.errno_name()
+        "zone {zone} at sector {sector}: {verb} failed with {status} ({}){reason}; {} done \
+         before it",
+        status.errno_name(),
+        counted(*done, "zone")
     )]
     Zone {
         /// What was asked for.
@@ -109,6 +130,13 @@ impl YardError {
         YardError::NoSuchDevice { name: shown(name), advice }
     }
 
+    /// The device `name` of this kind has no such fault.
+    pub fn no_such_fault(name: &str, kind: &Kind, fault: &str) -> YardError {
+        let advice = crate::nearest::suggestion(fault, kind.faults.iter().copied());
+        let (fault, known) = (shown(fault), kind.faults.join(", "));
+        YardError::NoSuchFault { name: name.to_owned(), fault, known, advice }
+    }
+
     /// A word for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -121,7 +149,9 @@ impl YardError {
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::Zone { .. } => "zone_operation_failed",
-            YardError::Device(DeviceError::NoSuchFault { .. }) => "no_such_fault",
+            YardError::NoSuchFault { .. } | YardError::Device(DeviceError::NoSuchFault { .. }) => {
+                "no_such_fault"
+            }
             YardError::Device(DeviceError::OutOfRange { .. }) => "out_of_range",
             YardError::Device(DeviceError::Gone) => "gone",
             YardError::Device(DeviceError::Os { .. })
@@ -156,7 +186,8 @@ impl YardError {
             | YardError::Device(DeviceError::Invalid { field, value, .. }) => (field, value),
             YardError::Stack(StackError::Refused { field, .. }) => (field, ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),
-            YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),
+            YardError::NoSuchFault { fault, .. }
+            | YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),
             YardError::Zone { status, sector, .. } => {
                 return (Some(status.name().to_owned()), Some(sector.to_string()));
             }

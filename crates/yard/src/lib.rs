@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod error;
 pub mod inject;
 pub mod listen;
+pub mod litter;
 pub mod metrics;
 pub mod nearest;
 pub mod param;

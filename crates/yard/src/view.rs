@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::yard::{Entry, describe};
 
+/// `GET /v1`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RootView {
+    /// The program's version.
+    pub version: String,
+    /// Every path there is.
+    pub paths: Vec<String>,
+}
+
 /// `GET /v1/version`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct VersionView {
@@ -71,17 +80,17 @@ pub struct ZonedView {
     pub active_max: u32,
 }
 
-/// What a device takes in one request. Lengths in sectors of 512 bytes.
+/// What a device takes in one request. Lengths in sectors of 512 bytes; `null`: no limit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct LimitsView {
     /// Longest read or write.
-    pub sectors_max: u64,
+    pub sectors_max: Option<u64>,
     /// Longest discard; 0: none.
-    pub discard_sectors_max: u64,
+    pub discard_sectors_max: Option<u64>,
     /// Longest write-zeroes; 0: none.
-    pub write_zeroes_sectors_max: u64,
+    pub write_zeroes_sectors_max: Option<u64>,
     /// Longest zone append; 0: none.
-    pub zone_append_sectors_max: u64,
+    pub zone_append_sectors_max: Option<u64>,
     /// Whether there is a volatile cache.
     pub write_cache: bool,
     /// Whether FUA is obeyed by the device itself.
@@ -113,10 +122,10 @@ impl DeviceView {
                 active_max: zones.active_max,
             }),
             limits: LimitsView {
-                sectors_max: limits.sectors_max,
-                discard_sectors_max: limits.discard_sectors_max,
-                write_zeroes_sectors_max: limits.write_zeroes_sectors_max,
-                zone_append_sectors_max: limits.zone_append_sectors_max,
+                sectors_max: limit(limits.sectors_max),
+                discard_sectors_max: limit(limits.discard_sectors_max),
+                write_zeroes_sectors_max: limit(limits.write_zeroes_sectors_max),
+                zone_append_sectors_max: limit(limits.zone_append_sectors_max),
                 write_cache: limits.write_cache,
                 fua: limits.fua,
                 queue_depth: limits.queue_depth,
@@ -127,6 +136,11 @@ impl DeviceView {
             age_ns: age_ns(entry),
         }
     }
+}
+
+/// A limit for JSON, whose readers may have no whole numbers of 64 bits.
+fn limit(sectors: u64) -> Option<u64> {
+    Some(sectors).filter(|sectors| *sectors != u64::MAX)
 }
 
 fn age_ns(entry: &Entry) -> u64 {

@@ -83,7 +83,7 @@ impl Yard {
         };
         self.exports.add(spec.name(), Arc::clone(&disk), options)?;
         for note in &notes {
-            tracing::info!(device = spec.name(), "{note}");
+            tracing::debug!(device = spec.name(), "{note}");
         }
         let work = Arc::new(Semaphore::new(WORK_MAX));
         let entry = Entry { spec, disk, notes, since: Instant::now(), work };

@@ -4,12 +4,13 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::control::CLIENTS_MAX;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::listen::Listen;
 use blockyard_yard::paths::TempDir;
-use blockyard_yard::view::{ErrorBody, ZoneRequest};
+use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
 use blockyard_yard::yard::WORK_MAX;
 use blockyard_yard::{uri, zones};
 
@@ -151,7 +152,7 @@ fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
     let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1) };
     let (_, _, message) = refused(client.manage("z", "open", &all));
     let want = "zone 10 at sector 1310720: open failed with ZONE_OPEN_RESOURCE (ETOOMANYREFS): 8 \
-                zones are open already, the most that this device allows; 8 zones were done before";
+                zones are open already, the most that this device allows; 8 zones done before it";
     assert!(message.starts_with(want), "{message}");
     assert_eq!(client.manage("z", "close", &all).unwrap().zones, 8);
     assert_eq!(client.manage("z", "finish", &all).unwrap().zones, 14);
@@ -248,6 +249,22 @@ fn bad_requests_get_an_error_in_json_and_the_daemon_lives_on() {
         raw(&served, noise, Half::Closed);
     }
     assert_eq!(served.client.devices().unwrap().len(), 1);
+}
+
+#[test]
+fn the_root_lists_every_path() {
+    let served = serve(&["null:///a?size=1G"]);
+    let (line, body) = raw(&served, &request("GET", "/v1", ""), Half::Open);
+    assert!(line.starts_with("HTTP/1.1 200 "), "{line}");
+    let root: RootView = serde_json::from_str(&body).unwrap();
+    assert_eq!(root.paths, PATHS);
+    for path in PATHS {
+        let path = path.replace("{name}", "a").replace("{verb}", "open");
+        let (_, body) = raw(&served, &request("GET", &path, ""), Half::Open);
+        assert!(!body.contains("no_such_path"), "{path}: {body}");
+    }
+    let limits = served.client.device("a").unwrap().limits;
+    assert_ne!(limits.sectors_max, Some(u64::MAX));
 }
 
 #[test]
