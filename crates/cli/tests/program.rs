@@ -330,6 +330,36 @@ fn stdio_carries_nbd_and_nothing_else() {
 }
 
 #[test]
+fn a_silent_client_on_stdio_holds_up_no_end() {
+    let dir = Dir::new("stdio-silent");
+    for entered in [false, true] {
+        let mut child = blockyard(&dir.0)
+            .args(["serve", "null:///d?size=1M", "--nbd", "stdio"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        output.read_exact(&mut [0; 18]).unwrap();
+        if entered {
+            input.write_all(&3_u32.to_be_bytes()).unwrap();
+            input.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+            output.read_exact(&mut [0; 10]).unwrap();
+        }
+        let kill = format!("kill -TERM {}", child.id());
+        assert!(Command::new("/bin/sh").args(["-c", &kill]).status().unwrap().success());
+        // Its input stays open all the while.
+        let mut rest = Vec::new();
+        output.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{entered}");
+        drop(input);
+    }
+}
+
+#[test]
 fn sockets_of_systemd_are_served_and_systemd_is_told() {
     let dir = Dir::new("systemd");
     let notify = dir.0.join("notify");
