@@ -6,16 +6,18 @@
 //! States     clear: the page reads as zeros, its memory is untouched or about to be freed. Set:
 //!            the memory is the data.
 //! Order      no lock. A writer copies first and sets the bit then; a discard clears the bit first
-//!            and frees the memory then. So whoever sees the bit sees the data, and whoever does
-//!            not finds zeros: what the page held before, or will.
-//! Common     one load of a word that shares its cache line with 511 other pages.
-//! Cost       a read-modify-write for the first write to a page only.
+//!            and frees the memory then, with a full fence between the two on either side. So
+//!            whoever sees the bit sees the data, and whoever does not finds zeros: what the page
+//!            held before, or will. And a bit that is clear after a race of both is that of a page
+//!            that was freed after the copy: no old data wait under it for the next write.
+//! Common     one load of a word that shares its cache line with 511 other pages; a fence a write.
+//! Cost       a read-modify-write for the first write to a page only; the fence some 20 cycles.
 //! Before     a tree of pages under the device's lock.
 //!
 //! Above the bits stands a summary, one bit per [`CHUNK_PAGES`] pages, set before the first bit of
 //! its chunk and never cleared: a scan of ten empty terabytes looks at some ten thousand words.
 
-use crate::atomics::{AtomicU64, Ordering};
+use crate::atomics::{AtomicU64, Ordering, fence};
 
 /// Pages in a word of the map.
 const WORD_PAGES: u64 = 64;
@@ -54,14 +56,28 @@ impl PageBitmap {
     /// Notes that the page holds data, which have been copied before; says whether that is new.
     #[inline]
     pub fn set(&self, page: u64) -> bool {
-        let (word, bit) = (&self.words[(page / WORD_PAGES) as usize], 1 << (page % WORD_PAGES));
-        // Relaxed: if the bit is set already there is nothing to publish that was not before; a
-        // discard of the same page at the same time may win, as it may on any disk.
-        let first = word.load(Ordering::Relaxed) & bit == 0;
-        if first {
-            self.set_first(page, word, bit);
+        self.set_range(page, page + 1)
+    }
+
+    /// Notes that the pages from `first` to before `end` hold data, which have been copied before;
+    /// says whether that is new for any of them.
+    #[inline]
+    pub fn set_range(&self, first: u64, end: u64) -> bool {
+        // Keeps the copy before the look at the bit; pairs with the fence in `clear`. Without it a
+        // writer may see the bit as it was before a discard, and its copy become visible after the
+        // memory was freed: data under a clear bit, which the next write would bring to light.
+        fence(Ordering::SeqCst);
+        let mut new = false;
+        for page in first..end {
+            let (word, bit) = (&self.words[(page / WORD_PAGES) as usize], 1 << (page % WORD_PAGES));
+            // Relaxed: if the bit is set already there is nothing to publish that was not before; a
+            // discard of the same page at the same time may win, as it may on any disk.
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                self.set_first(page, word, bit);
+                new = true;
+            }
         }
-        first
+        new
     }
 
     #[cold]
@@ -93,11 +109,13 @@ impl PageBitmap {
             }
             let word = &self.words[(page / WORD_PAGES) as usize];
             if word.load(Ordering::Relaxed) & mask != 0 {
-                // Relaxed: freeing the memory is a system call, which nothing passes.
+                // Relaxed: the fence below orders it.
                 word.fetch_and(!mask, Ordering::Relaxed);
             }
             page = word_end;
         }
+        // Keeps the clearing before the freeing; pairs with the fence in `set_range`.
+        fence(Ordering::SeqCst);
     }
 
     /// Whether `page` holds data, and how many pages from it on are of the same kind, at most up to
@@ -242,6 +260,28 @@ mod model {
             map.set(2);
             thread.join().unwrap();
             assert_eq!((map.get(1), map.get(2)), (false, true));
+        });
+    }
+
+    /// A write and a discard of the same page at the same time: either may win, but a page that is
+    /// not marked holds nothing.
+    #[test]
+    fn no_data_lie_under_a_clear_bit() {
+        loom::model(|| {
+            let map = Arc::new(PageBitmap::new(64).unwrap());
+            let data = Arc::new(AtomicU32::new(1));
+            map.set(3);
+            let (other, freed) = (Arc::clone(&map), Arc::clone(&data));
+            let thread = loom::thread::spawn(move || {
+                other.clear(3, 4);
+                freed.store(0, Ordering::Relaxed);
+            });
+            data.store(7, Ordering::Relaxed);
+            map.set(3);
+            thread.join().unwrap();
+            if !map.get(3) {
+                assert_eq!(data.load(Ordering::Relaxed), 0);
+            }
         });
     }
 }

@@ -258,7 +258,7 @@ mod tests {
     /// of its own, at most one active zone each, limits 2 and 6.
     fn writers_leak_nothing<L: Lock<Small>>() {
         let limits = ZoneLimits { open_max: 2, active_max: 6 };
-        let table = ZoneTable::<Small, L>::new(zones(16), limits).unwrap();
+        let table = ZoneTable::<Small, L>::new(zones(16), limits).expect("there is memory");
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let table = &table;
