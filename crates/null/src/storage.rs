@@ -46,6 +46,11 @@ pub(crate) struct Storage {
     mapping: NonNull<u8>,
     mapping_len: usize,
     written: PageBitmap,
+    /// Huge pages that were asked for, a bit each: once for each range, because rewriting one page
+    /// of it again and again after a discard is not worth a copy of them all.
+    gathered: PageBitmap,
+    /// The system would give huge pages unasked, and was told not to.
+    unasked: bool,
 }
 
 // SAFETY: the mapping is reached through raw pointers only, see the head of this file; everything
@@ -65,6 +70,7 @@ impl Storage {
             .ok_or_else(|| refused(libc::ENOMEM))?;
         // Before the mapping, which nobody would take down.
         let written = PageBitmap::new(pages).ok_or_else(|| refused(libc::ENOMEM))?;
+        let gathered = PageBitmap::new(pages / HUGE_PAGES).ok_or_else(|| refused(libc::ENOMEM))?;
         // SAFETY: an anonymous mapping where the system chooses touches no other memory.
         let mapping = unsafe {
             libc::mmap(
@@ -92,7 +98,7 @@ impl Storage {
             // the mapping works all the same.
             unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_NOHUGEPAGE) };
         }
-        Ok(Storage { base, len_bytes, mapping, mapping_len, written })
+        Ok(Storage { base, len_bytes, mapping, mapping_len, written, gathered, unasked })
     }
 
     /// Address of a byte of the device.
@@ -189,11 +195,8 @@ impl Storage {
     /// Notes that a range holds data, which it does already.
     #[inline]
     pub(crate) fn mark(&self, at: u64, len_bytes: u64) {
-        let mut first = false;
-        for page in at / PAGE_BYTES..(at + len_bytes).div_ceil(PAGE_BYTES) {
-            first |= self.written.set(page);
-        }
-        if first {
+        let (first, end) = (at / PAGE_BYTES, (at + len_bytes).div_ceil(PAGE_BYTES));
+        if self.written.set_range(first, end) {
             self.gather(at, len_bytes);
         }
     }
@@ -208,12 +211,25 @@ impl Storage {
             {
                 continue;
             }
+            if !self.gathered.set(huge) {
+                continue;
+            }
+            // A discard that comes between costs memory at most: what it frees before is zeros in
+            // the huge page, and what it frees afterwards is freed from it. Pages found clear now
+            // must not be freed, because a writer may have copied and not marked them yet.
             let len = HUGE_BYTES as usize;
             // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A
             // system that cannot do it answers with an error, and the small pages stay.
             unsafe {
-                let start = self.base.as_ptr().add((huge * HUGE_BYTES) as usize);
-                libc::madvise(start.cast(), len, libc::MADV_COLLAPSE);
+                let start = self.base.as_ptr().add((huge * HUGE_BYTES) as usize).cast();
+                if self.unasked {
+                    libc::madvise(start, len, libc::MADV_HUGEPAGE);
+                }
+                libc::madvise(start, len, libc::MADV_COLLAPSE);
+                if self.unasked {
+                    // What is huge stays so; what is discarded comes back in small pages.
+                    libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
+                }
             }
         }
     }
