@@ -100,9 +100,10 @@ impl WriteCache {
                     into.copy_from_nonoverlapping(from, len as usize);
                 }
                 part.slots[slot].newer |= sector_mask(offset, len);
+                // Memory is held for it from now on; until it is written back, the storage has
+                // zeros. Under the lock, so that whoever finds the slot finds the page marked.
+                storage.mark(next, len);
             });
-            // Memory is held for it from now on; until it is written back, the storage has zeros.
-            storage.mark(next, len);
         });
     }
 
@@ -134,11 +135,39 @@ impl WriteCache {
         });
     }
 
-    /// Forgets what is cached of a long range, page by page or slot by slot, whichever is shorter.
-    pub(crate) fn forget(&self, at: u64, len_bytes: u64) {
+    /// Makes a range zero and frees its memory. What is cached is forgotten first, lest it is moved
+    /// to the freed storage; what is written meanwhile may lose its mark, and gets it again.
+    pub(crate) fn discard(&self, storage: &Storage, at: u64, len_bytes: u64) {
+        self.forget(at, len_bytes);
+        storage.zero(at, len_bytes, false);
+        self.mark(storage, at, len_bytes);
+    }
+
+    /// Forgets what is cached of a long range.
+    fn forget(&self, at: u64, len_bytes: u64) {
+        self.for_each_cached(at, len_bytes, |part, next, len| {
+            part.forget(next / PAGE_BYTES, sector_mask(next % PAGE_BYTES, len));
+        });
+    }
+
+    /// Marks the pages of a range that are cached.
+    fn mark(&self, storage: &Storage, at: u64, len_bytes: u64) {
+        self.for_each_cached(at, len_bytes, |part, next, len| {
+            if part.by_page.contains_key(&(next / PAGE_BYTES)) {
+                storage.mark(next, len);
+            }
+        });
+    }
+
+    /// Calls `f` for the parts of a long range that may be cached, under their locks: page by page
+    /// or slot by slot, whichever is shorter.
+    fn for_each_cached(&self, at: u64, len_bytes: u64, mut f: impl FnMut(&mut Part, u64, u64)) {
         let slots: usize = self.parts.iter().map(|part| part.with(|part| part.slots.len())).sum();
         if len_bytes / PAGE_BYTES <= slots as u64 {
-            return self.replace(at, len_bytes, |_, _| {});
+            for_each_page(at, len_bytes, |next, len| {
+                self.with_part(next, |part| f(part, next, len));
+            });
+            return;
         }
         let end = at + len_bytes;
         for part in &self.parts {
@@ -148,7 +177,7 @@ impl WriteCache {
                     let start = (page * PAGE_BYTES).max(at);
                     let stop = ((page + 1) * PAGE_BYTES).min(end);
                     if newer != 0 && start < stop {
-                        part.forget(page, sector_mask(start % PAGE_BYTES, stop - start));
+                        f(part, start, stop - start);
                     }
                 }
             });
@@ -358,5 +387,26 @@ mod tests {
         let back = read(&cache, &storage, 0, LEN as usize);
         let kept = back.iter().filter(|&&byte| byte == 9).count();
         assert_eq!((back[0], back[511], back[LEN as usize - 1], kept), (9, 9, 9, 1024));
+    }
+
+    /// Block status may not call a hole what the cache holds: a write that comes between the two
+    /// steps of a discard keeps its mark.
+    #[test]
+    fn what_is_cached_is_marked_after_a_discard() {
+        let storage = Storage::new(LEN).unwrap();
+        let cache = WriteCache::new(4 * PAGE_BYTES).unwrap();
+        for (at, len) in [(0, LEN), (PAGE_BYTES, 2 * PAGE_BYTES)] {
+            cache.forget(at, len);
+            write(&cache, &storage, 2 * PAGE_BYTES, &[7; 4096]);
+            storage.zero(at, len, false);
+            assert!(!storage.run(2 * PAGE_BYTES, LEN).written);
+            cache.mark(&storage, at, len);
+            let run = storage.run(2 * PAGE_BYTES, LEN);
+            assert!(run.written && run.len_bytes == PAGE_BYTES);
+            assert_eq!(read(&cache, &storage, 2 * PAGE_BYTES, 4096), [7; 4096]);
+        }
+        cache.discard(&storage, 0, LEN);
+        assert!(!storage.run(0, LEN).written);
+        assert_eq!(read(&cache, &storage, 2 * PAGE_BYTES, 4096), [0; 4096]);
     }
 }

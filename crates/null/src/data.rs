@@ -77,10 +77,13 @@ impl Data {
     /// Makes a range zero, past the cache. With `keep` it stays allocated.
     pub(crate) fn zero(&self, at: Sector, sectors: u64, keep: bool) {
         let (at, len_bytes) = (at.bytes(), sectors << SECTOR_SHIFT);
-        if let Some(cache) = &self.cache {
-            cache.forget(at, len_bytes);
+        match &self.cache {
+            None => self.storage.zero(at, len_bytes, keep),
+            Some(cache) if !keep => cache.discard(&self.storage, at, len_bytes),
+            Some(cache) => {
+                cache.replace(at, len_bytes, |at, len| self.storage.zero(at, len, true));
+            }
         }
-        self.storage.zero(at, len_bytes, keep);
     }
 
     /// Moves what is cached to the storage.
