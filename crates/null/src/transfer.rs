@@ -66,6 +66,21 @@ fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Statu
     }
 }
 
+/// Reads what lies before `end` into the segments of a request.
+#[inline]
+fn read_segments(data: &Data, started: &Started, end: Sector, readable_end: Sector) {
+    let mut at = started.sector();
+    for mut segment in started.segments() {
+        if at >= end {
+            break;
+        }
+        let segment_sectors = Sector::containing(segment.len_bytes as u64).0;
+        segment.len_bytes = segment.len_bytes.min(Sector(end - at).bytes() as usize);
+        data.read(at, &segment, readable_end);
+        at += segment_sectors;
+    }
+}
+
 /// Frees the memory of zones that become empty.
 pub(crate) struct Eraser<'a>(pub(crate) Option<&'a Data>);
 
@@ -115,8 +130,9 @@ impl<Z: ZoneSet> Shared<Z> {
     #[inline]
     fn read(&self, started: &Started, faults: Option<&Faults>) -> Status {
         let mut readable_end = Sector::NONE;
+        let zone = self.zone_of(started);
         if let Some(zones) = &self.zones {
-            let Some(zone) = self.zone_of(started) else { return Status::IoErr };
+            let Some(zone) = zone else { return Status::IoErr };
             match zones.readable_end(zone) {
                 Ok(end) => readable_end = end,
                 Err(status) => return status,
@@ -127,17 +143,18 @@ impl<Z: ZoneSet> Shared<Z> {
             Some(faults) => admit(faults, started.sector(), started.sectors(), started.is_merged()),
         };
         let Some(data) = &self.data else { return status };
-        let (mut at, end) = (started.sector(), started.sector() + sectors);
-        for mut segment in started.segments() {
-            if at >= end {
-                break;
+        let end = started.sector() + sectors;
+        loop {
+            read_segments(data, started, end, readable_end);
+            let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
+            // The data are copied without the zone's lock: what a reset has taken away meanwhile
+            // was zeros, perhaps, on its way to 0xFF. The end only falls here, so this ends.
+            match zones.readable_end(zone) {
+                Ok(now) if now < readable_end.min(end) => readable_end = now,
+                Ok(_) => return status,
+                Err(status) => return status,
             }
-            let segment_sectors = Sector::containing(segment.len_bytes as u64).0;
-            segment.len_bytes = segment.len_bytes.min(Sector(end - at).bytes() as usize);
-            data.read(at, &segment, readable_end);
-            at += segment_sectors;
         }
-        status
     }
 
     #[inline]

@@ -183,3 +183,36 @@ fn counts_agree_with_the_zones_after_a_storm() {
     let counted = (counts.open, counts.explicit, counts.active);
     assert_eq!(counted, (open, explicit, active), "seed {seed:#x}: {conds:?}");
 }
+
+/// A read beside a reset finds the old data or what an empty zone reads as, never the zeros between.
+#[test]
+fn readers_beside_a_reset_see_no_zeros() {
+    const SECTORS: u64 = 512;
+    let config = NullConfig {
+        size: 4 << 20,
+        zoned: true,
+        zone_size: 1 << 20,
+        memory_backed: true,
+        ..NullConfig::default()
+    };
+    let mut rig = Rig::new(config);
+    for _ in 0..200 {
+        assert_eq!(rig.write(0, SECTORS, 0xaa), Status::Ok);
+        let start = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let (mut rig, start) = (rig.another(), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    while {
+                        let data = rig.read(0, SECTORS).unwrap();
+                        assert!(data.iter().all(|byte| [0xaa, 0xff].contains(byte)));
+                        data[0] != 0xff
+                    } {}
+                });
+            }
+            start.wait();
+            assert_eq!(rig.op(Op::ZoneReset, 0, 0), Status::Ok);
+        });
+    }
+}
