@@ -372,4 +372,56 @@ mod model {
             assert_eq!(counts.open, open as u32);
         });
     }
+
+    /// Opens a zone by command.
+    fn open(table: &Table, zone: u32) -> Grant {
+        table.change(zone, |zone, claim| {
+            match claim.take(zone.holding, Holding::Explicit) {
+                Grant::Yes => zone.holding = Holding::Explicit,
+                Grant::MakeRoom => return Attempt::MakeRoom,
+                limit => return Attempt::Done(limit),
+            }
+            Attempt::Done(Grant::Yes)
+        })
+    }
+
+    /// Two want the only token, which is in transit at times: whoever finds no zone to close yields
+    /// until the other has spent it.
+    #[test]
+    fn an_explicit_open_takes_no_token_in_transit() {
+        explore(|| {
+            let limits = ZoneLimits { open_max: 1, active_max: 0 };
+            let table = Arc::new(Table::new(zones(3), limits).unwrap());
+            assert_eq!(write(&table, 2), Grant::Yes);
+            let other = Arc::clone(&table);
+            let thread = loom::thread::spawn(move || open(&other, 1));
+            let mine = write(&table, 0);
+            assert_eq!(thread.join().unwrap(), Grant::Yes, "nothing explicit was open before");
+            // The write came first and gave way, or came late and found nothing that does.
+            assert!(matches!(mine, Grant::Yes | Grant::OpenLimit), "{mine:?}");
+            let counts = table.counts().unwrap();
+            assert_eq!((counts.open, counts.explicit), (1, 1));
+        });
+    }
+
+    /// Two make room for a zone each, and only one more may be active: the other's token goes back.
+    #[test]
+    fn a_token_in_transit_at_the_active_limit_goes_back() {
+        explore(|| {
+            let limits = ZoneLimits { open_max: 1, active_max: 2 };
+            let table = Arc::new(Table::new(zones(3), limits).unwrap());
+            assert_eq!(write(&table, 2), Grant::Yes);
+            let other = Arc::clone(&table);
+            let thread = loom::thread::spawn(move || write(&other, 1));
+            let answers = [write(&table, 0), thread.join().unwrap()];
+            let granted = answers.iter().filter(|&&answer| answer == Grant::Yes).count();
+            assert_eq!(granted, 1, "{answers:?}");
+            assert!(answers.contains(&Grant::ActiveLimit), "{answers:?}");
+            let counts = table.counts().unwrap();
+            let open =
+                (0..3).filter(|&zone| table.look(zone, Openable::holding) == Holding::Implicit);
+            assert_eq!(counts.open, open.count() as u32);
+            assert_eq!(counts.active, 2);
+        });
+    }
 }
