@@ -147,8 +147,8 @@ impl Reader<'_> {
         if let Some(verify) = verify.filter(|_| config.tls.verify_peer)
             && config.tls.mode == TlsMode::On
         {
-            let message = "verify_peer: with mode = \"on\" a client without TLS is let in and shows \
-                           no certificate";
+            let message = "verify_peer: with mode = \"on\" a client without TLS is let in and \
+                           shows no certificate";
             self.error(verify.span(), message, Some("use mode = \"require\"".to_owned()));
         }
     }
@@ -391,16 +391,6 @@ mod tests {
                  holds server-cert.pem and server-key.pem",
             ),
             (
-                "[tls]\ncertificates = \"/c\"\n",
-                "line 2, column 16: tls: certificates are given but TLS is off; add mode = \
-                 \"require\" (or \"on\")",
-            ),
-            (
-                "[tls]\nmode = \"on\"\ncertificates = \"/c\"\nverify_peer = true\n",
-                "line 4, column 15: verify_peer: with mode = \"on\" a client without TLS is let in \
-                 and shows no certificate; use mode = \"require\"",
-            ),
-            (
                 "[tls]\nmode = \"maybe\"\n",
                 "line 2, column 8: mode: `maybe` will not do; wanted one of off, on, require",
             ),
@@ -437,6 +427,26 @@ mod tests {
                 "[[device]]\nname = \"\u{e9}\"\nkind = \"null\"\n",
                 "line 2, column 8: name: `\u{e9}` will not do: wanted 1 to 64 letters, digits, \
                  `.`, `_` or `-`, the first a letter or a digit",
+            ),
+        ];
+        for (text, want) in cases {
+            let errors = parse(text).unwrap_err();
+            assert_eq!(errors[0].to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn tls_that_would_protect_nobody_is_refused() {
+        let cases = [
+            (
+                "[tls]\ncertificates = \"/c\"\n",
+                "line 2, column 16: tls: certificates are given but TLS is off; add mode = \
+                 \"require\" (or \"on\")",
+            ),
+            (
+                "[tls]\nmode = \"on\"\ncertificates = \"/c\"\nverify_peer = true\n",
+                "line 4, column 15: verify_peer: with mode = \"on\" a client without TLS is let in \
+                 and shows no certificate; use mode = \"require\"",
             ),
         ];
         for (text, want) in cases {
