@@ -63,7 +63,8 @@ fn for_each_page(at: u64, len_bytes: u64, mut f: impl FnMut(u64, u64)) {
 }
 
 impl WriteCache {
-    /// An empty cache of `len_bytes`, which is at least a page; `None` if there is no memory for it.
+    /// An empty cache of `len_bytes`, which is at least a page; `None` if there is
+    /// no memory for it.
     pub(crate) fn new(len_bytes: u64) -> Option<WriteCache> {
         let pages = len_bytes / PAGE_BYTES;
         let count = pages.clamp(1, PARTS_MAX);

@@ -19,8 +19,8 @@ const CACHE_MAX: u64 = 4 << 30;
 const SIZE_MAX: u64 = 1 << 60;
 /// Most zones: each takes memory of its own, whatever is written.
 const ZONES_MAX: u32 = 1 << 22;
-/// Most sectors that one request makes zeros of, 64 MiB: done by hand if they are to stay allocated,
-/// and a channel does nothing else meanwhile.
+/// Most sectors that one request makes zeros of, 64 MiB: done by hand if they are to stay
+/// allocated, and a channel does nothing else meanwhile.
 const ZEROES_MAX: u64 = 64 << 11;
 /// Longest that a request may take, so that sums of times cannot overflow: an hour.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;

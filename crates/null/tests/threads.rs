@@ -184,7 +184,7 @@ fn counts_agree_with_the_zones_after_a_storm() {
     assert_eq!(counted, (open, explicit, active), "seed {seed:#x}: {conds:?}");
 }
 
-/// A read beside a reset finds the old data or what an empty zone reads as, never the zeros between.
+/// A read beside a reset finds the old data or what an empty zone reads as, never zeros.
 #[test]
 fn readers_beside_a_reset_see_no_zeros() {
     const SECTORS: u64 = 512;

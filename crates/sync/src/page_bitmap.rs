@@ -148,7 +148,8 @@ impl PageBitmap {
     }
 }
 
-/// Zeroed words; the system provides their memory when they are first written. `None` if it refuses.
+/// Zeroed words; the system provides their memory when they are first written. `None` if it
+/// refuses.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
