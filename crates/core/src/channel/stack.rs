@@ -475,8 +475,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
     }
 }
 
-/// Waits for what the device has started, because it holds pointers into the slots and regions. What
-/// was not started yet is forgotten: nobody is left to be told of it.
+/// Waits for what the device has started, because it holds pointers into the slots and regions.
+/// What was not started yet is forgotten: nobody is left to be told of it.
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Drop for Stack<S, Q, C> {
     fn drop(&mut self) {
         drop(self.plug.drain());
