@@ -122,8 +122,8 @@ fn systemd_starts_it_when_a_client_comes() {
     let place = Place::new();
     let socket = place.file("activated");
     let control = place.file("control");
-    let start = ["systemd-socket-activate", "--listen", &socket];
-    let line = [&start[..], &[BLOCKYARD, "serve", N0, "--control", &control]].concat();
+    let start = ["systemd-socket-activate", "--listen", &socket, BLOCKYARD, "serve", N0];
+    let line = [&start[..], &["--control", &control]].concat();
     let mut command = bounded(&line);
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -132,7 +132,8 @@ fn systemd_starts_it_when_a_client_comes() {
     assert!(listening, "systemd-socket-activate does not listen");
     let uri = format!("nbd+unix:///n0?socket={socket}");
     assert_eq!(ok(&["nbdinfo", "--size", &uri]).trim(), "1073741824");
-    ok(&["sh", "-c", &format!("kill -TERM {}", child.id())]);
+    // Not through `timeout`, which sends the signal twice: to its child and to its group.
+    ok(&["pkill", "-TERM", "--parent", &child.id().to_string()]);
     let status = child.wait().unwrap();
     assert!(status.success(), "{status}: {:?}", errors.collect::<Vec<_>>());
 }
