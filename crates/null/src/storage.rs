@@ -24,8 +24,10 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 const HUGE_BYTES: u64 = 2 << 20;
 /// Pages in a huge page.
 const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
-/// How much of the next read is fetched ahead: enough to wake the processor's own prefetcher.
-const EXPECT_BYTES: u64 = 256;
+/// How much of the next read is fetched ahead: a page, while the read before it is copied. With a
+/// few lines, to wake the processor's own prefetcher, random reads of a large device in batches of
+/// 32 took a fifth longer than the bare copies; with a page they take no longer.
+const EXPECT_BYTES: u64 = 4096;
 /// Where the system says whether it gives huge pages without being asked.
 const HUGE_SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
