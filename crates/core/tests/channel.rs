@@ -489,6 +489,13 @@ fn a_channel_ends_whatever_its_device_does() {
     assert_eq!(rig.channel.push(&[Bio::read(Sector(0), 8, rig.buf(0))]), 1);
     rig.channel.submit();
     drop(rig);
+    // Nor does what would follow in a flush sequence.
+    let disk = composed_of(Delayed::new(Recorder::cached(false), 1 << 60), 64, clock.clone());
+    let mut rig = Rig::new(&disk);
+    let write = Bio::write(Sector(0), 8, rig.buf(0)).with_flags(Flags::PREFLUSH | Flags::FUA);
+    assert_eq!(rig.channel.push(&[write]), 1);
+    rig.channel.submit();
+    drop(rig);
     assert_eq!(clock.now(), Nanos(0), "nobody slept until it would have been due");
 }
 

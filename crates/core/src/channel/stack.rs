@@ -63,6 +63,8 @@ pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic> {
     regions: Vec<Option<Arc<Region>>>,
     stats: Arc<ChannelStats>,
     tally: Tally,
+    /// Nothing is started any more, not even what follows in a flush sequence.
+    closing: bool,
 }
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
@@ -96,6 +98,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             regions: Vec::new(),
             stats,
             tally: Tally::default(),
+            closing: false,
         }
     }
 
@@ -337,7 +340,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     ) {
         // SAFETY: the request has come home, so the slot is this channel's again.
         let slot_ref = unsafe { slot.as_mut() };
-        if let Some(stage) = flush::after(slot_ref, status, landed, self.rules.limits()) {
+        if let Some(stage) = flush::after(slot_ref, status, landed, self.rules.limits())
+            && !self.closing
+        {
             // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
             let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
             self.sched.insert(request, now);
@@ -481,6 +486,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Drop for Stack<S, Q, C> {
     fn drop(&mut self) {
         drop(self.plug.drain());
         self.rest = None;
+        self.closing = true;
         let mut out = Vec::new();
         while self.tags.taken() > 0 {
             while self.sched.dispatch(Nanos(0)).is_some() {}
