@@ -44,6 +44,8 @@ const WHOLE_BYTES: usize = 64 << 10;
 const STATUS_PAYLOAD_BYTES: usize = 12;
 /// How long a connection rests before it gives memory back.
 const REST: Duration = Duration::from_secs(1);
+/// How long an ending connection waits for what its device still works on.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 /// How often the channel is asked for results when it does not say when they are due.
 const POLL: Duration = Duration::from_millis(1);
 /// Longest wait for the device alone before a look whether the connection was cut.
@@ -120,6 +122,8 @@ pub(crate) struct Connection {
     tally: Tally,
     /// No more is read: finish what is in flight.
     ending: bool,
+    /// When an ending connection stops waiting for its device.
+    overdue_at: Option<Instant>,
     /// What broke the protocol, for the log.
     fault: Option<wire::WireError>,
 }
@@ -161,6 +165,7 @@ impl Connection {
             pace: Pace::new(),
             tally: Tally::default(),
             ending: false,
+            overdue_at: None,
             fault: None,
         })
     }
@@ -192,6 +197,12 @@ impl Connection {
                 self.link.close();
                 return Ok(self.fault);
             }
+            if self.ending && self.is_overdue() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "its last requests took too long",
+                ));
+            }
             if self.client.is_cut() {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
@@ -207,12 +218,19 @@ impl Connection {
     /// Lets what is in flight end for a client that can no longer be answered.
     fn finish(&mut self) {
         self.ending = true;
-        while self.in_flight() > 0 && !self.client.is_cut() {
+        while self.in_flight() > 0 && !self.client.is_cut() && !self.is_overdue() {
             let reaped = self.carry_out();
             self.replies.clear();
             self.leaving.clear();
             self.wait_for_completions(reaped);
         }
+    }
+
+    /// Whether an ending connection has waited long enough for its device: a client that has gone
+    /// holds a place of the server, which others may need.
+    fn is_overdue(&mut self) -> bool {
+        let now = Instant::now();
+        now >= *self.overdue_at.get_or_insert(now + LAST_WAIT)
     }
 
     fn in_flight(&self) -> usize {
