@@ -67,7 +67,9 @@ fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failu
     loop {
         let done = client.manage(&args.device, verb, &request).map_err(in_options)?;
         zones += done.zones;
-        let Some(next) = done.next.filter(|_| done.zones > 0) else { break };
+        // An answer may have passed over all of its zones; one that leads back ends the loop.
+        let goes_on = |next: &u64| request.from.is_none_or(|from| *next > from);
+        let Some(next) = done.next.filter(goes_on) else { break };
         request.from = Some(next);
         request.count = request.count.map(|count| count - done.zones);
     }
