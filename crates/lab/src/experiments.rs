@@ -1,0 +1,3 @@
+//! One file per experiment; [`crate::registry`] lists them.
+
+pub mod clock;

@@ -1,0 +1,23 @@
+//! The lab: published workloads against our devices, the coarse locks they replace, and the
+//! programs of others, in one run, with ours printed beside theirs.
+//!
+//! An [`experiment::Experiment`] is data: what others published, the variants, and a list of cells,
+//! each of which measures one variant under one workload. [`registry`] lists the experiments; what
+//! they share (rounds, statistics, results, reports) is here once.
+
+pub mod error;
+pub mod experiment;
+pub mod experiments;
+pub mod metric;
+pub mod registry;
+pub mod sample;
+pub mod settings;
+pub mod stats;
+pub mod stop;
+
+pub use error::LabError;
+pub use experiment::{Body, Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+pub use metric::Metric;
+pub use sample::{LatencyPercentiles, RoomCount, Round, Sample};
+pub use settings::Settings;
+pub use stop::Stop;

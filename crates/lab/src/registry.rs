@@ -1,0 +1,13 @@
+//! The experiments there are. To add one: a file in `experiments/`, and a row here.
+
+use crate::experiment::Experiment;
+use crate::experiments;
+use crate::settings::Settings;
+
+/// Lists an experiment's cells under these settings. It measures and opens nothing.
+pub type Build = fn(&Settings) -> Experiment;
+
+/// Every experiment, by name.
+pub fn experiments() -> Vec<(&'static str, Build)> {
+    vec![(experiments::clock::NAME, experiments::clock::build)]
+}

@@ -1,0 +1,101 @@
+//! One measurement of one cell: what it is given, and what it gives.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::metric::Metric;
+use crate::stop::Stop;
+
+/// What one measurement is given.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// How long to run before anything counts.
+    pub warm_up: Duration,
+    /// How long to measure.
+    pub duration: Duration,
+    /// The round, from 0.
+    pub number: u32,
+    /// Differs by cell and round; the same in the next run.
+    pub seed: u64,
+    /// Set by Ctrl-C; a measurement that sees it ends with [`crate::LabError::Interrupted`].
+    pub stop: &'a Stop,
+}
+
+/// What one measurement gave.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// The values, in the order in which they are shown. The CPU time per I/O belongs beside
+    /// every throughput.
+    pub values: Vec<(Metric, f64)>,
+    /// Latencies, where they were taken.
+    pub latency: Option<LatencyPercentiles>,
+    /// What the rooms counted, where they did.
+    pub rooms: Vec<RoomCount>,
+    /// What the throughput was limited by: `server`, `client`, `machine`.
+    pub limit: Option<String>,
+    /// Sentences for the reader of the result.
+    pub notes: Vec<String>,
+}
+
+impl Sample {
+    /// A sample with one value.
+    pub fn of(metric: Metric, value: f64) -> Sample {
+        Sample { values: vec![(metric, value)], ..Sample::default() }
+    }
+
+    /// With one value more.
+    pub fn with(mut self, metric: Metric, value: f64) -> Sample {
+        self.values.push((metric, value));
+        self
+    }
+}
+
+/// The percentiles at which latencies are kept.
+pub const PERCENTILES: [f64; 12] =
+    [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 100.0];
+
+/// A latency distribution: pairs of percentile and nanoseconds, ascending in both.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LatencyPercentiles(pub Vec<(f64, f64)>);
+
+impl LatencyPercentiles {
+    /// The percentiles of a histogram of nanoseconds; `None` if it is empty.
+    pub fn of(histogram: &Histogram<u64>) -> Option<LatencyPercentiles> {
+        let at = |percentile| (percentile, histogram.value_at_percentile(percentile) as f64);
+        (!histogram.is_empty()).then(|| LatencyPercentiles(PERCENTILES.map(at).to_vec()))
+    }
+}
+
+/// What one room counted during one measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoomCount {
+    /// The room, and which of them if there are several: `zone_words`.
+    pub room: String,
+    /// How often it was entered.
+    pub acquisitions: u64,
+    /// How often somebody was there already.
+    pub contended: u64,
+    /// How long it was held: median, 99th percentile, greatest.
+    pub hold_ns: [f64; 3],
+    /// How long those waited who had to: median, 99th percentile, greatest.
+    pub wait_ns: [f64; 3],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_histogram() {
+        let mut histogram = Histogram::<u64>::new(3).unwrap();
+        assert_eq!(LatencyPercentiles::of(&histogram), None);
+        (1..=1000).for_each(|ns| histogram.record(ns).unwrap());
+        let LatencyPercentiles(points) = LatencyPercentiles::of(&histogram).unwrap();
+        assert_eq!(points[3], (50.0, 500.0));
+        assert_eq!(points.last(), Some(&(100.0, 1000.0)));
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+    }
+}

@@ -1,0 +1,19 @@
+//! What a run is given from outside, for experiments to build their cells from.
+
+use std::path::PathBuf;
+
+/// What experiments may ask before they list their cells.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A first look: an experiment lists fewer cells, so that it ends in under 30 seconds.
+    pub quick: bool,
+    /// fio's engine of this program, if `--engine` named it or it was found beside the program.
+    /// Without it, cells that need it end with [`crate::LabError::Missing`].
+    pub engine: Option<PathBuf>,
+    /// This program, for servers that a cell starts.
+    pub program: PathBuf,
+    /// A directory of the run's own for sockets and files; it goes when the run ends.
+    pub scratch: PathBuf,
+    /// Processors that this process may use.
+    pub processors: usize,
+}
