@@ -1,13 +1,14 @@
 //! `serve --run`: a command that lives while it is served, and the other way round.
+#![allow(unsafe_code)] // What a command does between fork and exec is named once, below.
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::Sender;
 
 use blockyard_yard::control::Event;
 use blockyard_yard::paths::CONTROL_VARIABLE;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::failure::{Code, Failure};
 
@@ -31,10 +32,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it by `sh -c`. Its end is sent as an event.
+    /// Starts it by `sh -c`, with the limit of open files that this process had at first: programs
+    /// that use `select`, or close every descriptor there could be, want no more. Its end is sent
+    /// as an event.
     pub(crate) fn start(
         command: &str,
         told: &Told<'_>,
+        files: Rlimit,
         events: Sender<Event>,
     ) -> Result<Running, Failure> {
         let mut shell = Command::new("/bin/sh");
@@ -45,6 +49,10 @@ impl Running {
         if let Some(control) = told.control {
             shell.env(CONTROL_VARIABLE, control);
         }
+        let restore = move || Ok(setrlimit(Resource::Nofile, files)?);
+        // SAFETY: after the fork of a process with threads only what is async-signal-safe may be
+        // called; this is one system call.
+        unsafe { shell.pre_exec(restore) };
         let failed = |what: &str| Failure::new(Code::Failed, format!("run: {what}"));
         let mut child = shell.spawn().map_err(|error| failed(&format!("/bin/sh: {error}")))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

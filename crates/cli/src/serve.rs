@@ -12,7 +12,7 @@ use blockyard_yard::listen::{Listen, NBD_PORT, check_socket_path};
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::yard::describe;
 use blockyard_yard::{activation, view::DeviceView};
-use rustix::process::{Pid, Resource, Signal, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     }
     let stdio = args.nbd.contains(&Listen::Stdio);
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
-    raise_files();
+    let files = raise_files();
     let Plan { options, temp } = plan(&args)?;
     let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;
     let pidfile = args.pidfile.as_deref().map(Pidfile::write).transpose()?;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     }
     notify(&[NotifyState::Ready, NotifyState::Status(&status(&daemon))]);
     let running = match &args.run {
-        Some(command) => Some(start_command(command, &options, &daemon)?),
+        Some(command) => Some(start_command(command, &options, files, &daemon)?),
         None => None,
     };
     let code = wait(&daemon, running);
@@ -83,6 +83,7 @@ fn wait(daemon: &Daemon, mut running: Option<Running>) -> ExitCode {
 fn start_command(
     command: &str,
     options: &DaemonOptions,
+    files: Rlimit,
     daemon: &Daemon,
 ) -> Result<Running, Failure> {
     let export = options.devices.first().map_or("", |spec| spec.name());
@@ -93,16 +94,18 @@ fn start_command(
         address: server.map_or("", |server| server.local_addr()),
         control: options.control.as_deref(),
     };
-    Running::start(command, &told, daemon.sender())
+    Running::start(command, &told, files, daemon.sender())
 }
 
-/// Lets the process have as many files open as the system permits: each client is one.
-fn raise_files() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+/// Lets the process have as many files open as the system permits: each client is one. Says what
+/// the limit was.
+fn raise_files() -> Rlimit {
+    let before = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
+    before
 }
 
 /// Ends this process when its parent does; at once, if that has happened already.

@@ -301,6 +301,19 @@ fn a_command_runs_while_the_yard_is_served() {
 }
 
 #[test]
+fn a_command_has_the_limit_of_files_that_the_server_was_started_with() {
+    // The server raises its own limit to the greatest, and the command inherited that.
+    let dir = Dir::new("limit");
+    let script = "ulimit -S -n 200 && exec \"$0\" serve 'null:///d?size=1M' \
+                  --run 'ulimit -S -n; ulimit -H -n'";
+    let hard = run(Command::new("/bin/sh").args(["-c", "ulimit -H -n"])).1;
+    let mut limited = Command::new("/bin/sh");
+    limited.env("XDG_RUNTIME_DIR", &dir.0).args(["-c", script, env!("CARGO_BIN_EXE_blockyard")]);
+    let (code, out, error) = run(&mut limited);
+    assert_eq!((code, out), (0, format!("200\n{hard}")), "{error}");
+}
+
+#[test]
 fn stdio_carries_nbd_and_nothing_else() {
     let dir = Dir::new("stdio");
     let mut child = blockyard(&dir.0)
