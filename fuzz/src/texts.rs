@@ -136,17 +136,21 @@ pub fn uri(bytes: &[u8]) {
 /// If an error does not point into the text.
 pub fn config(bytes: &[u8]) {
     let text = toml_text(bytes);
-    match config::parse(&text) {
-        Ok(config) => assert_eq!(config.devices.len(), config.places.len()),
+    let errors = match config::parse(&text) {
+        Ok(config) => {
+            assert_eq!(config.devices.len(), config.places.len());
+            config.check_tls(&text).into_iter().collect()
+        }
         Err(errors) => {
             assert!(!errors.is_empty(), "refused without an error");
-            for ConfigError { line, column, span, message, .. } in errors {
-                assert!(line >= 1 && line <= text.matches('\n').count() + 1, "line {line}");
-                assert!(column >= 1 && column <= text.chars().count() + 1, "column {column}");
-                assert!(text.get(span.clone()).is_some(), "{span:?} is no part of the text");
-                assert_says_something(&message);
-            }
+            errors
         }
+    };
+    for ConfigError { line, column, span, message, .. } in errors {
+        assert!(line >= 1 && line <= text.matches('\n').count() + 1, "line {line}");
+        assert!(column >= 1 && column <= text.chars().count() + 1, "column {column}");
+        assert!(text.get(span.clone()).is_some(), "{span:?} is no part of the text");
+        assert_says_something(&message);
     }
 }
 

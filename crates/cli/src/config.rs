@@ -44,7 +44,9 @@ pub(crate) fn check(args: &CheckArgs, out: &mut impl Write) -> Result<(), Failur
     let text = read(&args.file)?;
     let (config, errors) = match parse(&text) {
         Ok(config) => {
-            let errors = check_devices(&text, &config);
+            let mut errors = check_devices(&text, &config);
+            errors.extend(config.check_tls(&text));
+            errors.sort_by_key(|error| error.span.start);
             (Some(config), errors)
         }
         Err(errors) => (None, errors),
@@ -67,12 +69,15 @@ pub(crate) fn check(args: &CheckArgs, out: &mut impl Write) -> Result<(), Failur
     if errors.is_empty() { Ok(()) } else { Err(Failure::Silent(Code::Config)) }
 }
 
-/// Reads a configuration that is to be served; what is wrong with it is shown.
-pub(crate) fn load(file: &Path) -> Result<Config, Failure> {
+/// Reads a configuration that is to be served; what is wrong with it is shown. What it says of TLS
+/// is left to be checked together with what the command line adds, if it does.
+pub(crate) fn load(file: &Path, adds_tls: bool) -> Result<Config, Failure> {
     let text = read(file)?;
     let errors = match parse(&text) {
         Ok(config) => {
-            let errors = check_devices(&text, &config);
+            let mut errors = check_devices(&text, &config);
+            errors.extend(config.check_tls(&text).filter(|_| !adds_tls));
+            errors.sort_by_key(|error| error.span.start);
             if errors.is_empty() {
                 return Ok(config);
             }

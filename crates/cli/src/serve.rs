@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode};
+use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode, TlsProblem, TlsSettings};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
 use blockyard_yard::error::counted;
@@ -143,10 +143,11 @@ struct Plan {
 
 fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     let mut config = match &args.config {
-        Some(file) => crate::config::load(file)?,
+        Some(file) => crate::config::load(file, adds_tls(args))?,
         None => Config::default(),
     };
     add_devices(args, &mut config)?;
+    let tls = tls(args, &config)?;
     let stdio = args.nbd.contains(&Listen::Stdio);
     let activated = activation::is_activated();
     let explicit = !args.nbd.is_empty() || args.unix.as_deref().is_some_and(|path| path != "-");
@@ -178,7 +179,6 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
                        leave out one of the two, or serve NBD at unix:PATH";
         return Err(Failure::new(Code::Usage, message));
     }
-    let tls = tls(args, config.tls)?;
     let metrics = args.metrics.clone().or(config.metrics);
     if metrics == Some(Listen::Stdio) {
         return Err(Failure::new(Code::Usage, "metrics: stdio will not do; wanted tcp:HOST:PORT"));
@@ -264,7 +264,14 @@ fn runtime_dir() -> Result<PathBuf, Failure> {
     Ok(dir.path)
 }
 
-fn tls(args: &ServeArgs, mut tls: config::TlsSettings) -> Result<config::TlsSettings, Failure> {
+/// Whether the command line says something of TLS.
+fn adds_tls(args: &ServeArgs) -> bool {
+    args.tls.is_some() || args.tls_certificates.is_some() || args.tls_verify_peer
+}
+
+/// The settings of the file and of the command line together, checked together.
+fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
+    let mut tls = config.tls.clone();
     match args.tls {
         Some(Tls::Off) => tls.mode = TlsMode::Off,
         Some(Tls::On) => tls.mode = TlsMode::On,
@@ -275,23 +282,22 @@ fn tls(args: &ServeArgs, mut tls: config::TlsSettings) -> Result<config::TlsSett
         tls.certificates.clone_from(&args.tls_certificates);
     }
     tls.verify_peer |= args.tls_verify_peer;
-    if args.tls.is_none()
-        && tls.mode == TlsMode::Off
-        && (args.tls_certificates.is_some() || args.tls_verify_peer)
-    {
-        let message = "tls: certificates are given but TLS is off; add --tls require (or on)";
-        return Err(Failure::new(Code::Usage, message));
-    }
-    if tls.mode == TlsMode::On && tls.verify_peer {
-        let message = "tls-verify-peer: with --tls on a client without TLS is let in and shows no \
-                       certificate; use --tls require";
-        return Err(Failure::new(Code::Usage, message));
-    }
-    if tls.mode != TlsMode::Off && tls.certificates.is_none() {
-        let message = "tls: no certificates; name their directory with --tls-certificates DIR";
-        return Err(Failure::new(Code::Usage, message));
-    }
-    Ok(tls)
+    // A command line with certificates wants TLS, even if the file has it off.
+    let asked = args.tls.is_some() || (config.tls_places.mode.is_some() && !adds_tls(args));
+    let message = match tls.check(asked) {
+        Ok(()) => return Ok(tls),
+        Err(TlsProblem::Off) => {
+            "tls: certificates are given but TLS is off; add --tls require (or on)"
+        }
+        Err(TlsProblem::VerifiesNobody) => {
+            "tls-verify-peer: with --tls on a client without TLS is let in and shows no \
+             certificate; use --tls require"
+        }
+        Err(TlsProblem::NoCertificates) => {
+            "tls: no certificates; name their directory with --tls-certificates DIR"
+        }
+    };
+    Err(Failure::new(Code::Usage, message))
 }
 
 /// Prints for each device what it is and how to use it.

@@ -278,6 +278,31 @@ fn a_configuration_is_written_checked_and_served() {
 }
 
 #[test]
+fn tls_is_checked_as_file_and_command_line_give_it_together() {
+    // A file with certificates and a command line with the mode were refused: the file was checked
+    // by itself.
+    let dir = Dir::new("tls");
+    let file = dir.0.join("yard.toml");
+    let path = file.to_str().unwrap();
+    for (text, args, code, want) in [
+        ("certificates = \"/no/such\"", &["--tls", "require"][..], 3, "/no/such"),
+        ("mode = \"require\"", &["--tls-certificates", "/no/such"], 3, "/no/such"),
+        ("certificates = \"/c\"", &["--tls", "off", "--run", "true"], 0, ""),
+        ("certificates = \"/c\"", &["--tls-verify-peer"], 2, "add --tls require (or on)"),
+        ("certificates = \"/c\"\nverify_peer = true", &["--tls", "on"], 2, "use --tls require"),
+        ("certificates = \"/c\"", &[], 3, "yard.toml:2:16: tls: certificates are given but"),
+        ("mode = \"require\"", &[], 3, "yard.toml:2:8: certificates: missing"),
+    ] {
+        std::fs::write(&file, format!("[tls]\n{text}\n")).unwrap();
+        let (found, _, error) = run(blockyard(&dir.0).args(["serve", "-c", path]).args(args));
+        assert_eq!(found, code, "{text} {args:?}: {error}");
+        assert!(error.contains(want), "{text} {args:?}: {error}");
+        let bare = run(blockyard(&dir.0).args(["check", path]));
+        assert_eq!(bare.0, 3, "{text}: {}", bare.2);
+    }
+}
+
+#[test]
 fn a_command_runs_while_the_yard_is_served() {
     let dir = Dir::new("run");
     let device = "null:///d?size=1M";

@@ -12,9 +12,11 @@ use crate::spec::DeviceSpec;
 
 mod read;
 mod schema;
+mod tls;
 
 pub use read::parse;
 pub use schema::schema;
+pub use tls::{TlsMode, TlsPlaces, TlsProblem, TlsSettings};
 
 /// Longest configuration, in bytes.
 pub const LEN_MAX: usize = 1 << 20;
@@ -28,7 +30,7 @@ pub const TEMPLATE: &str = include_str!("config/template.toml");
 /// What stands for no control socket where a path could stand.
 pub const NO_SOCKET: &str = "none";
 
-/// A configuration, checked.
+/// A configuration, each of its values checked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Where NBD is served; `None` if the file does not say.
@@ -39,47 +41,21 @@ pub struct Config {
     pub metrics: Option<Listen>,
     /// TLS for NBD.
     pub tls: TlsSettings,
+    /// Where in the text that stands.
+    pub tls_places: TlsPlaces,
     /// The devices, in the file's order.
     pub devices: Vec<DeviceSpec>,
     /// Where in the text each device's table stands.
     pub places: Vec<DevicePlaces>,
 }
 
-/// How NBD is secured.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsSettings {
-    /// Whether TLS is offered or demanded.
-    pub mode: TlsMode,
-    /// Directory with `server-cert.pem`, `server-key.pem` and, to verify clients, `ca-cert.pem`.
-    pub certificates: Option<PathBuf>,
-    /// Whether clients must show a certificate that `ca-cert.pem` signed.
-    pub verify_peer: bool,
-}
-
-/// Whether TLS is offered or demanded, as `nbdkit --tls`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TlsMode {
-    /// Not offered.
-    #[default]
-    Off,
-    /// Offered.
-    On,
-    /// Demanded.
-    Require,
-}
-
-impl TlsMode {
-    /// The words for the modes.
-    pub const WORDS: [&'static str; 3] = ["off", "on", "require"];
-
-    /// The mode that a word means.
-    pub fn from_word(word: &str) -> Option<TlsMode> {
-        match word {
-            "off" => Some(TlsMode::Off),
-            "on" => Some(TlsMode::On),
-            "require" => Some(TlsMode::Require),
-            _ => None,
-        }
+impl Config {
+    /// What of the file's TLS settings does not go together, where the command line adds nothing
+    /// to them. `text` is what was read.
+    pub fn check_tls(&self, text: &str) -> Option<ConfigError> {
+        let problem = self.tls.check(self.tls_places.mode.is_some()).err()?;
+        let (span, message, help) = self.tls_places.tell(problem);
+        Some(ConfigError::at(text, span, message, Some(help.to_owned())))
     }
 }
 

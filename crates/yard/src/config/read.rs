@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, TlsMode};
+use super::{Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, TlsMode, TlsPlaces};
 use crate::listen::{Listen, check_socket_path};
 use crate::nearest::nearest;
 use crate::param::{Form, Kind, Param, ParamError, shown};
@@ -132,25 +132,12 @@ impl Reader<'_> {
                 other => self.unknown_key(key.span(), other, "[tls]", &TLS_KEYS),
             }
         }
-        if config.tls.mode != TlsMode::Off && config.tls.certificates.is_none() {
-            let span = table.get("mode").map_or(0..0, Spanned::span);
-            let help = "name the directory that holds server-cert.pem and server-key.pem";
-            self.error(span, "certificates: missing, and TLS is on", Some(help.to_owned()));
-        }
-        let (mode, verify) = (table.get("mode"), table.get("verify_peer"));
-        let first = table.get("certificates").or(verify.filter(|_| config.tls.verify_peer));
-        if let (None, Some(first)) = (mode, first) {
-            let message = "tls: certificates are given but TLS is off";
-            let help = "add mode = \"require\" (or \"on\")".to_owned();
-            self.error(first.span(), message, Some(help));
-        }
-        if let Some(verify) = verify.filter(|_| config.tls.verify_peer)
-            && config.tls.mode == TlsMode::On
-        {
-            let message = "verify_peer: with mode = \"on\" a client without TLS is let in and \
-                           shows no certificate";
-            self.error(verify.span(), message, Some("use mode = \"require\"".to_owned()));
-        }
+        let place = |key| table.get(key).map(Spanned::span);
+        config.tls_places = TlsPlaces {
+            mode: place("mode"),
+            certificates: place("certificates"),
+            verify_peer: place("verify_peer"),
+        };
     }
 
     fn device(&mut self, device: &Value<'_>, config: &mut Config) {
@@ -386,11 +373,6 @@ mod tests {
                  them; wanted unix:PATH, tcp:HOST:PORT or stdio",
             ),
             (
-                "[tls]\nmode = \"on\"\n",
-                "line 2, column 8: certificates: missing, and TLS is on; name the directory that \
-                 holds server-cert.pem and server-key.pem",
-            ),
-            (
                 "[tls]\nmode = \"maybe\"\n",
                 "line 2, column 8: mode: `maybe` will not do; wanted one of off, on, require",
             ),
@@ -439,6 +421,11 @@ mod tests {
     fn tls_that_would_protect_nobody_is_refused() {
         let cases = [
             (
+                "[tls]\nmode = \"on\"\n",
+                "line 2, column 8: certificates: missing, and TLS is on; name the directory that \
+                 holds server-cert.pem and server-key.pem",
+            ),
+            (
                 "[tls]\ncertificates = \"/c\"\n",
                 "line 2, column 16: tls: certificates are given but TLS is off; add mode = \
                  \"require\" (or \"on\")",
@@ -450,8 +437,8 @@ mod tests {
             ),
         ];
         for (text, want) in cases {
-            let errors = parse(text).unwrap_err();
-            assert_eq!(errors[0].to_string(), want, "{text}");
+            let error = parse(text).unwrap().check_tls(text).unwrap();
+            assert_eq!(error.to_string(), want, "{text}");
         }
     }
 

@@ -1,0 +1,136 @@
+//! How NBD is secured, and what of it does not go together. A file and a command line can each
+//! give a part, so the rules are for what both give in the end.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// How NBD is secured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// Whether TLS is offered or demanded.
+    pub mode: TlsMode,
+    /// Directory with `server-cert.pem`, `server-key.pem` and, to verify clients, `ca-cert.pem`.
+    pub certificates: Option<PathBuf>,
+    /// Whether clients must show a certificate that `ca-cert.pem` signed.
+    pub verify_peer: bool,
+}
+
+impl TlsSettings {
+    /// Whether the settings go together; `asked` says that somebody chose the mode. Certificates
+    /// beside a mode that nobody chose are a mistake, beside one that is off by choice they wait
+    /// for another day.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn check(&self, asked: bool) -> Result<(), TlsProblem> {
+        let given = self.certificates.is_some() || self.verify_peer;
+        match self.mode {
+            TlsMode::Off if given && !asked => Err(TlsProblem::Off),
+            TlsMode::On | TlsMode::Require if self.certificates.is_none() => {
+                Err(TlsProblem::NoCertificates)
+            }
+            TlsMode::On if self.verify_peer => Err(TlsProblem::VerifiesNobody),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What does not go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsProblem {
+    /// Certificates without TLS.
+    Off,
+    /// TLS without certificates.
+    NoCertificates,
+    /// Clients that come without TLS show no certificate.
+    VerifiesNobody,
+}
+
+/// Whether TLS is offered or demanded, as `nbdkit --tls`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// Not offered.
+    #[default]
+    Off,
+    /// Offered.
+    On,
+    /// Demanded.
+    Require,
+}
+
+impl TlsMode {
+    /// The words for the modes.
+    pub const WORDS: [&'static str; 3] = ["off", "on", "require"];
+
+    /// The mode that a word means.
+    pub fn from_word(word: &str) -> Option<TlsMode> {
+        match word {
+            "off" => Some(TlsMode::Off),
+            "on" => Some(TlsMode::On),
+            "require" => Some(TlsMode::Require),
+            _ => None,
+        }
+    }
+}
+
+/// Where each of the settings stands in the text, if it is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsPlaces {
+    /// The mode.
+    pub mode: Option<Range<usize>>,
+    /// The certificates' directory.
+    pub certificates: Option<Range<usize>>,
+    /// Whether clients are verified.
+    pub verify_peer: Option<Range<usize>>,
+}
+
+impl TlsPlaces {
+    /// The place that a problem of the file is shown at, what is wrong and what would do.
+    pub(super) fn tell(&self, problem: TlsProblem) -> (Range<usize>, &'static str, &'static str) {
+        let (place, message, help) = match problem {
+            TlsProblem::Off => (
+                self.certificates.as_ref().or(self.verify_peer.as_ref()),
+                "tls: certificates are given but TLS is off",
+                "add mode = \"require\" (or \"on\")",
+            ),
+            TlsProblem::NoCertificates => (
+                self.mode.as_ref(),
+                "certificates: missing, and TLS is on",
+                "name the directory that holds server-cert.pem and server-key.pem",
+            ),
+            TlsProblem::VerifiesNobody => (
+                self.verify_peer.as_ref(),
+                "verify_peer: with mode = \"on\" a client without TLS is let in and shows no \
+                 certificate",
+                "use mode = \"require\"",
+            ),
+        };
+        (place.cloned().unwrap_or(0..0), message, help)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_go_together_is_found() {
+        use TlsMode::{Off, On, Require};
+        use TlsProblem::{NoCertificates, VerifiesNobody};
+        let cases = [
+            (Off, true, false, Ok(()), Err(TlsProblem::Off)),
+            (Off, false, true, Ok(()), Err(TlsProblem::Off)),
+            (Off, false, false, Ok(()), Ok(())),
+            (On, false, false, Err(NoCertificates), Err(NoCertificates)),
+            (On, true, false, Ok(()), Ok(())),
+            (On, true, true, Err(VerifiesNobody), Err(VerifiesNobody)),
+            (Require, false, true, Err(NoCertificates), Err(NoCertificates)),
+            (Require, true, true, Ok(()), Ok(())),
+        ];
+        for (mode, certificates, verify_peer, asked, unasked) in cases {
+            let certificates = certificates.then(|| PathBuf::from("/c"));
+            let tls = TlsSettings { mode, certificates, verify_peer };
+            assert_eq!((tls.check(true), tls.check(false)), (asked, unasked), "{tls:?}");
+        }
+    }
+}
