@@ -12,7 +12,7 @@ use crate::config::DEVICES_MAX;
 use crate::error::YardError;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
-use crate::stack;
+use crate::stack::{self, StackError};
 
 /// Most requests of the control API that one device works on at once.
 pub const WORK_MAX: usize = 4;
@@ -45,9 +45,40 @@ impl Entry {
 
 /// The devices of one process.
 pub struct Yard {
-    /// In the order in which they were added.
-    devices: Mutex<Vec<Entry>>,
+    devices: Mutex<Devices>,
     exports: Arc<Exports>,
+}
+
+#[derive(Default)]
+struct Devices {
+    /// In the order in which they were added.
+    entries: Vec<Entry>,
+    /// The names of devices that are being made or taken away. Nobody else may have them: a device
+    /// opens its files, and a name's files are often the same.
+    reserved: Vec<String>,
+}
+
+impl Devices {
+    fn is_taken(&self, name: &str) -> bool {
+        self.entries.iter().any(|entry| entry.spec.name() == name)
+            || self.reserved.iter().any(|reserved| reserved == name)
+    }
+
+    fn unknown(&self, name: &str) -> YardError {
+        YardError::no_such_device(name, self.entries.iter().map(|entry| entry.spec.name()))
+    }
+}
+
+/// A name that is reserved until this is dropped. Not to be dropped under the lock.
+struct Reserved<'y> {
+    yard: &'y Yard,
+    name: String,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.yard.devices().reserved.retain(|name| *name != self.name);
+    }
 }
 
 impl Default for Yard {
@@ -72,11 +103,18 @@ impl Yard {
     /// # Errors
     /// If the name is taken, there are too many, or the device cannot be made.
     pub fn add(&self, spec: DeviceSpec) -> Result<Entry, YardError> {
-        check_place(&self.devices(), &spec)?;
+        self.add_by(spec, stack::open)
+    }
+
+    /// Makes a device by `make` and exports it.
+    fn add_by(
+        &self,
+        spec: DeviceSpec,
+        make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
+    ) -> Result<Entry, YardError> {
+        let _reserved = self.reserve(spec.name())?;
         // Outside the lock: it opens files, and others who only look must not wait for that.
-        let stack::Made { disk, notes } = stack::open(&spec)?;
-        let mut devices = self.devices();
-        check_place(&devices, &spec)?;
+        let stack::Made { disk, notes } = make(&spec)?;
         let options = ExportOptions {
             read_only: disk.limits().read_only,
             description: describe(&spec, disk.as_ref()),
@@ -87,8 +125,21 @@ impl Yard {
         }
         let work = Arc::new(Semaphore::new(WORK_MAX));
         let entry = Entry { spec, disk, notes, since: Instant::now(), work };
-        devices.push(entry.clone());
+        self.devices().entries.push(entry.clone());
         Ok(entry)
+    }
+
+    /// Reserves the name of a device that is to be made, and a place for it.
+    fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
+        let mut devices = self.devices();
+        if devices.is_taken(name) {
+            return Err(YardError::Taken { name: name.to_owned() });
+        }
+        if devices.entries.len() + devices.reserved.len() >= DEVICES_MAX {
+            return Err(YardError::Full { max: DEVICES_MAX });
+        }
+        devices.reserved.push(name.to_owned());
+        Ok(Reserved { yard: self, name: name.to_owned() })
     }
 
     /// Takes a device away. Its clients' requests are answered and the clients disconnected; those
@@ -97,13 +148,12 @@ impl Yard {
     /// # Errors
     /// If there is no such device.
     pub fn remove(&self, name: &str, drain: Duration) -> Result<Entry, YardError> {
-        let entry = {
+        let (entry, _reserved) = {
             let mut devices = self.devices();
-            let index = devices.iter().position(|entry| entry.spec.name() == name);
-            match index {
-                Some(index) => devices.remove(index),
-                None => return Err(unknown(&devices, name)),
-            }
+            let index = devices.entries.iter().position(|entry| entry.spec.name() == name);
+            let index = index.ok_or_else(|| devices.unknown(name))?;
+            devices.reserved.push(name.to_owned());
+            (devices.entries.remove(index), Reserved { yard: self, name: name.to_owned() })
         };
         // Outside the lock: it waits for clients.
         self.exports.remove(name, drain)?;
@@ -116,34 +166,19 @@ impl Yard {
     /// If there is none.
     pub fn find(&self, name: &str) -> Result<Entry, YardError> {
         let devices = self.devices();
-        let found = devices.iter().find(|entry| entry.spec.name() == name).cloned();
-        found.ok_or_else(|| unknown(&devices, name))
+        let found = devices.entries.iter().find(|entry| entry.spec.name() == name).cloned();
+        found.ok_or_else(|| devices.unknown(name))
     }
 
     /// All devices, in the order in which they were added.
     pub fn list(&self) -> Vec<Entry> {
-        self.devices().clone()
+        self.devices().entries.clone()
     }
 
-    fn devices(&self) -> MutexGuard<'_, Vec<Entry>> {
-        // Every change of the list is one call: a holder that panicked has left it whole.
+    fn devices(&self) -> MutexGuard<'_, Devices> {
+        // Every change of a list is one call: a holder that panicked has left it whole.
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether there is room for one more device of this name.
-fn check_place(devices: &[Entry], spec: &DeviceSpec) -> Result<(), YardError> {
-    if devices.iter().any(|entry| entry.spec.name() == spec.name()) {
-        return Err(YardError::Taken { name: spec.name().to_owned() });
-    }
-    if devices.len() >= DEVICES_MAX {
-        return Err(YardError::Full { max: DEVICES_MAX });
-    }
-    Ok(())
-}
-
-fn unknown(devices: &[Entry], name: &str) -> YardError {
-    YardError::no_such_device(name, devices.iter().map(|entry| entry.spec.name()))
 }
 
 /// A device in one line, for people.
@@ -214,6 +249,27 @@ mod tests {
         assert_eq!(error.blame().0.as_deref(), Some("zone_size"));
         assert!(yard.list().is_empty());
         assert!(yard.exports().list().is_empty());
+    }
+
+    #[test]
+    fn a_name_is_taken_while_its_device_is_made() {
+        // Two who added one name at once both opened the device's files, and truncated a trace
+        // that the other wrote already, before one of them was told that the name is taken.
+        let yard = Yard::new();
+        let entry = yard.add_by(spec("null:///a?size=1G"), |made| {
+            let error = yard.add_by(spec("null:///a?size=2G"), |_| panic!("it is made twice"));
+            assert_eq!(error.map(drop).unwrap_err().code(), "taken");
+            assert_eq!(yard.find("a").map(drop).unwrap_err().code(), "no_such_device");
+            assert!(yard.add(spec("null:///b?size=1G")).is_ok());
+            stack::open(made)
+        });
+        assert!(entry.is_ok());
+        assert_eq!(yard.list().len(), 2);
+        // Who fails gives the name back, and so does who takes the device away.
+        let bad = spec("null:///c?zoned=1&zone_size=3M");
+        assert!(yard.add(bad).is_err() && yard.remove("a", DRAIN).is_ok());
+        assert!(yard.add(spec("null:///a?size=1G")).is_ok());
+        assert!(yard.add(spec("null:///c?size=1G")).is_ok());
     }
 
     #[test]
