@@ -6,8 +6,8 @@
 //! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ Arc<dyn Disk>
 //! ```
 
-use std::fs::File;
-use std::io::BufWriter;
+use std::fs::{File, TryLockError};
+use std::io::{self, BufWriter};
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
@@ -145,10 +145,24 @@ fn with_delay<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, 
 }
 
 fn create_trace(path: &str) -> Result<Trace, StackError> {
-    let file = File::create(path).map_err(|error| {
-        let message = format!("trace: `{path}` cannot be written: {error}");
+    let refused = |what: String| {
+        let message = format!("trace: `{path}` {what}");
         StackError::Refused { field: "trace", message }
-    })?;
+    };
+    let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
+    let mut options = File::options();
+    // What is in it goes only when it is known that no other device is writing it.
+    let file = options.write(true).create(true).truncate(false).open(path).map_err(failed)?;
+    // A terminal or a pipe can take the lines of several devices.
+    if file.metadata().map_err(failed)?.is_file() {
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => {
+                refused("is being written by another device; wanted a file of its own".to_owned())
+            }
+            TryLockError::Error(error) => failed(error),
+        })?;
+        file.set_len(0).map_err(failed)?;
+    }
     Ok(Trace::new(Box::new(BufWriter::new(file))))
 }
 
@@ -310,6 +324,28 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(text.contains("R 8 + 8"), "{text}");
+    }
+
+    #[test]
+    fn a_trace_has_one_writer() {
+        // A second device with the same file truncated what the first had written.
+        let temp = crate::paths::TempDir::new().unwrap();
+        let path = temp.path().join("trace");
+        let spec = |name: &str| {
+            uri::parse(&format!("null:///{name}?size=1M&trace={}", path.display())).unwrap()
+        };
+        let first = open(&spec("a")).unwrap();
+        std::fs::write(&path, "what the first wrote").unwrap();
+        let error = refused(&spec("b").to_string());
+        assert!(error.ends_with("is being written by another device; wanted a file of its own"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "what the first wrote");
+        drop(first);
+        drop(open(&spec("b")).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        std::fs::remove_file(&path).unwrap();
+        for name in ["a", "b"] {
+            assert!(open(&uri::parse(&format!("null:///{name}?trace=/dev/null")).unwrap()).is_ok());
+        }
     }
 
     #[test]
