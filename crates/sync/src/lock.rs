@@ -10,4 +10,10 @@ pub trait Lock<T>: Send + Sync {
 
     /// Runs `f` on the value, alone. A panic in `f` unlocks, and leaves the value as it then is.
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
+
+    /// The same if nobody holds the lock now; else gives `f` back without waiting.
+    ///
+    /// # Errors
+    /// `f`, if the lock is held.
+    fn try_with<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F>;
 }

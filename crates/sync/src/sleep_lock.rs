@@ -12,7 +12,7 @@
 //! Before     one lock for the whole device.
 
 use std::fmt;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 
 #[cfg(loom)]
 use loom::sync::Mutex;
@@ -41,6 +41,16 @@ impl<T: Send, const RANK: u8> Lock<T> for SleepLock<T, RANK> {
         let _held = Held::note(RANK);
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    #[inline]
+    fn try_with<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F> {
+        let _held = Held::note(RANK);
+        match self.0.try_lock() {
+            Ok(mut value) => Ok(f(&mut value)),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(f(&mut poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => Err(f),
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -55,6 +65,18 @@ mod tests {
         }));
         assert!(panicked.is_err());
         assert_eq!(lock.with(|value| *value), 7);
+        assert_eq!(lock.try_with(|value| *value).ok(), Some(7));
+    }
+
+    #[test]
+    fn who_only_tries_does_not_wait() {
+        let lock = SleepLock::<u64, 1>::new(0);
+        lock.with(|_| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert!(lock.try_with(|value| *value += 1).is_err()));
+            });
+        });
+        assert_eq!(lock.with(|value| *value), 0);
     }
 }
 

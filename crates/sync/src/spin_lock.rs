@@ -77,6 +77,17 @@ impl<T: Send, const RANK: u8> Lock<T> for SpinLock<T, RANK> {
         // SAFETY: this thread holds the lock until `_unlock` is dropped.
         unsafe { self.value.with_mut(f) }
     }
+
+    #[inline]
+    fn try_with<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F> {
+        let _held = Held::note(RANK);
+        if !self.try_take() {
+            return Err(f);
+        }
+        let _unlock = Unlock(&self.held);
+        // SAFETY: this thread holds the lock until `_unlock` is dropped.
+        Ok(unsafe { self.value.with_mut(f) })
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -96,6 +107,18 @@ mod tests {
         }));
         assert!(panicked.is_err());
         assert_eq!(lock.with(|count| *count), 40_000);
+        assert_eq!(lock.try_with(|count| *count).ok(), Some(40_000));
+    }
+
+    #[test]
+    fn who_only_tries_does_not_wait() {
+        let lock = SpinLock::<u64, 1>::new(0);
+        lock.with(|_| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert!(lock.try_with(|count| *count += 1).is_err()));
+            });
+        });
+        assert_eq!(lock.with(|count| *count), 0);
     }
 }
 
@@ -113,6 +136,18 @@ mod model {
             lock.with(|count| *count += 1);
             thread.join().unwrap();
             assert_eq!(lock.with(|count| *count), 2);
+        });
+    }
+
+    #[test]
+    fn a_section_that_was_only_tried_excludes_too() {
+        loom::model(|| {
+            let lock = Arc::new(SpinLock::<u32, 1>::new(0));
+            let other = Arc::clone(&lock);
+            let thread = loom::thread::spawn(move || other.with(|count| *count += 1));
+            let mine = lock.try_with(|count| *count += 1).is_ok();
+            thread.join().unwrap();
+            assert_eq!(lock.with(|count| *count), 1 + u32::from(mine));
         });
     }
 }
