@@ -29,6 +29,6 @@ pub use config::{IrqMode, NullConfig};
 pub use device::Null;
 pub use error::NullError;
 pub use fault_attr::FaultAttr;
-pub use locked_zones::LockedZones;
+pub use locked_zones::{LockedZones, SleepingZone, SpinningZone};
 pub use queue::NullQueue;
 pub use zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};

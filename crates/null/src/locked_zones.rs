@@ -1,8 +1,8 @@
 //! Zones with a lock each: spinning without data, sleeping while data are copied.
 //!
-//! Conventional zones have nothing that changes and need no lock. Open and active zones are counted
-//! behind a lock of their own, which is never touched where no limit is set
-//! ([`blockyard_sync::zone_table`]).
+//! Conventional zones have nothing that changes and need no lock, and reads look only at the word
+//! that a zone shows. Open and active zones are counted behind a lock of their own, which is never
+//! touched where no limit is set ([`blockyard_sync::zone_table`]).
 
 use std::collections::TryReserveError;
 
@@ -12,27 +12,32 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
-use blockyard_sync::zone_resources::{Grant, Holding, ZoneCounts, ZoneLimits};
+use blockyard_sync::zone_resources::{
+    Accounts, AccountsLock, Grant, Holding, ZoneCounts, ZoneLimits,
+};
 use blockyard_sync::zone_table::{Attempt, Claim, Openable, ZoneTable};
 
 use crate::shape::zone_sectors;
 use crate::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
 
-type Spinning = ZoneTable<Zone, SpinLock<Zone, { ranks::ZONE }>>;
-type Sleeping = ZoneTable<Zone, SleepLock<Zone, { ranks::ZONE }>>;
+/// The lock of a zone without data.
+pub type SpinningZone = SpinLock<Zone, { ranks::ZONE }>;
+/// The lock of a zone whose data are copied under it.
+pub type SleepingZone = SleepLock<Zone, { ranks::ZONE }>;
 
-/// Zones with a lock each.
+/// Zones with a lock each: of the kind `S` without data, `D` with data; and one of the kind `R`
+/// for what is counted.
 #[derive(Debug)]
-pub struct LockedZones {
-    table: Table,
+pub struct LockedZones<S = SpinningZone, D = SleepingZone, R = AccountsLock> {
+    table: Table<S, D, R>,
     geometry: ZoneGeometry,
     sectors: u64,
 }
 
 #[derive(Debug)]
-enum Table {
-    Spinning(Spinning),
-    Sleeping(Sleeping),
+enum Table<S, D, R> {
+    Spinning(ZoneTable<Zone, S, R>),
+    Sleeping(ZoneTable<Zone, D, R>),
 }
 
 /// Calls a method of whichever table there is.
@@ -45,7 +50,7 @@ macro_rules! on_table {
     };
 }
 
-impl LockedZones {
+impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Accounts>> LockedZones<S, D, R> {
     /// Open and active zones now; `None` where no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         on_table!(self, table => table.counts())
@@ -87,9 +92,9 @@ fn refusal(grant: Grant) -> Status {
 
 /// Writes to a zone that is locked and has permitted it, which leads to `to`.
 #[inline]
-fn put<T: Transfer>(
+fn put<R: Lock<Accounts>, T: Transfer>(
     zone: &mut Zone,
-    claim: &mut Claim<'_>,
+    claim: &mut Claim<'_, R>,
     to: ZoneCond,
     at: Sector,
     sectors: u64,
@@ -111,8 +116,8 @@ fn put<T: Transfer>(
     Attempt::Done(if status.is_ok() { Ok(at) } else { Err(status) })
 }
 
-fn manage<L: Lock<Zone>, E: Erase>(
-    table: &ZoneTable<Zone, L>,
+fn manage<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
+    table: &ZoneTable<Zone, L, R>,
     number: ZoneNo,
     op: ZoneOp,
     erase: &mut E,
@@ -128,6 +133,7 @@ fn manage<L: Lock<Zone>, E: Erase>(
             limit => return Attempt::Done(Err(refusal(limit))),
         }
         if step.to == ZoneCond::Empty && zone.wp() > zone.start() {
+            claim.show(zone.start().0);
             erase.erase(zone.start(), zone.end() - zone.start());
         }
         zone.enter(step.to);
@@ -136,8 +142,8 @@ fn manage<L: Lock<Zone>, E: Erase>(
     })
 }
 
-fn break_zone<L: Lock<Zone>, E: Erase>(
-    table: &ZoneTable<Zone, L>,
+fn break_zone<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
+    table: &ZoneTable<Zone, L, R>,
     number: ZoneNo,
     cond: ZoneCond,
     erase: &mut E,
@@ -145,6 +151,7 @@ fn break_zone<L: Lock<Zone>, E: Erase>(
     table.change(number.0, |zone, claim| {
         debug_assert!(zone.cond() != ZoneCond::NotWp, "conventional zones do not break");
         if zone.cond() == cond {
+            claim.show(zone.start().0);
             erase.erase(zone.start(), zone.end() - zone.start());
             zone.enter(ZoneCond::Empty);
         } else {
@@ -155,8 +162,13 @@ fn break_zone<L: Lock<Zone>, E: Erase>(
     });
 }
 
-impl ZoneSet for LockedZones {
-    fn new(layout: ZoneLayout) -> Result<LockedZones, TryReserveError> {
+impl<S, D, R> ZoneSet for LockedZones<S, D, R>
+where
+    S: Lock<Zone> + 'static,
+    D: Lock<Zone> + 'static,
+    R: Lock<Accounts> + 'static,
+{
+    fn new(layout: ZoneLayout) -> Result<Self, TryReserveError> {
         let ZoneLayout { zones: geometry, sectors, full, data } = layout;
         let zone = |number: u32| {
             let start = geometry.start_of(ZoneNo(number));
@@ -192,7 +204,7 @@ impl ZoneSet for LockedZones {
             let start = self.geometry.start_of(number);
             return write_anywhere(start, self.conventional_end(number), at, sectors, transfer);
         }
-        let write = |zone: &mut Zone, claim: &mut Claim<'_>| match zone.step_write(at, sectors) {
+        let write = |zone: &mut Zone, claim: &mut Claim<'_, R>| match zone.step_write(at, sectors) {
             Ok(to) => put(zone, claim, to, at, sectors, transfer),
             Err(status) => Attempt::Done(Err(status)),
         };
@@ -206,7 +218,7 @@ impl ZoneSet for LockedZones {
         sectors: u64,
         transfer: &mut T,
     ) -> Result<Sector, Status> {
-        let append = |zone: &mut Zone, claim: &mut Claim<'_>| match zone.step_append(sectors) {
+        let append = |zone: &mut Zone, claim: &mut Claim<'_, R>| match zone.step_append(sectors) {
             Ok(to) => put(zone, claim, to, zone.wp(), sectors, transfer),
             Err(status) => Attempt::Done(Err(status)),
         };
@@ -230,7 +242,10 @@ impl ZoneSet for LockedZones {
         if self.geometry.is_conventional(number) {
             return Ok(self.conventional_end(number));
         }
-        on_table!(self, table => table.look(number.0, Zone::readable_end))
+        match on_table!(self, table => table.word(number.0)) {
+            Zone::UNREADABLE => Err(Status::IoErr),
+            end => Ok(Sector(end)),
+        }
     }
 
     fn info(&self, number: ZoneNo) -> ZoneInfo {

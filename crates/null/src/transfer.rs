@@ -148,7 +148,8 @@ impl<Z: ZoneSet> Shared<Z> {
             read_segments(data, started, end, readable_end);
             let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
             // The data are copied without the zone's lock: what a reset has taken away meanwhile
-            // was zeros, perhaps, on its way to 0xFF. The end only falls here, so this ends.
+            // was zeros, perhaps, on its way to 0xFF. A reset lowers the end before it erases, so
+            // it shows here. The end only falls, so this ends.
             match zones.readable_end(zone) {
                 Ok(now) if now < readable_end.min(end) => readable_end = now,
                 Ok(_) => return status,

@@ -83,6 +83,9 @@ pub trait ZoneSet: Send + Sync + 'static {
 
     /// How far the zone holds data; above, it reads as 0xFF.
     ///
+    /// A read copies data below that end and then asks again: whoever takes data away lowers the
+    /// end before, or keeps who asks waiting until they are gone.
+    ///
     /// # Errors
     /// `IOERR` if it is offline.
     fn readable_end(&self, zone: ZoneNo) -> Result<Sector, Status>;

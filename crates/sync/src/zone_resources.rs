@@ -23,11 +23,12 @@ use std::collections::TryReserveError;
 use crate::lock::Lock;
 use crate::rank::ranks;
 
-/// The lock inside; a model has enough to do with the zones' own.
+/// The lock around the accounts; a model has enough to do with the zones' own.
 #[cfg(loom)]
-type Inner<T> = crate::sleep_lock::SleepLock<T, { ranks::RESOURCES }>;
+pub type AccountsLock = crate::sleep_lock::SleepLock<Accounts, { ranks::RESOURCES }>;
+/// The lock around the accounts.
 #[cfg(not(loom))]
-type Inner<T> = crate::spin_lock::SpinLock<T, { ranks::RESOURCES }>;
+pub type AccountsLock = crate::spin_lock::SpinLock<Accounts, { ranks::RESOURCES }>;
 
 /// What a zone holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,9 @@ struct Link {
     newer: u32,
 }
 
+/// What is counted, and the order of opening: what the lock of [`ZoneResources`] is around.
 #[derive(Debug)]
-struct Accounts {
+pub struct Accounts {
     counts: ZoneCounts,
     oldest: u32,
     newest: u32,
@@ -106,19 +108,19 @@ struct Accounts {
     links: Box<[Link]>,
 }
 
-/// The accounts of a device's zones.
+/// The accounts of a device's zones, behind a lock of the kind `R`.
 #[derive(Debug)]
-pub struct ZoneResources {
+pub struct ZoneResources<R = AccountsLock> {
     limits: ZoneLimits,
-    accounts: Inner<Accounts>,
+    accounts: R,
 }
 
-impl ZoneResources {
+impl<R: Lock<Accounts>> ZoneResources<R> {
     /// Accounts of `zones` zones that hold nothing; none where no limit is set.
     ///
     /// # Errors
     /// If there is no memory for them.
-    pub fn new(zones: usize, limits: ZoneLimits) -> Result<Option<ZoneResources>, TryReserveError> {
+    pub fn new(zones: usize, limits: ZoneLimits) -> Result<Option<Self>, TryReserveError> {
         if limits == ZoneLimits::default() {
             return Ok(None);
         }
@@ -129,7 +131,7 @@ impl ZoneResources {
         let links = links.into_boxed_slice();
         let accounts =
             Accounts { counts: ZoneCounts::default(), oldest: NONE, newest: NONE, links };
-        Ok(Some(ZoneResources { limits, accounts: Inner::new(accounts) }))
+        Ok(Some(ZoneResources { limits, accounts: R::new(accounts) }))
     }
 
     /// Takes what `zone` needs to hold `to` instead of `from`, or nothing. A token in transit is
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn the_oldest_gives_way_and_its_token_is_in_transit() {
         let limits = ZoneLimits { open_max: 2, active_max: 3 };
-        let resources = ZoneResources::new(4, limits).unwrap().unwrap();
+        let resources = ZoneResources::<AccountsLock>::new(4, limits).unwrap().unwrap();
         let mut none = false;
         assert_eq!(resources.take(0, Nothing, Implicit, &mut none), Grant::Yes);
         assert_eq!(resources.take(1, Nothing, Implicit, &mut none), Grant::Yes);
@@ -275,8 +277,8 @@ mod tests {
 
     #[test]
     fn the_list_keeps_the_order_of_opening() {
-        let resources =
-            ZoneResources::new(8, ZoneLimits { open_max: 8, active_max: 0 }).unwrap().unwrap();
+        let limits = ZoneLimits { open_max: 8, active_max: 0 };
+        let resources = ZoneResources::<AccountsLock>::new(8, limits).unwrap().unwrap();
         let mut none = false;
         for zone in [5, 2, 7, 0] {
             assert_eq!(resources.take(zone, Nothing, Implicit, &mut none), Grant::Yes);

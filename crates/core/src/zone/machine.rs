@@ -138,6 +138,9 @@ pub struct Zone {
 }
 
 impl Zone {
+    /// The word ([`Openable::word`]) of a zone that nothing can be read from.
+    pub const UNREADABLE: u64 = u64::MAX;
+
     /// A conventional zone.
     pub fn conventional(start: Sector, sectors: u64) -> Zone {
         let end = start + sectors;
@@ -315,6 +318,12 @@ impl Openable for Zone {
     fn close_implicitly(&mut self) {
         let step = self.step(ZoneOp::Close).expect("implicitly open zones can be closed");
         self.enter(step.to);
+    }
+
+    /// How far data can be read, [`Zone::UNREADABLE`] for not at all.
+    #[inline]
+    fn word(&self) -> u64 {
+        self.readable_end().map_or(Zone::UNREADABLE, |end| end.0)
     }
 }
 
