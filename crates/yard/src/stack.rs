@@ -14,7 +14,7 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Device, Disk};
-use blockyard_null::{IrqMode, Null, NullConfig, NullError};
+use blockyard_null::{IrqMode, LockedZones, Null, NullConfig, NullError, ZoneSet};
 
 use crate::param::Form;
 use crate::spec::DeviceSpec;
@@ -102,9 +102,17 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
 /// # Errors
 /// If its parameters do not go together, or the system refuses what they ask for.
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
+    open_with_zones::<LockedZones>(spec)
+}
+
+/// Makes the device with its zones guarded by `Z`, to compare ways of guarding them.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
     match spec.kind().name {
         "null" => {
-            let null = null(spec)?;
+            let null = null::<Z>(spec)?;
             let notes = notes(spec, &null);
             Ok(Made { disk: with_delay(spec, null)?, notes })
         }
@@ -117,16 +125,16 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    let null = null(spec)?;
+    let null = null::<LockedZones>(spec)?;
     Ok(notes(spec, &null))
 }
 
-fn null(spec: &DeviceSpec) -> Result<Arc<Null>, StackError> {
-    let made = null_config(spec).and_then(|config| Ok(Null::open(config)?));
-    made.map_err(|error| as_given(spec, error))
+fn null<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Arc<Null<Z>>, StackError> {
+    let made = null_config(spec).and_then(|config| Ok(Null::open_with(config)?));
+    made.map(Arc::new).map_err(|error| as_given(spec, error))
 }
 
-fn notes(spec: &DeviceSpec, null: &Null) -> Vec<String> {
+fn notes<Z: ZoneSet>(spec: &DeviceSpec, null: &Null<Z>) -> Vec<String> {
     null.notes().iter().cloned().chain(idle(spec)).collect()
 }
 
