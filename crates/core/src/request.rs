@@ -374,10 +374,10 @@ impl Batch {
         self.requests.is_empty()
     }
 
-    /// The next request, without taking it.
+    /// A request that is left, without taking it: 0 is the next one.
     #[inline]
-    pub fn peek(&self) -> Option<&Started> {
-        self.requests.get(0)
+    pub fn get(&self, index: usize) -> Option<&Started> {
+        self.requests.get(index)
     }
 
     /// Takes the next request; whoever takes it owes its completion.

@@ -118,7 +118,7 @@ impl WriteCache {
                 // SAFETY: the part of the destination lies in it.
                 unsafe {
                     let into = into.add((next - at) as usize);
-                    storage.read(next, into, len as usize);
+                    storage.read(next, into, len as usize, None);
                     part.read_newer(next, into, len);
                 }
             });

@@ -30,9 +30,16 @@ impl Data {
         Ok(Data { storage: Storage::new(len_bytes)?, cache })
     }
 
-    /// Reads into a segment of a request; from `readable_end` on there is nothing but 0xFF.
+    /// Reads into a segment of a request; from `readable_end` on there is nothing but 0xFF. What
+    /// lies at `soon` is going to be read after it.
     #[inline]
-    pub(crate) fn read(&self, at: Sector, segment: &Segment, readable_end: Sector) {
+    pub(crate) fn read(
+        &self,
+        at: Sector,
+        segment: &Segment,
+        readable_end: Sector,
+        soon: Option<Sector>,
+    ) {
         let readable = (readable_end.0.saturating_sub(at.0) << SECTOR_SHIFT) as usize;
         let len = segment.len_bytes.min(readable);
         let into = segment.data.as_ptr();
@@ -40,19 +47,13 @@ impl Data {
         // holds the started request; `len` is at most that.
         unsafe {
             match &self.cache {
-                None => self.storage.read(at.bytes(), into, len),
+                None => self.storage.read(at.bytes(), into, len, soon.map(Sector::bytes)),
                 Some(cache) => cache.read(&self.storage, at.bytes(), into, len),
             }
             if len < segment.len_bytes {
                 into.add(len).write_bytes(ABOVE_WP, segment.len_bytes - len);
             }
         }
-    }
-
-    /// Tells the processor that a range is going to be read.
-    #[inline]
-    pub(crate) fn expect(&self, at: Sector, sectors: u64) {
-        self.storage.expect(at.bytes(), sectors << SECTOR_SHIFT);
     }
 
     /// Writes the first `len_bytes` of a segment of a request; with `through`, past the cache.

@@ -13,6 +13,7 @@
 mod bad_blocks;
 mod cache;
 mod config;
+mod copy;
 mod data;
 mod device;
 mod error;

@@ -15,7 +15,7 @@ use crate::config::IrqMode;
 use crate::device::Shared;
 use crate::faults::{Armed, Strike};
 use crate::locked_zones::LockedZones;
-use crate::transfer::Outcome;
+use crate::transfer::{Outcome, reads_at};
 use crate::zone_set::ZoneSet;
 
 /// After how many nanoseconds a queue asks again for a tag that other channels hold.
@@ -166,7 +166,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
             }
         }
         let faults = armed.badblocks.then_some(&self.shared.faults);
-        let outcome = self.shared.carry_out(&started, faults);
+        let outcome = self.shared.carry_out(&started, faults, None);
         if outcome == Outcome::BreakUp {
             if let Some(bandwidth) = bandwidth {
                 bandwidth.give_back(bytes);
@@ -215,11 +215,11 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         if !self.short || armed.any() {
             return self.start_carefully(now, armed, batch, done);
         }
+        let has_data = self.shared.has_data();
         while let Some(started) = batch.next() {
-            if let Some(next) = batch.peek() {
-                self.shared.expect(next);
-            }
-            match self.shared.carry_out(&started, None) {
+            // The one after the next: memory takes longer to answer than one copy takes.
+            let soon = if has_data { reads_at(batch.get(1)) } else { None };
+            match self.shared.carry_out(&started, None, soon) {
                 Outcome::Done(status) => done.complete(started, status),
                 Outcome::Landed(at) => done.complete_append(started, at),
                 Outcome::BreakUp => return batch.break_up(started),

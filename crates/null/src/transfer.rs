@@ -68,7 +68,13 @@ fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Statu
 
 /// Reads what lies before `end` into the segments of a request.
 #[inline]
-fn read_segments(data: &Data, started: &Started, end: Sector, readable_end: Sector) {
+fn read_segments(
+    data: &Data,
+    started: &Started,
+    end: Sector,
+    readable_end: Sector,
+    mut soon: Option<Sector>,
+) {
     let mut at = started.sector();
     for mut segment in started.segments() {
         if at >= end {
@@ -76,9 +82,15 @@ fn read_segments(data: &Data, started: &Started, end: Sector, readable_end: Sect
         }
         let segment_sectors = Sector::containing(segment.len_bytes as u64).0;
         segment.len_bytes = segment.len_bytes.min(Sector(end - at).bytes() as usize);
-        data.read(at, &segment, readable_end);
+        data.read(at, &segment, readable_end, soon.take());
         at += segment_sectors;
     }
+}
+
+/// Where a request is going to read, if that is what it does.
+#[inline]
+pub(crate) fn reads_at(started: Option<&Started>) -> Option<Sector> {
+    started.filter(|started| started.op() == Op::Read).map(Started::sector)
 }
 
 /// Frees the memory of zones that become empty.
@@ -93,21 +105,23 @@ impl Erase for Eraser<'_> {
 }
 
 impl<Z: ZoneSet> Shared<Z> {
-    /// Tells the processor that a request comes next.
+    /// Whether it keeps what is written.
     #[inline]
-    pub(crate) fn expect(&self, next: &Started) {
-        if let Some(data) = &self.data
-            && next.op() == Op::Read
-        {
-            data.expect(next.sector(), next.sectors());
-        }
+    pub(crate) fn has_data(&self) -> bool {
+        self.data.is_some()
     }
 
-    /// Carries a request out. `faults` is set while bad blocks are armed.
+    /// Carries a request out. `faults` is set while bad blocks are armed; what lies at `soon` is
+    /// going to be read by a request to come.
     #[inline]
-    pub(crate) fn carry_out(&self, started: &Started, faults: Option<&Faults>) -> Outcome {
+    pub(crate) fn carry_out(
+        &self,
+        started: &Started,
+        faults: Option<&Faults>,
+        soon: Option<Sector>,
+    ) -> Outcome {
         let outcome = match started.op() {
-            Op::Read => Outcome::Done(self.read(started, faults)),
+            Op::Read => Outcome::Done(self.read(started, faults, soon)),
             Op::Write => Outcome::Done(self.write(started, faults)),
             Op::ZoneAppend => self.append(started, faults),
             _ => Outcome::Done(self.carry_out_rare(started, faults)),
@@ -128,7 +142,7 @@ impl<Z: ZoneSet> Shared<Z> {
     }
 
     #[inline]
-    fn read(&self, started: &Started, faults: Option<&Faults>) -> Status {
+    fn read(&self, started: &Started, faults: Option<&Faults>, mut soon: Option<Sector>) -> Status {
         let mut readable_end = Sector::NONE;
         let zone = self.zone_of(started);
         if let Some(zones) = &self.zones {
@@ -145,7 +159,7 @@ impl<Z: ZoneSet> Shared<Z> {
         let Some(data) = &self.data else { return status };
         let end = started.sector() + sectors;
         loop {
-            read_segments(data, started, end, readable_end);
+            read_segments(data, started, end, readable_end, soon.take());
             let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
             // The data are copied without the zone's lock: what a reset has taken away meanwhile
             // was zeros, perhaps, on its way to 0xFF. A reset lowers the end before it erases, so
