@@ -5,6 +5,7 @@
 //! each of which measures one variant under one workload. [`registry`] lists the experiments; what
 //! they share (rounds, statistics, results, reports) is here once.
 
+pub mod baseline;
 pub mod error;
 pub mod experiment;
 pub mod experiments;

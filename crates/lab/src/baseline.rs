@@ -1,0 +1,119 @@
+//! The coarse locks that the product replaces: what was there before, as a device of its own.
+//!
+//! A baseline is made from the same parameters as the product's device and goes through the same
+//! stack; only the guarding differs. It is the "before" of a measurement and, being plainly
+//! correct, the oracle that the product must agree with. No product code names one.
+
+pub mod one_lock;
+
+use std::sync::Arc;
+
+use blockyard_core::Disk;
+use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::stack::{self, Made, StackError};
+
+use one_lock::OneLock;
+
+/// A baseline.
+#[derive(Clone, Copy, Debug)]
+struct Baseline {
+    name: &'static str,
+    /// The kind of device that it is a baseline of.
+    kind: &'static str,
+    /// The switch that a device must have for it to differ from the product.
+    needs: &'static str,
+    open: fn(&DeviceSpec) -> Result<Made, StackError>,
+}
+
+/// Every baseline.
+const BASELINES: [Baseline; 1] = [Baseline {
+    name: one_lock::NAME,
+    kind: "null",
+    needs: "zoned",
+    open: stack::open_with_zones::<OneLock>,
+}];
+
+/// Why a baseline could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BaselineError {
+    /// There is none of this name.
+    #[error("before: there is no baseline `{name}`; wanted {known}")]
+    Unknown {
+        /// What was given.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The device has nothing that the baseline guards.
+    #[error("before: `{name}` differs for {kind} devices with {needs}=1 only, and this is none")]
+    NoEffect {
+        /// The baseline.
+        name: &'static str,
+        /// The kind of device that it is for.
+        kind: &'static str,
+        /// The switch that the device lacks.
+        needs: &'static str,
+    },
+    /// The device's parameters will not do.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+}
+
+/// The names of all baselines.
+pub fn names() -> Vec<&'static str> {
+    BASELINES.iter().map(|baseline| baseline.name).collect()
+}
+
+/// Makes a device as the specification says, with a baseline in place of the product's guarding.
+///
+/// # Errors
+/// If there is no such baseline, it makes no difference to this device, or the device's parameters
+/// will not do.
+pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineError> {
+    let Some(baseline) = BASELINES.iter().find(|baseline| baseline.name == name) else {
+        let known = names().iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        return Err(BaselineError::Unknown { name: name.to_owned(), known });
+    };
+    let Baseline { name, kind, needs, open } = *baseline;
+    if spec.kind().name != kind || !spec.switch(needs) {
+        return Err(BaselineError::NoEffect { name, kind, needs });
+    }
+    Ok(open(spec)?.disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockyard_yard::uri;
+
+    #[test]
+    fn a_baseline_is_a_device_of_the_same_shape() {
+        let uri = "null:///d?size=1G&zoned=1&zone_size=16M&zone_max_open=4";
+        let spec = uri::parse(uri).unwrap();
+        let product = stack::open(&spec).unwrap().disk;
+        for name in names() {
+            let disk = open(name, &spec).unwrap();
+            assert_eq!(disk.name(), "d");
+            assert_eq!(disk.geometry(), product.geometry());
+            assert_eq!(disk.limits(), product.limits());
+        }
+    }
+
+    #[test]
+    fn what_will_not_do_is_named() {
+        let refused = |name: &str, uri: &str| match open(name, &uri::parse(uri).unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{name} was made of {uri}"),
+        };
+        let zoned = "null:///d?zoned=1";
+        assert_eq!(
+            refused("no-lock", zoned),
+            "before: there is no baseline `no-lock`; wanted `one-lock`"
+        );
+        let plain = refused("one-lock", "null:///d");
+        assert!(plain.contains("with zoned=1 only"), "{plain}");
+        let bad = refused("one-lock", "null:///d?zoned=1&zone_size=3M");
+        assert!(bad.starts_with("zone_size: `3M` will not do"), "{bad}");
+    }
+}

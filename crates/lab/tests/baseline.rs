@@ -1,0 +1,157 @@
+//! The baselines keep the contract of every device, and agree with the product on the same bios.
+
+use std::sync::Arc;
+
+use blockyard_core::bio::Bio;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::inject::Injection;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Composed, Disk};
+use blockyard_lab::baseline::one_lock::OneLock;
+use blockyard_null::{LockedZones, Null, NullConfig, ZoneSet};
+use blockyard_sim::contract::{self, Rig, Subject};
+use blockyard_sim::seed::Seed;
+use blockyard_sim::workload::{Mix, Workload};
+
+/// 12 zones of 256 KiB, two of them conventional, and a last one that is short by half.
+fn zones() -> NullConfig {
+    NullConfig {
+        size: (3 << 20) - (128 << 10),
+        bs: 512,
+        max_sectors: 128,
+        zoned: true,
+        zone_size: 256 << 10,
+        zone_nr_conv: 2,
+        zone_append_max_sectors: 64,
+        ..NullConfig::default()
+    }
+}
+
+/// Limits low enough to be met.
+fn limits() -> NullConfig {
+    NullConfig { zone_max_open: 3, zone_max_active: 5, ..zones() }
+}
+
+fn with_data(config: NullConfig) -> NullConfig {
+    NullConfig { memory_backed: true, ..config }
+}
+
+fn keeps_the_contract(name: &str, config: NullConfig) {
+    let keeps_data = config.memory_backed;
+    contract::run(&Subject::plain(name, keeps_data, move || {
+        Null::<OneLock>::open_with(config.clone()).expect("the configuration fits")
+    }));
+}
+
+#[test]
+fn one_lock_keeps_the_contract_without_data() {
+    keeps_the_contract("one lock", zones());
+}
+
+#[test]
+fn one_lock_keeps_the_contract_with_data_and_limits() {
+    keeps_the_contract("one lock, data, limits", with_data(limits()));
+}
+
+fn disk<Z: ZoneSet>(config: &NullConfig) -> Arc<dyn Disk> {
+    let null = Null::<Z>::open_with(config.clone()).expect("the configuration fits");
+    let name = "pair".to_owned();
+    let channels = ChannelConfig::default();
+    Arc::new(Composed::new(name, "null", null, channels, NoneScheduler::new))
+}
+
+/// A wild bio goes to three: the product, the baseline, and the model that wild bios come from.
+struct Pair {
+    product: Rig,
+    baseline: Rig,
+    workload: Workload,
+}
+
+impl Pair {
+    fn new(config: &NullConfig, seed: Seed, stream: u64) -> Pair {
+        let mix = Mix { hot_zones: 4, ..Mix::wild() };
+        Pair {
+            product: Rig::new(disk::<LockedZones>(config), config.memory_backed),
+            baseline: Rig::new(disk::<OneLock>(config), config.memory_backed),
+            workload: Workload::new(seed, stream, mix),
+        }
+    }
+
+    /// One bio with the same data on both; status, sector and what a read found must be the same.
+    fn step(&mut self, count: u64) {
+        let bio = self.workload.next(&self.product.model).with_user_data(count);
+        let mut data = vec![0; self.product.region.len_bytes().min(bytes(&bio))];
+        self.workload.fill(&mut data);
+        let mut ends = [(); 2].map(|()| (data.clone(), None));
+        for (rig, (data, end)) in [&mut self.product, &mut self.baseline].into_iter().zip(&mut ends)
+        {
+            rig.region.write(0, data);
+            let buf = rig.buf(0);
+            *end = Some(rig.run(bio.with_buf(buf)));
+            rig.region.read(0, data);
+        }
+        let [product, baseline] = ends;
+        assert_eq!(product.1, baseline.1, "end of {bio:?}");
+        assert!(product.0 == baseline.0, "data after {bio:?}");
+        self.product.model.apply(&bio, &mut data);
+    }
+
+    /// Makes a zone read-only or offline, or good again, on all three.
+    fn break_zone(&mut self) {
+        let zones = self.product.report();
+        let zone = zones[self.workload.below(zones.len() as u64) as usize];
+        let offline = self.workload.below(2) == 0;
+        let name = if offline { "zone_offline" } else { "zone_readonly" };
+        let inject = |rig: &Rig| {
+            let (name, value) = (name.to_owned(), zone.start.0.to_string());
+            rig.disk.inject(&Injection::Device { name, value })
+        };
+        assert_eq!(inject(&self.product), inject(&self.baseline));
+        let cond = if offline {
+            blockyard_core::zone::ZoneCond::Offline
+        } else {
+            blockyard_core::zone::ZoneCond::ReadOnly
+        };
+        let geometry = self.product.disk.geometry().zones.clone().expect("it has zones");
+        self.product.model.toggle(geometry.zone_of(zone.start), cond);
+    }
+}
+
+fn bytes(bio: &Bio) -> usize {
+    let bytes = bio.sectors.saturating_mul(512);
+    if bio.op.has_data() { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
+}
+
+fn agree(name: &str, config: &NullConfig, stream: u64) {
+    let seed = Seed::from_env();
+    let _watch = seed.watch(name);
+    let mut pair = Pair::new(config, seed, stream);
+    for count in 0..4000 {
+        pair.step(count);
+        if count % 64 == 0 {
+            pair.break_zone();
+        }
+        if count % 16 == 0 {
+            assert_eq!(pair.product.report(), pair.baseline.report());
+        }
+    }
+    assert_eq!(pair.product.report(), pair.baseline.report());
+}
+
+#[test]
+fn product_and_one_lock_agree_without_data() {
+    agree("zones", &zones(), 1);
+    agree("limits", &limits(), 2);
+}
+
+#[test]
+fn product_and_one_lock_agree_with_data() {
+    agree("zones with data", &with_data(zones()), 3);
+    agree("limits with data", &with_data(limits()), 4);
+    agree(
+        "a small capacity",
+        &with_data(NullConfig { zone_capacity: 192 << 10, size: 3 << 20, ..limits() }),
+        5,
+    );
+    agree("full at first", &with_data(NullConfig { zone_full: true, ..limits() }), 6);
+}
