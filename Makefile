@@ -7,7 +7,10 @@ SECONDS ?= 60
 # Version of gungraun's runner: that of the library in Cargo.lock.
 GUNGRAUN ?= 0.20.0
 
-.PHONY: help deps build-deps build run test format lint unit loom gate bench fuzz-smoke
+# Where fio's source is, for `make fio`; without it Debian's own is fetched.
+FIO_SRC ?=
+
+.PHONY: help deps build-deps build run fio test format lint unit loom gate bench fuzz-smoke
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -23,6 +26,11 @@ build: build-deps ## the program, as it is released
 
 run: build ## build the program and serve the default yard until Ctrl-C
 	./target/release/blockyard serve
+
+fio: build-deps ## the engine for stock fio, and a line to paste that uses it
+	@engine=$$(FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/fio release) && \
+	echo "fio --name=t --ioengine=external:$$engine --thread --dev='null:///n0?size=10G'" \
+		"--rw=randread --bs=4k --time_based --runtime=5 --gtod_reduce=1"
 
 test: format lint unit loom ## everything: formatting, lints, unit, contract, tidy, interop, loom
 

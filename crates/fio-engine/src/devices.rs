@@ -1,0 +1,254 @@
+//! The devices of this process: jobs that name the same one share it.
+#![allow(clippy::disallowed_types)] // Jobs ask for their devices at setup: control plane.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blockyard_core::Disk;
+use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::stack;
+
+use crate::baseline::baseline;
+use crate::error::EngineError;
+use crate::{scheduler, source};
+
+/// What a job says of one of its files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// `dev=`.
+    pub dev: Option<&'a str>,
+    /// `before=`.
+    pub before: Option<&'a str>,
+    /// `ioscheduler=`.
+    pub scheduler: Option<&'a str>,
+    /// The file's name.
+    pub file: Option<&'a str>,
+    /// Whether fio keeps write pointers of its own (`zonemode=zbd`).
+    pub zbd: bool,
+}
+
+/// A device that was entered.
+struct Entered {
+    spec: DeviceSpec,
+    before: Option<String>,
+    disk: Arc<dyn Disk>,
+    /// The files that it is.
+    files: Vec<String>,
+    /// The file that it is for jobs with `zonemode=zbd`.
+    zbd_file: Option<String>,
+}
+
+impl Entered {
+    fn shown(&self) -> String {
+        shown(&self.spec, self.before.as_deref())
+    }
+}
+
+fn shown(spec: &DeviceSpec, before: Option<&str>) -> String {
+    before.map_or_else(|| spec.to_string(), |before| format!("{spec} before={before}"))
+}
+
+/// A table of devices by name.
+#[derive(Default)]
+pub struct Devices(Mutex<Vec<Entered>>);
+
+/// The devices of this process.
+static DEVICES: Devices = Devices(Mutex::new(Vec::new()));
+
+impl Devices {
+    /// The table of this process.
+    pub fn of_process() -> &'static Devices {
+        &DEVICES
+    }
+
+    /// The device that is wanted: the one that another job entered, or a new one. `say` is told
+    /// what the user should know.
+    ///
+    /// # Errors
+    /// If what is wanted is no device, or does not agree with what other jobs wanted.
+    pub fn enter(
+        &self,
+        wanted: &Wanted<'_>,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Arc<dyn Disk>, EngineError> {
+        let mut spec = source::spec(wanted.dev.unwrap_or(""), wanted.file)?;
+        let warning = wanted.scheduler.map(|name| scheduler::apply(name, &mut spec)).transpose()?;
+        // A panic of another holder leaves the table whole: an entry is pushed as its last step.
+        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        check_file(&devices, &spec, wanted)?;
+        let at = match devices.iter().position(|entered| entered.spec.name() == spec.name()) {
+            Some(at) => at,
+            None => {
+                devices.push(make(spec.clone(), wanted.before, say)?);
+                if let Some(line) = warning.flatten() {
+                    say(&line);
+                }
+                devices.len() - 1
+            }
+        };
+        let entered = &mut devices[at];
+        if !same(&entered.spec, &spec) || entered.before.as_deref() != wanted.before {
+            return Err(EngineError::Other {
+                name: spec.name().to_owned(),
+                here: entered.shown(),
+                wanted: shown(&spec, wanted.before),
+            });
+        }
+        if let Some(file) = wanted.file {
+            bind(entered, file, wanted.zbd)?;
+        }
+        Ok(Arc::clone(&entered.disk))
+    }
+
+    /// Forgets every device. One that no job holds goes now, and its trace is written out.
+    pub fn clear(&self) {
+        let devices = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(devices);
+    }
+}
+
+/// One filename is one device.
+fn check_file(
+    devices: &[Entered],
+    spec: &DeviceSpec,
+    wanted: &Wanted<'_>,
+) -> Result<(), EngineError> {
+    let Some(file) = wanted.file else { return Ok(()) };
+    let other = devices.iter().find(|entered| {
+        entered.spec.name() != spec.name() && entered.files.iter().any(|name| name == file)
+    });
+    match other {
+        None => Ok(()),
+        Some(other) => Err(EngineError::File {
+            file: file.to_owned(),
+            here: other.shown(),
+            wanted: shown(spec, wanted.before),
+        }),
+    }
+}
+
+fn make(
+    spec: DeviceSpec,
+    before: Option<&str>,
+    say: &mut dyn FnMut(&str),
+) -> Result<Entered, EngineError> {
+    let disk = match before {
+        Some(before) => baseline(before, &spec)?,
+        None => {
+            let made = stack::open(&spec)?;
+            for note in &made.notes {
+                say(&format!("{}: {note}", spec.name()));
+            }
+            made.disk
+        }
+    };
+    let before = before.map(str::to_owned);
+    Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None })
+}
+
+/// Whether two specs ask for the same, defaults included.
+fn same(a: &DeviceSpec, b: &DeviceSpec) -> bool {
+    let value = |spec: &DeviceSpec, name: &str| {
+        spec.given().find(|(param, _)| param.name == name).map(|(_, value)| value.clone())
+    };
+    a.kind().name == b.kind().name
+        && a.kind().params().all(|param| {
+            let (a, b) = (value(a, param.name), value(b, param.name));
+            a == b
+                || a.unwrap_or_else(|| param.default_value())
+                    == b.unwrap_or_else(|| param.default_value())
+        })
+}
+
+/// Notes that the device is this file.
+fn bind(entered: &mut Entered, file: &str, zbd: bool) -> Result<(), EngineError> {
+    if zbd && entered.disk.geometry().zones.is_some() {
+        match &entered.zbd_file {
+            Some(here) if here != file => {
+                return Err(EngineError::TwoFiles {
+                    name: entered.spec.name().to_owned(),
+                    here: here.clone(),
+                    file: file.to_owned(),
+                });
+            }
+            _ => entered.zbd_file = Some(file.to_owned()),
+        }
+    }
+    if !entered.files.iter().any(|name| name == file) {
+        entered.files.push(file.to_owned());
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted<'a>(dev: &'a str, file: &'a str) -> Wanted<'a> {
+        Wanted { dev: Some(dev), file: Some(file), ..Wanted::default() }
+    }
+
+    fn refused(devices: &Devices, wanted: &Wanted<'_>) -> String {
+        match devices.enter(wanted, &mut |_| {}) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{wanted:?} was entered"),
+        }
+    }
+
+    #[test]
+    fn jobs_that_name_the_same_device_share_it() {
+        let devices = Devices::default();
+        let mut lines = Vec::new();
+        let mut say = |line: &str| lines.push(line.to_owned());
+        let a = devices.enter(&wanted("null:///n?size=1M", "f"), &mut say).unwrap();
+        let spelled = wanted("null:///n?size=1024k&zoned=0", "g");
+        let b = devices.enter(&spelled, &mut say).unwrap();
+        let none = Wanted { scheduler: Some("none"), ..spelled };
+        let c = devices.enter(&none, &mut say).unwrap();
+        assert!(Arc::ptr_eq(&a, &b) && Arc::ptr_eq(&b, &c));
+        assert_eq!(lines, Vec::<String>::new());
+        devices.clear();
+        drop((b, c));
+        assert_eq!(Arc::strong_count(&a), 1);
+    }
+
+    #[test]
+    fn one_name_is_one_device_and_one_file_too() {
+        let devices = Devices::default();
+        devices.enter(&wanted("null:///n?size=1M", "f"), &mut |_| {}).unwrap();
+        let error = refused(&devices, &wanted("null:///n?size=2M", "g"));
+        assert!(error.starts_with("dev: `n` is `null:///n?size=1M`"), "{error}");
+        let error = refused(&devices, &wanted("null:///m?size=1M", "f"));
+        assert!(error.starts_with("dev: filename `f` is device `null:///n?size=1M`"), "{error}");
+        let before = Wanted { before: Some("nope"), ..wanted("null:///o", "o") };
+        assert!(refused(&devices, &before).starts_with("before: `nope`"));
+    }
+
+    #[test]
+    fn with_zonemode_zbd_a_device_has_one_filename() {
+        let devices = Devices::default();
+        let zbd = |file| Wanted { zbd: true, ..wanted("null:///z?size=1G&zoned=1", file) };
+        devices.enter(&zbd("/dev/a"), &mut |_| {}).unwrap();
+        devices.enter(&zbd("/dev/a"), &mut |_| {}).unwrap();
+        let error = refused(&devices, &zbd("/dev/b"));
+        assert!(error.starts_with("filename: zoned device `z` is `/dev/a`"), "{error}");
+    }
+
+    #[test]
+    fn a_scheduler_that_is_not_there_is_warned_of_once() {
+        let devices = Devices::default();
+        let mut lines = Vec::new();
+        let deadline =
+            Wanted { scheduler: Some("mq-deadline"), ..wanted("null:///n?size=1M", "f") };
+        for _ in 0..3 {
+            devices.enter(&deadline, &mut |line| lines.push(line.to_owned())).unwrap();
+        }
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("runs with `none`"), "{lines:?}");
+    }
+}

@@ -1,0 +1,21 @@
+//! An external ioengine: stock fio drives Blockyard's devices in its own process.
+//!
+//! ```text
+//! fio ─ hooks ▸ shim.c ─ plain functions ▸ exports ▸ job ▸ door ─ bios ▸ channel of core
+//! ```
+//!
+//! `shim.c` knows fio's structures, and is compiled only where `FIO_SRC` names a fio source tree
+//! (`make fio`). Everything else is here: which device a `dev=` means ([`source`], [`baseline`],
+//! [`scheduler`]), the devices of the process ([`devices`]), and what a job holds of them (`job`,
+//! `door`). docs/fio.md is the manual.
+
+pub mod baseline;
+pub mod devices;
+mod door;
+mod error;
+mod exports;
+mod job;
+pub mod scheduler;
+pub mod source;
+
+pub use error::EngineError;

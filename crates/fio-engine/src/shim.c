@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What fio sees of Blockyard: its table of hooks. The C compiler knows the layout of fio's
+ * structures, so this file reads and fills them; what the hooks do stands in exports.rs.
+ */
+#include "fio.h"
+#include "optgroup.h"
+#include "zbd.h"
+
+struct options {
+	void *pad; /* fio wants a spare pointer first. */
+	char *dev, *before;
+};
+
+static struct fio_option options[] = {
+	{ .name = "dev", .lname = "Blockyard device", .type = FIO_OPT_STR_STORE,
+	  .off1 = offsetof(struct options, dev), .category = FIO_OPT_C_ENGINE,
+	  .help = "Device URI (null:///n0?size=10G), or a yard in TOML (yard.toml, yard.toml#name)" },
+	{ .name = "before", .lname = "Blockyard baseline", .type = FIO_OPT_STR_STORE,
+	  .off1 = offsetof(struct options, before), .category = FIO_OPT_C_ENGINE,
+	  .help = "Take the device as it was before a technique: the name of a baseline" },
+	{ .name = NULL },
+};
+
+/* The same structures stand in exports.rs. */
+struct ask {
+	const char *dev, *before, *scheduler, *file;
+	void (*say)(const char *line);
+	unsigned int depth, zbd, durable;
+};
+struct end { struct io_u *io_u; int error; };
+struct row { uint64_t start, wp, len, capacity; unsigned int type, cond; };
+
+#pragma GCC visibility push(hidden)
+void *blockyard_fio_job(void);
+void blockyard_fio_end(void *yard);
+void *blockyard_fio_door(void *yard, const struct ask *ask);
+int blockyard_fio_open(void *yard, const struct ask *ask);
+void blockyard_fio_forget(void *yard);
+int blockyard_fio_memory(void *door, void *base, uint64_t len);
+uint64_t blockyard_fio_size(const void *door);
+int blockyard_fio_now(void *door, int ddir, uint64_t offset, void *buf, uint64_t len);
+int blockyard_fio_push(void *door, int ddir, uint64_t offset, void *buf, uint64_t len, void *io_u);
+void blockyard_fio_submit(void *yard);
+int blockyard_fio_reap(void *yard, struct end *ends, unsigned int min, unsigned int max);
+int blockyard_fio_zoned(const void *door);
+int blockyard_fio_limit(const void *door, int active);
+int blockyard_fio_report(const void *door, uint64_t from, struct row *rows, unsigned int max);
+int blockyard_fio_manage(void *door, int finish, uint64_t from, uint64_t len);
+int blockyard_fio_write(void *door, uint64_t offset, const void *buf, uint64_t len);
+void blockyard_fio_exit(void);
+extern struct ioengine_ops blockyard_fio_table;
+#pragma GCC visibility pop
+
+struct job {
+	void *yard, *buffer;
+	struct io_u **pushed;
+	struct end *ends;
+	unsigned int count;
+};
+
+static void say(const char *line)
+{
+	log_err("fio: blockyard: %s\n", line);
+}
+
+static struct ask ask_of(struct thread_data *td, struct fio_file *f)
+{
+	struct options *o = td->eo;
+
+	return (struct ask) {
+		.dev = o->dev, .before = o->before, .scheduler = td->o.ioscheduler,
+		.file = f ? f->file_name : NULL, .say = say, .depth = td->o.iodepth,
+		.zbd = td->o.zone_mode == ZONE_MODE_ZBD, .durable = td->o.sync_io != 0,
+	};
+}
+
+static struct job *job_of(struct thread_data *td)
+{
+	struct job *job = td->io_ops_data;
+
+	if (job)
+		return job;
+	job = calloc(1, sizeof(*job));
+	if (job && (job->yard = blockyard_fio_job()))
+		return td->io_ops_data = job;
+	free(job);
+	say("no memory for a job");
+	return NULL;
+}
+
+/* The device of a file: entered by whichever hook comes first. */
+static int size(struct thread_data *td, struct fio_file *f)
+{
+	struct job *job = job_of(td);
+	struct ask ask = ask_of(td, f);
+
+	if (!td->o.use_thread)
+		say("thread=0: every job would have a device of its own; add thread=1 (--thread)");
+	else if (job && !FILE_ENG_DATA(f))
+		FILE_SET_ENG_DATA(f, blockyard_fio_door(job->yard, &ask));
+	if (!FILE_ENG_DATA(f))
+		return 1; /* Why has been said, and that is enough: td_verror would add a line. */
+	f->filetype = FIO_TYPE_BLOCK;
+	f->real_file_size = blockyard_fio_size(FILE_ENG_DATA(f));
+	fio_file_set_size_known(f);
+	return 0;
+}
+
+static int setup(struct thread_data *td)
+{
+	struct fio_file *f;
+	unsigned int i;
+
+	for_each_file(td, f, i)
+		if (size(td, f))
+			return 1;
+	return 0;
+}
+
+static int init(struct thread_data *td)
+{
+	enum fio_ioengine_flags flag = td->o.iodepth > 1 ? FIO_ASYNCIO_SETS_ISSUE_TIME : FIO_SYNCIO;
+	struct ask ask = ask_of(td, NULL);
+	struct job *job;
+
+	if (setup(td))
+		return 1;
+	job = td->io_ops_data;
+	job->pushed = calloc(td->o.iodepth, sizeof(*job->pushed));
+	job->ends = calloc(td->o.iodepth, sizeof(*job->ends));
+	if (!job->pushed || !job->ends || blockyard_fio_open(job->yard, &ask))
+		return 1;
+	/* In the job's own flags: those of the table are shared with jobs of other depths. */
+	td->flags |= (unsigned long long) flag << TD_ENG_FLAG_SHIFT;
+	return 0;
+}
+
+static void cleanup(struct thread_data *td)
+{
+	struct job *job = td->io_ops_data;
+
+	if (!job)
+		return;
+	blockyard_fio_end(job->yard);
+	free(job->pushed);
+	free(job->ends);
+	free(job);
+	td->io_ops_data = NULL;
+}
+
+/* fio has made its buffers, or made them anew for a log with larger blocks. */
+static int memory(struct thread_data *td)
+{
+	struct job *job = td->io_ops_data;
+	struct fio_file *f;
+	unsigned int i;
+
+	job->buffer = td->orig_buffer;
+	for_each_file(td, f, i)
+		if (blockyard_fio_memory(FILE_ENG_DATA(f), td->orig_buffer, td->orig_buffer_size))
+			return 1;
+	return 0;
+}
+
+/* fio is about to free its buffers. */
+static void io_u_free(struct thread_data *td, struct io_u *io_u)
+{
+	struct job *job = td->io_ops_data;
+
+	if (job)
+		blockyard_fio_forget(job->yard);
+}
+
+/* With zonemode=zbd a trim is a reset where the zone has a write pointer. */
+static bool trimmed(struct thread_data *td, struct io_u *io_u)
+{
+	int ret = 0;
+
+	if (td->o.zone_mode == ZONE_MODE_ZBD)
+		ret = zbd_do_io_u_trim(td, io_u);
+	if (ret < 0)
+		io_u->error = -ret;
+	return ret != 0;
+}
+
+static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u)
+{
+	struct job *job = td->io_ops_data;
+	void *door = FILE_ENG_DATA(io_u->file);
+
+	fio_ro_check(td, io_u);
+	if (job->buffer != td->orig_buffer)
+		memory(td);
+	if (io_u->ddir == DDIR_TRIM && trimmed(td, io_u))
+		return FIO_Q_COMPLETED;
+	if (td_ioengine_flagged(td, FIO_SYNCIO)) {
+		io_u->error = blockyard_fio_now(door, io_u->ddir, io_u->offset, io_u->xfer_buf,
+						io_u->xfer_buflen);
+		return FIO_Q_COMPLETED;
+	}
+	/* Never FIO_Q_BUSY: for a zoned write fio would let go of its zone and keep the offset. */
+	io_u->error = blockyard_fio_push(door, io_u->ddir, io_u->offset, io_u->xfer_buf,
+					 io_u->xfer_buflen, io_u);
+	if (io_u->error)
+		return FIO_Q_COMPLETED;
+	job->pushed[job->count++] = io_u;
+	return FIO_Q_QUEUED;
+}
+
+static int commit(struct thread_data *td)
+{
+	struct job *job = td->io_ops_data;
+	struct timespec now;
+	unsigned int i;
+
+	if (!job->count)
+		return 0;
+	if (fio_fill_issue_time(td)) {
+		fio_gettime(&now, NULL);
+		for (i = 0; i < job->count; i++) {
+			job->pushed[i]->issue_time = now;
+			io_u_queued(td, job->pushed[i]);
+		}
+		if (td->o.read_iolog_file)
+			td->last_issue = now;
+	}
+	io_u_mark_submit(td, job->count);
+	job->count = 0;
+	blockyard_fio_submit(job->yard);
+	return 0;
+}
+
+static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
+		     const struct timespec *t)
+{
+	struct job *job = td->io_ops_data;
+
+	return blockyard_fio_reap(job->yard, job->ends, min, max);
+}
+
+static struct io_u *event(struct thread_data *td, int i)
+{
+	struct end *end = &((struct job *) td->io_ops_data)->ends[i];
+
+	end->io_u->error = end->error;
+	return end->io_u;
+}
+
+static int nothing(struct thread_data *td, struct fio_file *f)
+{
+	return 0;
+}
+
+/* For the zones' hooks fio wants both. */
+static int told(int ret)
+{
+	if (ret < 0)
+		errno = -ret;
+	return ret;
+}
+
+static int zoned_model(struct thread_data *td, struct fio_file *f, enum zbd_zoned_model *model)
+{
+	*model = blockyard_fio_zoned(FILE_ENG_DATA(f)) ? ZBD_HOST_MANAGED : ZBD_NONE;
+	return 0;
+}
+
+static int report_zones(struct thread_data *td, struct fio_file *f, uint64_t from,
+			struct zbd_zone *zones, unsigned int max)
+{
+	struct row rows[64];
+	int i, count = blockyard_fio_report(FILE_ENG_DATA(f), from, rows, min(max, 64U));
+
+	for (i = 0; i < count; i++)
+		zones[i] = (struct zbd_zone) {
+			.start = rows[i].start, .wp = rows[i].wp, .len = rows[i].len,
+			.capacity = rows[i].capacity, .type = rows[i].type, .cond = rows[i].cond,
+		};
+	return told(count);
+}
+
+static int reset_wp(struct thread_data *td, struct fio_file *f, uint64_t from, uint64_t len)
+{
+	return told(blockyard_fio_manage(FILE_ENG_DATA(f), 0, from, len));
+}
+
+static int max_open_zones(struct thread_data *td, struct fio_file *f, unsigned int *max)
+{
+	*max = blockyard_fio_limit(FILE_ENG_DATA(f), 0);
+	return 0;
+}
+
+#if FIO_IOOPS_VERSION >= 39
+static int max_active_zones(struct thread_data *td, struct fio_file *f, unsigned int *max)
+{
+	*max = blockyard_fio_limit(FILE_ENG_DATA(f), 1);
+	return 0;
+}
+
+static int finish_zone(struct thread_data *td, struct fio_file *f, uint64_t from, uint64_t len)
+{
+	return told(blockyard_fio_manage(FILE_ENG_DATA(f), 1, from, len));
+}
+
+static int move_zone_wp(struct thread_data *td, struct fio_file *f, struct zbd_zone *zone,
+			uint64_t len, const char *buf)
+{
+	return told(blockyard_fio_write(FILE_ENG_DATA(f), zone->wp, buf, len));
+}
+#endif
+
+struct ioengine_ops blockyard_fio_table = {
+	.name = "blockyard", .version = FIO_IOOPS_VERSION,
+	.flags = FIO_RAWIO | FIO_NOEXTEND | FIO_NODISKUTIL | FIO_MEMALIGN | FIO_NO_OFFLOAD,
+	.options = options, .option_struct_size = sizeof(struct options),
+	.setup = setup, .init = init, .post_init = memory, .cleanup = cleanup,
+	.io_u_free = io_u_free, .queue = queue, .commit = commit, .getevents = getevents,
+	.event = event, .open_file = nothing, .close_file = nothing, .invalidate = nothing,
+	.unlink_file = nothing, .get_file_size = size, .get_zoned_model = zoned_model,
+	.report_zones = report_zones, .reset_wp = reset_wp,
+	.get_max_open_zones = max_open_zones,
+#if FIO_IOOPS_VERSION >= 39
+	.get_max_active_zones = max_active_zones, .finish_zone = finish_zone,
+	.move_zone_wp = move_zone_wp,
+#endif
+};
+
+/* At the end of the process the devices go as they would from a yard: traces are written out. */
+static void __attribute__((destructor)) leave(void)
+{
+	blockyard_fio_exit();
+}
