@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockyard_lab::command::LabCommand;
 use blockyard_yard::listen::Listen;
 use blockyard_yard::param::KINDS;
 use blockyard_yard::spec::DeviceSpec;
@@ -25,6 +26,7 @@ Exit codes:
   1  failed                          5  the yard has no such device
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
   3  a wrong configuration file, or certificates that cannot be used
+  130  `lab run` was ended by Ctrl-C; what it had measured is kept
   `serve --run` exits as the command does
 ";
 
@@ -76,6 +78,9 @@ pub(crate) enum Command {
     Schema,
     /// List every parameter that a kind of device takes
     HelpDevice(HelpDeviceArgs),
+    /// Measure this machine, the devices, the locks they replace and the programs of others
+    #[command(subcommand)]
+    Lab(LabCommand),
     /// Write the man pages into a directory
     Man {
         /// The directory; it must exist

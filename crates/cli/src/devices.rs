@@ -5,12 +5,12 @@ use std::io::Write;
 use blockyard_yard::client::Client;
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
+use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::DeviceView;
 use serde_json::{Value, json};
 
 use crate::args::{AddArgs, DeviceArgs, InjectArgs, RemoveArgs, TalkArgs};
 use crate::failure::{Code, Failure};
-use crate::table::{Table, duration};
 
 /// The yard that a command talks to.
 pub(crate) fn client(talk: &TalkArgs) -> Client {

@@ -4,12 +4,12 @@ mod args;
 mod config;
 mod devices;
 mod failure;
+mod lab;
 mod manual;
 mod paste;
 mod run;
 mod serve;
 mod stats;
-mod table;
 mod zone;
 
 use std::io::{self, Write};
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),
         Command::Schema => config::print_schema(&mut out),
+        Command::Lab(command) => lab::run(&command, &mut out),
         Command::HelpDevice(args) => manual::help_device(&args, &mut out),
         Command::Man { dir } => manual::man(&dir),
         Command::Completions { shell } => manual::completions(shell, &mut out),

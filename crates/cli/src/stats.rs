@@ -4,12 +4,12 @@ use std::io::Write;
 use std::time::Duration;
 
 use blockyard_core::channel::percentile_ns;
+use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::{LatencyView, OpView, StatsView, dense};
 
 use crate::args::StatsArgs;
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
-use crate::table::{Table, duration};
 
 const MIB: f64 = (1 << 20) as f64;
 

@@ -6,13 +6,25 @@
 //! they share (rounds, statistics, results, reports) is here once.
 
 pub mod baseline;
+mod clock;
+pub mod collect;
+pub mod command;
 pub mod error;
 pub mod experiment;
 pub mod experiments;
+pub mod machine;
 pub mod metric;
+pub mod only;
+pub mod progress;
+pub mod quantity;
 pub mod registry;
+pub mod report;
+pub mod results;
+pub mod run;
 pub mod sample;
+pub mod scratch;
 pub mod settings;
+mod signal;
 pub mod stats;
 pub mod stop;
 

@@ -135,3 +135,104 @@ fn expansion(rounds: usize) -> f64 {
     let n = rounds as f64;
     (n / (n - 1.0)).sqrt() * t / Z
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_median_is_of_odd_and_even_counts() {
+        let of = |values: &[f64]| Summary::of(values).map(|s| (s.median, s.min, s.max));
+        assert_eq!(of(&[3.0, 1.0, 8.0]), Some((3.0, 1.0, 8.0)));
+        assert_eq!(of(&[3.0, 1.0, 8.0, 2.0]), Some((2.5, 1.0, 8.0)));
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn a_difference_beyond_the_noise_has_a_direction() {
+        let before = [100.0, 104.0, 98.0, 101.0, 97.0];
+        let pairs = |factor: f64| {
+            let after = [103.0, 99.0, 100.0, 102.0, 98.0].map(|value| value * factor);
+            before.into_iter().zip(after).collect::<Vec<_>>()
+        };
+        let verdict = |factor, more| gain(&pairs(factor), more, 1).unwrap().verdict;
+        assert_eq!(verdict(2.0, true), Verdict::Faster);
+        assert_eq!(verdict(0.5, true), Verdict::Slower);
+        assert_eq!(verdict(2.0, false), Verdict::Slower);
+        assert_eq!(verdict(0.5, false), Verdict::Faster);
+        assert_eq!(verdict(1.0, true), Verdict::NotSignificant);
+        let gain = gain(&pairs(2.0), true, 1).unwrap();
+        assert_eq!(gain.median, 2.0);
+        assert!(1.8 < gain.low && gain.high < 2.2, "{gain:?}");
+    }
+
+    #[test]
+    fn what_falls_on_both_of_a_round_does_not_widen_the_interval() {
+        // The machine halves its speed in every other round; the ratio is 1.5 in all.
+        let pairs: Vec<_> =
+            [1.0, 0.5, 1.0, 0.5, 1.0].map(|speed| (100.0 * speed, 150.0 * speed)).to_vec();
+        let gain = gain(&pairs, true, 7).unwrap();
+        assert_eq!((gain.low, gain.median, gain.high), (1.5, 1.5, 1.5));
+    }
+
+    #[test]
+    fn too_few_rounds_have_no_verdict() {
+        let two = gain(&[(1.0, 9.0), (1.0, 9.0)], true, 1).unwrap();
+        assert_eq!((two.median, two.verdict), (9.0, Verdict::NotSignificant));
+        assert_eq!(gain(&[], true, 1), None);
+        assert_eq!(gain(&[(0.0, 1.0)], true, 1), None);
+        assert_eq!(gain(&[(1.0, f64::NAN)], true, 1), None);
+    }
+
+    #[test]
+    fn the_same_against_itself_is_seldom_a_difference() {
+        let mut random = fastrand::Rng::with_seed(2);
+        // Noise of a few percent, skewed as that of a shared machine: sometimes a round is slow.
+        let mut value = || 100.0 * (1.0 - 0.3 * random.f64().powi(4)) + random.f64();
+        for rounds in [3, 5, 9] {
+            let trials = 400;
+            let found = (0..trials).filter(|trial| {
+                let pairs: Vec<_> = (0..rounds).map(|_| (value(), value())).collect();
+                gain(&pairs, true, *trial).unwrap().verdict != Verdict::NotSignificant
+            });
+            let share = found.count() as f64 / trials as f64;
+            assert!(share <= 0.08, "{rounds} rounds: {share}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_interval_holds_the_ratio_of_scaled_values(
+            values in prop::collection::vec(1.0..1e9_f64, 3..12),
+            factor in 0.01..100.0_f64,
+            more in any::<bool>(),
+            seed in any::<u64>(),
+        ) {
+            let pairs: Vec<_> = values.iter().map(|value| (*value, value * factor)).collect();
+            let gain = gain(&pairs, more, seed).unwrap();
+            let factor = if more { factor } else { factor.recip() };
+            prop_assert!(gain.low <= gain.median && gain.median <= gain.high);
+            prop_assert!((gain.low / factor - 1.0).abs() < 1e-6, "{gain:?}");
+            prop_assert!((gain.high / factor - 1.0).abs() < 1e-6, "{gain:?}");
+        }
+
+        #[test]
+        fn turning_a_comparison_round_turns_its_verdict_round(
+            pairs in prop::collection::vec((1.0..10.0_f64, 1.0..10.0_f64), 5..9),
+            seed in any::<u64>(),
+        ) {
+            let turned: Vec<_> = pairs.iter().map(|(a, b)| (*b, *a)).collect();
+            let one = gain(&pairs, true, seed).unwrap();
+            let other = gain(&turned, true, seed).unwrap();
+            prop_assert!((one.median * other.median - 1.0).abs() < 1e-9);
+            let verdict = match one.verdict {
+                Verdict::Faster => Verdict::Slower,
+                Verdict::Slower => Verdict::Faster,
+                Verdict::NotSignificant => Verdict::NotSignificant,
+            };
+            prop_assert_eq!(other.verdict, verdict);
+        }
+    }
+}

@@ -19,6 +19,7 @@ pub mod paths;
 pub mod size;
 pub mod spec;
 pub mod stack;
+pub mod table;
 pub mod uri;
 pub mod view;
 pub mod yard;

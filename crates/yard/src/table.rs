@@ -4,23 +4,26 @@ use std::io::{self, Write};
 
 /// Rows of cells, each column as wide as its widest cell.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with these headings.
-    pub(crate) fn new<const N: usize>(headings: [&str; N]) -> Table {
-        Table { rows: vec![headings.map(str::to_owned).to_vec()] }
+    pub fn new<T: Into<String>>(headings: impl IntoIterator<Item = T>) -> Table {
+        Table { rows: vec![headings.into_iter().map(T::into).collect()] }
     }
 
     /// Adds a row.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.to_vec());
+    pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.rows.push(cells.into_iter().map(T::into).collect());
     }
 
     /// Prints it: the first `left` columns to the left, the others to the right.
-    pub(crate) fn print(&self, left: usize, out: &mut impl Write) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn print(&self, left: usize, out: &mut impl Write) -> io::Result<()> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
@@ -46,7 +49,7 @@ impl Table {
 }
 
 /// A time in nanoseconds, in three digits or so with its unit.
-pub(crate) fn duration(ns: u64) -> String {
+pub fn duration(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns}ns"),
         1_000..1_000_000 => format!("{:.1}us", ns as f64 / 1e3),

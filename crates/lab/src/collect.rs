@@ -1,0 +1,255 @@
+//! From what cells gave to rows, ratios and the rest of the results.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::experiment::{Cell, Comparison, Experiment};
+use crate::metric::Metric;
+use crate::results::{
+    ExperimentInfo, Latency, Limit, NotMeasured, Note, PublishedRow, Ratio, Results, Room, Row,
+    VariantInfo, WorkloadInfo,
+};
+use crate::run::{Measured, Outcome, Plan};
+use crate::sample::{LatencyPercentiles, RoomCount};
+use crate::stats::{Summary, gain};
+
+/// Adds an experiment and what it gave.
+pub fn collect(results: &mut Results, experiment: &Experiment, plan: &Plan, outcome: &Outcome) {
+    results.interrupted |= outcome.interrupted;
+    results.experiments.push(info(experiment, plan, outcome));
+    results.published.extend(published(experiment));
+    for (cell, measured) in experiment.cells.iter().zip(&outcome.measured) {
+        add_cell(results, experiment.name, cell, measured);
+        add_missing(results, experiment.name, cell, measured, outcome.interrupted);
+    }
+    for comparison in &experiment.comparisons {
+        results.ratios.extend(ratios(experiment, comparison, &outcome.measured));
+    }
+}
+
+fn info(experiment: &Experiment, plan: &Plan, outcome: &Outcome) -> ExperimentInfo {
+    let first = || {
+        let samples = outcome.measured.iter().flat_map(|measured| &measured.samples);
+        let metric = samples.filter_map(|(_, sample)| sample.values.first()).next();
+        metric.map(|(metric, _)| metric.name.to_owned()).into_iter().collect()
+    };
+    let plots: Vec<String> = experiment.plots.iter().map(|metric| metric.name.to_owned()).collect();
+    ExperimentInfo {
+        name: experiment.name.to_owned(),
+        title: experiment.title.to_owned(),
+        about: experiment.about.to_owned(),
+        rounds: plan.rounds,
+        seconds: outcome.timing.measure.as_secs_f64(),
+        warm_up_seconds: outcome.timing.warm_up.as_secs_f64(),
+        variants: experiment
+            .variants
+            .iter()
+            .map(|variant| VariantInfo {
+                name: variant.name.to_owned(),
+                kind: variant.kind.name().to_owned(),
+                about: variant.about.to_owned(),
+            })
+            .collect(),
+        workloads: experiment
+            .workloads
+            .iter()
+            .map(|workload| WorkloadInfo {
+                name: workload.name.to_owned(),
+                about: workload.about.to_owned(),
+            })
+            .collect(),
+        plots: if plots.is_empty() { first() } else { plots },
+    }
+}
+
+fn published(experiment: &Experiment) -> impl Iterator<Item = PublishedRow> {
+    experiment.published.iter().map(|row| PublishedRow {
+        experiment: experiment.name.to_owned(),
+        variant: row.variant.to_owned(),
+        workload: row.workload.to_owned(),
+        jobs: row.jobs,
+        metric: row.metric.name.to_owned(),
+        unit: row.metric.unit.to_owned(),
+        value: row.value,
+        source: row.source.to_owned(),
+    })
+}
+
+fn add_cell(results: &mut Results, experiment: &str, cell: &Cell, measured: &Measured) {
+    let (variant, workload, jobs) = (cell.variant.to_owned(), cell.workload.to_owned(), cell.jobs);
+    let mut metrics: Vec<Metric> = Vec::new();
+    for (metric, _) in measured.samples.iter().flat_map(|(_, sample)| &sample.values) {
+        if !metrics.contains(metric) {
+            metrics.push(*metric);
+        }
+    }
+    for metric in metrics {
+        let values: Vec<f64> = of(measured, metric).map(|(_, value)| value).collect();
+        let Some(Summary { median, min, max }) = Summary::of(&values) else { continue };
+        results.rows.push(Row {
+            experiment: experiment.to_owned(),
+            variant: variant.clone(),
+            workload: workload.clone(),
+            jobs,
+            metric: metric.name.to_owned(),
+            unit: metric.unit.to_owned(),
+            more_is_better: metric.more_is_better,
+            rounds: values.len() as u32,
+            median,
+            min,
+            max,
+            values,
+        });
+    }
+    let experiment = experiment.to_owned();
+    if let Some(points) = latency(measured) {
+        let (experiment, variant, workload) =
+            (experiment.clone(), variant.clone(), workload.clone());
+        results.latency.push(Latency { experiment, variant, workload, jobs, points });
+    }
+    for count in rooms(measured) {
+        let (experiment, variant, workload) =
+            (experiment.clone(), variant.clone(), workload.clone());
+        results.rooms.push(Room { experiment, variant, workload, jobs, count });
+    }
+    for text in measured.samples.iter().flat_map(|(_, sample)| &sample.notes) {
+        let note = Note { experiment: experiment.clone(), text: text.clone() };
+        if !results.notes.contains(&note) {
+            results.notes.push(note);
+        }
+    }
+    if let Some(limited_by) = limited_by(measured) {
+        results.limits.push(Limit { experiment, variant, workload, jobs, limited_by });
+    }
+}
+
+fn add_missing(
+    results: &mut Results,
+    experiment: &str,
+    cell: &Cell,
+    measured: &Measured,
+    interrupted: bool,
+) {
+    let why = match &measured.failed {
+        Some(error) => error.to_string(),
+        None if interrupted && measured.samples.is_empty() => "interrupted".to_owned(),
+        None => return,
+    };
+    results.not_measured.push(NotMeasured {
+        experiment: experiment.to_owned(),
+        variant: cell.variant.to_owned(),
+        workload: cell.workload.to_owned(),
+        jobs: cell.jobs,
+        rounds: measured.samples.len() as u32,
+        why,
+    });
+}
+
+/// A metric's values with their rounds.
+fn of(measured: &Measured, metric: Metric) -> impl Iterator<Item = (u32, f64)> {
+    measured.samples.iter().filter_map(move |(round, sample)| {
+        let value = sample.values.iter().find(|(other, _)| *other == metric);
+        value.map(|(_, value)| (*round, *value))
+    })
+}
+
+/// The median of the rounds at each percentile.
+fn latency(measured: &Measured) -> Option<LatencyPercentiles> {
+    let all: Vec<_> =
+        measured.samples.iter().filter_map(|(_, sample)| sample.latency.as_ref()).collect();
+    let percentiles = all.first()?.0.iter().map(|(percentile, _)| *percentile);
+    let points = percentiles.filter_map(|percentile| {
+        let points = all.iter().flat_map(|points| &points.0);
+        let at: Vec<f64> = points.filter(|p| p.0 == percentile).map(|p| p.1).collect();
+        Some((percentile, Summary::of(&at)?.median))
+    });
+    Some(LatencyPercentiles(points.collect()))
+}
+
+fn rooms(measured: &Measured) -> Vec<RoomCount> {
+    let all = || measured.samples.iter().flat_map(|(_, sample)| &sample.rooms);
+    let mut rooms: Vec<RoomCount> = Vec::new();
+    for count in all() {
+        if rooms.iter().any(|room| room.room == count.room) {
+            continue;
+        }
+        let same: Vec<_> = all().filter(|other| other.room == count.room).collect();
+        let times = |of: fn(&RoomCount) -> [f64; 3]| {
+            [0, 1, 2].map(|at| {
+                let values: Vec<f64> = same.iter().map(|count| of(count)[at]).collect();
+                let summary = Summary::of(&values);
+                summary.map_or(0.0, |summary| if at == 2 { summary.max } else { summary.median })
+            })
+        };
+        rooms.push(RoomCount {
+            room: count.room.clone(),
+            acquisitions: same.iter().map(|count| count.acquisitions).sum(),
+            contended: same.iter().map(|count| count.contended).sum(),
+            hold_ns: times(|count| count.hold_ns),
+            wait_ns: times(|count| count.wait_ns),
+        });
+    }
+    rooms
+}
+
+/// What most rounds were limited by; of equals, what was said first.
+fn limited_by(measured: &Measured) -> Option<String> {
+    let said: Vec<&String> =
+        measured.samples.iter().filter_map(|(_, sample)| sample.limit.as_ref()).collect();
+    let count = |limit: &String| said.iter().filter(|other| **other == limit).count();
+    said.iter().rev().max_by_key(|limit| count(limit)).map(|limit| (*limit).clone())
+}
+
+/// A comparison under every workload and number of jobs that it speaks of.
+fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured]) -> Vec<Ratio> {
+    let Comparison { before, after, metric, workload, jobs_min, aim } = *comparison;
+    let cells = experiment.cells.iter().zip(measured);
+    let wanted = cells.clone().filter(|(cell, _)| {
+        cell.variant == after
+            && cell.jobs >= jobs_min
+            && workload.is_none_or(|workload| workload == cell.workload)
+    });
+    wanted
+        .filter_map(|(cell, ours)| {
+            let (_, theirs) = cells.clone().find(|(other, _)| {
+                (other.variant, other.workload, other.jobs) == (before, cell.workload, cell.jobs)
+            })?;
+            let pairs: Vec<(f64, f64)> = of(theirs, metric)
+                .filter_map(|(round, before)| {
+                    let after = of(ours, metric).find(|(other, _)| *other == round)?.1;
+                    Some((before, after))
+                })
+                .collect();
+            let mut hasher = DefaultHasher::new();
+            (experiment.name, before, after, cell.workload, cell.jobs).hash(&mut hasher);
+            let gain = gain(&pairs, metric.more_is_better, hasher.finish())?;
+            Some(Ratio {
+                experiment: experiment.name.to_owned(),
+                workload: cell.workload.to_owned(),
+                jobs: cell.jobs,
+                metric: metric.name.to_owned(),
+                before: before.to_owned(),
+                after: after.to_owned(),
+                rounds: pairs.len() as u32,
+                median: gain.median,
+                low: gain.low,
+                high: gain.high,
+                verdict: gain.verdict,
+                aim,
+                aim_met: aim.map(|aim| gain.median >= aim),
+                published: published_ratio(experiment, comparison, cell),
+            })
+        })
+        .collect()
+}
+
+fn published_ratio(experiment: &Experiment, comparison: &Comparison, cell: &Cell) -> Option<f64> {
+    let value = |variant: &str| {
+        let row = experiment.published.iter().find(|row| {
+            (row.variant, row.workload, row.jobs) == (variant, cell.workload, cell.jobs)
+                && row.metric == comparison.metric
+        });
+        row.map(|row| row.value)
+    };
+    let ratio = value(comparison.after)? / value(comparison.before)?;
+    Some(if comparison.metric.more_is_better { ratio } else { ratio.recip() })
+}

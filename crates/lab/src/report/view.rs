@@ -1,0 +1,229 @@
+//! What all reports show, in the order in which they show it.
+
+use crate::results::{ExperimentInfo, PublishedRow, Ratio, Results, Row};
+
+/// One experiment of one run.
+#[derive(Clone, Copy, Debug)]
+pub struct Section<'a> {
+    /// The run's place among those of the report.
+    pub run: usize,
+    /// The run.
+    pub results: &'a Results,
+    /// The experiment.
+    pub info: &'a ExperimentInfo,
+}
+
+/// What was measured and published under one workload.
+#[derive(Debug)]
+pub struct Grid<'a> {
+    /// The workload's name.
+    pub workload: &'a str,
+    /// The workload in a line; empty if the experiment says nothing.
+    pub about: &'a str,
+    /// Its metrics in the order in which the cells gave them: name and unit.
+    pub metrics: Vec<(&'a str, &'a str)>,
+    /// By number of jobs, then in the order of the variants, then what was published.
+    pub lines: Vec<Line<'a>>,
+}
+
+/// A line of a [`Grid`].
+#[derive(Debug)]
+pub struct Line<'a> {
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The variant.
+    pub variant: &'a str,
+    /// What it is: the kind of the variant, or `published`.
+    pub kind: &'a str,
+    /// By metric of the grid.
+    pub values: Vec<Option<Value<'a>>>,
+    /// What limited it.
+    pub limited_by: Option<&'a str>,
+    /// Where it is from, if it was published.
+    pub source: Option<&'a str>,
+}
+
+/// A value with its place in the results.
+#[derive(Clone, Copy, Debug)]
+pub enum Value<'a> {
+    /// Measured here: `rows[at]`.
+    Measured(usize, &'a Row),
+    /// Published by others: `published[at]`.
+    Published(usize, &'a PublishedRow),
+}
+
+impl Value<'_> {
+    /// The value or the median of its rounds.
+    pub fn median(&self) -> f64 {
+        match self {
+            Value::Measured(_, row) => row.median,
+            Value::Published(_, row) => row.value,
+        }
+    }
+
+    /// The unit.
+    pub fn unit(&self) -> &str {
+        match self {
+            Value::Measured(_, row) => &row.unit,
+            Value::Published(_, row) => &row.unit,
+        }
+    }
+}
+
+impl<'a> Section<'a> {
+    /// Every experiment of some runs.
+    pub fn all(runs: &'a [Results]) -> Vec<Section<'a>> {
+        let sections = runs.iter().enumerate().flat_map(|(run, results)| {
+            results.experiments.iter().map(move |info| Section { run, results, info })
+        });
+        sections.collect()
+    }
+
+    /// The experiment's part of a list of the results, with the places in it.
+    pub fn part<T>(
+        &self,
+        list: &'a [T],
+        experiment: fn(&T) -> &str,
+    ) -> impl Iterator<Item = (usize, &'a T)> + use<'a, T> {
+        let name = &self.info.name;
+        list.iter().enumerate().filter(move |(_, item)| experiment(item) == name)
+    }
+
+    /// The measured rows.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, &'a Row)> + use<'a> {
+        self.part(&self.results.rows, |row| &row.experiment)
+    }
+
+    /// The comparisons.
+    pub fn ratios(&self) -> impl Iterator<Item = (usize, &'a Ratio)> + use<'a> {
+        self.part(&self.results.ratios, |ratio| &ratio.experiment)
+    }
+
+    /// The published rows.
+    pub fn published(&self) -> impl Iterator<Item = (usize, &'a PublishedRow)> + use<'a> {
+        self.part(&self.results.published, |row| &row.experiment)
+    }
+
+    /// The kind of a variant.
+    pub fn kind(&self, variant: &str) -> &'a str {
+        let found = self.info.variants.iter().find(|other| other.name == variant);
+        found.map_or("", |variant| &variant.kind)
+    }
+
+    /// A grid per workload, in the experiment's order.
+    pub fn grids(&self) -> Vec<Grid<'a>> {
+        let mut names: Vec<&str> = self.info.workloads.iter().map(|w| w.name.as_str()).collect();
+        let rows = self.rows().map(|(_, row)| row.workload.as_str());
+        for name in rows.chain(self.published().map(|(_, row)| row.workload.as_str())) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let grids = names.into_iter().map(|workload| self.grid(workload));
+        grids.filter(|grid| !grid.lines.is_empty()).collect()
+    }
+
+    fn grid(&self, workload: &'a str) -> Grid<'a> {
+        let about = self.info.workloads.iter().find(|other| other.name == workload);
+        let about = about.map_or("", |workload| &workload.about);
+        let mut grid = Grid { workload, about, metrics: Vec::new(), lines: Vec::new() };
+        for (at, row) in self.rows().filter(|(_, row)| row.workload == workload) {
+            let kind = self.kind(&row.variant);
+            let line = grid.line(row.jobs, &row.variant, kind, None);
+            line.limited_by = self.limited_by(row);
+            grid.put(row.jobs, (&row.variant, kind), (&row.metric, &row.unit), |value| {
+                value.replace(Value::Measured(at, row));
+            });
+        }
+        for (at, row) in self.published().filter(|(_, row)| row.workload == workload) {
+            grid.line(row.jobs, &row.variant, "published", Some(&row.source));
+            grid.put(row.jobs, (&row.variant, "published"), (&row.metric, &row.unit), |value| {
+                value.replace(Value::Published(at, row));
+            });
+        }
+        let count = grid.metrics.len();
+        grid.lines.iter_mut().for_each(|line| line.values.resize(count, None));
+        let place = |variant: &str| self.info.variants.iter().position(|v| v.name == variant);
+        grid.lines.sort_by_key(|line| {
+            (line.jobs, line.source.is_some(), place(line.variant).unwrap_or(usize::MAX))
+        });
+        grid
+    }
+
+    fn limited_by(&self, row: &Row) -> Option<&'a str> {
+        let limits = &self.results.limits;
+        let mut limits = self.part(limits, |limit| &limit.experiment).map(|(_, limit)| limit);
+        let found = limits.find(|limit| {
+            (&limit.variant, &limit.workload, limit.jobs) == (&row.variant, &row.workload, row.jobs)
+        });
+        found.map(|limit| limit.limited_by.as_str())
+    }
+}
+
+impl<'a> Grid<'a> {
+    fn line(
+        &mut self,
+        jobs: u32,
+        variant: &'a str,
+        kind: &'a str,
+        source: Option<&'a str>,
+    ) -> &mut Line<'a> {
+        let is_it = |line: &Line<'_>| (line.jobs, line.variant, line.kind) == (jobs, variant, kind);
+        let at = self.lines.iter().position(is_it).unwrap_or_else(|| {
+            let values = Vec::new();
+            self.lines.push(Line { jobs, variant, kind, values, limited_by: None, source });
+            self.lines.len() - 1
+        });
+        &mut self.lines[at]
+    }
+
+    fn put(
+        &mut self,
+        jobs: u32,
+        (variant, kind): (&'a str, &'a str),
+        metric: (&'a str, &'a str),
+        put: impl FnOnce(&mut Option<Value<'a>>),
+    ) {
+        let at = self.metrics.iter().position(|other| *other == metric).unwrap_or_else(|| {
+            self.metrics.push(metric);
+            self.metrics.len() - 1
+        });
+        let line = self.line(jobs, variant, kind, None);
+        if line.values.len() <= at {
+            line.values.resize(at + 1, None);
+        }
+        put(&mut line.values[at]);
+    }
+}
+
+/// The name of a metric for a heading: `cpu per io`.
+pub fn heading(metric: &str) -> String {
+    metric.replace('_', " ")
+}
+
+/// Half the range of a row in percent of its median.
+pub fn spread_percent(row: &Row) -> f64 {
+    if row.median == 0.0 { 0.0 } else { (row.max - row.min) / 2.0 / row.median.abs() * 100.0 }
+}
+
+/// The ratio in a sentence: `product against one-lock: 3.42x in iops (95 %: 3.31x to 3.50x), faster`.
+pub fn sentence(ratio: &Ratio) -> String {
+    use crate::quantity::ratio as times;
+    let Ratio { after, before, median, low, high, .. } = ratio;
+    let metric = heading(&ratio.metric);
+    let interval = match ratio.rounds {
+        0..3 => "too few rounds for an interval".to_owned(),
+        _ => format!("95 %: {} to {}", times(*low), times(*high)),
+    };
+    let (median, verdict) = (times(*median), ratio.verdict.name());
+    let mut text = format!("{after} against {before}: {median} in {metric} ({interval})");
+    text.push_str(&format!(", {verdict}"));
+    if let Some(published) = ratio.published {
+        text.push_str(&format!("; published {}", times(published)));
+    }
+    if let (Some(aim), Some(is_met)) = (ratio.aim, ratio.aim_met) {
+        let is_met = if is_met { "met" } else { "not met" };
+        text.push_str(&format!("; aim {} {is_met}", times(aim)));
+    }
+    text
+}

@@ -1,0 +1,445 @@
+//! Results as JSON: what a run wrote down. docs/lab.md describes every field.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LabError;
+use crate::machine::Machine;
+use crate::sample::{LatencyPercentiles, RoomCount};
+use crate::stats::Verdict;
+
+/// The version of the schema; it changes when a field changes its meaning or goes.
+pub const SCHEMA: u32 = 1;
+
+/// The longest file of results that is read.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// The index of the latest results in a directory.
+const INDEX: &str = "latest.json";
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// The schema's version: [`SCHEMA`].
+    pub schema: u32,
+    /// This program and its version.
+    pub program: String,
+    /// The command line.
+    pub command: String,
+    /// When it began, in UTC: `2026-11-21T05:00:00Z`.
+    pub started: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether it was a first look only: fewer cells, shorter, fewer rounds.
+    pub quick: bool,
+    /// Whether Ctrl-C ended it; the rounds that were complete are here.
+    pub interrupted: bool,
+    /// Where it ran.
+    pub machine: Machine,
+    /// The load average of the last minute before the run.
+    pub load_before: Option<f64>,
+    /// The same after it.
+    pub load_after: Option<f64>,
+    /// What was measured.
+    pub experiments: Vec<ExperimentInfo>,
+    /// The measured values, one row per cell and metric.
+    pub rows: Vec<Row>,
+    /// The comparisons.
+    pub ratios: Vec<Ratio>,
+    /// Latency distributions.
+    pub latency: Vec<Latency>,
+    /// What the rooms counted.
+    pub rooms: Vec<Room>,
+    /// What limited each cell, where that is known.
+    pub limits: Vec<Limit>,
+    /// What others published.
+    pub published: Vec<PublishedRow>,
+    /// Cells that gave nothing, or not in every round, and why.
+    pub not_measured: Vec<NotMeasured>,
+    /// Sentences about the run.
+    pub notes: Vec<Note>,
+    /// What a model predicts; never a measurement.
+    pub predictions: Vec<Prediction>,
+}
+
+impl Results {
+    /// Results of this program on this machine, of nothing yet.
+    pub fn new(command: String, quick: bool) -> Results {
+        Results {
+            schema: SCHEMA,
+            program: format!("blockyard {}", env!("CARGO_PKG_VERSION")),
+            command,
+            started: crate::clock::utc_now(),
+            seconds: 0.0,
+            quick,
+            interrupted: false,
+            machine: Machine::here(),
+            load_before: crate::machine::load(),
+            load_after: None,
+            experiments: Vec::new(),
+            rows: Vec::new(),
+            ratios: Vec::new(),
+            latency: Vec::new(),
+            rooms: Vec::new(),
+            limits: Vec::new(),
+            published: Vec::new(),
+            not_measured: Vec::new(),
+            notes: Vec::new(),
+            predictions: Vec::new(),
+        }
+    }
+
+    /// Reads a file of results.
+    ///
+    /// # Errors
+    /// If it cannot be read, is too long, or is no file of results of this schema.
+    pub fn read(path: &Path) -> Result<Results, LabError> {
+        let results: Results = read_json(path)?;
+        if results.schema != SCHEMA {
+            let why =
+                format!("schema {} is not known; this program reads {SCHEMA}", results.schema);
+            return Err(LabError::failed(path.display().to_string(), why));
+        }
+        Ok(results)
+    }
+
+    /// Writes it into a directory, which is made if need be, as a file of this run's own, and puts
+    /// it into the directory's index. Returns the file's path.
+    ///
+    /// # Errors
+    /// If something cannot be written. The file that was there before is then still whole.
+    pub fn write(&self, directory: &Path) -> Result<PathBuf, LabError> {
+        fs::create_dir_all(directory).map_err(LabError::io(directory.display().to_string()))?;
+        let name = format!("run-{}.json", self.started.replace([':', '-'], ""));
+        let path = directory.join(&name);
+        write_json(&path, self)?;
+        let mut index = Index::read(directory)?;
+        for info in &self.experiments {
+            index.latest.insert(info.name.clone(), name.clone());
+        }
+        write_json(&directory.join(INDEX), &index)?;
+        Ok(path)
+    }
+}
+
+/// The latest file of results by experiment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Index {
+    /// File names by experiment.
+    pub latest: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// The index of a directory; empty if there is none.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read.
+    pub fn read(directory: &Path) -> Result<Index, LabError> {
+        let path = directory.join(INDEX);
+        match path.try_exists() {
+            Ok(false) => Ok(Index::default()),
+            _ => read_json(&path),
+        }
+    }
+}
+
+/// An experiment as it was run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExperimentInfo {
+    /// Its name.
+    pub name: String,
+    /// One line.
+    pub title: String,
+    /// A paragraph.
+    pub about: String,
+    /// Rounds that were asked for.
+    pub rounds: u32,
+    /// Seconds of one measurement.
+    pub seconds: f64,
+    /// Seconds before it that did not count.
+    pub warm_up_seconds: f64,
+    /// Who was measured.
+    pub variants: Vec<VariantInfo>,
+    /// What was asked of them.
+    pub workloads: Vec<WorkloadInfo>,
+    /// The names of the metrics that get plots.
+    pub plots: Vec<String>,
+}
+
+/// A variant of an experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VariantInfo {
+    /// Its name.
+    pub name: String,
+    /// `limit`, `before`, `after`, `product` or `peer`.
+    pub kind: String,
+    /// One line.
+    pub about: String,
+}
+
+/// A workload of an experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadInfo {
+    /// Its name.
+    pub name: String,
+    /// One line.
+    pub about: String,
+}
+
+/// The values of one metric of one cell over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The metric.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// Whether more of it is better.
+    pub more_is_better: bool,
+    /// Rounds that gave a value.
+    pub rounds: u32,
+    /// Their median.
+    pub median: f64,
+    /// Their least.
+    pub min: f64,
+    /// Their greatest.
+    pub max: f64,
+    /// All of them, by round.
+    pub values: Vec<f64>,
+}
+
+/// How many times better one variant is than another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// The experiment.
+    pub experiment: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The metric.
+    pub metric: String,
+    /// The variant that is the measure.
+    pub before: String,
+    /// The variant that is measured by it.
+    pub after: String,
+    /// Rounds in which both were measured.
+    pub rounds: u32,
+    /// The ratio of the medians, the better way up: above 1, `after` is better.
+    pub median: f64,
+    /// The lower end of its 95 % confidence interval.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// Whether that is a difference.
+    pub verdict: Verdict,
+    /// The least that is aimed at.
+    pub aim: Option<f64>,
+    /// Whether the median reaches it.
+    pub aim_met: Option<bool>,
+    /// The same ratio of the published rows, where there are both with as many jobs.
+    pub published: Option<f64>,
+}
+
+/// A latency distribution, the median of the rounds at each percentile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// Pairs of percentile and nanoseconds.
+    pub points: LatencyPercentiles,
+}
+
+/// What one room counted over the rounds: counts are sums, times medians, greatest times greatest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Room {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The counts.
+    #[serde(flatten)]
+    pub count: RoomCount,
+}
+
+/// What limited a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limit {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// `server`, `client`, `machine`, ...; what most rounds said.
+    pub limited_by: String,
+}
+
+/// A row that others published.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PublishedRow {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant that it corresponds to.
+    pub variant: String,
+    /// The workload that it corresponds to.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The metric.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// The value.
+    pub value: f64,
+    /// Who, when, on which machine.
+    pub source: String,
+}
+
+/// A cell without rows, or with fewer rounds than the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NotMeasured {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// Rounds that it gave before it failed.
+    pub rounds: u32,
+    /// What was missing, or what went wrong.
+    pub why: String,
+}
+
+/// A sentence about an experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// The experiment.
+    pub experiment: String,
+    /// The sentence.
+    pub text: String,
+}
+
+/// What a model predicts for a machine that is not here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The experiment whose shared accesses are modelled.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Processor cores of the modelled machine.
+    pub cores: u32,
+    /// Its sockets.
+    pub sockets: u32,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The metric.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// What is predicted.
+    pub value: f64,
+    /// What was measured or published for the same, where it was.
+    pub known: Option<f64>,
+    /// Where that is from.
+    pub known_source: Option<String>,
+    /// By how much the prediction is off: `value / known - 1`.
+    pub error: Option<f64>,
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, LabError> {
+    let what = || path.display().to_string();
+    let len_bytes = fs::metadata(path).map_err(LabError::io(what()))?.len();
+    if len_bytes > FILE_BYTES_MAX {
+        let why = format!("{len_bytes} bytes; results have at most {FILE_BYTES_MAX}");
+        return Err(LabError::failed(what(), why));
+    }
+    let bytes = fs::read(path).map_err(LabError::io(what()))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| LabError::failed(what(), format!("no results of the lab: {error}")))
+}
+
+/// Writes a file so that a reader sees the old one or the new one, whole.
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
+    let what = || path.display().to_string();
+    let mut bytes =
+        serde_json::to_vec_pretty(value).map_err(|error| LabError::failed(what(), error))?;
+    bytes.push(b'\n');
+    write_whole(path, &bytes).map_err(LabError::io(what()))
+}
+
+/// Writes beside the file and renames over it.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
+        // It is of no use to anybody; that it stays is no worse than the error itself.
+        let _ = fs::remove_file(&beside);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_indexed() {
+        let directory = crate::scratch::Scratch::new().unwrap();
+        let mut results = Results::new("test".to_owned(), true);
+        results.experiments.push(ExperimentInfo {
+            name: "a".to_owned(),
+            title: String::new(),
+            about: String::new(),
+            rounds: 3,
+            seconds: 0.5,
+            warm_up_seconds: 0.1,
+            variants: Vec::new(),
+            workloads: Vec::new(),
+            plots: Vec::new(),
+        });
+        let path = results.write(directory.path()).unwrap();
+        assert_eq!(Results::read(&path).unwrap(), results);
+        let index = Index::read(directory.path()).unwrap();
+        assert_eq!(directory.path().join(&index.latest["a"]), path);
+        let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+    }
+
+    #[test]
+    fn another_schema_is_refused_by_its_number() {
+        let directory = crate::scratch::Scratch::new().unwrap();
+        let mut results = Results::new("test".to_owned(), true);
+        results.schema = 99;
+        let path = results.write(directory.path()).unwrap();
+        let error = Results::read(&path).unwrap_err().to_string();
+        assert!(error.contains("schema 99"), "{error}");
+        fs::write(&path, "[1").unwrap();
+        assert!(Results::read(&path).unwrap_err().to_string().contains("no results"));
+    }
+}

@@ -1,0 +1,298 @@
+//! A run: rounds over an experiment's cells, in turns, until they are done or Ctrl-C comes.
+//!
+//! Each round takes every cell once. Cells that are compared (the same workload and jobs) stand
+//! next to one another, in an order that turns by one from round to round, and so do the groups:
+//! what else the machine does, and what a cell leaves behind for the next, falls on all alike.
+
+use std::any::Any;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::error::LabError;
+use crate::experiment::{Cell, Experiment};
+use crate::progress::Progress;
+use crate::sample::{Round, Sample};
+use crate::stop::Stop;
+
+/// How long an experiment may take by default.
+const BUDGET: Duration = Duration::from_secs(120);
+/// The same for a first look.
+const BUDGET_QUICK: Duration = Duration::from_secs(22);
+/// The longest measurement that is chosen without being asked for.
+const MEASURE_MAX: Duration = Duration::from_secs(2);
+/// The shortest.
+const MEASURE_MIN: Duration = Duration::from_millis(50);
+/// The longest warm-up.
+const WARM_UP_MAX: Duration = Duration::from_millis(500);
+
+/// How often and how long to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Rounds.
+    pub rounds: u32,
+    /// How long each measurement takes; `None` for what fits the time of an experiment.
+    pub measure: Option<Duration>,
+    /// Whether it is a first look only.
+    pub quick: bool,
+}
+
+/// The times of one measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// What does not count.
+    pub warm_up: Duration,
+    /// What does.
+    pub measure: Duration,
+}
+
+impl Plan {
+    /// The times of each measurement of these cells.
+    pub fn timing(&self, cells: &[Cell]) -> Timing {
+        let measure = self.measure.unwrap_or_else(|| {
+            let budget = if self.quick { BUDGET_QUICK } else { BUDGET };
+            let overhead: Duration = cells.iter().map(|cell| cell.overhead).sum();
+            let measured = budget.saturating_sub(overhead * self.rounds);
+            let count = (cells.len() as u32 * self.rounds).max(1);
+            // A sixth of a cell's time is its warm-up.
+            (measured / count * 5 / 6).clamp(MEASURE_MIN, MEASURE_MAX)
+        });
+        Timing { warm_up: (measure / 5).min(WARM_UP_MAX), measure }
+    }
+
+    /// About how long the cells take, all rounds together.
+    pub fn estimate(&self, cells: &[Cell]) -> Duration {
+        let Timing { warm_up, measure } = self.timing(cells);
+        let overhead: Duration = cells.iter().map(|cell| cell.overhead).sum();
+        (overhead + (warm_up + measure) * cells.len() as u32) * self.rounds
+    }
+}
+
+/// What one cell gave.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// Samples with the rounds that they are of.
+    pub samples: Vec<(u32, Sample)>,
+    /// Why there are no more, if it failed.
+    pub failed: Option<LabError>,
+}
+
+/// What an experiment gave.
+#[derive(Debug)]
+pub struct Outcome {
+    /// By cell, in the experiment's order.
+    pub measured: Vec<Measured>,
+    /// The times that were used.
+    pub timing: Timing,
+    /// Whether Ctrl-C came before the end.
+    pub interrupted: bool,
+}
+
+/// Runs an experiment.
+pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Progress) -> Outcome {
+    let cells = &experiment.cells;
+    let timing = plan.timing(cells);
+    let mut measured: Vec<Measured> = cells.iter().map(|_| Measured::default()).collect();
+    // What each cell takes: as planned until it has been seen once.
+    let mut expected: Vec<Duration> =
+        cells.iter().map(|cell| cell.overhead + timing.warm_up + timing.measure).collect();
+    let mut interrupted = stop.is_set();
+    'rounds: for number in 0..plan.rounds {
+        let order = order(cells, number);
+        for (place, &at) in order.iter().enumerate() {
+            if measured[at].failed.is_some() {
+                continue;
+            }
+            if stop.is_set() {
+                interrupted = true;
+                break 'rounds;
+            }
+            let alive = |at: &&usize| measured[**at].failed.is_none();
+            let later = (plan.rounds - number - 1) * order.iter().filter(alive).count() as u32;
+            let mean = expected.iter().sum::<Duration>() / cells.len() as u32;
+            let now = order[place..].iter().filter(alive).map(|at| expected[*at]).sum::<Duration>();
+            progress.step(experiment.name, &cells[at], number, plan.rounds, now + mean * later);
+            let began = Instant::now();
+            let seed = seed(experiment.name, &cells[at], number);
+            let Timing { warm_up, measure: duration } = timing;
+            match measure(&cells[at], &Round { warm_up, duration, number, seed, stop }) {
+                Ok(sample) => measured[at].samples.push((number, sample)),
+                Err(LabError::Interrupted) => {
+                    interrupted = true;
+                    break 'rounds;
+                }
+                // Whatever a tool says that Ctrl-C killed beside us is no result.
+                Err(_) if stop.is_set() => {
+                    interrupted = true;
+                    break 'rounds;
+                }
+                Err(error) => {
+                    progress.failed(experiment.name, &cells[at], &error);
+                    measured[at].failed = Some(error);
+                }
+            }
+            expected[at] = began.elapsed();
+        }
+    }
+    Outcome { measured, timing, interrupted }
+}
+
+/// The cells in the order of a round.
+fn order(cells: &[Cell], round: u32) -> Vec<usize> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for at in 0..cells.len() {
+        let is_like = |group: &&mut Vec<usize>| {
+            let other = &cells[group[0]];
+            (other.workload, other.jobs) == (cells[at].workload, cells[at].jobs)
+        };
+        match groups.iter_mut().find(is_like) {
+            Some(group) => group.push(at),
+            None => groups.push(vec![at]),
+        }
+    }
+    for group in &mut groups {
+        let turn = round as usize % group.len();
+        group.rotate_left(turn);
+    }
+    if !groups.is_empty() {
+        let turn = round as usize % groups.len();
+        groups.rotate_left(turn);
+    }
+    groups.concat()
+}
+
+/// A seed that is the same for all variants of a workload in a round, and in the next run.
+fn seed(experiment: &str, cell: &Cell, round: u32) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (experiment, cell.workload, cell.jobs, round).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn measure(cell: &Cell, round: &Round<'_>) -> Result<Sample, LabError> {
+    // A cell that panics must not take with it what the others gave.
+    let sample = catch_unwind(AssertUnwindSafe(|| (cell.body)(round)))
+        .unwrap_or_else(|panic| Err(LabError::failed(format!("{cell:?}"), said(&*panic))))?;
+    let wrong = sample.values.iter().find(|(_, value)| !value.is_finite());
+    match wrong {
+        Some((metric, value)) => {
+            Err(LabError::failed(metric.name, format!("{value} is no measurement")))
+        }
+        None if sample.values.is_empty() => Err(LabError::failed("sample", "it has no values")),
+        None => Ok(sample),
+    }
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("it panicked: {}", text.unwrap_or("without a word"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::metric::Metric;
+
+    const PLAN: Plan = Plan { rounds: 5, measure: Some(Duration::ZERO), quick: false };
+
+    fn experiment(cells: Vec<Cell>) -> Experiment {
+        Experiment {
+            name: "e",
+            title: "",
+            about: "",
+            published: Vec::new(),
+            variants: Vec::new(),
+            workloads: Vec::new(),
+            comparisons: Vec::new(),
+            plots: Vec::new(),
+            cells,
+        }
+    }
+
+    fn cell(variant: &'static str, workload: &'static str, jobs: u32) -> Cell {
+        Cell::new(variant, workload, jobs, |round| {
+            Ok(Sample::of(Metric::IOPS, f64::from(round.number) + 1.0))
+        })
+    }
+
+    #[test]
+    fn compared_cells_are_neighbours_and_take_turns() {
+        let cells = [
+            cell("a", "read", 1),
+            cell("a", "write", 1),
+            cell("b", "read", 1),
+            cell("b", "write", 1),
+        ];
+        assert_eq!(order(&cells, 0), [0, 2, 1, 3]);
+        assert_eq!(order(&cells, 1), [3, 1, 2, 0]);
+        assert_eq!(order(&cells, 2), [0, 2, 1, 3]);
+        assert_eq!(order(&[], 3), [0; 0]);
+    }
+
+    #[test]
+    fn a_cell_that_fails_leaves_the_others_alone() {
+        let fails = Cell::new("b", "read", 1, |round| match round.number {
+            0 => Ok(Sample::of(Metric::IOPS, 1.0)),
+            _ => Err(LabError::missing("fio", "install it")),
+        });
+        let panics = Cell::new("c", "read", 1, |_| panic!("on purpose"));
+        let nothing = Cell::new("d", "read", 1, |_| Ok(Sample::of(Metric::IOPS, f64::NAN)));
+        let experiment = experiment(vec![cell("a", "read", 1), fails, panics, nothing]);
+        let outcome = run(&experiment, &PLAN, &Stop::new(), &mut Progress::silent());
+        assert!(!outcome.interrupted);
+        let rounds = |at: usize| outcome.measured[at].samples.len();
+        assert_eq!([rounds(0), rounds(1), rounds(2), rounds(3)], [5, 1, 0, 0]);
+        let why = |at: usize| outcome.measured[at].failed.as_ref().unwrap().to_string();
+        assert_eq!(why(1), "fio is missing; install it");
+        assert!(why(2).contains("on purpose"), "{}", why(2));
+        assert!(why(3).contains("NaN"), "{}", why(3));
+    }
+
+    #[test]
+    fn a_stop_keeps_the_rounds_that_are_complete() {
+        let (stop, seen) = (Stop::new(), Stop::new());
+        let (sender, receiver) = mpsc::channel();
+        let stops = Cell::new("b", "read", 1, {
+            let stop = stop.clone();
+            move |round| {
+                sender.send(round.number).expect("the test listens");
+                if round.number == 2 {
+                    stop.set();
+                    return Err(LabError::failed("fio", "killed by a signal"));
+                }
+                Ok(Sample::of(Metric::IOPS, 1.0))
+            }
+        });
+        seen.set();
+        let experiment = experiment(vec![cell("a", "read", 1), stops]);
+        let outcome = run(&experiment, &PLAN, &stop, &mut Progress::silent());
+        assert!(outcome.interrupted);
+        assert_eq!(outcome.measured[1].samples.len(), 2);
+        assert!(outcome.measured[1].failed.is_none());
+        drop(experiment);
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_time_of_a_measurement_fits_the_budget() {
+        let cells = |count| (0..count).map(|_| cell("a", "read", 1)).collect::<Vec<_>>();
+        let plan = Plan { rounds: 5, measure: None, quick: false };
+        for count in [1, 10, 60, 120] {
+            assert!(plan.estimate(&cells(count)) <= BUDGET + Duration::from_secs(1), "{count}");
+        }
+        assert_eq!(plan.timing(&cells(1)).measure, MEASURE_MAX);
+        let quick = Plan { rounds: 3, measure: None, quick: true };
+        assert!(quick.estimate(&cells(30)) <= Duration::from_secs(30));
+        let slow = vec![cell("a", "read", 1).overhead(Duration::from_secs(60))];
+        assert_eq!(plan.timing(&slow).measure, MEASURE_MIN);
+    }
+
+    #[test]
+    fn variants_of_a_round_have_the_same_seed() {
+        let seed = |variant, round| seed("e", &cell(variant, "read", 1), round);
+        assert_eq!(seed("a", 1), seed("b", 1));
+        assert_ne!(seed("a", 1), seed("a", 2));
+    }
+}

@@ -1,0 +1,49 @@
+//! A directory of a run's own, which goes when the run ends.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::LabError;
+
+/// Names that are tried before giving up.
+const TRIES: usize = 16;
+
+/// The directory.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// A new one, for this user only, in the directory for temporary files. Its path is short, for
+    /// the path of a socket has room for 107 bytes.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new() -> Result<Scratch, LabError> {
+        let mut last = None;
+        for _ in 0..TRIES {
+            let name = format!("by-lab-{:08x}", fastrand::u32(..));
+            let path = std::env::temp_dir().join(name);
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Scratch { path }),
+                Err(error) => last = Some((path, error)),
+            }
+        }
+        let (path, error) = last.expect("it was tried at least once");
+        Err(LabError::Io { what: path.display().to_string(), source: error })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed lies where temporary files may lie.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}

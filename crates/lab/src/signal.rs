@@ -1,0 +1,41 @@
+//! Ctrl-C: the first one asks the run to end, the second one ends the program.
+#![allow(unsafe_code)] // A signal handler can only be set by a system call.
+#![allow(clippy::disallowed_types, reason = "a handler can reach nothing but a static atomic")]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static CAUGHT: AtomicBool = AtomicBool::new(false);
+
+/// Whether Ctrl-C came since [`catch`].
+pub(crate) fn is_caught() -> bool {
+    // Relaxed: nothing is handed over with the flag.
+    CAUGHT.load(Ordering::Relaxed)
+}
+
+extern "C" fn caught(_signal: libc::c_int) {
+    CAUGHT.store(true, Ordering::Relaxed);
+}
+
+/// Catches SIGINT and SIGTERM once each; the next one of its kind ends the program as it would
+/// have without this.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn catch() -> io::Result<()> {
+    CAUGHT.store(false, Ordering::Relaxed);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: all bytes zero is a valid sigaction: no flags, an empty mask, the default action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = caught as *const () as libc::sighandler_t;
+        // RESETHAND: the second signal finds the default action. RESTART: calls go on, and the
+        // measurement sees the flag.
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        // SAFETY: the action is initialised, and its handler only stores to an atomic, which is
+        // async-signal-safe; the old action is not asked for.
+        if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
