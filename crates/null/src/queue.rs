@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use blockyard_core::{Batch, DeviceQueue, Done, Due, Nanos, SECTOR_SHIFT, Started, Status};
 use blockyard_sync::published::Reader;
+use blockyard_sync::tag_budget::TagBudget;
 
 use crate::config::IrqMode;
 use crate::device::Shared;
@@ -20,6 +21,10 @@ use crate::zone_set::ZoneSet;
 
 /// After how many nanoseconds a queue asks again for a tag that other channels hold.
 const TAG_RETRY_NS: u64 = 50_000;
+/// After how many nanoseconds a queue that has its share of the tags looks whether the share has
+/// grown, because another channel was closed. Its own completions give it tags before that, unless
+/// they take longer.
+const SHARE_RETRY_NS: u64 = 10_000_000;
 /// After how many nanoseconds a requeued request is offered again.
 const REQUEUE_NS: u64 = 1_000_000;
 
@@ -95,10 +100,8 @@ impl<Z: ZoneSet> NullQueue<Z> {
                 tags = self.take_tags(batch.len().min(self.room()));
             }
             if tags == 0 {
-                if self.hardware.is_some() && self.room() > 0 {
-                    // Other channels do not tell when they give tags back, and a request of this
-                    // one may take longer than theirs.
-                    self.retry_at = Some(now + TAG_RETRY_NS);
+                if self.room() > 0 {
+                    self.retry_at = self.tags_at(now);
                 }
                 return;
             }
@@ -117,8 +120,21 @@ impl<Z: ZoneSet> NullQueue<Z> {
     fn take_tags(&self, wanted: usize) -> usize {
         let Some(queue) = self.hardware else { return wanted };
         let queue = &self.shared.queues[queue];
-        let share = (queue.share() as usize).saturating_sub(self.in_flight());
-        queue.take(wanted.min(share) as u32) as usize
+        queue.take(wanted.min(self.share_left(queue)) as u32) as usize
+    }
+
+    /// How many tags of a shared hardware queue this channel may have beside those it has.
+    fn share_left(&self, queue: &TagBudget) -> usize {
+        (queue.share() as usize).saturating_sub(self.in_flight())
+    }
+
+    /// When it is worth while to ask for tags again, whatever becomes of the requests that this
+    /// channel has in flight: they may take longer than those of others.
+    fn tags_at(&self, now: Nanos) -> Option<Nanos> {
+        let queue = &self.shared.queues[self.hardware?];
+        // Other channels do not tell when they give tags back, nor when they are closed.
+        let retry_ns = if self.share_left(queue) > 0 { TAG_RETRY_NS } else { SHARE_RETRY_NS };
+        Some(now + retry_ns)
     }
 
     /// Starts one request, which holds a tag.

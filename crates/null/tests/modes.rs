@@ -177,6 +177,39 @@ fn a_long_request_does_not_keep_a_channel_from_asking_for_tags() {
     assert_eq!(other.channel.due(), Due::At(Nanos(50_000)), "one is started, three wait");
 }
 
+/// A channel that has its share waits for its own completions; it asked every 50 microseconds for
+/// tags that it could not have. Only a share that grows gives it more, and that is looked for.
+#[test]
+fn a_channel_at_its_share_waits_for_its_own_requests() {
+    let hour = 3_600_000_000_000;
+    for (completion_nsec, due, end) in
+        [(1_000_000, 1_000_000, 2_000_000), (hour, 10_000_000, hour + 10_000_000)]
+    {
+        let config = NullConfig {
+            irqmode: IrqMode::Timer,
+            completion_nsec,
+            submit_queues: Some(1),
+            hw_queue_depth: 4,
+            ..memory()
+        };
+        let mut rig = Rig::new(config);
+        let other = rig.another();
+        let buf = rig.buf(0);
+        let bios: Vec<Bio> = (0..4).map(|part| Bio::read(Sector(part * 16), 8, buf)).collect();
+        assert_eq!(rig.channel.push(&bios), 4);
+        rig.channel.submit();
+        let mut out = Vec::new();
+        assert_eq!(rig.channel.reap(&mut out), 0);
+        assert_eq!(rig.channel.due(), Due::At(Nanos(due)), "two are started, two wait");
+        drop(other);
+        while out.len() < 4 {
+            rig.channel.wait(None);
+            rig.channel.reap(&mut out);
+        }
+        assert_eq!(rig.clock.now(), Nanos(end));
+    }
+}
+
 #[test]
 fn channels_end_whatever_is_requeued_or_late() {
     let requeue = Some("1,100,0,-1".parse().unwrap());
