@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use blockyard_lab::command::LabCommand;
-use blockyard_yard::listen::Listen;
+use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::param::KINDS;
 use blockyard_yard::spec::DeviceSpec;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -134,7 +134,7 @@ pub(crate) struct ServeArgs {
     pub(crate) config: Option<PathBuf>,
     /// Serve NBD at unix:PATH, tcp:HOST:PORT or stdio; may be repeated
     #[arg(long, value_name = "PLACE")]
-    pub(crate) nbd: Vec<Listen>,
+    pub(crate) nbd: Vec<Endpoint>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -143,7 +143,7 @@ pub(crate) struct ServeArgs {
     pub(crate) control: Option<PathBuf>,
     /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
     #[arg(long, value_name = "PLACE")]
-    pub(crate) metrics: Option<Listen>,
+    pub(crate) metrics: Option<Endpoint>,
     /// Run a command by `sh -c`, and end with it
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,

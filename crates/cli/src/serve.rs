@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode, TlsProblem, TlsSettings};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
+use blockyard_yard::endpoint::{Endpoint, PORT, check_socket_path};
 use blockyard_yard::error::counted;
-use blockyard_yard::listen::{Listen, NBD_PORT, check_socket_path};
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::yard::describe;
 use blockyard_yard::{activation, view::DeviceView};
@@ -26,7 +26,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     if args.exit_with_parent {
         follow_parent(parent)?;
     }
-    let stdio = args.nbd.contains(&Listen::Stdio);
+    let stdio = args.nbd.contains(&Endpoint::Stdio);
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
     let files = raise_files();
     let Plan { options, temp } = plan(&args)?;
@@ -148,7 +148,7 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     };
     add_devices(args, &mut config)?;
     let tls = tls(args, &config)?;
-    let stdio = args.nbd.contains(&Listen::Stdio);
+    let stdio = args.nbd.contains(&Endpoint::Stdio);
     let activated = activation::is_activated();
     let explicit = !args.nbd.is_empty() || args.unix.as_deref().is_some_and(|path| path != "-");
     let temporary = args.unix.as_deref() == Some("-")
@@ -174,13 +174,13 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
         check_socket_path(path)
             .map_err(|what| Failure::new(Code::Usage, format!("control: {what}")))?;
     }
-    if args.run.is_some() && nbd.contains(&Listen::Stdio) {
+    if args.run.is_some() && nbd.contains(&Endpoint::Stdio) {
         let message = "run: with --nbd stdio the command's output would get into the NBD stream; \
                        leave out one of the two, or serve NBD at unix:PATH";
         return Err(Failure::new(Code::Usage, message));
     }
     let metrics = args.metrics.clone().or(config.metrics);
-    if metrics == Some(Listen::Stdio) {
+    if metrics == Some(Endpoint::Stdio) {
         return Err(Failure::new(Code::Usage, "metrics: stdio will not do; wanted tcp:HOST:PORT"));
     }
     let devices = config.devices;
@@ -207,24 +207,24 @@ fn add_devices(args: &ServeArgs, config: &mut Config) -> Result<(), Failure> {
 /// configuration, default.
 fn nbd_places(
     args: &ServeArgs,
-    configured: Option<Vec<Listen>>,
+    configured: Option<Vec<Endpoint>>,
     temp: Option<&TempDir>,
     activated: bool,
-) -> Result<Vec<Listen>, Failure> {
+) -> Result<Vec<Endpoint>, Failure> {
     if !args.nbd.is_empty() {
         // libnbd's `[ COMMAND ]` passes a listening socket; then that is where the client is, and
         // nobody is at standard input.
-        let places = args.nbd.iter().filter(|place| !(activated && **place == Listen::Stdio));
+        let places = args.nbd.iter().filter(|place| !(activated && **place == Endpoint::Stdio));
         return Ok(places.cloned().collect());
     }
     if let Some(temp) = temp {
-        return Ok(vec![Listen::Unix(temp.path().join(paths::NBD_SOCKET))]);
+        return Ok(vec![Endpoint::Unix(temp.path().join(paths::NBD_SOCKET))]);
     }
     if let Some(path) = &args.unix {
         let path = PathBuf::from(path);
         check_socket_path(&path)
             .map_err(|what| Failure::new(Code::Usage, format!("unix: {what}")))?;
-        return Ok(vec![Listen::Unix(path)]);
+        return Ok(vec![Endpoint::Unix(path)]);
     }
     if activated {
         return Ok(Vec::new());
@@ -234,7 +234,7 @@ fn nbd_places(
     }
     let socket = runtime_dir()?.join(paths::NBD_SOCKET);
     let host = "127.0.0.1".to_owned();
-    Ok(vec![Listen::Unix(socket), Listen::Tcp { host, port: NBD_PORT }])
+    Ok(vec![Endpoint::Unix(socket), Endpoint::Tcp { host, port: PORT }])
 }
 
 fn default_control() -> Result<PathBuf, Failure> {

@@ -22,6 +22,7 @@ pub mod endpoint;
 pub mod exports;
 pub mod handshake;
 mod link;
+mod listener;
 mod pace;
 mod reply;
 mod server;
@@ -32,7 +33,8 @@ pub mod tls;
 pub mod wire;
 
 pub use client::ConnectionInfo;
-pub use endpoint::{Endpoint, EndpointError, ListenError};
+pub use endpoint::{Endpoint, EndpointError};
 pub use exports::{ExportError, ExportInfo, ExportOptions, Exports};
+pub use listener::ListenError;
 pub use server::{Server, ServerError, ServerOptions};
 pub use tls::{TlsConfig, TlsError, TlsMode};

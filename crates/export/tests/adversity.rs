@@ -329,7 +329,7 @@ fn uris_keep_the_host_that_was_given() {
     for (given, named) in
         [("localhost", "localhost"), ("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "localhost")]
     {
-        let endpoint = Endpoint::Tcp(given.to_owned(), 0);
+        let endpoint = Endpoint::Tcp { host: given.to_owned(), port: 0 };
         let server = Server::start(Exports::new(), endpoint, ServerOptions::default()).unwrap();
         let port = server.local_addr().rsplit_once(':').unwrap().1;
         assert_eq!(server.uri("d"), Some(format!("nbd://{named}:{port}/d")));
@@ -343,8 +343,7 @@ fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     exports.add("disk", Ram::new(MIB), ExportOptions::default()).unwrap();
     let listener = UnixListener::bind(directory.socket()).unwrap();
     let options = ServerOptions::default;
-    let endpoint = Endpoint::Fd(OwnedFd::from(listener));
-    let by_fd = Server::start(Arc::clone(&exports), endpoint, options()).unwrap();
+    let by_fd = Server::adopt(Arc::clone(&exports), OwnedFd::from(listener), options()).unwrap();
     let stream = UnixStream::connect(directory.socket()).unwrap();
     let mut client = Client::greet(stream);
     client.negotiate("disk", Style::Extended, true);
@@ -353,7 +352,7 @@ fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     // The file belongs to whoever made the socket.
     assert!(directory.socket().exists());
 
-    let endpoint = Endpoint::Tcp("127.0.0.1".to_owned(), 0);
+    let endpoint = Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
     let by_tcp = Server::start(exports, endpoint, options()).unwrap();
     let address = by_tcp.local_addr().strip_prefix("tcp:").unwrap().to_owned();
     assert_eq!(by_tcp.uri("disk"), Some(format!("nbd://{address}/disk")));
@@ -362,7 +361,6 @@ fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     assert_eq!(client.read(0, 4096).data, [3; 4096]);
 
     let file = std::fs::File::open("/dev/null").unwrap();
-    let endpoint = Endpoint::Fd(OwnedFd::from(file));
-    let error = Server::start(Exports::new(), endpoint, options()).unwrap_err();
+    let error = Server::adopt(Exports::new(), OwnedFd::from(file), options()).unwrap_err();
     assert!(matches!(error, ServerError::Listen(ListenError::BadDescriptor)), "{error}");
 }

@@ -7,7 +7,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::listen::Listen;
+use blockyard_export::nbd::Endpoint;
+
 use crate::spec::DeviceSpec;
 
 mod read;
@@ -34,11 +35,11 @@ pub const NO_SOCKET: &str = "none";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Where NBD is served; `None` if the file does not say.
-    pub nbd: Option<Vec<Listen>>,
+    pub nbd: Option<Vec<Endpoint>>,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not say.
     pub control: Option<PathBuf>,
     /// Where metrics are served beside the control socket.
-    pub metrics: Option<Listen>,
+    pub metrics: Option<Endpoint>,
     /// TLS for NBD.
     pub tls: TlsSettings,
     /// Where in the text that stands.

@@ -10,12 +10,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use blockyard_export::nbd::Endpoint;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, Control};
 use crate::bounded::Bounded;
-use crate::listen::Listen;
 use crate::litter::Litter;
 
 /// Threads for requests that wait for a device or for its clients. What only looks needs none of
@@ -85,7 +85,7 @@ impl ControlServer {
     pub fn start(
         control: Arc<Control>,
         path: Option<&Path>,
-        metrics: Option<&Listen>,
+        metrics: Option<&Endpoint>,
         events: Sender<Event>,
     ) -> Result<ControlServer, ControlError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -124,17 +124,17 @@ impl ControlServer {
 
     fn serve_metrics(
         &mut self,
-        place: &Listen,
+        place: &Endpoint,
         control: Arc<Control>,
         stopped: watch::Receiver<bool>,
     ) -> Result<(), ControlError> {
         match place {
-            Listen::Unix(path) => {
+            Endpoint::Unix(path) => {
                 let listener = self.bind(path, &control)?;
                 spawn(listener, api::metrics_routes(control), stopped);
                 self.metrics = Some(place.to_string());
             }
-            Listen::Tcp { host, port } => {
+            Endpoint::Tcp { host, port } => {
                 let refused = || system(format!("metrics: {place}"));
                 let listener = std::net::TcpListener::bind((host.as_str(), *port))
                     .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
@@ -144,7 +144,7 @@ impl ControlServer {
                 self.metrics = Some(format!("http://{address}/metrics"));
                 spawn(listener, api::metrics_routes(control), stopped);
             }
-            Listen::Stdio => unreachable!("the configuration refuses metrics on stdio"),
+            Endpoint::Stdio => unreachable!("the configuration refuses metrics on stdio"),
         }
         Ok(())
     }

@@ -7,14 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use blockyard_export::nbd::ServerError;
-use blockyard_export::nbd::{Endpoint, Server, ServerOptions, TlsConfig, TlsMode};
+use blockyard_export::nbd::{Endpoint, Exports, Server, ServerOptions, TlsConfig, TlsMode};
 
 use crate::activation;
 use crate::api::Control;
 use crate::config;
 use crate::control::{ControlError, ControlServer, Event};
 use crate::error::YardError;
-use crate::listen::Listen;
 use crate::litter::Litter;
 use crate::spec::DeviceSpec;
 use crate::yard::Yard;
@@ -28,13 +27,13 @@ pub struct DaemonOptions {
     /// The devices.
     pub devices: Vec<DeviceSpec>,
     /// Where NBD is served.
-    pub nbd: Vec<Listen>,
+    pub nbd: Vec<Endpoint>,
     /// Whether NBD is served on the sockets that systemd passed, too.
     pub activated: bool,
     /// The control socket; none if `None`.
     pub control: Option<PathBuf>,
     /// Where metrics are served beside the control socket.
-    pub metrics: Option<Listen>,
+    pub metrics: Option<Endpoint>,
     /// TLS for NBD.
     pub tls: config::TlsSettings,
 }
@@ -89,7 +88,7 @@ impl Daemon {
     /// # Errors
     /// If a device cannot be made or a place cannot be listened at; nothing is left behind.
     pub fn start(options: &DaemonOptions) -> Result<Daemon, DaemonError> {
-        if options.nbd.iter().filter(|listen| **listen == Listen::Stdio).count() > 1 {
+        if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
         }
         let control = Arc::new(Control::default());
@@ -109,13 +108,15 @@ impl Daemon {
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let mut daemon =
             Daemon { yard, control: control_server, servers, litter, stdio, events, sender };
-        let mut endpoints: Vec<Endpoint> = options.nbd.iter().map(endpoint).collect();
-        if options.activated {
-            let passed = activation::sockets().map_err(DaemonError::Activation)?;
-            endpoints.extend(passed.into_iter().map(Endpoint::Fd));
-        }
-        for endpoint in endpoints {
+        for endpoint in &options.nbd {
             daemon.serve(endpoint, &options.tls)?;
+        }
+        if options.activated {
+            for socket in activation::sockets().map_err(DaemonError::Activation)? {
+                daemon.serve_by(&options.tls, |exports, options| {
+                    Server::adopt(exports, socket, options)
+                })?;
+            }
         }
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
         // It is empty: nobody else has it to set.
@@ -123,31 +124,42 @@ impl Daemon {
         Ok(daemon)
     }
 
-    fn serve(&mut self, endpoint: Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
-        let stdio = matches!(endpoint, Endpoint::Stdio);
-        let socket = if let Endpoint::Unix(path) = &endpoint { Some(path.clone()) } else { None };
+    fn serve(&mut self, endpoint: &Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
+        let server = self
+            .serve_by(tls, |exports, options| Server::start(exports, endpoint.clone(), options))?;
+        match endpoint {
+            Endpoint::Unix(path) => self.litter.add(path),
+            Endpoint::Stdio => {
+                let sender = self.sender.clone();
+                let wait = move || {
+                    server.wait();
+                    // A daemon that no longer listens is ending already.
+                    let _ = sender.send(Event::StdioDone);
+                };
+                let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
+                self.stdio = Some(thread.map_err(DaemonError::Thread)?);
+            }
+            Endpoint::Tcp { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Serves NBD as `start` does.
+    fn serve_by(
+        &mut self,
+        tls: &config::TlsSettings,
+        start: impl FnOnce(Arc<Exports>, ServerOptions) -> Result<Server, ServerError>,
+    ) -> Result<Arc<Server>, DaemonError> {
         let options =
             ServerOptions { drain_timeout: DRAIN, tls: tls_config(tls), ..Default::default() };
-        let exports = Arc::clone(self.yard.exports());
-        let server =
-            Arc::new(Server::start(exports, endpoint, options).map_err(|error| match error {
-                ServerError::Listen(error) => DaemonError::Place(error),
-                other => DaemonError::Nbd(other),
-            })?);
+        let server = start(Arc::clone(self.yard.exports()), options);
+        let server = Arc::new(server.map_err(|error| match error {
+            ServerError::Listen(error) => DaemonError::Place(error),
+            other => DaemonError::Nbd(other),
+        })?);
         tracing::info!(address = server.local_addr(), "serving NBD");
-        socket.into_iter().for_each(|path| self.litter.add(path));
-        if stdio {
-            let (server, sender) = (Arc::clone(&server), self.sender.clone());
-            let wait = move || {
-                server.wait();
-                // A daemon that no longer listens is ending already.
-                let _ = sender.send(Event::StdioDone);
-            };
-            let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
-            self.stdio = Some(thread.map_err(DaemonError::Thread)?);
-        }
-        self.servers.push(server);
-        Ok(())
+        self.servers.push(Arc::clone(&server));
+        Ok(server)
     }
 
     /// The devices.
@@ -201,14 +213,6 @@ impl Drop for Daemon {
             let _ = stdio.join();
         }
         drop(self.control.take());
-    }
-}
-
-fn endpoint(listen: &Listen) -> Endpoint {
-    match listen {
-        Listen::Unix(path) => Endpoint::Unix(path.clone()),
-        Listen::Tcp { host, port } => Endpoint::Tcp(host.clone(), *port),
-        Listen::Stdio => Endpoint::Stdio,
     }
 }
 

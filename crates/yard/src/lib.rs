@@ -10,7 +10,6 @@ pub mod control;
 pub mod daemon;
 pub mod error;
 pub mod inject;
-pub mod listen;
 pub mod litter;
 pub mod metrics;
 pub mod nearest;
@@ -24,3 +23,5 @@ pub mod uri;
 pub mod view;
 pub mod yard;
 pub mod zones;
+
+pub use blockyard_export::nbd::endpoint;

@@ -8,7 +8,7 @@ use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::control::CLIENTS_MAX;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
-use blockyard_yard::listen::Listen;
+use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::paths::TempDir;
 use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
 use blockyard_yard::yard::WORK_MAX;
@@ -27,7 +27,7 @@ fn serve(uris: &[&str]) -> Served {
     let control = temp.path().join("control.sock");
     let options = DaemonOptions {
         devices: uris.iter().map(|text| uri::parse(text).unwrap()).collect(),
-        nbd: vec![Listen::Unix(temp.path().join("nbd.sock"))],
+        nbd: vec![Endpoint::Unix(temp.path().join("nbd.sock"))],
         control: Some(control.clone()),
         ..DaemonOptions::default()
     };
@@ -341,7 +341,7 @@ fn metrics_are_served_alone_elsewhere() {
     let host = "127.0.0.1".to_owned();
     let options = DaemonOptions {
         devices: vec![uri::parse("null:///a?size=1G").unwrap()],
-        metrics: Some(Listen::Tcp { host, port: 0 }),
+        metrics: Some(Endpoint::Tcp { host, port: 0 }),
         ..DaemonOptions::default()
     };
     let daemon = Daemon::start(&options).unwrap();

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::nbd::client::{CUT_GRACE, Client, ConnectionInfo, Line};
-use crate::nbd::endpoint::{Endpoint, ListenError, Listener};
+use crate::nbd::endpoint::Endpoint;
 use crate::nbd::exports::Exports;
 use crate::nbd::link::{Link, Pipes};
+use crate::nbd::listener::{ListenError, Listener};
 use crate::nbd::session::{self, Terms};
 use crate::nbd::sys::{self, Family, Interest, Ready, Wake};
 use crate::nbd::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
@@ -147,17 +148,39 @@ impl Server {
         endpoint: Endpoint,
         options: ServerOptions,
     ) -> Result<Server, ServerError> {
+        let host = match &endpoint {
+            Endpoint::Tcp { host, .. } => Some(host.clone()),
+            Endpoint::Unix(_) | Endpoint::Stdio => None,
+        };
+        Server::start_by(exports, || Listener::open(endpoint), host, options)
+    }
+
+    /// Starts serving exports on a socket that listens already, as from systemd.
+    ///
+    /// # Errors
+    /// If it is no such socket, or the certificates do not do.
+    pub fn adopt(
+        exports: Arc<Exports>,
+        socket: OwnedFd,
+        options: ServerOptions,
+    ) -> Result<Server, ServerError> {
+        Server::start_by(exports, || Listener::adopt(socket).map(Some), None, options)
+    }
+
+    /// Starts serving at what `open` opens; `host` is the name that its user gave.
+    fn start_by(
+        exports: Arc<Exports>,
+        open: impl FnOnce() -> Result<Option<Listener>, ListenError>,
+        host: Option<String>,
+        options: ServerOptions,
+    ) -> Result<Server, ServerError> {
         let terms = Terms {
             exports,
             tls_mode: options.tls.mode,
             acceptor: Acceptor::load(&options.tls)?,
             handshake_timeout: options.handshake_timeout,
         };
-        let host = match &endpoint {
-            Endpoint::Tcp(host, _) => Some(host.clone()),
-            _ => None,
-        };
-        let listener = Listener::open(endpoint)?;
+        let listener = open()?;
         let uri_host = listener.as_ref().and_then(|listener| listener.uri_host(host));
         let system = |what| move |source| ServerError::System { what, source };
         let shared = Arc::new(Shared {

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use blockyard_export::nbd::endpoint::{Endpoint, check_socket_path};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, TlsMode, TlsPlaces};
-use crate::listen::{Listen, check_socket_path};
 use crate::nearest::nearest;
 use crate::param::{Form, Kind, Param, ParamError, shown};
 use crate::spec::DeviceSpec;
@@ -235,16 +235,16 @@ impl Reader<'_> {
 
     /// A place to listen at. Standard input belongs to whoever starts the server, so it can be
     /// named on the command line only.
-    fn place(&mut self, key: &str, value: &Value<'_>) -> Option<Listen> {
+    fn place(&mut self, key: &str, value: &Value<'_>) -> Option<Endpoint> {
         let text = self.string(key, value)?;
         match text.parse() {
-            Ok(Listen::Stdio) => {
+            Ok(Endpoint::Stdio) => {
                 let help = "wanted unix:PATH or tcp:HOST:PORT; `--nbd stdio` is for the shell";
                 let message = format!("{key}: `stdio` will not do in a file");
                 self.error(value.span(), message, Some(help.to_owned()));
                 None
             }
-            Ok(listen) => Some(listen),
+            Ok(endpoint) => Some(endpoint),
             Err(error) => {
                 self.error(value.span(), format!("{key}: {error}"), None);
                 None
