@@ -319,8 +319,8 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
             writeln!(out, "  note: {note}")?;
         }
     }
-    for server in daemon.servers() {
-        writeln!(out, "NBD at {}", server.local_addr())?;
+    for address in addresses(daemon) {
+        writeln!(out, "NBD at {address}")?;
     }
     if let Some(metrics) = daemon.control().and_then(|control| control.metrics_address()) {
         writeln!(out, "metrics at {metrics}")?;
@@ -348,17 +348,22 @@ fn announce_json(
 ) -> Result<(), Failure> {
     let devices: Vec<_> =
         daemon.yard().list().iter().map(|entry| DeviceView::new(entry, 0)).collect();
-    let nbd: Vec<_> = daemon.servers().iter().map(|server| server.local_addr()).collect();
+    let nbd = addresses(daemon);
     let metrics = daemon.control().and_then(|control| control.metrics_address());
     let said = json!({ "devices": devices, "nbd": nbd, "control": control, "metrics": metrics });
     writeln!(out, "{said}")?;
     Ok(out.flush()?)
 }
 
+/// Everywhere where NBD is served.
+fn addresses(daemon: &Daemon) -> Vec<&str> {
+    let servers = daemon.servers().iter();
+    servers.flat_map(|server| server.local_addrs()).map(String::as_str).collect()
+}
+
 fn status(daemon: &Daemon) -> String {
-    let places: Vec<_> = daemon.servers().iter().map(|server| server.local_addr()).collect();
     let devices = counted(daemon.yard().list().len() as u64, "device");
-    format!("serving {devices} at {}", places.join(", "))
+    format!("serving {devices} at {}", addresses(daemon).join(", "))
 }
 
 /// Tells systemd, if it wants to be told.

@@ -29,6 +29,7 @@ mod server;
 mod session;
 mod status;
 mod sys;
+mod tcp;
 pub mod tls;
 pub mod wire;
 
@@ -37,4 +38,5 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use exports::{ExportError, ExportInfo, ExportOptions, Exports};
 pub use listener::ListenError;
 pub use server::{Server, ServerError, ServerOptions};
+pub use tcp::listen_tcp;
 pub use tls::{TlsConfig, TlsError, TlsMode};

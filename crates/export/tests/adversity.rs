@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -337,6 +337,26 @@ fn uris_keep_the_host_that_was_given() {
 }
 
 #[test]
+fn a_name_is_served_at_each_of_its_addresses() {
+    // Only the first address was listened at: with `localhost` first ::1, and who came to
+    // 127.0.0.1 was refused.
+    let exports = Exports::new();
+    exports.add("disk", Ram::new(MIB), ExportOptions::default()).unwrap();
+    let endpoint = Endpoint::Tcp { host: "localhost".to_owned(), port: 0 };
+    let server = Server::start(exports, endpoint, ServerOptions::default()).unwrap();
+    let port: u16 = server.local_addr().rsplit_once(':').unwrap().1.parse().unwrap();
+    for address in ("localhost", port).to_socket_addrs().unwrap() {
+        let is_here = TcpListener::bind((address.ip(), 0)).is_ok();
+        let stream = TcpStream::connect(address);
+        assert_eq!(stream.is_ok(), is_here, "{address}");
+        if let Ok(stream) = stream {
+            assert!(server.local_addrs().contains(&format!("tcp:{address}")));
+            Client::greet(stream).negotiate("disk", Style::Extended, true);
+        }
+    }
+}
+
+#[test]
 fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     let directory = Directory::new();
     let exports = Exports::new();
@@ -356,7 +376,7 @@ fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     let by_tcp = Server::start(exports, endpoint, options()).unwrap();
     let address = by_tcp.local_addr().strip_prefix("tcp:").unwrap().to_owned();
     assert_eq!(by_tcp.uri("disk"), Some(format!("nbd://{address}/disk")));
-    let mut client = Client::greet(std::net::TcpStream::connect(address).unwrap());
+    let mut client = Client::greet(TcpStream::connect(address).unwrap());
     client.negotiate("", Style::Structured, true);
     assert_eq!(client.read(0, 4096).data, [3; 4096]);
 

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use blockyard_export::nbd::Endpoint;
+use blockyard_export::nbd::{Endpoint, listen_tcp};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -136,20 +136,20 @@ impl ControlServer {
             }
             Endpoint::Tcp { host, port } => {
                 let refused = || system(format!("metrics: {place}"));
-                let listener = std::net::TcpListener::bind((host.as_str(), *port))
-                    .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                    .and_then(tokio::net::TcpListener::from_std)
-                    .map_err(refused())?;
-                let address = listener.local_addr().map_err(refused())?;
-                self.metrics = Some(format!("http://{address}/metrics"));
-                spawn(listener, api::metrics_routes(control), stopped);
+                for listener in listen_tcp(host, *port).map_err(refused())? {
+                    listener.set_nonblocking(true).map_err(refused())?;
+                    let listener = tokio::net::TcpListener::from_std(listener).map_err(refused())?;
+                    let address = listener.local_addr().map_err(refused())?;
+                    self.metrics.get_or_insert_with(|| format!("http://{address}/metrics"));
+                    spawn(listener, api::metrics_routes(Arc::clone(&control)), stopped.clone());
+                }
             }
             Endpoint::Stdio => unreachable!("the configuration refuses metrics on stdio"),
         }
         Ok(())
     }
 
-    /// Where metrics are served beside the control socket.
+    /// Where metrics are served beside the control socket: the first of several addresses.
     pub fn metrics_address(&self) -> Option<&str> {
         self.metrics.as_deref()
     }

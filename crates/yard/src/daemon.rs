@@ -157,7 +157,9 @@ impl Daemon {
             ServerError::Listen(error) => DaemonError::Place(error),
             other => DaemonError::Nbd(other),
         })?);
-        tracing::info!(address = server.local_addr(), "serving NBD");
+        for address in server.local_addrs() {
+            tracing::info!(address, "serving NBD");
+        }
         self.servers.push(Arc::clone(&server));
         Ok(server)
     }

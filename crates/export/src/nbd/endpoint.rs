@@ -18,7 +18,7 @@ pub const PORT: u16 = 10809;
 pub enum Endpoint {
     /// A unix socket at this path. The file of a server that is gone is replaced.
     Unix(PathBuf),
-    /// A TCP port of a host.
+    /// A TCP port, at every address of a host.
     Tcp {
         /// Address or name; an IPv6 address without brackets.
         host: String,

@@ -1,7 +1,7 @@
 //! Sockets that listen: opened, accepted from and removed.
 
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::nbd::endpoint::Endpoint;
 use crate::nbd::sys::{self, Family};
+use crate::nbd::tcp::listen_tcp;
 
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -36,12 +37,19 @@ pub enum ListenError {
     },
 }
 
-/// A socket that listens.
+/// The sockets of one server.
 #[derive(Debug)]
-pub(crate) enum Listener {
-    /// A unix socket, and the file to remove in the end.
-    Unix(UnixListener, Option<PathBuf>),
-    /// A TCP socket.
+pub(crate) struct Listener {
+    /// One at least; several only for a host with several addresses.
+    sockets: Vec<Socket>,
+    /// The file to remove in the end.
+    path: Option<PathBuf>,
+}
+
+/// A socket that listens and never sleeps.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixListener),
     Tcp(TcpListener),
 }
 
@@ -50,51 +58,83 @@ impl Listener {
     pub(crate) fn open(endpoint: Endpoint) -> Result<Option<Listener>, ListenError> {
         let name = endpoint.to_string();
         let system = |source| ListenError::System { endpoint: name.clone(), source };
-        let listener = match endpoint {
+        let (sockets, path) = match endpoint {
             Endpoint::Stdio => return Ok(None),
-            Endpoint::Unix(path) => {
-                let listener = bind_unix(&path, system)?;
-                Listener::Unix(listener, Some(path))
-            }
+            Endpoint::Unix(path) => (vec![Socket::Unix(bind_unix(&path, system)?)], Some(path)),
             Endpoint::Tcp { host, port } => {
-                let addresses = (host.as_str(), port).to_socket_addrs().map_err(system)?;
-                let addresses: Vec<_> = addresses.collect();
-                Listener::Tcp(TcpListener::bind(addresses.as_slice()).map_err(system)?)
+                let listeners = listen_tcp(&host, port).map_err(system)?;
+                (listeners.into_iter().map(Socket::Tcp).collect(), None)
             }
         };
-        listener.set_nonblocking().map_err(system)?;
-        Ok(Some(listener))
+        Ok(Some(Listener::new(sockets, path).map_err(system)?))
+    }
+
+    /// Sockets that listen, one at least, and the file to remove in the end.
+    pub(crate) fn new(sockets: Vec<Socket>, path: Option<PathBuf>) -> io::Result<Listener> {
+        let listener = Listener { sockets, path };
+        listener.sockets.iter().try_for_each(|socket| match socket {
+            Socket::Unix(listener) => listener.set_nonblocking(true),
+            Socket::Tcp(listener) => listener.set_nonblocking(true),
+        })?;
+        Ok(listener)
     }
 
     /// A socket that somebody else made and listens at, as systemd does.
     pub(crate) fn adopt(socket: OwnedFd) -> Result<Listener, ListenError> {
-        let listener = match sys::family(&socket) {
+        let socket = match sys::family(&socket) {
             _ if !sys::is_listening(&socket) => return Err(ListenError::BadDescriptor),
-            Family::Unix => Listener::Unix(UnixListener::from(socket), None),
-            Family::Inet => Listener::Tcp(TcpListener::from(socket)),
+            Family::Unix => Socket::Unix(UnixListener::from(socket)),
+            Family::Inet => Socket::Tcp(TcpListener::from(socket)),
             Family::OtherSocket | Family::NoSocket => return Err(ListenError::BadDescriptor),
         };
-        let system = |source| ListenError::System { endpoint: listener.address(), source };
-        listener.set_nonblocking().map_err(system)?;
-        Ok(listener)
+        let endpoint = socket.address();
+        let refused = |source| ListenError::System { endpoint, source };
+        Listener::new(vec![socket], None).map_err(refused)
     }
 
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Listener::Unix(listener, _) => listener.set_nonblocking(true),
-            Listener::Tcp(listener) => listener.set_nonblocking(true),
+    /// The sockets.
+    pub(crate) fn sockets(&self) -> &[Socket] {
+        &self.sockets
+    }
+
+    /// Host and port as a URI names them: the host as it was given, if it was, for certificates
+    /// are issued to names; `localhost` for all addresses at once. `None` unless it is TCP.
+    pub(crate) fn uri_host(&self, given: Option<String>) -> Option<String> {
+        let addresses = self.sockets.iter().filter_map(|socket| match socket {
+            Socket::Tcp(listener) => listener.local_addr().ok(),
+            Socket::Unix(_) => None,
+        });
+        let addresses: Vec<_> = addresses.collect();
+        let first = addresses.first()?;
+        let host = if addresses.iter().any(|address| address.ip().is_unspecified()) {
+            "localhost".to_owned()
+        } else {
+            given.unwrap_or_else(|| first.ip().to_string())
+        };
+        let port = first.port();
+        Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // It may be gone already; then there is nothing to do.
+            let _ = std::fs::remove_file(path);
         }
     }
+}
 
+impl Socket {
     /// The next client and its name; `None` if none waits.
     pub(crate) fn accept(&self) -> io::Result<Option<(Arc<OwnedFd>, String)>> {
         let accepted = match self {
-            Listener::Unix(listener, _) => listener.accept().map(|(stream, _)| {
+            Socket::Unix(listener) => listener.accept().map(|(stream, _)| {
                 let peer = sys::peer_pid(&stream)
                     .map_or("unix".to_owned(), |pid| format!("unix:pid={pid}"));
                 (OwnedFd::from(stream), peer)
             }),
-            Listener::Tcp(listener) => listener.accept().map(|(stream, address)| {
+            Socket::Tcp(listener) => listener.accept().map(|(stream, address)| {
                 set_no_delay(&stream);
                 sys::keep_alive(&stream);
                 (OwnedFd::from(stream), format!("tcp:{address}"))
@@ -110,49 +150,23 @@ impl Listener {
     /// The address, as `unix:PATH` or `tcp:HOST:PORT`, the port being the real one.
     pub(crate) fn address(&self) -> String {
         match self {
-            Listener::Unix(_, Some(path)) => format!("unix:{}", path.display()),
-            Listener::Unix(listener, None) => {
+            Socket::Unix(listener) => {
                 let address = listener.local_addr().ok();
                 let path = address.as_ref().and_then(|address| address.as_pathname());
                 path.map_or("unix:".to_owned(), |path| format!("unix:{}", path.display()))
             }
-            Listener::Tcp(listener) => {
+            Socket::Tcp(listener) => {
                 listener.local_addr().map_or("tcp:".to_owned(), |address| format!("tcp:{address}"))
             }
         }
     }
 }
 
-impl Listener {
-    /// Host and port as a URI names them: the host as it was given, if it was, for certificates
-    /// are issued to names; `localhost` for all addresses at once. `None` unless it is TCP.
-    pub(crate) fn uri_host(&self, given: Option<String>) -> Option<String> {
-        let Listener::Tcp(listener) = self else { return None };
-        let address = listener.local_addr().ok()?;
-        let host = if address.ip().is_unspecified() {
-            "localhost".to_owned()
-        } else {
-            given.unwrap_or_else(|| address.ip().to_string())
-        };
-        let port = address.port();
-        Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
-    }
-}
-
-impl AsFd for Listener {
+impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener, _) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Unix(_, Some(path)) = self {
-            // It may be gone already; then there is nothing to do.
-            let _ = std::fs::remove_file(path);
+            Socket::Unix(listener) => listener.as_fd(),
+            Socket::Tcp(listener) => listener.as_fd(),
         }
     }
 }

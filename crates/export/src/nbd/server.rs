@@ -17,9 +17,9 @@ use crate::nbd::client::{CUT_GRACE, Client, ConnectionInfo, Line};
 use crate::nbd::endpoint::Endpoint;
 use crate::nbd::exports::Exports;
 use crate::nbd::link::{Link, Pipes};
-use crate::nbd::listener::{ListenError, Listener};
+use crate::nbd::listener::{ListenError, Listener, Socket};
 use crate::nbd::session::{self, Terms};
-use crate::nbd::sys::{self, Family, Interest, Ready, Wake};
+use crate::nbd::sys::{self, Family, Ready, Wake};
 use crate::nbd::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
 
 /// Send buffer asked for on sockets: a batch of replies fits, so that sending does not sleep.
@@ -91,7 +91,8 @@ pub struct Server {
 struct Shared {
     terms: Terms,
     options: ServerOptions,
-    address: String,
+    /// One at least.
+    addresses: Vec<String>,
     /// Host and port for URIs, if it listens at TCP.
     uri_host: Option<String>,
     stopping: AtomicBool,
@@ -186,7 +187,10 @@ impl Server {
         let shared = Arc::new(Shared {
             terms,
             options,
-            address: listener.as_ref().map_or("stdio".to_owned(), Listener::address),
+            addresses: match &listener {
+                Some(listener) => listener.sockets().iter().map(Socket::address).collect(),
+                None => vec!["stdio".to_owned()],
+            },
             uri_host,
             stopping: AtomicBool::new(false),
             deadline: OnceLock::new(),
@@ -210,9 +214,15 @@ impl Server {
         Ok(Server { shared, accepting: Mutex::new(accepting) })
     }
 
-    /// Where it listens: `unix:PATH`, `tcp:ADDRESS:PORT` with the real port, or `stdio`.
+    /// Where it listens: `unix:PATH`, `tcp:ADDRESS:PORT` with the real port, or `stdio`. The first
+    /// of several addresses.
     pub fn local_addr(&self) -> &str {
-        &self.shared.address
+        self.shared.address()
+    }
+
+    /// Everywhere where it listens; several only if a host has several addresses.
+    pub fn local_addrs(&self) -> &[String] {
+        &self.shared.addresses
     }
 
     /// The URI of an export for NBD clients; the empty name is the default export. `None` for
@@ -223,7 +233,7 @@ impl Server {
             TlsMode::Off | TlsMode::On => "nbd",
         };
         let export = escape(export, false);
-        let address = &self.shared.address;
+        let address = self.shared.address();
         if let Some(path) = address.strip_prefix("unix:") {
             return Some(format!("{scheme}+unix:///{export}?socket={}", escape(path, true)));
         }
@@ -320,7 +330,7 @@ impl Drop for Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("address", &self.shared.address).finish_non_exhaustive()
+        f.debug_struct("Server").field("addresses", &self.shared.addresses).finish_non_exhaustive()
     }
 }
 
@@ -341,6 +351,10 @@ fn escape(text: &str, slash: bool) -> String {
 }
 
 impl Shared {
+    fn address(&self) -> &str {
+        &self.addresses[0]
+    }
+
     fn clients(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -353,21 +367,24 @@ impl Shared {
     /// The accepting thread.
     fn accept_all(self: &Arc<Shared>, listener: &Listener) {
         while !self.stopping() {
-            match sys::wait(listener, Interest::Readable, Some(&self.wake), None) {
+            match sys::wait_readable(listener.sockets(), &self.wake) {
                 Ok(Ready::Yes) => {}
                 Ok(Ready::Woken | Ready::No) => continue,
                 Err(error) => {
-                    tracing::error!(address = %self.address, %error, "cannot wait for clients");
+                    tracing::error!(address = self.address(), %error, "cannot wait for clients");
                     return;
                 }
             }
-            match listener.accept() {
-                Ok(Some((socket, peer))) => self.admit(socket, peer),
-                Ok(None) => {}
-                Err(error) => {
-                    // Out of descriptors or memory: clients that leave make room.
-                    tracing::warn!(address = %self.address, %error, "cannot accept a client");
-                    self.pause();
+            for socket in listener.sockets() {
+                match socket.accept() {
+                    Ok(Some((client, peer))) => self.admit(client, peer),
+                    Ok(None) => {}
+                    Err(error) => {
+                        // Out of descriptors or memory: clients that leave make room.
+                        let address = socket.address();
+                        tracing::warn!(address, %error, "cannot accept a client");
+                        self.pause();
+                    }
                 }
             }
             self.join_ended();
@@ -398,7 +415,7 @@ impl Shared {
         let line = Line::Socket(Arc::clone(&socket));
         let link = Link::Socket(Arc::clone(&socket));
         if let Err(error) = self.start_client(link, Some(socket), peer, line) {
-            tracing::warn!(address = %self.address, %error, "a client was turned away");
+            tracing::warn!(address = self.address(), %error, "a client was turned away");
         }
     }
 
@@ -500,7 +517,7 @@ impl Drop for Departure<'_> {
         let mut clients = self.shared.clients();
         clients.here.remove(&self.id);
         clients.ended.push(self.id);
-        clients.finished |= self.shared.address == "stdio";
+        clients.finished |= self.shared.address() == "stdio";
         drop(clients);
         self.shared.left.notify_all();
     }
@@ -508,7 +525,25 @@ impl Drop for Departure<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    #[test]
+    fn clients_come_to_every_socket() {
+        let sockets = ["127.0.0.1:0", "127.0.0.2:0"].map(|at| TcpListener::bind(at).unwrap());
+        let addresses = sockets.each_ref().map(|socket| socket.local_addr().unwrap());
+        let open = || Ok(Some(Listener::new(sockets.map(Socket::Tcp).into(), None).unwrap()));
+        let server = Server::start_by(Exports::new(), open, None, ServerOptions::default());
+        let server = server.unwrap();
+        for (address, said) in addresses.iter().zip(server.local_addrs()) {
+            assert_eq!(*said, format!("tcp:{address}"));
+            let mut greeting = [0; 8];
+            TcpStream::connect(address).unwrap().read_exact(&mut greeting).unwrap();
+            assert_eq!(&greeting, b"NBDMAGIC");
+        }
+    }
 
     #[test]
     fn uris_escape_what_they_must() {

@@ -195,19 +195,43 @@ pub(crate) fn wait(
         entries[1].events = libc::POLLIN;
         count = 2;
     }
+    poll(&mut entries[..count], timeout)?;
+    Ok(match entries {
+        [_, wake] if count == 2 && wake.revents != 0 => Ready::Woken,
+        [entry, _] if entry.revents != 0 => Ready::Yes,
+        _ => Ready::No,
+    })
+}
+
+/// Waits until one of several descriptors has something to read, or its end, or a wake is raised.
+pub(crate) fn wait_readable(fds: &[impl AsFd], wake: &Wake) -> io::Result<Ready> {
+    let entry =
+        |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut entries = vec![entry(wake.0.as_fd())];
+    entries.extend(fds.iter().map(|fd| entry(fd.as_fd())));
+    poll(&mut entries, None)?;
+    let mut ready = entries.iter().map(|entry| entry.revents != 0);
+    Ok(match ready.next() {
+        Some(true) => Ready::Woken,
+        _ if ready.any(|ready| ready) => Ready::Yes,
+        _ => Ready::No,
+    })
+}
+
+/// Waits for one of the entries, or for nothing at all if a signal comes.
+fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let count = entries.len() as libc::nfds_t;
     // SAFETY: `count` entries and the time live through the call; no signal mask is passed.
     let result = unsafe { libc::ppoll(entries.as_mut_ptr(), count, timeout, std::ptr::null()) };
     match check(result as isize) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::No),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
         Err(error) => Err(error),
-        Ok(_) if count == 2 && entries[1].revents != 0 => Ok(Ready::Woken),
-        Ok(_) if entries[0].revents != 0 => Ok(Ready::Yes),
-        Ok(_) => Ok(Ready::No),
+        Ok(_) => Ok(()),
     }
 }
 
