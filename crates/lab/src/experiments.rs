@@ -1,3 +1,4 @@
 //! One file per experiment; [`crate::registry`] lists them.
 
 pub mod clock;
+pub mod limits;

@@ -13,6 +13,7 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod machine;
+pub mod limits;
 pub mod metric;
 pub mod only;
 pub mod progress;

@@ -9,5 +9,8 @@ pub type Build = fn(&Settings) -> Experiment;
 
 /// Every experiment, by name.
 pub fn experiments() -> Vec<(&'static str, Build)> {
-    vec![(experiments::clock::NAME, experiments::clock::build)]
+    vec![
+        (experiments::clock::NAME, experiments::clock::build),
+        (experiments::limits::NAME, experiments::limits::build),
+    ]
 }

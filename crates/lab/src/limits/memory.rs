@@ -1,0 +1,68 @@
+//! How fast this machine copies memory.
+
+use std::hint::black_box;
+
+use crate::error::LabError;
+use crate::limits::slices::{Reading, alone};
+use crate::sample::Round;
+
+/// What is copied at a time where blocks are copied: a usual block.
+const BLOCK_BYTES: usize = 4096;
+/// What is copied at a time where the bandwidth is asked.
+const STREAM_BYTES: usize = 1 << 20;
+
+/// Memory that has been touched, so that no fault falls into the measurement.
+fn touched(bytes: usize) -> Result<Vec<u8>, LabError> {
+    let mut memory = Vec::new();
+    memory
+        .try_reserve_exact(bytes)
+        .map_err(|error| LabError::failed(format!("{bytes} bytes of memory"), error))?;
+    memory.resize(bytes, 0x5a);
+    Ok(memory)
+}
+
+/// Copies of 4 KiB from and to the same two places, which stay in the nearest cache.
+///
+/// # Errors
+/// As [`alone`].
+pub fn copy_hot(round: &Round<'_>) -> Result<Reading, LabError> {
+    copy_random(round, BLOCK_BYTES)
+}
+
+/// Copies of 4 KiB from random places of `from_bytes` to one place.
+///
+/// # Errors
+/// As [`alone`], or if there is too little memory.
+pub fn copy_random(round: &Round<'_>, from_bytes: usize) -> Result<Reading, LabError> {
+    let from = touched(from_bytes)?;
+    let mut to = touched(BLOCK_BYTES)?;
+    let blocks = from_bytes / BLOCK_BYTES;
+    let mut random = fastrand::Rng::with_seed(round.seed);
+    let reading = alone(round, |ops| {
+        for _ in 0..ops {
+            let at = random.usize(..blocks) * BLOCK_BYTES;
+            to.copy_from_slice(&from[at..at + BLOCK_BYTES]);
+            black_box(to.first());
+        }
+    })?;
+    Ok(Reading { bytes_per_op: BLOCK_BYTES as f64, ..reading })
+}
+
+/// Copies of 1 MiB through 256 MiB and from the start again: what memory gives in a stream.
+///
+/// # Errors
+/// As [`alone`], or if there is too little memory.
+pub fn copy_stream(round: &Round<'_>) -> Result<Reading, LabError> {
+    let bytes = 256 << 20;
+    let from = touched(bytes)?;
+    let mut to = touched(bytes)?;
+    let mut at = 0;
+    let reading = alone(round, |ops| {
+        for _ in 0..ops {
+            to[at..at + STREAM_BYTES].copy_from_slice(&from[at..at + STREAM_BYTES]);
+            black_box(to.get(at));
+            at = (at + STREAM_BYTES) % bytes;
+        }
+    })?;
+    Ok(Reading { bytes_per_op: STREAM_BYTES as f64, ..reading })
+}

@@ -1,0 +1,242 @@
+//! Two threads on two processors: what they do to the same place at once, and in turns.
+#![allow(unsafe_code)]
+#![allow(clippy::disallowed_types, reason = "atomics are what is measured here")]
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use blockyard_sync::pad::Padded;
+
+use crate::error::LabError;
+use crate::limits::slices::{
+    Reading, SLICE_LENGTH, Slice, Span, batch_of, clock_ns, quicker, thread_cpu_ns, undisturbed,
+};
+use crate::sample::Round;
+
+/// The processors that this process may use, ascending.
+fn processors() -> Vec<usize> {
+    // SAFETY: an all-zero set is a valid, empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is a valid place of the size that is given.
+    let answer = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
+    if answer != 0 {
+        return Vec::new();
+    }
+    let count = libc::CPU_SETSIZE as usize;
+    // SAFETY: every number is below the size of the set.
+    (0..count).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+}
+
+/// Keeps the calling thread on one processor. A refusal only makes the measurement noisier.
+fn pin(cpu: usize) {
+    // SAFETY: an all-zero set is a valid, empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `processors` gave the number, which is below the size of the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the set is valid, of the size that is given.
+    unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+}
+
+/// The two processors that a pair runs on.
+///
+/// # Errors
+/// If there is one only.
+fn two_processors() -> Result<[usize; 2], LabError> {
+    match processors()[..] {
+        [first, second, ..] => Ok([first, second]),
+        _ => Err(LabError::missing("a second processor", "let the process use two (taskset)")),
+    }
+}
+
+/// What the two threads tell each other.
+#[derive(Debug, Default)]
+struct Board {
+    stop: Padded<AtomicBool>,
+    /// The second thread's CPU clock; 0 until it runs.
+    clock: Padded<AtomicI64>,
+    /// What the second thread has done.
+    ops: Padded<AtomicU64>,
+    turns: Padded<AtomicU64>,
+}
+
+/// Threads share a place if at least one operation in so many follows one of the other thread.
+const TURNS_SHARE: u64 = 1000;
+
+/// Operations of one thread in a batch: how many, and how many of them followed one of the other
+/// thread.
+pub type Turns = u64;
+
+/// Two threads that do the same at once, each on a processor of its own. `run(who, ops)` does that
+/// many operations and answers how often the turn had come from the other thread. Where they sleep
+/// while they wait, `sleeps` is set: then CPU time does not tell whether a slice was disturbed, and
+/// those count in which the turn went to and fro.
+///
+/// # Errors
+/// If there is one processor only, it is interrupted, or the two never ran undisturbed together.
+pub fn together(
+    round: &Round<'_>,
+    sleeps: bool,
+    run: impl Fn(usize, u32) -> Turns + Sync,
+) -> Result<Reading, LabError> {
+    let cpus = two_processors()?;
+    let board = Board::default();
+    let batch = batch_of(|ops| {
+        run(0, ops);
+    });
+    let mut slices = thread::scope(|scope| {
+        let second = thread::Builder::new().name("limits-second".into());
+        let spawned = second.spawn_scoped(scope, || second_of_pair(cpus[1], batch, &board, &run));
+        spawned.map_err(LabError::io("starting a second thread"))?;
+        let first = thread::Builder::new().name("limits-first".into());
+        let first = first.spawn_scoped(scope, || {
+            pin(cpus[0]);
+            first_of_pair(round, batch, &board, &run)
+        });
+        let slices = first.map_err(LabError::io("starting a first thread")).and_then(|first| {
+            first.join().map_err(|_| LabError::failed("measurement", "its thread panicked"))?
+        });
+        // Relaxed: nothing is handed over with the flag.
+        board.stop.store(true, Ordering::Relaxed);
+        slices
+    })?;
+    if sleeps {
+        for slice in &mut slices {
+            let shared = slice.turns * TURNS_SHARE >= slice.ops;
+            slice.cpu_ns = if shared { slice.wall_ns } else { 0.0 };
+        }
+    }
+    undisturbed(&slices)
+}
+
+fn second_of_pair(
+    cpu: usize,
+    batch: u32,
+    board: &Board,
+    run: &(impl Fn(usize, u32) -> Turns + Sync),
+) {
+    pin(cpu);
+    let mut clock = 0;
+    // SAFETY: the thread is the calling one, and `clock` a valid place for the answer.
+    if unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) } == 0 {
+        // Relaxed: the number says everything.
+        board.clock.store(i64::from(clock), Ordering::Relaxed);
+    }
+    // Small pieces, so that the first thread sees how far this one has come.
+    let piece = (batch / 8).max(1);
+    // Relaxed, here and below: counts that are read for statistics.
+    while !board.stop.load(Ordering::Relaxed) {
+        let turns = run(1, piece);
+        board.ops.fetch_add(u64::from(piece), Ordering::Relaxed);
+        board.turns.fetch_add(turns, Ordering::Relaxed);
+    }
+}
+
+fn first_of_pair(
+    round: &Round<'_>,
+    batch: u32,
+    board: &Board,
+    run: &(impl Fn(usize, u32) -> Turns + Sync),
+) -> Result<Vec<Slice>, LabError> {
+    let span = Span::begin(round);
+    let mut slices = Vec::new();
+    while !span.is_over() {
+        let counts = span.counts();
+        let clock = board.clock.load(Ordering::Relaxed);
+        if clock == 0 {
+            thread::yield_now();
+            continue;
+        }
+        let clock = clock as libc::clockid_t;
+        let (ops_before, turns_before) =
+            (board.ops.load(Ordering::Relaxed), board.turns.load(Ordering::Relaxed));
+        let (started, own, other) = (Instant::now(), thread_cpu_ns(), clock_ns(clock));
+        let (mut ops, mut turns) = (0, 0);
+        while started.elapsed() < SLICE_LENGTH {
+            turns += run(0, batch);
+            ops += u64::from(batch);
+        }
+        let (own, other) = (thread_cpu_ns() - own, clock_ns(clock) - other);
+        let wall_ns = started.elapsed().as_nanos() as f64;
+        ops += board.ops.load(Ordering::Relaxed) - ops_before;
+        turns += board.turns.load(Ordering::Relaxed) - turns_before;
+        if counts {
+            slices.push(Slice { wall_ns, cpu_ns: own.min(other), ops, turns });
+        }
+    }
+    span.check()?;
+    Ok(slices)
+}
+
+/// Where the second thread of a round trip runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On a processor of its own.
+    Beside,
+    /// On the same processor: each round trip switches twice.
+    Same,
+}
+
+/// A round trip that one thread asks for and another answers. `ask` makes one and `answer` serves
+/// one; `answer` ends by answering false. `hang_up` makes the waiting answerer see the end.
+///
+/// The time is that of half a round trip: from one thread to the other.
+///
+/// # Errors
+/// If there is one processor only, it is interrupted, or `ask` failed.
+pub fn in_turns(
+    round: &Round<'_>,
+    place: Place,
+    mut ask: impl FnMut() -> Result<(), LabError> + Send,
+    mut answer: impl FnMut() -> bool + Send,
+    hang_up: impl FnOnce(),
+) -> Result<Reading, LabError> {
+    let cpus = match place {
+        Place::Beside => two_processors()?,
+        Place::Same => [processors().first().copied().unwrap_or(0); 2],
+    };
+    let slices = thread::scope(|scope| {
+        let second = thread::Builder::new().name("limits-answer".into());
+        let second = second.spawn_scoped(scope, move || {
+            pin(cpus[1]);
+            while answer() {}
+        });
+        second.map_err(LabError::io("starting a second thread"))?;
+        let first = thread::Builder::new().name("limits-ask".into());
+        let first = first.spawn_scoped(scope, || {
+            pin(cpus[0]);
+            ask_in_slices(round, &mut ask)
+        });
+        let slices = first.map_err(LabError::io("starting a first thread")).and_then(|first| {
+            first.join().map_err(|_| LabError::failed("measurement", "its thread panicked"))?
+        });
+        hang_up();
+        slices
+    })?;
+    quicker(&slices)
+}
+
+fn ask_in_slices(
+    round: &Round<'_>,
+    ask: &mut impl FnMut() -> Result<(), LabError>,
+) -> Result<Vec<Slice>, LabError> {
+    let span = Span::begin(round);
+    let mut slices = Vec::new();
+    while !span.is_over() {
+        let counts = span.counts();
+        let started = Instant::now();
+        let mut ops = 0;
+        while started.elapsed() < SLICE_LENGTH {
+            for _ in 0..16 {
+                ask()?;
+            }
+            ops += 32;
+        }
+        if counts {
+            let wall_ns = started.elapsed().as_nanos() as f64;
+            slices.push(Slice { wall_ns, cpu_ns: wall_ns, ops, turns: 0 });
+        }
+    }
+    span.check()?;
+    Ok(slices)
+}

@@ -1,0 +1,237 @@
+//! Time cut into slices, of which those count in which nobody else had the processor.
+//!
+//! A limit is what the machine can do at best. On a machine that does other things as well, an
+//! average over a second says how much the others took. So a measurement is cut into slices of
+//! about a millisecond; each notes wall time and CPU time of its threads, a slice in which a thread
+//! that only computes was off its processor is left out, and the median of the rest is the result.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use crate::error::LabError;
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+
+/// Least length of a slice.
+pub(super) const SLICE_LENGTH: Duration = Duration::from_micros(500);
+/// Least length of a batch between two readings of the clock, so that these do not count.
+const BATCH: Duration = Duration::from_micros(20);
+/// A thread that computes has its processor to itself if it got this share of the time.
+const UNDISTURBED: f64 = 0.97;
+/// Fewer undisturbed slices than this say nothing.
+const SLICES_MIN: usize = 3;
+
+/// Operations between two of the same thread that another one has had its turn in between.
+pub const OPS_PER_TURN: Metric = Metric::more("ops_per_turn", "");
+
+/// One slice of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    /// How long it was.
+    pub wall_ns: f64,
+    /// CPU time of the thread that got the least.
+    pub cpu_ns: f64,
+    /// Operations of all threads.
+    pub ops: u64,
+    /// How often the turn went from one thread to the other.
+    pub turns: u64,
+}
+
+/// What a limit's measurement gave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reading {
+    /// Wall time per operation; of all threads together.
+    pub ns_per_op: f64,
+    /// Bytes that an operation moves; 0 if it moves none that count.
+    pub bytes_per_op: f64,
+    /// Operations per turn, where threads took turns.
+    pub ops_per_turn: Option<f64>,
+}
+
+impl Reading {
+    /// An operation that takes this long.
+    pub fn of(ns_per_op: f64) -> Reading {
+        Reading { ns_per_op, bytes_per_op: 0.0, ops_per_turn: None }
+    }
+
+    /// As a sample of the experiment.
+    pub fn sample(&self) -> Sample {
+        let mut sample = Sample::of(Metric::NS_PER_OP, self.ns_per_op);
+        if self.bytes_per_op > 0.0 {
+            sample = sample.with(Metric::BANDWIDTH, self.bytes_per_op / self.ns_per_op * 1e9);
+        }
+        if let Some(ops) = self.ops_per_turn {
+            sample = sample.with(OPS_PER_TURN, ops);
+        }
+        sample
+    }
+}
+
+/// How long a measurement runs, and who may end it.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    round: &'a Round<'a>,
+    started: Instant,
+}
+
+impl<'a> Span<'a> {
+    /// A span that begins now.
+    pub fn begin(round: &'a Round<'a>) -> Span<'a> {
+        Span { round, started: Instant::now() }
+    }
+
+    /// Whether what is measured now counts.
+    pub fn counts(&self) -> bool {
+        self.started.elapsed() >= self.round.warm_up
+    }
+
+    /// Whether the time is over.
+    pub fn is_over(&self) -> bool {
+        self.started.elapsed() >= self.round.warm_up + self.round.duration
+            || self.round.stop.is_set()
+    }
+
+    /// The measurement's random seed.
+    pub fn seed(&self) -> u64 {
+        self.round.seed
+    }
+
+    /// An error if Ctrl-C ended it.
+    ///
+    /// # Errors
+    /// [`LabError::Interrupted`].
+    pub fn check(&self) -> Result<(), LabError> {
+        if self.round.stop.is_set() { Err(LabError::Interrupted) } else { Ok(()) }
+    }
+}
+
+/// CPU time that the calling thread has had.
+pub fn thread_cpu_ns() -> f64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// What a clock of the system shows.
+pub(super) fn clock_ns(clock: libc::clockid_t) -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the answer, and nothing else is written.
+    let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    // A thread that has ended has no clock: no time passes for it any more.
+    if answer == 0 { time.tv_sec as f64 * 1e9 + time.tv_nsec as f64 } else { 0.0 }
+}
+
+/// How many operations make a batch that is long enough for the clock not to matter.
+pub(super) fn batch_of(mut run: impl FnMut(u32)) -> u32 {
+    let mut ops = 1;
+    loop {
+        let started = Instant::now();
+        run(ops);
+        if started.elapsed() >= BATCH || ops >= 1 << 20 {
+            return ops;
+        }
+        ops *= 2;
+    }
+}
+
+/// Measures what one thread does alone. `run` does as many operations as it is told.
+///
+/// # Errors
+/// If it is interrupted, or never had a processor to itself.
+pub fn alone(round: &Round<'_>, mut run: impl FnMut(u32)) -> Result<Reading, LabError> {
+    let span = Span::begin(round);
+    let batch = batch_of(&mut run);
+    let mut slices = Vec::new();
+    while !span.is_over() {
+        let counts = span.counts();
+        let (started, cpu) = (Instant::now(), thread_cpu_ns());
+        let mut ops = 0;
+        while started.elapsed() < SLICE_LENGTH {
+            run(batch);
+            ops += u64::from(batch);
+        }
+        let cpu_ns = thread_cpu_ns() - cpu;
+        let wall_ns = started.elapsed().as_nanos() as f64;
+        if counts {
+            slices.push(Slice { wall_ns, cpu_ns, ops, turns: 0 });
+        }
+    }
+    span.check()?;
+    undisturbed(&slices)
+}
+
+/// The median of the slices in which all threads had their processors.
+///
+/// # Errors
+/// If there are too few of them.
+pub fn undisturbed(slices: &[Slice]) -> Result<Reading, LabError> {
+    let kept = slices.iter().filter(|slice| slice.cpu_ns >= UNDISTURBED * slice.wall_ns);
+    let kept: Vec<Slice> = kept.copied().collect();
+    if kept.len() < SLICES_MIN {
+        let why = format!(
+            "only {} of {} slices had the processors to themselves; the machine is too busy, try \
+             again with less beside it or a longer --duration",
+            kept.len(),
+            slices.len(),
+        );
+        return Err(LabError::failed("measurement", why));
+    }
+    Ok(Reading { ns_per_op: quantile(&kept, 0.5), ..turns_of(&kept) })
+}
+
+/// The lower quartile of the slices, for operations that sleep: CPU time does not tell there
+/// whether somebody else was in the way, but whoever was made it slower.
+///
+/// # Errors
+/// If there are too few slices.
+pub fn quicker(slices: &[Slice]) -> Result<Reading, LabError> {
+    if slices.len() < SLICES_MIN {
+        let why = format!("only {} slices; try a longer --duration", slices.len());
+        return Err(LabError::failed("measurement", why));
+    }
+    Ok(Reading { ns_per_op: quantile(slices, 0.25), ..turns_of(slices) })
+}
+
+/// A quantile of the time per operation. There is at least one slice.
+fn quantile(slices: &[Slice], q: f64) -> f64 {
+    let mut values: Vec<f64> =
+        slices.iter().map(|slice| slice.wall_ns / slice.ops.max(1) as f64).collect();
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * q).round() as usize]
+}
+
+/// Operations per turn over all slices; `None` if nobody took turns.
+fn turns_of(slices: &[Slice]) -> Reading {
+    let turns: u64 = slices.iter().map(|slice| slice.turns).sum();
+    let ops: u64 = slices.iter().map(|slice| slice.ops).sum();
+    let ops_per_turn = (turns > 0).then(|| ops as f64 / turns as f64);
+    Reading { ops_per_turn, ..Reading::of(0.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(wall_ns: f64, cpu_ns: f64, ops: u64) -> Slice {
+        Slice { wall_ns, cpu_ns, ops, turns: ops / 4 }
+    }
+
+    #[test]
+    fn disturbed_slices_are_left_out() {
+        let slices = [
+            slice(1000.0, 1000.0, 100),
+            slice(1000.0, 400.0, 40),
+            slice(1100.0, 1099.0, 100),
+            slice(1200.0, 1190.0, 100),
+        ];
+        let reading = undisturbed(&slices).unwrap();
+        assert_eq!((reading.ns_per_op, reading.ops_per_turn), (11.0, Some(4.0)));
+        let error = undisturbed(&slices[..3]).unwrap_err().to_string();
+        assert!(error.contains("only 2 of 3 slices"), "{error}");
+    }
+
+    #[test]
+    fn sleepers_are_read_at_the_lower_quartile() {
+        let slices: Vec<_> = (1..=5).map(|n| slice(f64::from(n) * 100.0, 0.0, 10)).collect();
+        assert_eq!(quicker(&slices).unwrap().ns_per_op, 20.0);
+        assert!(quicker(&slices[..2]).is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! What a message of 64 bytes takes to another thread and back, over a socket of this machine.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use crate::error::LabError;
+use crate::limits::pair::{Place, in_turns};
+use crate::limits::slices::Reading;
+use crate::sample::Round;
+
+/// About a request's head, or its answer.
+const MESSAGE_BYTES: usize = 64;
+
+/// A round trip over a pair of unix sockets; half of it.
+///
+/// # Errors
+/// As [`in_turns`], or if the system refuses the sockets.
+pub fn unix(round: &Round<'_>) -> Result<Reading, LabError> {
+    let (near, far) = UnixStream::pair().map_err(LabError::io("a pair of unix sockets"))?;
+    round_trips(round, &near, &far, || drop(near.shutdown(Shutdown::Both)))
+}
+
+/// A round trip over TCP on 127.0.0.1; half of it.
+///
+/// # Errors
+/// As [`in_turns`], or if the system refuses the connection.
+pub fn tcp(round: &Round<'_>) -> Result<Reading, LabError> {
+    let pair = || -> io::Result<(TcpStream, TcpStream)> {
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        let (far, _) = listener.accept()?;
+        near.set_nodelay(true)?;
+        far.set_nodelay(true)?;
+        Ok((near, far))
+    };
+    let (near, far) = pair().map_err(LabError::io("a TCP connection to 127.0.0.1"))?;
+    round_trips(round, &near, &far, || drop(near.shutdown(Shutdown::Both)))
+}
+
+fn round_trips<S: Sync>(
+    round: &Round<'_>,
+    near: &S,
+    far: &S,
+    hang_up: impl FnOnce(),
+) -> Result<Reading, LabError>
+where
+    for<'a> &'a S: Read + Write,
+{
+    let (mut asker, mut answerer) = (near, far);
+    let (mut question, mut answer) = ([0; MESSAGE_BYTES], [0; MESSAGE_BYTES]);
+    in_turns(
+        round,
+        Place::Beside,
+        || {
+            let trip = asker.write_all(&question).and_then(|()| asker.read_exact(&mut question));
+            trip.map_err(LabError::io("a round trip over a socket"))
+        },
+        || answerer.read_exact(&mut answer).is_ok() && answerer.write_all(&answer).is_ok(),
+        hang_up,
+    )
+}
