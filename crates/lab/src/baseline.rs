@@ -1,9 +1,10 @@
-//! The coarse locks that the product replaces: what was there before, as a device of its own.
+//! The coarser locks that the product replaces: what was there before, as a device of its own.
 //!
 //! A baseline is made from the same parameters as the product's device and goes through the same
 //! stack; only the guarding differs. It is the "before" of a measurement and, being plainly
 //! correct, the oracle that the product must agree with. No product code names one.
 
+pub mod lock_per_zone;
 pub mod one_lock;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use blockyard_core::Disk;
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
 
+use lock_per_zone::LockPerZone;
 use one_lock::OneLock;
 
 /// A baseline.
@@ -26,12 +28,20 @@ struct Baseline {
 }
 
 /// Every baseline.
-const BASELINES: [Baseline; 1] = [Baseline {
-    name: one_lock::NAME,
-    kind: "null",
-    needs: "zoned",
-    open: stack::open_with_zones::<OneLock>,
-}];
+const BASELINES: [Baseline; 2] = [
+    Baseline {
+        name: one_lock::NAME,
+        kind: "null",
+        needs: "zoned",
+        open: stack::open_with_zones::<OneLock>,
+    },
+    Baseline {
+        name: lock_per_zone::NAME,
+        kind: "null",
+        needs: "zoned",
+        open: stack::open_with_zones::<LockPerZone>,
+    },
+];
 
 /// Why a baseline could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,7 +119,7 @@ mod tests {
         let zoned = "null:///d?zoned=1";
         assert_eq!(
             refused("no-lock", zoned),
-            "before: there is no baseline `no-lock`; wanted `one-lock`"
+            "before: there is no baseline `no-lock`; wanted `one-lock`, `lock-per-zone`"
         );
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");

@@ -2,3 +2,4 @@
 
 pub mod clock;
 pub mod limits;
+pub mod zone_locks;

@@ -12,5 +12,6 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
         (experiments::limits::NAME, experiments::limits::build),
+        (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }

@@ -56,6 +56,12 @@ impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Accounts>> LockedZones<S, D, R> {
         on_table!(self, table => table.counts())
     }
 
+    /// Looks at a zone under its lock.
+    #[inline]
+    pub fn look<T>(&self, number: ZoneNo, f: impl FnOnce(&Zone) -> T) -> T {
+        on_table!(self, table => table.look(number.0, f))
+    }
+
     /// Where a conventional zone ends.
     #[inline]
     fn conventional_end(&self, zone: ZoneNo) -> Sector {
@@ -249,7 +255,7 @@ where
     }
 
     fn info(&self, number: ZoneNo) -> ZoneInfo {
-        on_table!(self, table => table.look(number.0, Zone::info))
+        self.look(number, Zone::info)
     }
 
     fn break_zone<E: Erase>(&self, number: ZoneNo, cond: ZoneCond, erase: &mut E) {

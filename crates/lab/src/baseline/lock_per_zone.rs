@@ -1,0 +1,77 @@
+//! Zones as Linux's null_blk has guarded them since 2020: a lock per zone, which reads take too.
+//!
+//! Open and active zones have a lock of their own, taken only where a limit is set. Writes are
+//! guarded by the product's own room, which is a lock per zone as well; what differs is that the
+//! product's reads take no lock. Under writes, product and baseline are therefore the same, and a
+//! comparison of the two there shows how far two measurements of the same thing lie apart.
+
+use std::collections::TryReserveError;
+
+use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp};
+use blockyard_core::{Sector, Status, ZoneNo};
+use blockyard_null::{
+    Erase, LockedZones, SleepingZone, SpinningZone, Transfer, ZoneLayout, ZoneSet,
+};
+use blockyard_sync::lock::Lock;
+use blockyard_sync::zone_resources::{Accounts, AccountsLock};
+
+/// The name on a command line.
+pub const NAME: &str = "lock-per-zone";
+
+/// The product's zones, but reads take the zone's lock. The parameters are those of
+/// [`LockedZones`].
+#[derive(Debug)]
+pub struct LockPerZone<S = SpinningZone, D = SleepingZone, R = AccountsLock>(LockedZones<S, D, R>);
+
+impl<S, D, R> ZoneSet for LockPerZone<S, D, R>
+where
+    S: Lock<Zone> + 'static,
+    D: Lock<Zone> + 'static,
+    R: Lock<Accounts> + 'static,
+{
+    fn new(layout: ZoneLayout) -> Result<Self, TryReserveError> {
+        LockedZones::new(layout).map(LockPerZone)
+    }
+
+    #[inline]
+    fn write<T: Transfer>(
+        &self,
+        zone: ZoneNo,
+        at: Sector,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<(), Status> {
+        self.0.write(zone, at, sectors, transfer)
+    }
+
+    #[inline]
+    fn append<T: Transfer>(
+        &self,
+        zone: ZoneNo,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<Sector, Status> {
+        self.0.append(zone, sectors, transfer)
+    }
+
+    fn manage<E: Erase>(&self, zone: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status> {
+        self.0.manage(zone, op, erase)
+    }
+
+    fn reset_all<E: Erase>(&self, erase: &mut E) {
+        self.0.reset_all(erase);
+    }
+
+    #[inline]
+    fn readable_end(&self, zone: ZoneNo) -> Result<Sector, Status> {
+        self.0.look(zone, Zone::readable_end)
+    }
+
+    fn info(&self, zone: ZoneNo) -> ZoneInfo {
+        self.0.info(zone)
+    }
+
+    fn break_zone<E: Erase>(&self, zone: ZoneNo, cond: ZoneCond, erase: &mut E) {
+        self.0.break_zone(zone, cond, erase);
+    }
+}

@@ -1,0 +1,247 @@
+//! `zone-locks`: what it gains that cores do not wait for one another at the zones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Disk;
+use blockyard_null::{LockedZones, SleepingZone, SpinningZone, ZoneSet};
+use blockyard_sync::zone_resources::AccountsLock;
+use blockyard_yard::{stack, uri};
+
+use crate::baseline::lock_per_zone::{self, LockPerZone};
+use crate::baseline::one_lock::{self, OneLock, SleepingZones, SpinningZones};
+use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::load::{self, Load, Pattern};
+use crate::metric::Metric;
+use crate::sample::{RoomCount, Round, Sample};
+use crate::settings::Settings;
+
+/// The name on the command line.
+pub const NAME: &str = "zone-locks";
+
+/// The device: 256 zones, without data, as in the published command lines.
+const DEVICE: &str = "null:///z?size=64G&zoned=1&zone_size=256M&bs=4096";
+
+const PRODUCT: &str = "product";
+
+const READ: &str = "random-read";
+const WRITE: &str = "random-write";
+const READ_DEEP: &str = "random-read-32";
+const WRITE_DEEP: &str = "random-write-32";
+
+const JOBS: [u32; 5] = [1, 2, 8, 32, 96];
+
+/// The counted window is so much shorter than the measured one.
+const COUNTED_PART: u32 = 4;
+
+/// Each with what it asks of a thread.
+const WORKLOADS: [(Workload, Pattern, usize); 4] = [
+    (
+        Workload {
+            name: READ,
+            about: "4 KiB reads anywhere, 8 at once per job (published: libaio)",
+        },
+        Pattern::RandomRead,
+        8,
+    ),
+    (
+        Workload {
+            name: WRITE,
+            about: "4 KiB writes at the write pointer of a random zone, one at a time per job \
+                    (published: psync)",
+        },
+        Pattern::RandomWrite,
+        1,
+    ),
+    (
+        Workload { name: READ_DEEP, about: "the same reads, 32 at once per job" },
+        Pattern::RandomRead,
+        32,
+    ),
+    (
+        Workload { name: WRITE_DEEP, about: "the same writes, 32 at once per job" },
+        Pattern::RandomWrite,
+        32,
+    ),
+];
+
+/// A way of guarding zones, and the same with locks that count.
+struct Guarding {
+    variant: Variant,
+    open: fn() -> Result<Arc<dyn Disk>, LabError>,
+    open_counted: fn() -> Result<Arc<dyn Disk>, LabError>,
+}
+
+const GUARDINGS: [Guarding; 3] = [
+    Guarding {
+        variant: Variant {
+            name: one_lock::NAME,
+            kind: Kind::Before,
+            about: "one lock over all zones; open and active zones always counted",
+        },
+        open: disk::<OneLock>,
+        open_counted: disk::<
+            OneLock<Counted<SpinningZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>,
+        >,
+    },
+    Guarding {
+        variant: Variant {
+            name: lock_per_zone::NAME,
+            kind: Kind::After,
+            about: "a lock per zone, taken by reads too; under writes the same code as the \
+                    product, so that their ratio there shows the noise",
+        },
+        open: disk::<LockPerZone>,
+        open_counted: disk::<
+            LockPerZone<
+                Counted<SpinningZone, ZONE_TABLE>,
+                Counted<SleepingZone, ZONE_TABLE>,
+                Counted<AccountsLock, ZONE_RESOURCES>,
+            >,
+        >,
+    },
+    Guarding {
+        variant: Variant {
+            name: PRODUCT,
+            kind: Kind::Product,
+            about: "a lock per zone for writes; reads load a word that the zone shows",
+        },
+        open: disk::<LockedZones>,
+        open_counted: disk::<
+            LockedZones<
+                Counted<SpinningZone, ZONE_TABLE>,
+                Counted<SleepingZone, ZONE_TABLE>,
+                Counted<AccountsLock, ZONE_RESOURCES>,
+            >,
+        >,
+    },
+];
+
+/// A fresh device whose zones are guarded by `Z`, through the product's whole stack.
+fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
+    let spec = uri::parse(DEVICE).map_err(|error| LabError::failed(DEVICE, error))?;
+    let made = stack::open_with_zones::<Z>(&spec);
+    Ok(made.map_err(|error| LabError::failed(DEVICE, error))?.disk)
+}
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let workloads = if settings.quick { &WORKLOADS[..2] } else { &WORKLOADS[..] };
+    let jobs: &[u32] = if settings.quick { &[1, 2, 96] } else { &JOBS };
+    let mut cells = Vec::new();
+    for &(workload, pattern, depth) in workloads {
+        for &jobs in jobs {
+            for Guarding { variant, open, open_counted } in GUARDINGS {
+                let load = Load { pattern, threads: jobs as usize, depth };
+                let body = move |round: &Round<'_>| {
+                    let sample = load::run(&*open()?, &load, round)?.sample();
+                    Ok(Sample { rooms: rooms(&*open_counted()?, &load, round)?, ..sample })
+                };
+                let counted = Duration::from_millis(300);
+                cells.push(Cell::new(variant.name, workload.name, jobs, body).overhead(counted));
+            }
+        }
+    }
+    Experiment {
+        name: NAME,
+        title: "one lock over all zones, a lock per zone, and none for reads",
+        about: "Threads read anywhere, or write at the write pointers of zones of their own, as \
+                fast as they can: no two ever want the same zone for writing, so whoever waits, \
+                waits for the guarding alone. All variants go through the same stack and the same \
+                load generator, in process; a fresh device for each measurement. Rooms are counted \
+                in a shorter window of their own, with counting locks, so that throughput is not \
+                slowed down by it.",
+        published: published(),
+        variants: GUARDINGS.map(|guarding| guarding.variant).to_vec(),
+        workloads: workloads.iter().map(|workload| workload.0).collect(),
+        comparisons: comparisons(),
+        plots: vec![Metric::IOPS, Metric::CPU_PER_IO],
+        cells,
+    }
+}
+
+/// What the rooms count in a shorter window.
+fn rooms(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Vec<RoomCount>, LabError> {
+    let (warm_up, duration) = (round.warm_up / COUNTED_PART, round.duration / COUNTED_PART);
+    let round = Round { warm_up, duration, ..*round };
+    Ok(load::run(disk, load, &round)?.counts.rooms())
+}
+
+fn published() -> Vec<Published> {
+    let source = "null_blk, Linux 5.10 (2020), fio zonemode=zbd, scheduler none, two sockets of \
+                  24 cores";
+    let row = |variant, workload, kilo_iops: f64| Published {
+        variant,
+        workload,
+        jobs: 96,
+        metric: Metric::IOPS,
+        value: kilo_iops * 1000.0,
+        source,
+    };
+    vec![
+        row(one_lock::NAME, READ, 1361.0),
+        row(lock_per_zone::NAME, READ, 4096.0),
+        row(one_lock::NAME, WRITE, 465.0),
+        row(lock_per_zone::NAME, WRITE, 456.0),
+    ]
+}
+
+fn comparisons() -> Vec<Comparison> {
+    let aims = [(READ, 3.0), (READ_DEEP, 3.0), (WRITE, 1.5), (WRITE_DEEP, 1.5)];
+    let aimed = aims.map(|(workload, aim)| {
+        let comparison = Comparison::new(one_lock::NAME, PRODUCT, Metric::IOPS);
+        comparison.under(workload).from_jobs(2).aim(aim)
+    });
+    let mut comparisons = aimed.to_vec();
+    comparisons.push(Comparison::new(one_lock::NAME, PRODUCT, Metric::CPU_PER_IO));
+    comparisons.push(Comparison::new(one_lock::NAME, lock_per_zone::NAME, Metric::IOPS));
+    comparisons.push(Comparison::new(lock_per_zone::NAME, PRODUCT, Metric::IOPS));
+    comparisons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stop::Stop;
+
+    fn settings() -> Settings {
+        let none = std::path::PathBuf::new();
+        Settings { quick: true, engine: None, program: none.clone(), scratch: none, processors: 2 }
+    }
+
+    /// Every variant is measured, and counted in the room that it has.
+    #[test]
+    fn rooms_are_those_of_the_variant() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::from_millis(1), Duration::from_millis(20));
+        let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
+        let experiment = build(&settings());
+        for cell in experiment.cells.iter().filter(|cell| cell.jobs == 2) {
+            let sample = (cell.body)(&round).unwrap();
+            let rooms: Vec<&str> = sample.rooms.iter().map(|room| room.room.as_str()).collect();
+            let wanted: &[&str] = match (cell.variant, cell.workload) {
+                (one_lock::NAME, _) => &["one lock"],
+                (PRODUCT, READ) => &[],
+                _ => &["zone_table"],
+            };
+            assert_eq!(rooms, wanted, "{cell:?}");
+        }
+    }
+
+    #[test]
+    fn every_cell_has_its_variant_and_workload() {
+        let experiment = build(&Settings { quick: false, ..settings() });
+        assert_eq!(experiment.cells.len(), GUARDINGS.len() * WORKLOADS.len() * JOBS.len());
+        for cell in &experiment.cells {
+            assert!(experiment.variants.iter().any(|variant| variant.name == cell.variant));
+            assert!(experiment.workloads.iter().any(|workload| workload.name == cell.workload));
+        }
+        for comparison in &experiment.comparisons {
+            for name in [comparison.before, comparison.after] {
+                assert!(experiment.variants.iter().any(|variant| variant.name == name));
+            }
+        }
+    }
+}

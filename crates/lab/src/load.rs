@@ -1,0 +1,348 @@
+//! The load generator in process: threads that push, submit and reap as fast as they can.
+//!
+//! Each thread has a channel of its own and keeps `depth` I/Os in flight, in batches of that size.
+//! After the warm-up the counters and the CPU clocks of all threads are read from outside, once at
+//! the start and once at the end of the measured window; the threads themselves look at a shared
+//! word once a batch, and time every 64th batch. Nothing is allocated in the window.
+#![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use blockyard_core::channel::Channel;
+use blockyard_core::{Completion, Disk, Region, RegionId, Status};
+use blockyard_sync::counter::Counter;
+use blockyard_sync::pad::Padded;
+use hdrhistogram::Histogram;
+
+use crate::counted::{self, Counts};
+use crate::error::LabError;
+use crate::metric::Metric;
+use crate::sample::{LatencyPercentiles, Round, Sample};
+
+mod pattern;
+
+use pattern::Stream;
+pub use pattern::{BLOCK_BYTES, Pattern};
+
+/// One batch of so many is timed.
+const TIMED: u64 = 64;
+/// Greatest latency that is told apart, in nanoseconds: ten seconds.
+const LATENCY_MAX_NS: u64 = 10_000_000_000;
+/// How long at most a measurement waits for any thread to have its turn.
+const TURN_MAX: Duration = Duration::from_secs(30);
+/// How often a measurement looks whether it is to stop.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What a measurement does.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// What is read or written, and where.
+    pub pattern: Pattern,
+    /// Threads, each with a channel.
+    pub threads: usize,
+    /// I/Os of a batch; a thread has one batch in flight.
+    pub depth: usize,
+}
+
+/// What a measurement found.
+#[derive(Debug)]
+pub struct Outcome {
+    /// I/Os completed in the window.
+    pub ios: u64,
+    /// Length of the window.
+    pub wall: Duration,
+    /// CPU time of all threads in the window.
+    pub cpu: Duration,
+    /// Times from push to reap of the batches that were timed, in nanoseconds.
+    pub latency: Histogram<u64>,
+    /// What counting locks counted, if there were any.
+    pub counts: Counts,
+}
+
+impl Outcome {
+    /// I/Os per second and CPU time per I/O, with latencies.
+    pub fn sample(&self) -> Sample {
+        let cpu_per_io = self.cpu.as_nanos() as f64 / self.ios as f64;
+        Sample {
+            latency: LatencyPercentiles::of(&self.latency),
+            rooms: self.counts.rooms(),
+            ..Sample::of(Metric::IOPS, self.ios as f64 / self.wall.as_secs_f64())
+                .with(Metric::CPU_PER_IO, cpu_per_io)
+                .with(Metric::CPUS, self.cpu.as_secs_f64() / self.wall.as_secs_f64())
+        }
+    }
+}
+
+/// What the threads are to do now.
+#[repr(u8)]
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Wait, parked, for the others.
+    Wait,
+    WarmUp,
+    Measure,
+    Stop,
+}
+
+/// What all threads share: the phase, which the measuring thread alone sets.
+struct Shared(Padded<AtomicU8>);
+
+impl Shared {
+    fn set(&self, phase: Phase) {
+        // Release: pairs with the Acquire in `is`.
+        self.0.store(phase as u8, Ordering::Release);
+    }
+
+    #[inline]
+    fn is(&self, phase: Phase) -> bool {
+        // Acquire: pairs with the Release in `set`.
+        self.0.load(Ordering::Acquire) == phase as u8
+    }
+}
+
+/// What one thread tells while it runs.
+#[derive(Default)]
+struct Progress {
+    ios: Counter,
+    /// The thread's CPU clock, as the system numbers them.
+    clock: Counter,
+    /// Not 0 once the thread has done a batch that it knew to be measured, or has failed.
+    measured: Counter,
+}
+
+/// Runs a load on a disk.
+///
+/// # Errors
+/// If the disk has too few zones for the pattern, a channel or a thread cannot be had, an I/O
+/// fails, or the run is to stop.
+pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, LabError> {
+    load.pattern.check(disk, load.threads)?;
+    let shared = Shared(Padded(AtomicU8::new(Phase::Wait as u8)));
+    let progress: Vec<Padded<Progress>> = (0..load.threads).map(|_| Padded::default()).collect();
+    let mut workers = Vec::with_capacity(load.threads);
+    for number in 0..load.threads {
+        workers.push(Worker::open(disk, load, number, round.seed)?);
+    }
+    let name = || format!("{:?} on {}", load.pattern, disk.name());
+    thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(load.threads);
+        let window = start(scope, workers, &shared, &progress, &mut threads)
+            .map_err(LabError::io(format!("starting {} threads", load.threads)))
+            .and_then(|()| measure(&shared, &progress, round));
+        shared.set(Phase::Stop);
+        let (mut latency, mut counts, mut failed) = (latencies(), Counts::default(), None);
+        for thread in threads {
+            // Where not all could be started, the others still wait for the first phase.
+            thread.thread().unpark();
+            match thread.join().expect("a load thread returns its errors") {
+                Ok((times, counted)) => {
+                    latency.add(times).expect("both have the same range");
+                    counts.add(&counted);
+                }
+                Err(status) => failed = Some(status),
+            }
+        }
+        let (from, to) = window?;
+        if let Some(status) = failed {
+            return Err(LabError::failed(name(), status));
+        }
+        if to.ios == from.ios {
+            return Err(LabError::failed(name(), "no I/O ended in the measured window"));
+        }
+        let (ios, wall, cpu) = (to.ios - from.ios, to.at - from.at, to.cpu - from.cpu);
+        Ok(Outcome { ios, wall, cpu, latency, counts })
+    })
+}
+
+/// Starts the threads, and lets them warm up once all are there.
+fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    workers: Vec<Worker>,
+    shared: &'scope Shared,
+    progress: &'scope [Padded<Progress>],
+    threads: &mut Vec<ScopedJoinHandle<'scope, Work>>,
+) -> io::Result<()> {
+    let (ready, all) = channel();
+    for (worker, progress) in workers.into_iter().zip(progress) {
+        let name = format!("load-{}", worker.number);
+        let ready = ready.clone();
+        let run = move || worker.run(shared, progress, &ready);
+        threads.push(thread::Builder::new().name(name).spawn_scoped(scope, run)?);
+    }
+    for _ in 0..threads.len() {
+        all.recv().expect("this function has a sender itself");
+    }
+    shared.set(Phase::WarmUp);
+    threads.iter().for_each(|thread| thread.thread().unpark());
+    Ok(())
+}
+
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_MAX_NS, 2).expect("the bounds are in order")
+}
+
+/// The sums over all threads at one moment.
+struct Moment {
+    at: Instant,
+    ios: u64,
+    cpu: Duration,
+}
+
+impl Moment {
+    fn now(progress: &[Padded<Progress>]) -> Moment {
+        let ios = progress.iter().map(|progress| progress.ios.get()).sum();
+        let at = Instant::now();
+        let cpu = progress.iter().map(|progress| cpu_time(progress.clock.get() as i32)).sum();
+        Moment { at, ios, cpu }
+    }
+}
+
+/// Waits for the window to pass, and says what it began and ended with. On a machine that gives no
+/// thread its turn in so short a time, it lasts until one has had it.
+fn measure(
+    shared: &Shared,
+    progress: &[Padded<Progress>],
+    round: &Round<'_>,
+) -> Result<(Moment, Moment), LabError> {
+    pause(round.warm_up, round)?;
+    shared.set(Phase::Measure);
+    let from = Moment::now(progress);
+    pause(round.duration, round)?;
+    let measured = |progress: &Padded<Progress>| progress.measured.get() > 0;
+    while !progress.iter().any(measured) && from.at.elapsed() < TURN_MAX {
+        pause(SLICE, round)?;
+    }
+    Ok((from, Moment::now(progress)))
+}
+
+fn pause(duration: Duration, round: &Round<'_>) -> Result<(), LabError> {
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        if round.stop.is_set() {
+            return Err(LabError::Interrupted);
+        }
+        thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
+    }
+    Ok(())
+}
+
+/// The clock that counts this thread's CPU time, for others to read.
+fn own_clock() -> i32 {
+    let mut clock = 0;
+    // SAFETY: the thread asks for itself, so it exists; the pointer is that of a local.
+    let answer = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    assert_eq!(answer, 0, "a running thread has a clock");
+    clock
+}
+
+/// What a clock of a running thread says.
+fn cpu_time(clock: i32) -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is that of a local timespec.
+    let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    assert_eq!(answer, 0, "load threads run until they are told to stop");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// One thread's part.
+struct Worker {
+    number: usize,
+    channel: Box<dyn Channel>,
+    stream: Stream,
+    out: Vec<Completion>,
+    latency: Histogram<u64>,
+}
+
+/// What a thread gives back: its latencies and what it counted, or the first failure.
+type Work = Result<(Histogram<u64>, Counts), Status>;
+
+impl Worker {
+    fn open(disk: &dyn Disk, load: &Load, number: usize, seed: u64) -> Result<Worker, LabError> {
+        let channel = disk.open();
+        let mut channel =
+            channel.map_err(|error| LabError::failed(format!("opening {}", disk.name()), error))?;
+        let region = Region::alloc(load.depth * BLOCK_BYTES as usize);
+        let region: RegionId = channel.register(region);
+        let seed = seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Ok(Worker {
+            number,
+            channel,
+            stream: Stream::new(disk, load, number, region, seed),
+            out: Vec::with_capacity(load.depth),
+            latency: latencies(),
+        })
+    }
+
+    fn run(mut self, shared: &Shared, progress: &Progress, ready: &Sender<()>) -> Work {
+        progress.clock.add(own_clock() as u64);
+        counted::begin();
+        // Nobody listens any more where another thread could not be started.
+        let _ = ready.send(());
+        while shared.is(Phase::Wait) {
+            thread::park();
+        }
+        let (mut measuring, mut told, mut batches, mut failed) = (false, false, 0_u64, None);
+        loop {
+            if shared.is(Phase::Stop) {
+                break;
+            }
+            if !measuring && shared.is(Phase::Measure) {
+                measuring = true;
+                counted::begin();
+            }
+            if failed.is_some() {
+                // The others must be able to read this thread's clock until the end.
+                thread::yield_now();
+                continue;
+            }
+            batches += 1;
+            let since = (measuring && batches.is_multiple_of(TIMED)).then(Instant::now);
+            match self.batch() {
+                Ok(ios) => {
+                    progress.ios.add(ios);
+                    if measuring && !told {
+                        told = true;
+                        progress.measured.add(1);
+                    }
+                }
+                Err(status) => {
+                    failed = Some(status);
+                    progress.measured.add(1);
+                }
+            }
+            if let Some(since) = since {
+                self.latency.saturating_record(since.elapsed().as_nanos() as u64);
+            }
+        }
+        let counts = counted::end();
+        match failed {
+            None => Ok((self.latency, counts)),
+            Some(status) => Err(status),
+        }
+    }
+
+    /// One batch from push to reap; says how many I/Os were done.
+    fn batch(&mut self) -> Result<u64, Status> {
+        let bios = self.stream.fill();
+        let mut pushed = 0;
+        self.out.clear();
+        while self.out.len() < bios.len() {
+            if pushed < bios.len() {
+                pushed += self.channel.push(&bios[pushed..]);
+                self.channel.submit();
+            }
+            if self.channel.reap(&mut self.out) == 0 {
+                self.channel.wait(None);
+            }
+        }
+        self.stream.settle(&self.out)
+    }
+}
+
+#[cfg(test)]
+mod tests;
