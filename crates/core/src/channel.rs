@@ -8,6 +8,7 @@ use crate::completion::Completion;
 use crate::device::Due;
 use crate::region::Region;
 
+mod bare;
 mod check;
 mod flush;
 mod plug;
@@ -17,6 +18,7 @@ mod stack;
 mod stats;
 mod tags;
 
+pub use bare::Bare;
 pub use stack::{ChannelConfig, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 

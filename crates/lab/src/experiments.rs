@@ -1,5 +1,6 @@
 //! One file per experiment; [`crate::registry`] lists them.
 
 pub mod clock;
+pub mod hot_path;
 pub mod limits;
 pub mod zone_locks;

@@ -11,6 +11,7 @@ pub type Build = fn(&Settings) -> Experiment;
 pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
+        (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]

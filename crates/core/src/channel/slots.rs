@@ -32,6 +32,12 @@ impl Slots {
         self.free.len()
     }
 
+    /// How many are taken.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        usize::from(self.count) - self.free.len()
+    }
+
     /// Takes a slot for a bio; `None` when all are taken.
     #[inline]
     pub(super) fn take(&mut self, bio: &Bio, data: NonNull<u8>) -> Option<NonNull<Slot>> {

@@ -1,0 +1,91 @@
+//! A device queue without the floors above it: for measuring what those floors cost.
+//!
+//! A bio is checked, gets a slot and is started: no plug, scheduler, tags, statistics or clock.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::check::Rules;
+use super::slots::Slots;
+use crate::bio::Bio;
+use crate::device::{Device, DeviceError, DeviceQueue};
+use crate::region::Region;
+use crate::request::{Batch, Done, Request};
+use crate::status::Status;
+use crate::units::{Nanos, SECTOR_SHIFT, Tag};
+
+/// A queue of a device that works on one batch at a time, for devices that complete by themselves,
+/// whatever the time.
+pub struct Bare<Q: DeviceQueue> {
+    queue: Q,
+    rules: Rules,
+    slots: Slots,
+    batch: Batch,
+    done: Done,
+    region: Arc<Region>,
+}
+
+impl<Q: DeviceQueue> Bare<Q> {
+    /// A queue of the device for batches of up to `depth` bios, whose data lie in `region`.
+    ///
+    /// # Errors
+    /// If the device can serve no more queues.
+    pub fn open<D>(device: &D, depth: u16, region: Arc<Region>) -> Result<Bare<Q>, DeviceError>
+    where
+        D: Device<Queue = Q>,
+    {
+        Ok(Bare {
+            queue: device.open_queue()?,
+            rules: Rules::new(device.geometry(), device.limits()),
+            slots: Slots::new(depth),
+            batch: Batch::with_capacity(depth.into()),
+            done: Done::with_capacity(depth.into()),
+            region,
+        })
+    }
+
+    /// Carries out plain reads and writes, as many as the depth at most.
+    ///
+    /// # Errors
+    /// The first status that is not `OK`; `INVAL` if a bio is more than a plain read or write, its
+    /// data lie outside of the region, or there are too many.
+    ///
+    /// # Panics
+    /// If the device completes nothing without time passing.
+    #[inline]
+    pub fn run(&mut self, bios: &[Bio]) -> Result<(), Status> {
+        let mut end = self.begin(bios);
+        while !self.batch.is_empty() || self.slots.taken() > 0 {
+            self.queue.start(Nanos(0), &mut self.batch, &mut self.done);
+            self.queue.poll(Nanos(0), &mut self.done);
+            assert!(!self.done.is_empty(), "the device completes by itself");
+            while let Some(ended) = self.done.take() {
+                if !ended.status().is_ok() {
+                    end = Err(ended.status());
+                }
+                // SAFETY: the request has come home, so its slot is ours again.
+                self.slots.put(unsafe { ended.head().as_ref() }.index);
+            }
+        }
+        end
+    }
+
+    /// Puts bios into the batch, up to the first that will not do.
+    #[inline]
+    fn begin(&mut self, bios: &[Bio]) -> Result<(), Status> {
+        for bio in bios {
+            let data = self.region.range(bio.buf.offset, bio.sectors << SECTOR_SHIFT);
+            let (true, Some(data)) = (self.rules.is_plain(bio), data) else {
+                return Err(Status::Inval);
+            };
+            let slot = self.slots.take(bio, data).ok_or(Status::Inval)?;
+            // SAFETY: the slot was just taken, this request alone refers to it, and `run` keeps it
+            // until the request has completed.
+            let request = unsafe { Request::of(slot) };
+            // SAFETY: nobody writes to the slot now.
+            let tag = Tag(unsafe { slot.as_ref() }.index);
+            self.batch.start(request, tag);
+        }
+        Ok(())
+    }
+}
