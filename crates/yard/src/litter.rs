@@ -2,38 +2,73 @@
 //! takes them away too.
 #![allow(clippy::disallowed_types)] // The list is control plane.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// Sockets, the file with the process id, the directory for temporary files.
+///
+/// Their owners take them away too, before the daemon has ended. The next one may have put files of
+/// its own at the same paths by then: so a file is known by what it is, not only by its path.
 #[derive(Debug, Default)]
-pub struct Litter(Mutex<Vec<PathBuf>>);
+pub struct Litter(Mutex<Vec<(PathBuf, Identity)>>);
+
+/// What tells a file from one that took its place. A number can be given again when the file is
+/// gone; the time of birth, where the file system has it, then differs.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    number: u64,
+    born: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Identity {
+        let (device, number) = (metadata.dev(), metadata.ino());
+        Identity { device, number, born: metadata.created().ok() }
+    }
+}
 
 impl Litter {
-    /// Notes a file.
+    /// Notes a file. One that is not there is gone already.
     pub fn add(&self, path: impl Into<PathBuf>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(path.into());
+        self.insert(path.into(), usize::MAX);
     }
 
     /// Notes a directory that holds what was noted before.
     pub fn add_first(&self, path: impl Into<PathBuf>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(0, path.into());
+        self.insert(path.into(), 0);
     }
 
-    /// Removes what is there, the latest first.
+    fn insert(&self, path: PathBuf, index: usize) {
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = index.min(noted.len());
+        noted.insert(index, (path, Identity::of(&metadata)));
+    }
+
+    /// Removes what is there still, the latest first.
     pub fn remove(&self) {
-        let paths = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        paths.iter().rev().for_each(|path| remove(path));
+        let noted = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        noted.iter().rev().for_each(|(path, identity)| remove(path, identity));
     }
 }
 
-fn remove(path: &Path) {
-    // What is gone already, or cannot go, must not keep the process from ending.
-    let _ = if path.is_dir() { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
+fn remove(path: &Path, identity: &Identity) {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
+    if Identity::of(&metadata) != *identity {
+        return;
+    }
+    // What cannot go must not keep the process from ending.
+    let _ = if metadata.is_dir() { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
     use crate::paths::TempDir;
 
@@ -48,5 +83,34 @@ mod tests {
         litter.add_first(&inner);
         litter.remove();
         assert!(!inner.exists());
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_another_stays() {
+        // A second signal, while the first had removed the socket and waited for clients, took the
+        // socket of the next daemon away.
+        let temp = TempDir::new().unwrap();
+        let (path, litter) = (temp.path().join("nbd.sock"), Litter::default());
+        let first = UnixListener::bind(&path).unwrap();
+        litter.add(&path);
+        // Moved, not removed: its number cannot be given again.
+        std::fs::rename(&path, temp.path().join("old")).unwrap();
+        let second = UnixListener::bind(&path).unwrap();
+        litter.remove();
+        assert!(path.exists());
+        drop((first, second));
+    }
+
+    #[test]
+    fn a_file_that_was_changed_goes() {
+        let temp = TempDir::new().unwrap();
+        let (path, litter) = (temp.path().join("pid"), Litter::default());
+        std::fs::write(&path, "1").unwrap();
+        litter.add(&path);
+        std::fs::write(&path, "2").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        litter.remove();
+        assert!(!path.exists());
     }
 }
