@@ -78,10 +78,6 @@ fn workplace(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
         let text = "a number of a tracker says nothing here; say what it is about";
         findings.push(Finding::new(path, at, "workplace", text));
     }
-    if has_word(&lower, "session") && has_word(&lower, "agent") {
-        let text = "who wrote it is of no use to the reader; say what it does";
-        findings.push(Finding::new(path, at, "workplace", text));
-    }
     for folder in ["root", "home", concat!("wo", "rk")] {
         let prefix = format!("/{folder}/");
         let outside = |c: char| c.is_whitespace() || "\"'`(=:".contains(c);
@@ -173,15 +169,13 @@ mod tests {
             "// as issue 12 asks",
             "// Issue #3",
             "// issue#3",
-            "// the agent of this session",
             "// see /root/notes.md",
             concat!("// see `/wo", "rk/notes.md`"),
         ];
         for line in bad {
             assert_eq!(rules("a.rs", line), ["workplace"], "{line}");
         }
-        for line in ["// an issue of order", "// /dev/root/x", "// a TLS session", "crates/work/a"]
-        {
+        for line in ["// an issue of order", "// /dev/root/x", "crates/work/a"] {
             assert!(rules("a.rs", line).is_empty(), "{line}");
         }
     }
