@@ -1,0 +1,153 @@
+//! What a channel holds, counts and leaves behind: tags, regions, statistics, and its end.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use blockyard_core::channel::{ChannelConfig, Stats};
+use blockyard_core::clock::Clock;
+use blockyard_core::middleware::Delayed;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::*;
+
+use common::*;
+
+#[test]
+fn a_full_channel_takes_less_and_a_region_in_use_stays() {
+    let mut recorder = Recorder::new();
+    recorder.late = true;
+    let disk = composed_of(recorder, 8, Still::default());
+    let mut rig = Rig::new(&disk);
+    let bios: Vec<Bio> = (0..12).map(|n| Bio::read(Sector(n * 16), 8, rig.buf(0))).collect();
+    assert_eq!(rig.channel.push(&bios), 8);
+    rig.channel.submit();
+    assert_eq!(rig.channel.push(&bios), 0);
+    assert!(!rig.channel.unregister(rig.id));
+    let mut done = Vec::new();
+    assert_eq!(rig.channel.reap(&mut done), 8);
+    assert_eq!(rig.channel.due(), Due::Never);
+    assert!(rig.channel.unregister(rig.id));
+    assert!(!rig.channel.unregister(rig.id));
+    assert_eq!(rig.channel.push(&bios), 8);
+    rig.channel.submit();
+    assert_eq!(rig.channel.reap(&mut done), 8);
+    assert!(done[8..].iter().all(|end| end.status == Status::Inval));
+}
+
+#[test]
+fn statistics_outlive_their_channel() {
+    let disk = composed(Recorder::new());
+    let count = |stats: &Stats| (stats.op(Op::Read).ops, stats.op(Op::Read).sectors);
+    let mut rig = Rig::new(&disk);
+    let buf = rig.buf(0);
+    rig.run(&[Bio::read(Sector(0), 8, buf), Bio::read(Sector(64), 16, buf)]);
+    assert_eq!(count(&disk.stats()), (2, 24));
+    assert_eq!(disk.stats().channels, 1);
+    drop(rig);
+    assert_eq!(count(&disk.stats()), (2, 24));
+    assert_eq!(disk.stats().channels, 0);
+    assert_eq!(disk.stats().read_latency.iter().sum::<u64>(), 2);
+}
+
+#[test]
+fn a_dropped_channel_has_done_what_was_started() {
+    let mut recorder = Recorder::new();
+    recorder.late = true;
+    let log = Arc::clone(&recorder.log);
+    let disk = composed(recorder);
+    let mut rig = Rig::new(&disk);
+    let bios: Vec<Bio> = (0..20).map(|n| Bio::read(Sector(n * 16), 8, rig.buf(0))).collect();
+    assert_eq!(rig.channel.push(&bios), 20);
+    rig.channel.submit();
+    drop(rig);
+    assert_eq!(log_of(&log).len(), 16, "as many as there are tags");
+}
+
+/// Once a request that was put back for ever, or that a device had lost, kept its channel from
+/// ending: the drop waited for all that was submitted, however long it took.
+#[test]
+fn a_channel_ends_whatever_its_device_does() {
+    struct Endless(usize);
+    impl DeviceQueue for Endless {
+        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut Done) {
+            // Keeps one for itself without ever completing it, and puts all others back.
+            if self.0 == 0
+                && let Some(started) = batch.next()
+            {
+                std::mem::forget(started);
+                self.0 = 1;
+            }
+        }
+        fn poll(&mut self, _now: Nanos, _done: &mut Done) {}
+        fn room(&self) -> usize {
+            4
+        }
+        fn due(&self) -> Due {
+            Due::Never
+        }
+    }
+    let recorder = Recorder::new();
+    let mut stack = channel::Stack::new(
+        ChannelConfig::default(),
+        &recorder.geometry,
+        &recorder.limits,
+        NoneScheduler::new(256),
+        Endless(0),
+        Still::default(),
+        channel::ChannelStats::new(),
+    );
+    let id = stack.register(Region::alloc(4096));
+    let buf = BufRef { region: id, offset: 0 };
+    let bios = [0, 16, 32].map(|at| Bio::read(Sector(at), 8, buf));
+    assert_eq!(stack.push(&bios), 3);
+    stack.submit();
+    drop(stack);
+
+    let clock = Still::default();
+    let disk = composed_of(Delayed::new(Recorder::new(), u64::MAX / 2), 64, clock.clone());
+    let mut rig = Rig::new(&disk);
+    assert_eq!(rig.channel.push(&[Bio::read(Sector(0), 8, rig.buf(0))]), 1);
+    rig.channel.submit();
+    drop(rig);
+    // Nor does what would follow in a flush sequence.
+    let disk = composed_of(Delayed::new(Recorder::cached(false), 1 << 60), 64, clock.clone());
+    let mut rig = Rig::new(&disk);
+    let write = Bio::write(Sector(0), 8, rig.buf(0)).with_flags(Flags::PREFLUSH | Flags::FUA);
+    assert_eq!(rig.channel.push(&[write]), 1);
+    rig.channel.submit();
+    drop(rig);
+    assert_eq!(clock.now(), Nanos(0), "nobody slept until it would have been due");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+#[should_panic(expected = "request dropped without a completion")]
+fn a_started_request_that_is_dropped_is_noticed() {
+    struct Forgetful;
+    impl DeviceQueue for Forgetful {
+        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut Done) {
+            drop(batch.next());
+        }
+        fn poll(&mut self, _now: Nanos, _done: &mut Done) {}
+        fn room(&self) -> usize {
+            1
+        }
+        fn due(&self) -> Due {
+            Due::Never
+        }
+    }
+    let recorder = Recorder::new();
+    let mut stack = channel::Stack::new(
+        ChannelConfig::default(),
+        &recorder.geometry,
+        &recorder.limits,
+        NoneScheduler::new(4),
+        Forgetful,
+        Still::default(),
+        channel::ChannelStats::new(),
+    );
+    let id = stack.register(Region::alloc(4096));
+    stack.push(&[Bio::read(Sector(0), 8, BufRef { region: id, offset: 0 })]);
+    stack.submit();
+}
