@@ -6,6 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
+use blockyard_core::inject::{Injection, Rule};
+use blockyard_core::middleware::Faulty;
 use blockyard_core::*;
 
 use common::*;
@@ -145,6 +147,81 @@ fn flush_sequences_are_what_the_cache_needs() {
             assert_eq!(rig.statuses(&[bio]), [Status::Ok]);
             assert_eq!(log_of(&log), expected, "{bio:?}");
         }
+    }
+}
+
+/// Each piece of a bio that was split had a flush of its own before it, and the first pieces were
+/// on their way before the last flush had ended.
+#[test]
+fn a_split_bio_has_one_flush_sequence() {
+    use Op::{Flush, Write};
+    type Row = (Op, u64, u64, bool);
+    let both = Flags::PREFLUSH | Flags::FUA;
+    let flush: Row = (Flush, 0, 0, false);
+    let pieces =
+        |fua| -> [Row; 3] { [(Write, 0, 64, fua), (Write, 64, 64, fua), (Write, 128, 32, fua)] };
+    let [plain, fua] = [pieces(false), pieces(true)];
+    let first = [flush];
+    let table: [(Recorder, Flags, [&[Row]; 3]); 9] = [
+        (Recorder::new(), both, [&[], &plain, &[]]),
+        (Recorder::cached(true), Flags::NONE, [&[], &plain, &[]]),
+        (Recorder::cached(true), Flags::FUA, [&[], &fua, &[]]),
+        (Recorder::cached(true), Flags::PREFLUSH, [&first, &plain, &[]]),
+        (Recorder::cached(true), both, [&first, &fua, &[]]),
+        (Recorder::cached(false), Flags::NONE, [&[], &plain, &[]]),
+        (Recorder::cached(false), Flags::FUA, [&[], &plain, &first]),
+        (Recorder::cached(false), Flags::PREFLUSH, [&first, &plain, &[]]),
+        (Recorder::cached(false), both, [&first, &plain, &first]),
+    ];
+    for (recorder, flags, parts) in table {
+        // With four slots the pieces come one after the other, with 64 all at once.
+        for (late, depth) in [(false, 64), (true, 64), (false, 4), (true, 4)] {
+            let log = Log::default();
+            let recorder = Recorder {
+                geometry: recorder.geometry.clone(),
+                limits: recorder.limits.clone(),
+                log: Arc::clone(&log),
+                late,
+                ..Recorder::new()
+            };
+            let disk = composed_of(recorder, depth, Still::default());
+            let mut rig = Rig::new(&disk);
+            let write = Bio::write(Sector(0), 160, rig.buf(0)).with_flags(flags);
+            let next = Bio::write(Sector(512), 8, rig.buf(0));
+            assert_eq!(rig.statuses(&[write, next]), [Status::Ok; 2]);
+            let found: Vec<Row> =
+                log_of(&log).into_iter().filter(|row| *row != (Write, 512, 8, false)).collect();
+            assert_eq!(found, parts.concat(), "{flags:?}, late {late}, depth {depth}");
+        }
+    }
+}
+
+/// No piece of a split bio starts before the flush that it waits for has ended, and none at all if
+/// that fails.
+#[test]
+fn pieces_wait_for_the_flush_before_them() {
+    for status in [Status::Ok, Status::IoErr] {
+        let mut recorder = Recorder::cached(true);
+        recorder.late = true;
+        let log = Arc::clone(&recorder.log);
+        let disk = composed(Faulty::new(recorder, 1));
+        if !status.is_ok() {
+            let op = Some(Op::Flush);
+            let rule = Rule { op, start: Sector(0), sectors: 8, status, chance: 1, times: Some(1) };
+            disk.inject(&Injection::AddRule(rule)).unwrap();
+        }
+        let mut rig = Rig::new(&disk);
+        let write = Bio::write(Sector(0), 160, rig.buf(0)).with_flags(Flags::PREFLUSH);
+        assert_eq!(rig.channel.push(&[write, write]), 1, "the next one waits for the pieces");
+        rig.channel.submit();
+        let started: Vec<Op> = log_of(&log).iter().map(|row| row.0).collect();
+        assert_eq!(started, if status.is_ok() { vec![Op::Flush] } else { vec![] });
+        let mut done = Vec::new();
+        while rig.channel.reap(&mut done) == 0 {}
+        assert_eq!(done[0].status, status);
+        assert_eq!(log_of(&log).len(), if status.is_ok() { 3 } else { 0 });
+        // The channel goes on as before.
+        assert_eq!(rig.statuses(&[write]), [Status::Ok]);
     }
 }
 

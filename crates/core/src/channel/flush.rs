@@ -10,7 +10,8 @@
 //! | cache, no FUA | PREFLUSH and FUA | flush, then the bio, then flush |
 //!
 //! As in Linux (Documentation/block/writeback_cache_control.rst). The parts of a sequence use the
-//! bio's own slot, one after the other, and are never merged.
+//! bio's own slot, one after the other, and are never merged. Of a bio that is split the pieces are
+//! one part: one flush comes before the first of them, one after the last, and FUA is for each.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -56,6 +57,12 @@ fn route_durable(bio: &Bio, limits: &Limits) -> Route {
         return Route::Sequence(Stage::PreFlush);
     }
     if limits.fua { Route::Plain(bio.flags) } else { Route::Sequence(Stage::Data) }
+}
+
+/// The flags of a piece of a bio that is split. What they leave out is for the whole bio's sequence.
+pub(super) fn piece_flags(bio: &Bio, limits: &Limits) -> Flags {
+    let flags = bio.flags.without(Flags::PREFLUSH);
+    if limits.fua { flags } else { flags.without(Flags::FUA) }
 }
 
 /// The request for the part of a sequence that `stage` names.

@@ -19,6 +19,8 @@ pub(super) struct Rest {
     pub(super) data: NonNull<u8>,
     /// The slot of the whole bio.
     pub(super) parent: u16,
+    /// No piece may start yet: the flush before them is under way, in the parent's slot.
+    pub(super) waits: bool,
 }
 
 // SAFETY: `data` points into a region that the channel keeps, and is not dereferenced here.

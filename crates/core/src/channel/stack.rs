@@ -130,17 +130,13 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             Ok(data) => (data, Status::Ok),
             Err(status) => (NonNull::dangling(), status),
         };
-        let mut slot = self.slots.take(bio, data).expect("push asked for room");
+        let slot = self.slots.take(bio, data).expect("push asked for room");
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the request.
             let request = unsafe { Request::of(slot) };
             self.done.enter(request, status);
         } else if self.rules.piece_sectors(bio) < bio.sectors {
-            // SAFETY: the slot was just taken, and no request refers to it.
-            let parent = unsafe { slot.as_mut() };
-            split::begin(parent);
-            self.rest = Some(Rest { bio: *bio, data, parent: parent.index });
-            self.cut_rest();
+            self.split(slot, bio, data);
         } else {
             self.route(slot, bio);
         }
@@ -190,10 +186,35 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         }
     }
 
+    /// Begins to split a bio. Its flush sequence, if it needs one, is that of the whole bio.
+    #[cold]
+    fn split(&mut self, mut slot: NonNull<Slot>, bio: &Bio, data: NonNull<u8>) {
+        let limits = self.rules.limits();
+        let stage = match flush::route(bio, limits) {
+            Route::Sequence(stage) => stage,
+            Route::Plain(_) | Route::Nothing => Stage::Plain,
+        };
+        // SAFETY: the slot was just taken, and no request refers to it.
+        let parent = unsafe { slot.as_mut() };
+        split::begin(parent);
+        parent.stage = stage;
+        let waits = stage == Stage::PreFlush;
+        let pieces = Bio { flags: flush::piece_flags(bio, limits), ..*bio };
+        self.rest = Some(Rest { bio: pieces, data, parent: parent.index, waits });
+        if waits {
+            // SAFETY: the slot stays taken until the bio is complete, and until the flush has come
+            // home no other request refers to it.
+            let request = unsafe { flush::part(slot, stage, limits) };
+            self.plug.add(request);
+        } else {
+            self.cut_rest();
+        }
+    }
+
     /// Makes pieces of the bio that is being split, while there are slots.
     #[cold]
     fn cut_rest(&mut self) {
-        let Some(mut rest) = self.rest.take() else { return };
+        let Some(mut rest) = self.rest.take_if(|rest| !rest.waits) else { return };
         let mut parent = self.slots.at(rest.parent);
         while !rest.is_empty() {
             if self.slots.room() == 0 {
@@ -340,12 +361,21 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     ) {
         // SAFETY: the request has come home, so the slot is this channel's again.
         let slot_ref = unsafe { slot.as_mut() };
-        if let Some(stage) = flush::after(slot_ref, status, landed, self.rules.limits())
-            && !self.closing
+        let next = flush::after(slot_ref, status, landed, self.rules.limits());
+        let next = next.filter(|_| !self.closing);
+        if let Some(rest) = self.rest.as_mut().filter(|rest| rest.waits)
+            && rest.parent == slot_ref.index
         {
-            // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
-            let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
-            self.sched.insert(request, now);
+            if let Some(stage) = next {
+                // The pieces are this part; `reap` cuts them now.
+                slot_ref.stage = stage;
+                rest.waits = false;
+                return;
+            }
+            self.rest = None;
+        }
+        if let Some(stage) = next {
+            self.follow(slot, stage, now);
             return;
         }
         let sector = slot_ref.bio.sector;
@@ -359,8 +389,19 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         let parent_ref = unsafe { parent.as_mut() };
         if split::piece_done(parent_ref, status) {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
-            self.complete(parent, status, sector, latency_ns, out);
+            let next = flush::after(parent_ref, status, sector, self.rules.limits());
+            match next.filter(|_| !self.closing) {
+                Some(stage) => self.follow(parent, stage, now),
+                None => self.complete(parent, status, sector, latency_ns, out),
+            }
         }
+    }
+
+    /// Sends the next part of a flush sequence towards the device.
+    fn follow(&mut self, slot: NonNull<Slot>, stage: Stage, now: Nanos) {
+        // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
+        let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
+        self.sched.insert(request, now);
     }
 
     /// Tells the submitter of a bio's end and frees its slot.
@@ -436,7 +477,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
             while let Some(ended) = self.done.take() {
                 self.finish(&ended, now, out);
             }
-            if self.rest.is_some() {
+            if self.rest.as_ref().is_some_and(|rest| !rest.waits) {
                 self.cut_rest();
                 self.unplug(now);
             } else if self.sched.is_empty() {
