@@ -31,6 +31,7 @@ mod signal;
 pub mod stats;
 pub mod stop;
 pub mod ticks;
+pub mod tools;
 
 pub use error::LabError;
 pub use experiment::{Body, Cell, Comparison, Experiment, Kind, Published, Variant, Workload};

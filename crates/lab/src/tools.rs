@@ -1,0 +1,10 @@
+//! Programs that others wrote, as instruments: fio and nbdcopy as clients, NBD servers as peers.
+//!
+//! Whatever is started here ends here: a child has a time limit, dies with Ctrl-C, and is killed
+//! when its owner is dropped.
+
+pub mod child;
+pub mod copy;
+mod cpu;
+pub mod fio;
+pub mod server;

@@ -1,0 +1,252 @@
+//! A program that is run: with a time limit, under the stop flag, and with its CPU time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::LabError;
+use crate::stop::Stop;
+use crate::tools::cpu;
+
+/// How often the stop flag is looked at while a child runs.
+const LOOK: Duration = Duration::from_millis(50);
+/// As much of what a child prints is read.
+const OUTPUT_MAX: usize = 16 << 20;
+/// As much of a line that a child prints is quoted.
+const QUOTED_MAX: usize = 300;
+
+/// A command line as data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The program and its arguments.
+    pub words: Vec<String>,
+    /// The Debian package that has the program; empty if none does.
+    pub package: &'static str,
+}
+
+impl Line {
+    /// A line of words that stand between blanks.
+    pub fn new(package: &'static str, line: &str) -> Line {
+        Line { words: line.split_whitespace().map(String::from).collect(), package }
+    }
+
+    /// The line as one would type it, but for quotes.
+    pub fn text(&self) -> String {
+        self.words.join(" ")
+    }
+
+    /// Starts the program. `folder` is where it may put what it needs while it runs.
+    ///
+    /// # Errors
+    /// If there is no such program, or the system refuses to start it.
+    pub fn start(&self, folder: Option<&Path>) -> Result<Running, LabError> {
+        let program = self.words.first().map_or("", String::as_str);
+        let output = || -> Result<(File, Stdio), LabError> {
+            let file = memfd_create("output", MemfdFlags::CLOEXEC).map(File::from);
+            let file = file.map_err(|error| LabError::io("memfd_create")(error.into()))?;
+            let same = file.try_clone().map_err(LabError::io("output"))?;
+            Ok((file, same.into()))
+        };
+        let ((out, stdout), (err, stderr)) = (output()?, output()?);
+        let mut command = Command::new(program);
+        command.args(self.words.get(1..).unwrap_or_default());
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        if let Some(folder) = folder {
+            command.env("XDG_RUNTIME_DIR", folder);
+        }
+        let child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => self.missing(program),
+            _ => LabError::io(self.text())(error),
+        })?;
+        let began = Instant::now();
+        let mut running = Running { child, pidfd: None, line: self.text(), out, err, began };
+        running.pidfd = Some(running.watch()?);
+        Ok(running)
+    }
+
+    fn missing(&self, program: &str) -> LabError {
+        match self.package {
+            "" => LabError::missing(program, "build it: make build"),
+            package => LabError::missing(program, format!("apt-get install {package}")),
+        }
+    }
+}
+
+/// A child that runs until it ends or this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    pidfd: Option<OwnedFd>,
+    line: String,
+    out: File,
+    err: File,
+    began: Instant,
+}
+
+/// What a child that ended left.
+#[derive(Debug)]
+pub struct Ended {
+    /// What it printed.
+    pub out: String,
+    /// What it complained about.
+    pub err: String,
+    /// CPU time of all its threads.
+    pub cpu: Duration,
+    /// From its start to its end.
+    pub wall: Duration,
+}
+
+impl Running {
+    fn watch(&self) -> Result<OwnedFd, LabError> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| LabError::failed(&self.line, "it has no process id"))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty());
+        pidfd.map_err(|error| LabError::io(self.line.clone())(error.into()))
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// CPU time of all its threads until now.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn cpu(&self) -> Result<Duration, LabError> {
+        cpu::of_process(self.child.id())
+            .map_err(LabError::io(format!("CPU time of `{}`", self.line)))
+    }
+
+    /// Waits so long for its end; says whether it came.
+    ///
+    /// # Errors
+    /// If the system refuses to wait.
+    pub fn ends_within(&self, time: Duration) -> Result<bool, LabError> {
+        let Some(pidfd) = &self.pidfd else { return Ok(false) };
+        let time = Timespec::try_from(time).map_err(|error| LabError::failed("wait", error))?;
+        // Readable from the end of the process on, until it is waited for and later.
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&time)) {
+            Ok(count) => Ok(count > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(LabError::io(self.line.clone())(error.into())),
+        }
+    }
+
+    /// Waits for its end, at most `limit` from its start.
+    ///
+    /// # Errors
+    /// If it fails, does not end within the limit, or is to stop; it is dead then.
+    pub fn finish(mut self, limit: Duration, stop: &Stop) -> Result<Ended, LabError> {
+        while !self.ends_within(LOOK)? {
+            if stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            if self.began.elapsed() >= limit {
+                let why = format!("it had not ended after {limit:.1?} and was killed");
+                return Err(LabError::failed(&self.line, why));
+            }
+        }
+        let (wall, cpu) = (self.began.elapsed(), self.cpu()?);
+        let status = self.child.wait().map_err(LabError::io(self.line.clone()))?;
+        if !status.success() {
+            return Err(self.failure(status));
+        }
+        Ok(Ended { out: text(&self.out)?, err: text(&self.err)?, cpu, wall })
+    }
+
+    /// The error that its end is, with what it said last.
+    pub(crate) fn ended(&mut self) -> LabError {
+        match self.child.wait() {
+            Ok(status) => self.failure(status),
+            Err(error) => LabError::io(self.line.clone())(error),
+        }
+    }
+
+    fn failure(&self, status: ExitStatus) -> LabError {
+        let said = match text(&self.err) {
+            Ok(said) => complaint(&said),
+            Err(error) => error.to_string(),
+        };
+        LabError::failed(&self.line, format!("{status}: {said}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may be gone already; either way nothing is left to do about it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The line that says why, of all that a program complained about: the first that calls itself an
+/// error, else the first.
+pub(crate) fn complaint(said: &str) -> String {
+    let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
+    let line = lines.clone().find(|line| line.contains("error")).or_else(|| lines.next());
+    line.map_or_else(|| "it said nothing".into(), |line| line.chars().take(QUOTED_MAX).collect())
+}
+
+fn text(file: &File) -> Result<String, LabError> {
+    let size = file.metadata().map_err(LabError::io("output"))?.len();
+    let len = usize::try_from(size).unwrap_or(OUTPUT_MAX).min(OUTPUT_MAX);
+    let mut bytes = vec![0; len];
+    // The child shares the file's position, so it is read by offset.
+    file.read_exact_at(&mut bytes, 0).map_err(LabError::io("output"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn run(words: &[&str], limit: Duration, stop: &Stop) -> Result<Ended, LabError> {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        Line { words, package: "coreutils" }.start(None)?.finish(limit, stop)
+    }
+
+    #[test]
+    fn what_a_child_says_and_costs_is_kept() {
+        let script = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo out; echo err >&2";
+        let ended = run(&["sh", "-c", script], LONG, &Stop::new()).unwrap();
+        assert_eq!((ended.out.as_str(), ended.err.as_str()), ("out\n", "err\n"));
+        assert!(ended.cpu > Duration::ZERO && ended.wall > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_failure_quotes_the_child() {
+        let error = run(&["ls", "/no/such"], LONG, &Stop::new()).unwrap_err().to_string();
+        assert!(error.starts_with("ls /no/such: exit status: 2: "), "{error}");
+        assert!(error.ends_with("No such file or directory"), "{error}");
+        assert_eq!(complaint("note\n\n fio: error=5 \n"), "fio: error=5");
+        assert_eq!(complaint("first\nsecond\n"), "first");
+        assert_eq!(complaint("\n"), "it said nothing");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_says_what_brings_it() {
+        let error = Line::new("nbdkit", "no-such-program x").start(None).unwrap_err();
+        assert_eq!(error.to_string(), "no-such-program is missing; apt-get install nbdkit");
+    }
+
+    #[test]
+    fn a_child_is_killed_at_its_limit_and_by_the_stop() {
+        let error = run(&["sleep", "1000"], Duration::ZERO, &Stop::new()).unwrap_err();
+        assert!(error.to_string().contains("had not ended after 0.0ns"), "{error}");
+        let stop = Stop::new();
+        stop.set();
+        let error = run(&["sleep", "1000"], LONG, &stop).unwrap_err();
+        assert!(matches!(error, LabError::Interrupted), "{error}");
+    }
+}

@@ -1,0 +1,42 @@
+//! nbdcopy as a client: one connection that reads a whole device to nothing, as a stream.
+
+use std::time::Duration;
+
+use crate::error::LabError;
+use crate::sample::Round;
+use crate::tools::child::{Ended, Line};
+
+/// Bytes of one request.
+pub const REQUEST_BYTES: u64 = 1 << 20;
+/// It ends long before, or not at all.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The command. What a server knows to be empty is read all the same (`--no-extents`), and nobody
+/// keeps it.
+pub fn line(uri: &str) -> Line {
+    let mut line = Line::new("libnbd-bin", "nbdcopy --connections=1 --no-extents");
+    line.words.push(format!("--request-size={REQUEST_BYTES}"));
+    line.words.extend(["--", uri, "null:"].map(String::from));
+    line
+}
+
+/// Runs it to its end.
+///
+/// # Errors
+/// If nbdcopy is missing, fails or does not end.
+pub fn run(uri: &str, round: &Round<'_>) -> Result<Ended, LabError> {
+    line(uri).start(None)?.finish(LIMIT, round.stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_reads_everything_by_large_requests() {
+        let text = line("nbd+unix:///a?socket=s").text();
+        let want = "nbdcopy --connections=1 --no-extents --request-size=1048576 -- \
+                    nbd+unix:///a?socket=s null:";
+        assert_eq!(text, want);
+    }
+}

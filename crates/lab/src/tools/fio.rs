@@ -1,0 +1,139 @@
+//! Stock fio as a client: a line as data, and what of its report we use.
+//!
+//! Every line has threads for jobs (`--thread`), so that fio is one process that can be killed as a
+//! whole, and reports all its jobs as one group.
+
+mod report;
+
+use std::fmt::Display;
+use std::time::Duration;
+
+pub use report::Report;
+
+use crate::error::LabError;
+use crate::stop::Stop;
+use crate::tools::child::Line;
+
+/// On top of its run time fio may take so long to start its jobs and to end.
+const GRACE: Duration = Duration::from_secs(30);
+/// What every line has.
+const COMMON: &str =
+    "fio --name=lab --thread --time_based --group_reporting --eta=never --output-format=json";
+
+/// A fio line without its times.
+#[derive(Clone, Debug)]
+pub struct Fio {
+    words: Vec<String>,
+}
+
+impl Fio {
+    /// A line with these options, as one types them, separated by blanks.
+    pub fn new(options: &str) -> Fio {
+        Fio { words: options.split_whitespace().map(String::from).collect() }
+    }
+
+    /// With one more option, whose value may hold anything. Options of an engine must come after
+    /// `ioengine`.
+    pub fn option(mut self, name: &str, value: impl Display) -> Fio {
+        self.words.push(format!("--{name}={value}"));
+        self
+    }
+
+    /// The command: `warm_up` before anything counts, then `runtime`.
+    pub fn line(&self, warm_up: Duration, runtime: Duration) -> Line {
+        let mut line = Line::new("fio", COMMON);
+        line.words.extend_from_slice(&self.words);
+        line.words.push(format!("--runtime={}ms", runtime.as_millis().max(1)));
+        if warm_up.as_millis() > 0 {
+            line.words.push(format!("--ramp_time={}ms", warm_up.as_millis()));
+        }
+        line
+    }
+
+    /// Runs the line to its end.
+    ///
+    /// # Errors
+    /// If fio is missing, fails, reports an error, does nothing or does not end.
+    pub fn run(
+        &self,
+        warm_up: Duration,
+        runtime: Duration,
+        stop: &Stop,
+    ) -> Result<Report, LabError> {
+        let line = self.line(warm_up, runtime);
+        let ended = line.start(None)?.finish(warm_up + runtime + GRACE, stop)?;
+        Report::parse(&ended.out, &ended.err).map_err(|why| LabError::failed(line.text(), why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Sample;
+
+    #[test]
+    fn the_line_is_made_of_data() {
+        let fio = Fio::new("--ioengine=nbd  --rw=randread --bs=4k").option("uri", "nbd://a b");
+        let line = fio.line(Duration::from_millis(250), Duration::from_secs(2));
+        assert_eq!(line.words[0], "fio");
+        let own = &line.words[COMMON.split(' ').count()..];
+        let want = [
+            "--ioengine=nbd",
+            "--rw=randread",
+            "--bs=4k",
+            "--uri=nbd://a b",
+            "--runtime=2000ms",
+            "--ramp_time=250ms",
+        ];
+        assert_eq!(own, want);
+        let line = fio.line(Duration::ZERO, Duration::ZERO).text();
+        assert!(line.ends_with("--runtime=1ms"), "{line}");
+    }
+
+    /// The null engine of fio itself needs nothing but fio.
+    const NULL: &str = "--ioengine=null --rw=randread --bs=4k --size=1G --norandommap";
+
+    fn is_missing(error: &LabError) -> bool {
+        let is_missing = matches!(error, LabError::Missing { .. });
+        if is_missing {
+            eprintln!("skipped: {error}");
+        }
+        is_missing
+    }
+
+    #[test]
+    fn a_real_fio_is_run_and_understood() {
+        let fio = Fio::new(NULL).option("numjobs", 2).option("iodepth", 4);
+        let run = fio.run(Duration::from_millis(20), Duration::from_millis(100), &Stop::new());
+        let report = match run {
+            Err(error) if is_missing(&error) => return,
+            run => run.unwrap(),
+        };
+        assert!(report.ios > 0 && report.iops > 0.0 && report.bandwidth > 0.0, "{report:?}");
+        assert!(!report.cpu.is_zero() && !report.runtime.is_zero(), "{report:?}");
+        let Sample { latency, .. } = report.sample();
+        let points = latency.unwrap().0;
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{points:?}");
+    }
+
+    #[test]
+    fn a_real_fio_that_refuses_is_quoted() {
+        let fio = Fio::new(NULL).option("no-such-option", 1);
+        let error = fio.run(Duration::ZERO, Duration::from_millis(10), &Stop::new()).unwrap_err();
+        if !is_missing(&error) {
+            let error = error.to_string();
+            assert!(error.contains("fio: unrecognized option '--no-such-option=1'"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_real_fio_that_connects_to_nobody_is_an_error() {
+        let uri = "nbd+unix:///a?socket=/no/such/socket";
+        let fio = Fio::new("--ioengine=nbd --rw=read --size=1M").option("uri", uri);
+        let error = fio.run(Duration::ZERO, Duration::from_millis(10), &Stop::new()).unwrap_err();
+        if !is_missing(&error) {
+            let error = error.to_string();
+            assert!(error.contains("fio: "), "{error}");
+        }
+    }
+}

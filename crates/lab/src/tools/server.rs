@@ -1,0 +1,214 @@
+//! NBD servers, ours and those of others: how each is started on a socket of its own, and what CPU
+//! time it uses.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use crate::error::LabError;
+use crate::settings::Settings;
+use crate::stop::Stop;
+use crate::tools::child::{Line, Running};
+
+/// A server that does not accept after so long does not come.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How long to wait from one look to the next.
+const LOOK: Duration = Duration::from_millis(2);
+/// Directories of servers that may exist at a time.
+const FOLDERS_MAX: u32 = 1000;
+
+/// A server as data.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// The name of its variant.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// The Debian package that has it; empty for this program.
+    pub package: &'static str,
+    /// The line that starts it. `PROGRAM` stands for this program, `SOCKET` for the path of its
+    /// socket, `SIZE` for the bytes of its device.
+    pub line: &'static str,
+}
+
+/// Ours first; each serves a device that costs nothing to read, by the export name `null0`.
+pub const KINDS: [Kind; 4] = [
+    Kind {
+        name: "blockyard",
+        about: "blockyard serve, a null device without memory",
+        package: "",
+        line: "PROGRAM serve null:///null0?size=SIZE --nbd unix:SOCKET",
+    },
+    Kind {
+        name: "qemu-storage-daemon",
+        about: "QEMU's storage daemon, driver null-co",
+        package: "qemu-system-common",
+        line: "qemu-storage-daemon --blockdev driver=null-co,node-name=null0,size=SIZE \
+               --nbd-server addr.type=unix,addr.path=SOCKET,max-connections=8 \
+               --export type=nbd,id=null0,node-name=null0,name=null0,writable=on",
+    },
+    Kind {
+        name: "qemu-nbd",
+        about: "QEMU's NBD server, driver null-co",
+        package: "qemu-utils",
+        line: "qemu-nbd --persistent --shared=8 --socket=SOCKET --export-name=null0 \
+               --image-opts driver=null-co,size=SIZE",
+    },
+    Kind {
+        name: "nbdkit",
+        about: "nbdkit, its memory plugin, nothing written",
+        package: "nbdkit",
+        line: "nbdkit --foreground --unix SOCKET --exportname null0 memory SIZE",
+    },
+];
+
+/// A server that runs until this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    running: Running,
+    folder: PathBuf,
+}
+
+impl Kind {
+    /// Starts the server with a device of so many bytes, and waits until it accepts.
+    ///
+    /// # Errors
+    /// If its program is missing, it ends, or it does not accept in time.
+    pub fn start(
+        &self,
+        settings: &Settings,
+        size_bytes: u64,
+        stop: &Stop,
+    ) -> Result<Server, LabError> {
+        let folder = folder(&settings.scratch)?;
+        let line = self.line(&settings.program, &socket(&folder), size_bytes);
+        let running = match line.start(Some(&folder)) {
+            Ok(running) => running,
+            Err(error) => {
+                // Nothing is in it.
+                let _ = fs::remove_dir(&folder);
+                return Err(error);
+            }
+        };
+        let mut server = Server { running, folder };
+        let socket = socket(&server.folder);
+        let began = Instant::now();
+        while let Err(refused) = UnixStream::connect(&socket) {
+            if stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            if server.running.ends_within(LOOK)? {
+                return Err(server.running.ended());
+            }
+            if began.elapsed() >= START_MAX {
+                let why = format!("it does not accept after {START_MAX:?}: {refused}");
+                return Err(LabError::failed(line.text(), why));
+            }
+        }
+        Ok(server)
+    }
+
+    fn line(&self, program: &Path, socket: &Path, size_bytes: u64) -> Line {
+        let mut line = Line::new(self.package, self.line);
+        for word in &mut line.words {
+            *word = word
+                .replace("PROGRAM", &program.to_string_lossy())
+                .replace("SOCKET", &socket.to_string_lossy())
+                .replace("SIZE", &size_bytes.to_string());
+        }
+        line
+    }
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("socket")
+}
+
+/// A new directory for one server.
+fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
+    for number in 0..FOLDERS_MAX {
+        let folder = scratch.join(format!("server{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(LabError::io(folder.display().to_string())(error)),
+        }
+    }
+    Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
+}
+
+impl Server {
+    /// What a client connects to.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///null0?socket={}", socket(&self.folder).display())
+    }
+
+    /// CPU time of all its threads until now, in user space and in the kernel.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn cpu(&self) -> Result<Duration, LabError> {
+        self.running.cpu()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The child, which is killed after this, can put nothing back that matters.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(test: &str) -> Settings {
+        let name = format!("by-lab-{test}-{}", std::process::id());
+        let scratch = std::env::temp_dir().join(name);
+        fs::create_dir_all(&scratch).unwrap();
+        Settings { quick: true, engine: None, program: "/bin/false".into(), scratch, processors: 2 }
+    }
+
+    #[test]
+    fn every_line_names_its_socket_and_size() {
+        for kind in KINDS {
+            let text = kind.line(Path::new("by"), Path::new("/s/socket"), 4096).text();
+            assert!(text.contains("/s/socket") && text.contains("4096"), "{text}");
+            assert!(!text.contains("SOCKET") && !text.contains("SIZE"), "{text}");
+            assert!(!text.contains("PROGRAM"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_ends_says_why() {
+        let settings = settings("ends");
+        let line = "ls /no/such SOCKET";
+        let kind = Kind { name: "none", about: "", package: "coreutils", line };
+        let error = kind.start(&settings, 1, &Stop::new()).unwrap_err().to_string();
+        assert!(error.contains("/no/such") && error.contains("exit status"), "{error}");
+        // What it had is gone.
+        assert_eq!(fs::read_dir(&settings.scratch).unwrap().count(), 0);
+        fs::remove_dir(&settings.scratch).unwrap();
+    }
+
+    #[test]
+    fn a_server_accepts_and_goes_when_it_is_dropped() {
+        let settings = settings("goes");
+        for kind in &KINDS[1..] {
+            let server = match kind.start(&settings, 1 << 20, &Stop::new()) {
+                Err(error @ LabError::Missing { .. }) => {
+                    eprintln!("skipped: {error}");
+                    continue;
+                }
+                server => server.unwrap(),
+            };
+            let pid = server.running.id();
+            assert!(server.cpu().unwrap() > Duration::ZERO, "{}", kind.name);
+            drop(server);
+            assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{}", kind.name);
+        }
+        fs::remove_dir(&settings.scratch).unwrap();
+    }
+}
