@@ -3,4 +3,5 @@
 pub mod clock;
 pub mod hot_path;
 pub mod limits;
+pub mod nbd;
 pub mod zone_locks;

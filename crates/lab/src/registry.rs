@@ -13,6 +13,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::clock::NAME, experiments::clock::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
+        (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }
