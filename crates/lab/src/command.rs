@@ -14,8 +14,8 @@ use crate::experiment::Experiment;
 use crate::only::Only;
 use crate::progress::{self, Progress};
 use crate::registry;
-use crate::report::text;
-use crate::results::Results;
+use crate::report::{self, text};
+use crate::results::{Results, write_whole};
 use crate::run::{self, Plan};
 use crate::scratch::Scratch;
 use crate::settings::Settings;
@@ -34,6 +34,8 @@ pub enum LabCommand {
     Run(RunArgs),
     /// Run all experiments
     All(AllArgs),
+    /// Make a page of results: HTML without a network, and the same as Markdown beside it
+    Report(ReportArgs),
 }
 
 /// `lab list`.
@@ -63,6 +65,20 @@ pub struct AllArgs {
     /// How they are run.
     #[command(flatten)]
     pub how: HowArgs,
+}
+
+/// `lab report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Files of results [default: the latest of each experiment in --from]
+    #[arg(value_name = "RESULTS")]
+    pub results: Vec<PathBuf>,
+    /// The directory of results
+    #[arg(long, value_name = "DIR", default_value = "lab-results")]
+    pub from: PathBuf,
+    /// The page; the Markdown gets the same name with .md [default: report.html in --from]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 const RUN_HELP: &str = "\
@@ -144,7 +160,25 @@ pub fn run(command: &LabCommand, out: &mut impl Write) -> Result<(), CommandErro
                 registry::experiments().iter().map(|(name, _)| (*name).to_owned()).collect();
             measure(&names, &args.how, out)
         }
+        LabCommand::Report(args) => report(args, out),
     }
+}
+
+fn report(args: &ReportArgs, out: &mut impl Write) -> Result<(), CommandError> {
+    let runs = report::runs(&args.results, &args.from)?;
+    let page = args.out.clone().unwrap_or_else(|| args.from.join("report.html"));
+    let markdown = page.with_extension("md");
+    if markdown == page {
+        let message = format!("--out {}: the page's name ends in .html", page.display());
+        return Err(CommandError::Usage(message));
+    }
+    let html = report::html::page(&runs).map_err(|error| LabError::failed("the page", error))?;
+    let text = report::markdown::text(&runs);
+    for (path, text) in [(&page, html), (&markdown, text)] {
+        write_whole(path, text.as_bytes()).map_err(LabError::io(path.display().to_string()))?;
+    }
+    writeln!(out, "{}\n{}", page.display(), markdown.display())?;
+    Ok(())
 }
 
 fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {

@@ -6,6 +6,7 @@ pub fn quantity(value: f64, unit: &str) -> String {
         "ns" => scaled(value, &[(1e9, " s"), (1e6, " ms"), (1e3, " us"), (1.0, " ns")]),
         "1/s" => scaled(value, &[(1e9, " G/s"), (1e6, " M/s"), (1e3, " k/s"), (1.0, " /s")]),
         "B/s" => scaled(value, &[(1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s"), (1.0, " B/s")]),
+        "B" => scaled(value, &[(1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]),
         "" => scaled(value, &[(1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, "")]),
         other => scaled(value, &[(1.0, &format!(" {other}"))]),
     }
@@ -49,14 +50,14 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Reads back what [`quantity`] or [`ratio`] wrote.
+/// Reads back what [`quantity`] or [`ratio`] wrote. Seconds are those of nanoseconds.
 pub fn read_back(text: &str) -> Option<f64> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-')));
     let (number, unit) = text.split_at(end.unwrap_or(text.len()));
     let scale = match unit.trim() {
-        "G/s" | "GB/s" | "G" | "s" => 1e9,
-        "M/s" | "MB/s" | "M" | "ms" => 1e6,
-        "k/s" | "kB/s" | "k" | "us" => 1e3,
+        "G/s" | "GB/s" | "GB" | "G" | "s" => 1e9,
+        "M/s" | "MB/s" | "MB" | "M" | "ms" => 1e6,
+        "k/s" | "kB/s" | "kB" | "k" | "us" => 1e3,
         _ => 1.0,
     };
     Some(number.parse::<f64>().ok()? * scale)

@@ -92,6 +92,20 @@ impl Results {
         }
     }
 
+    /// Keeps only the experiments whose names are wanted.
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.experiments.retain(|info| wanted(&info.name));
+        self.rows.retain(|row| wanted(&row.experiment));
+        self.ratios.retain(|ratio| wanted(&ratio.experiment));
+        self.latency.retain(|entry| wanted(&entry.experiment));
+        self.rooms.retain(|room| wanted(&room.experiment));
+        self.limits.retain(|limit| wanted(&limit.experiment));
+        self.published.retain(|row| wanted(&row.experiment));
+        self.not_measured.retain(|cell| wanted(&cell.experiment));
+        self.notes.retain(|note| wanted(&note.experiment));
+        self.predictions.retain(|prediction| wanted(&prediction.experiment));
+    }
+
     /// Reads a file of results.
     ///
     /// # Errors

@@ -130,7 +130,7 @@ impl<'a> Section<'a> {
         for (at, row) in self.rows().filter(|(_, row)| row.workload == workload) {
             let kind = self.kind(&row.variant);
             let line = grid.line(row.jobs, &row.variant, kind, None);
-            line.limited_by = self.limited_by(row);
+            line.limited_by = self.limited_by(&row.variant, workload, row.jobs);
             grid.put(row.jobs, (&row.variant, kind), (&row.metric, &row.unit), |value| {
                 value.replace(Value::Measured(at, row));
             });
@@ -150,11 +150,13 @@ impl<'a> Section<'a> {
         grid
     }
 
-    fn limited_by(&self, row: &Row) -> Option<&'a str> {
+    /// What limited a cell.
+    pub fn limited_by(&self, variant: &str, workload: &str, jobs: u32) -> Option<&'a str> {
         let limits = &self.results.limits;
         let mut limits = self.part(limits, |limit| &limit.experiment).map(|(_, limit)| limit);
         let found = limits.find(|limit| {
-            (&limit.variant, &limit.workload, limit.jobs) == (&row.variant, &row.workload, row.jobs)
+            (limit.variant.as_str(), limit.workload.as_str(), limit.jobs)
+                == (variant, workload, jobs)
         });
         found.map(|limit| limit.limited_by.as_str())
     }
@@ -206,7 +208,7 @@ pub fn spread_percent(row: &Row) -> f64 {
     if row.median == 0.0 { 0.0 } else { (row.max - row.min) / 2.0 / row.median.abs() * 100.0 }
 }
 
-/// The ratio in a sentence: `product against one-lock: 3.42x in iops (95 %: 3.31x to 3.50x), faster`.
+/// The ratio in words: `product against one-lock: 3.42x in iops (95 %: 3.31x to 3.50x), faster`.
 pub fn sentence(ratio: &Ratio) -> String {
     use crate::quantity::ratio as times;
     let Ratio { after, before, median, low, high, .. } = ratio;

@@ -1,0 +1,83 @@
+//! Bars: a value as a length, ours full, published ones hatched, the spread as a line.
+
+use super::tables::place;
+use super::{colour, escaped, number, push};
+use crate::report::view::{Grid, Section, Value};
+
+/// The longest bar, in percent of the track; the rest is for the spread.
+const FULL: f64 = 94.0;
+
+/// Bars of one metric, a group per workload and number of jobs. Nothing if there is no value.
+pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>], metric: &str) {
+    let mut groups: Vec<(String, Vec<(String, Value<'_>)>)> = Vec::new();
+    for grid in grids {
+        let Some(column) = grid.metrics.iter().position(|(name, _)| *name == metric) else {
+            continue;
+        };
+        for jobs in shown_jobs(grid, column) {
+            let lines = grid.lines.iter().filter(|line| line.jobs == jobs);
+            let values = lines.filter_map(|line| {
+                let value = line.values.get(column).copied().flatten()?;
+                let mark = if line.source.is_some() { ", published" } else { "" };
+                Some((format!("{}{mark}", line.variant), value))
+            });
+            let noun = if jobs == 1 { "job" } else { "jobs" };
+            groups.push((format!("{}, {jobs} {noun}", grid.workload), values.collect()));
+        }
+    }
+    let values = || groups.iter().flat_map(|(_, values)| values).map(|(_, value)| value);
+    let ends = values().map(|value| match value {
+        Value::Measured(_, row) => row.max,
+        Value::Published(_, row) => row.value,
+    });
+    let greatest = ends.fold(0.0_f64, f64::max);
+    if greatest <= 0.0 {
+        return;
+    }
+    page.push_str("<div class=\"bars\">\n");
+    for (title, values) in &groups {
+        push(page, format_args!("<div class=\"group\">{}</div>\n", escaped(title)));
+        for (name, value) in values {
+            bar(page, section, name, value, greatest);
+        }
+    }
+    page.push_str("</div>\n");
+}
+
+/// All jobs if there is one number of them; else those that were published, and the most.
+fn shown_jobs(grid: &Grid<'_>, column: usize) -> Vec<u32> {
+    let with_value = |line: &&crate::report::view::Line<'_>| line.values[column].is_some();
+    let lines = grid.lines.iter().filter(with_value);
+    let most = lines.clone().filter(|line| line.source.is_none()).map(|line| line.jobs).max();
+    let published = lines.filter(|line| line.source.is_some()).map(|line| line.jobs);
+    let mut jobs: Vec<u32> = published.chain(most).collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    jobs
+}
+
+fn bar(page: &mut String, section: &Section<'_>, name: &str, value: &Value<'_>, greatest: f64) {
+    let percent = |value: f64| value.max(0.0) / greatest * FULL;
+    let (field, variant, class, range) = match value {
+        Value::Measured(_, row) => {
+            let (left, width) = (percent(row.min), percent(row.max) - percent(row.min));
+            let range = format!(
+                "<span class=\"range\" style=\"left:{left:.2}%;width:{width:.2}%\"></span>"
+            );
+            ("median", &row.variant, "fill", range)
+        }
+        Value::Published(_, row) => ("value", &row.variant, "fill theirs", String::new()),
+    };
+    push(
+        page,
+        format_args!(
+            "<div>{}</div><div class=\"track\"><span class=\"{class}\" \
+             style=\"width:{:.2}%;background-color:{}\"></span>{range}</div>\
+             <div class=\"value\">{}</div>\n",
+            escaped(name),
+            percent(value.median()),
+            colour(section, variant),
+            number(&place(section, value, field), value.median(), value.unit()),
+        ),
+    );
+}

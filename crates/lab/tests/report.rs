@@ -1,0 +1,192 @@
+//! A report's numbers are those of the results that it was made from, and a browser draws it.
+#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blockyard_lab::quantity::{self, read_back};
+use blockyard_lab::report::{self, html, markdown};
+use blockyard_lab::results::Results;
+use serde_json::Value;
+
+fn sample() -> Vec<Results> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sample.json");
+    report::runs(&[file], Path::new("")).unwrap()
+}
+
+/// The text between two marks, and what follows.
+fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<(&'a str, &'a str)> {
+    let text = &text[text.find(start)? + start.len()..];
+    let at = text.find(end)?;
+    Some((&text[..at], &text[at..]))
+}
+
+/// The JSON that a page carries.
+fn embedded(page: &str) -> Value {
+    let start = "<script type=\"application/json\" id=\"results\">";
+    serde_json::from_str(between(page, start, "</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn every_number_of_the_page_is_in_its_json() {
+    let runs = sample();
+    let page = html::page(&runs).unwrap();
+    let json = embedded(&page);
+    assert_eq!(json["runs"][0], serde_json::to_value(&runs[0]).unwrap());
+    let (mut rest, mut count) = (page.as_str(), 0);
+    while let Some((path, after)) = between(rest, "data-path=\"", "\"") {
+        let (unit, after) = between(after, "data-unit=\"", "\"").unwrap();
+        let (text, after) = between(after, ">", "</span>").unwrap();
+        let value = json.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path}"));
+        let wanted = match unit {
+            "ratio" => quantity::ratio(value),
+            "count" => quantity::count(value as u64),
+            "deviation" => format!("{:+.1} %", value * 100.0),
+            unit => quantity::quantity(value, unit),
+        };
+        assert_eq!(text, wanted, "{path}");
+        // A duration in seconds has no prefix to get wrong, and a deviation no ratio.
+        if !matches!(unit, "deviation" | "s") {
+            let back = read_back(text).unwrap();
+            let off = if value == 0.0 { back } else { back / value - 1.0 };
+            assert!(off.abs() < 0.006, "{path}: {text} is not {value}");
+        }
+        (rest, count) = (after, count + 1);
+    }
+    assert!(count > 500, "{count} numbers");
+}
+
+#[test]
+fn every_cell_of_numbers_says_where_they_are_from() {
+    let page = html::page(&sample()).unwrap();
+    let mut rest = page.as_str();
+    while let Some((cell, after)) = between(rest, "<td class=\"number\">", "</td>") {
+        let mut text = String::new();
+        let mut markup = cell;
+        // What stands outside of the numbers' own elements.
+        while let Some(at) = markup.find("<span data-path=") {
+            text.push_str(&markup[..at]);
+            markup = &markup[at..];
+            markup = &markup[markup.find("</span>").unwrap() + "</span>".len()..];
+        }
+        text.push_str(markup);
+        assert!(!text.contains(|c: char| c.is_ascii_digit()), "{cell}");
+        rest = after;
+    }
+}
+
+#[test]
+fn every_measured_row_is_in_the_markdown() {
+    let runs = sample();
+    let text = markdown::text(&runs);
+    let run = &runs[0];
+    let mut count = 0;
+    for info in &run.experiments {
+        let section = text.split("\n## ").find(|part| part.starts_with(&format!("{}:", info.name)));
+        for table in section.unwrap().split("\n### ") {
+            let workload = table.lines().next().unwrap();
+            let mut lines = table.lines().filter(|line| line.starts_with('|'));
+            let cells = |line: &str| -> Vec<String> {
+                line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+            };
+            let Some(headings) = lines.next().map(cells) else { continue };
+            for line in lines.map(cells).filter(|line| !line[0].contains("---")) {
+                for row in run.rows.iter().filter(|row| {
+                    row.experiment == info.name
+                        && row.workload == workload
+                        && row.variant == line[0]
+                        && row.jobs.to_string() == line[1]
+                }) {
+                    let name = row.metric.replace('_', " ");
+                    let at = headings.iter().position(|heading| *heading == name).unwrap();
+                    let numbers = line[at].trim_end_matches(')').replace(" (", " to ");
+                    let numbers: Vec<f64> =
+                        numbers.split(" to ").map(|number| read_back(number).unwrap()).collect();
+                    for (shown, value) in numbers.iter().zip([row.median, row.min, row.max]) {
+                        assert!((shown / value - 1.0).abs() < 0.006, "{line:?}: {row:?}");
+                    }
+                    assert_eq!(numbers.len(), 3);
+                    count += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(count, run.rows.len());
+}
+
+#[test]
+fn names_from_a_file_are_no_markup() {
+    let mut runs = sample();
+    let evil = "</script><img src=x onerror=alert(1)>\"'|`";
+    runs[0].machine.cpu = evil.to_owned();
+    runs[0].experiments[0].title = evil.to_owned();
+    runs[0].notes[0].text = evil.to_owned();
+    let page = html::page(&runs).unwrap();
+    assert!(!page.contains("<img"), "markup came through");
+    assert_eq!(embedded(&page)["runs"][0]["machine"]["cpu"], evil);
+    assert!(!markdown::text(&runs).contains(" <img"));
+}
+
+#[test]
+fn what_the_page_carries_is_what_was_vendored() {
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+    let said = std::fs::read_to_string(assets.join("README.md")).unwrap();
+    for file in ["uPlot-1.6.32.iife.min.js", "uPlot-1.6.32.min.css"] {
+        let output = Command::new("sha256sum").arg(assets.join(file)).output().unwrap();
+        let sum = String::from_utf8(output.stdout).unwrap();
+        let sum = sum.split(' ').next().unwrap().to_owned();
+        let row = said.lines().find(|line| line.contains(&format!("`{file}`"))).unwrap();
+        assert!(row.contains(&sum), "{file}: {sum}");
+    }
+}
+
+/// Runs the browser on a page with these arguments; its standard output.
+fn browse(page: &Path, arguments: &[&str]) -> String {
+    let profile = page.with_extension("profile");
+    let browser = "chromium-headless-shell";
+    let output = Command::new(browser)
+        .args(["--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .args(arguments)
+        .arg(format!("file://{}", page.display()))
+        .output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{browser}: {error}; `make deps` installs it"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{browser}: {}\n{errors}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Writes a page and takes its picture, 1280 x 4000.
+fn picture(directory: &Path, name: &str, page: &str) -> (PathBuf, Vec<u8>) {
+    let file = directory.join(format!("{name}.html"));
+    std::fs::write(&file, page).unwrap();
+    let png = directory.join(format!("{name}.png"));
+    let screenshot = format!("--screenshot={}", png.display());
+    browse(&file, &["--window-size=1280,4000", &screenshot]);
+    (file, std::fs::read(&png).unwrap())
+}
+
+#[test]
+fn a_browser_draws_the_page() {
+    let directory = blockyard_lab::scratch::Scratch::new().unwrap();
+    let page = html::page(&sample()).unwrap();
+    let (file, png) = picture(directory.path(), "report", &page);
+    let (_, blank) = picture(directory.path(), "blank", "<!doctype html><p>.");
+    for png in [&png, &blank] {
+        assert_eq!(png[..8], *b"\x89PNG\r\n\x1a\n");
+        // IHDR: width and height.
+        assert_eq!(png[16..24], [0, 0, 0x05, 0, 0, 0, 0x0f, 0xa0]);
+    }
+    // One colour compresses to next to nothing; text and plots do not.
+    let (drawn, blank) = (png.len(), blank.len());
+    assert!(drawn > 10 * blank, "{drawn} bytes, a blank page has {blank}");
+
+    let dom = browse(&file, &["--dump-dom"]);
+    let root = between(&dom, "<html", ">").unwrap().0;
+    assert!(!root.contains("data-error"), "the script failed: {root}");
+    let figures = page.matches("<figure data-plot=").count();
+    assert!(figures > 5);
+    assert!(root.contains(&format!("data-plots=\"{figures}\"")), "{figures} figures: {root}");
+    assert_eq!(dom.matches("<canvas").count(), figures);
+}
