@@ -62,6 +62,12 @@ unsafe impl Sync for Storage {}
 impl Storage {
     /// Maps a device of `len_bytes` zeros.
     pub(crate) fn new(len_bytes: u64) -> Result<Storage, NullError> {
+        let setting = std::fs::read_to_string(HUGE_SETTING);
+        Storage::map(len_bytes, setting.is_ok_and(|setting| gives_unasked(&setting)))
+    }
+
+    /// Maps it where the system gives huge pages `unasked`, or does not.
+    fn map(len_bytes: u64, unasked: bool) -> Result<Storage, NullError> {
         let refused = |errno| NullError::Memory { field: "size", value: len_bytes, errno };
         let pages = len_bytes.div_ceil(PAGE_BYTES);
         let mapping_len = usize::try_from(pages * PAGE_BYTES)
@@ -90,8 +96,6 @@ impl Storage {
         // SAFETY: `skip` is below HUGE_BYTES, by which the mapping is longer than the device.
         let base = unsafe { mapping.add(skip) };
         // A system that gives huge pages for every first write would make 4 KiB cost 2 MiB.
-        let unasked =
-            std::fs::read_to_string(HUGE_SETTING).is_ok_and(|set| set.contains("[always]"));
         if unasked {
             let rounded = (pages * PAGE_BYTES) as usize;
             // SAFETY: the range lies in the mapping. Where the advice is not known it fails, and
@@ -293,6 +297,12 @@ impl Drop for Storage {
     }
 }
 
+/// Whether a system with this setting gives huge pages unasked: it shows all words that it knows,
+/// and the one that holds in brackets.
+fn gives_unasked(setting: &str) -> bool {
+    setting.split_whitespace().any(|word| word == "[always]")
+}
+
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -358,6 +368,69 @@ mod tests {
         assert_eq!(read(&storage, 0, LEN as usize), plain);
         storage.zero(0, LEN, false);
         assert_eq!(storage.run(0, LEN), Run { len_bytes: LEN, written: false });
+    }
+
+    /// Pages of a range that are in memory.
+    fn resident(storage: &Storage, at: u64, len_bytes: u64) -> usize {
+        let mut pages = vec![0u8; (len_bytes / PAGE_BYTES) as usize];
+        let start = storage.address(at, len_bytes).cast();
+        // SAFETY: the range is the mapping's own, and there is a byte for each of its pages.
+        let answer = unsafe { libc::mincore(start, len_bytes as usize, pages.as_mut_ptr()) };
+        assert_eq!(answer, 0, "errno {}", last_errno());
+        pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn the_setting_in_brackets_holds() {
+        assert!(gives_unasked("[always] madvise never\n"));
+        for setting in ["always [madvise] never\n", "always madvise [never]\n", "always\n", ""] {
+            assert!(!gives_unasked(setting), "{setting}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_change_no_byte() {
+        // Whatever this system's setting is, both ways are gone.
+        for unasked in [false, true] {
+            let storage = Storage::map(3 * HUGE_BYTES + PAGE_BYTES, unasked).unwrap();
+            let byte = |page: u64| (page % 251) as u8 + 1;
+            // In an order that leaves the page in the middle to the end, which completes the range.
+            let pages =
+                (HUGE_PAGES..HUGE_PAGES + 256).rev().chain(HUGE_PAGES + 257..2 * HUGE_PAGES);
+            for page in pages.chain([HUGE_PAGES + 256]) {
+                assert!(!storage.gathered.get(1));
+                write(&storage, page * PAGE_BYTES, &[byte(page); PAGE_BYTES as usize]);
+            }
+            let gathered = [0, 1, 2].map(|huge| storage.gathered.get(huge));
+            assert_eq!(gathered, [false, true, false]);
+            let holds = |page: u64, byte| {
+                read(&storage, page * PAGE_BYTES, PAGE_BYTES as usize).iter().all(|&b| b == byte)
+            };
+            for page in HUGE_PAGES..2 * HUGE_PAGES {
+                assert!(holds(page, byte(page)), "page {page}, unasked {unasked}");
+            }
+            assert_eq!(resident(&storage, HUGE_BYTES, HUGE_BYTES), HUGE_PAGES as usize);
+
+            // A page is discarded out of the huge one, and written again.
+            let page = HUGE_PAGES + 7;
+            storage.zero(page * PAGE_BYTES, PAGE_BYTES, false);
+            assert_eq!(resident(&storage, page * PAGE_BYTES, PAGE_BYTES), 0);
+            assert!(holds(page, 0) && holds(page - 1, byte(page - 1)));
+            write(&storage, page * PAGE_BYTES, &[9; PAGE_BYTES as usize]);
+            assert!(holds(page, 9) && holds(page + 1, byte(page + 1)));
+
+            // All of it is discarded, and the memory is the system's again.
+            storage.zero(HUGE_BYTES, HUGE_BYTES, false);
+            assert_eq!(resident(&storage, HUGE_BYTES, HUGE_BYTES), 0);
+            assert!(read(&storage, HUGE_BYTES, HUGE_BYTES as usize).iter().all(|&b| b == 0));
+            assert_eq!(resident(&storage, HUGE_BYTES, HUGE_BYTES), 0, "reads touch nothing");
+            write(&storage, HUGE_BYTES, &[5; PAGE_BYTES as usize]);
+            assert!(holds(HUGE_PAGES, 5) && holds(HUGE_PAGES + 1, 0));
+            if unasked {
+                let pages = resident(&storage, HUGE_BYTES, HUGE_BYTES);
+                assert_eq!(pages, 1, "what comes back is small");
+            }
+        }
     }
 
     #[test]
