@@ -1,5 +1,5 @@
 //! Devices around a device: delays, faults and traces.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 mod common;
 

@@ -59,7 +59,7 @@ fn route_durable(bio: &Bio, limits: &Limits) -> Route {
     if limits.fua { Route::Plain(bio.flags) } else { Route::Sequence(Stage::Data) }
 }
 
-/// The flags of a piece of a bio that is split. What they leave out is for the whole bio's sequence.
+/// The flags of a piece of a bio that is split. What they leave out the whole bio's sequence does.
 pub(super) fn piece_flags(bio: &Bio, limits: &Limits) -> Flags {
     let flags = bio.flags.without(Flags::PREFLUSH);
     if limits.fua { flags } else { flags.without(Flags::FUA) }

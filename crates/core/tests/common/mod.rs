@@ -1,6 +1,6 @@
 //! A device that writes down what it is asked, a clock that stands still, and a channel to both.
 #![allow(dead_code, reason = "each test file uses a part of it")]
-#![allow(clippy::disallowed_types, clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::disallowed_types, clippy::unwrap_used, unsafe_code)] // A test may.
 
 use std::sync::{Arc, Mutex};
 
