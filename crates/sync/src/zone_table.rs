@@ -61,8 +61,9 @@ pub enum Attempt<R> {
 }
 
 /// A zone on cache lines of its own, so that writers of neighbours do not slow each other down.
+/// As with [`crate::pad::Padded`], a pair of lines: processors fetch the second with the first.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 struct Line<L> {
     lock: L,
     /// The zone's word, stored under the lock.
