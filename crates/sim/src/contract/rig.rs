@@ -88,8 +88,17 @@ impl Rig {
     /// # Panics
     /// If the disk cannot be opened.
     pub fn with_model(disk: Arc<dyn Disk>, model: Model) -> Rig {
+        Rig::with_buffer(disk, model, BUFFER_BYTES)
+    }
+
+    /// A rig with a buffer of another length, for clauses that need many of them: a region's memory
+    /// is touched when it is made, which can take longer than what is done with it.
+    ///
+    /// # Panics
+    /// If the disk cannot be opened.
+    pub fn with_buffer(disk: Arc<dyn Disk>, model: Model, len_bytes: usize) -> Rig {
         let mut channel = Door::open(&*disk);
-        let region = Region::alloc(BUFFER_BYTES);
+        let region = Region::alloc(len_bytes);
         let region_id = channel.register(Arc::clone(&region));
         Rig { disk, channel, region, region_id, model }
     }

@@ -11,13 +11,23 @@ use blockyard_core::status::Status;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 
-use super::rig::Rig;
+use super::rig::{BUFFER_BYTES, Rig};
 use super::{Subject, lockstep};
 use crate::seed::Seed;
 use crate::workload::{Mix, Workload};
 
 /// Threads of the clauses that do not say otherwise.
 const THREADS: u64 = 4;
+
+/// Longest read, in sectors.
+const READ_SECTORS_MAX: u64 = 1024;
+
+/// Length of a thread's buffer: the longest read of these clauses, and a whole zone.
+fn buffer_bytes(disk: &dyn Disk) -> usize {
+    let zone_sectors = disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors);
+    let bytes = zone_sectors.max(READ_SECTORS_MAX).saturating_mul(SECTOR_BYTES);
+    usize::try_from(bytes).map_or(BUFFER_BYTES, |bytes| bytes.min(BUFFER_BYTES))
+}
 
 /// Runs `body` on so many threads at once, each with a rig of its own on the one disk.
 fn on_threads<R: Send>(
@@ -31,7 +41,9 @@ fn on_threads<R: Send>(
         let threads: Vec<_> = (0..count)
             .map(|number| {
                 let (start, body) = (&start, &body);
-                let rig = Rig::with_model(Arc::clone(disk), subject.model(&**disk));
+                let (disk, model) = (Arc::clone(disk), subject.model(&**disk));
+                let len_bytes = buffer_bytes(&*disk);
+                let rig = Rig::with_buffer(disk, model, len_bytes);
                 scope.spawn(move || {
                     start.wait();
                     body(number, rig)
@@ -78,7 +90,7 @@ pub(super) fn disjoint(subject: &Subject, seed: Seed) {
         // The whole area, as this thread left it.
         let mut at = area.start;
         while at < area.end {
-            let sectors = 1024.min(area.end - at);
+            let sectors = READ_SECTORS_MAX.min(area.end - at);
             rig.both(Bio::new(Op::Read, Sector(at), sectors));
             at += sectors;
         }
