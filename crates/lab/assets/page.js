@@ -134,7 +134,7 @@
 
   // 90 % is at 1, 99 % at 2, 99.9 % at 3: as many digits as there are nines.
   const nines = (percentile) => -Math.log10(1 - percentile / 100);
-  const PERCENTILES = [0, 50, 90, 99, 99.9, 99.99, 99.999];
+  const PERCENTILES = [50, 90, 99, 99.9, 99.99, 99.999];
 
   function latency(figure, run, info, of) {
     const jobs = Number(of.jobs);
@@ -149,7 +149,7 @@
       tick: (value) => `${Number((100 * (1 - 10 ** -value)).toPrecision(5))} %`,
       splits: (xs) => PERCENTILES.map(nines).filter((value) => value <= xs[xs.length - 1] + 1e-9),
     };
-    plot(figure, lines, x, { label: "latency", unit: "ns", log: true });
+    plot(figure, lines, x, { label: "latency (ns, us, ms)", unit: "ns", log: true });
   }
 
   function predicted(figure, run, info, of) {

@@ -59,19 +59,22 @@ fn every_number_of_the_page_is_in_its_json() {
 #[test]
 fn every_cell_of_numbers_says_where_they_are_from() {
     let page = html::page(&sample()).unwrap();
-    let mut rest = page.as_str();
-    while let Some((cell, after)) = between(rest, "<td class=\"number\">", "</td>") {
-        let mut text = String::new();
-        let mut markup = cell;
-        // What stands outside of the numbers' own elements.
-        while let Some(at) = markup.find("<span data-path=") {
-            text.push_str(&markup[..at]);
-            markup = &markup[at..];
-            markup = &markup[markup.find("</span>").unwrap() + "</span>".len()..];
+    for class in ["number", "spread"] {
+        let mut rest = page.as_str();
+        while let Some((cell, after)) = between(rest, &format!("<td class=\"{class}\">"), "</td>") {
+            let mut text = String::new();
+            let mut markup = cell;
+            // What stands outside of the numbers' own elements.
+            while let Some(at) = markup.find("<span data-path=") {
+                text.push_str(&markup[..at]);
+                markup = &markup[at..];
+                markup = &markup[markup.find("</span>").unwrap() + "</span>".len()..];
+            }
+            text.push_str(markup);
+            assert!(!text.contains(|c: char| c.is_ascii_digit()), "{cell}");
+            rest = after;
         }
-        text.push_str(markup);
-        assert!(!text.contains(|c: char| c.is_ascii_digit()), "{cell}");
-        rest = after;
+        assert!(rest.len() < page.len(), "{class}: no such cells");
     }
 }
 

@@ -80,7 +80,8 @@ pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
          second; above 1 it is better. The bar is the 95 % confidence interval, the line \
          is 1.</p>\n\
          <div class=\"wide\"><table>\n<tr><th>workload</th><th class=\"number\">jobs</th>\
-         <th>compared</th><th>by</th><th class=\"number\">ratio</th><th></th><th>verdict</th>\
+         <th>compared</th><th>by</th><th class=\"number\">ratio</th><th>interval</th><th></th>\
+         <th>verdict</th>\
          <th class=\"number\">published</th><th>aim</th><th>limited by</th></tr>\n",
     );
     for (at, ratio) in ratios {
@@ -104,7 +105,8 @@ pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
             page,
             format_args!(
                 "<tr><td>{}</td><td class=\"number\">{}</td><td>{} to {}</td><td>{}</td>\
-                 <td class=\"number\">{}<small>{} to {}</small></td><td class=\"{class}\">{}</td>\
+                 <td class=\"number\">{}</td><td class=\"spread\">{} to {}</td>\
+                 <td class=\"{class}\">{}</td>\
                  <td><span class=\"badge {class}\">{verdict}</span></td>\
                  <td class=\"number\">{}</td><td>{aim}</td><td>{}</td></tr>\n",
                 escaped(&ratio.workload),
@@ -144,7 +146,8 @@ pub(super) fn grid(page: &mut String, section: &Section<'_>, grid: &Grid<'_>) {
         "<div class=\"wide\"><table>\n<tr><th>variant</th><th class=\"number\">jobs</th>",
     );
     for (metric, _) in &grid.metrics {
-        push(page, format_args!("<th class=\"number\">{}</th>", escaped(&heading(metric))));
+        let name = escaped(&heading(metric));
+        push(page, format_args!("<th class=\"number\">{name}</th><th>least to greatest</th>"));
     }
     page.push_str("<th>limited by</th></tr>\n");
     let mut jobs = None;
@@ -176,7 +179,6 @@ fn grid_line(page: &mut String, section: &Section<'_>, line: &Line<'_>, first: b
         ),
     );
     for value in &line.values {
-        page.push_str("<td class=\"number\">");
         match value {
             Some(value @ Value::Measured(_, row)) => {
                 let of = |field: &str, number_of: f64| {
@@ -184,14 +186,17 @@ fn grid_line(page: &mut String, section: &Section<'_>, line: &Line<'_>, first: b
                 };
                 let (median, min, max) =
                     (of("median", row.median), of("min", row.min), of("max", row.max));
-                push(page, format_args!("{median}<small>{min} to {max}</small>"));
+                let cell = format_args!(
+                    "<td class=\"number\">{median}</td><td class=\"spread\">{min} to {max}</td>"
+                );
+                push(page, cell);
             }
             Some(value @ Value::Published(_, row)) => {
-                page.push_str(&number(&place(section, value, "value"), row.value, &row.unit));
+                let value = number(&place(section, value, "value"), row.value, &row.unit);
+                push(page, format_args!("<td class=\"number\">{value}</td><td></td>"));
             }
-            None => {}
+            None => page.push_str("<td></td><td></td>"),
         }
-        page.push_str("</td>");
     }
     let last = line.source.or(line.limited_by).unwrap_or_default();
     push(page, format_args!("<td>{}</td></tr>\n", escaped(last)));
