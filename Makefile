@@ -57,7 +57,7 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 
 bench: deps build gate ## the measurements of docs/measuring.md
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
-	$(CARGO) run --locked -p xtask -- bench-nbd
+	./target/release/blockyard lab run nbd
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)

@@ -1,9 +1,7 @@
 //! `cargo run -p xtask -- COMMAND`: what the project needs done that is no part of the product.
 //!
 //! - `tidy` reads the tree and says where it breaks STYLE.md; `cargo test` runs it too.
-//! - `bench-nbd` measures the NBD server beside others.
 
-mod bench_nbd;
 mod tidy;
 
 use std::path::Path;
@@ -11,14 +9,12 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo run -p xtask -- COMMAND
-  tidy         what in the tree breaks the rules of STYLE.md, and what would do
-  bench-nbd    NBD random reads beside qemu and nbdkit; [--quick] [--rounds N] [--seconds N]";
+  tidy         what in the tree breaks the rules of STYLE.md, and what would do";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["tidy"] => tidy::run(root()),
-        ["bench-nbd", options @ ..] => bench_nbd::run(root(), options),
         _ => Err(USAGE.into()),
     };
     match result {

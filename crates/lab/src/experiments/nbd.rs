@@ -29,6 +29,8 @@ const STREAM_BYTES: [u64; 2] = [256 << 20, 16 << 30];
 const OVERHEAD: Duration = Duration::from_millis(400);
 /// A side that keeps so much of the processors busy that it can use is the limit.
 const BUSY: f64 = 0.9;
+/// The word for the client in what limits.
+const CLIENT: &str = "client";
 /// The least ratio to each of the others.
 const AIM: f64 = 1.5;
 
@@ -69,7 +71,10 @@ pub fn build(settings: &Settings) -> Experiment {
                 where the client is not the limit: there the aim on IOPS counts, elsewhere that \
                 on I/Os per second of server CPU time. A measurement counts from the first \
                 request on: nothing of it is warm-up.",
-        published: published(),
+        published: published()
+            .into_iter()
+            .filter(|row| workloads.iter().any(|workload| workload.name == row.workload))
+            .collect(),
         variants: KINDS.iter().map(variant).collect(),
         workloads,
         comparisons: comparisons(),
@@ -85,9 +90,12 @@ pub fn build(settings: &Settings) -> Experiment {
 }
 
 fn variant(server: &ServerKind) -> Variant {
-    let is_ours = server.name == KINDS[0].name;
-    let kind = if is_ours { Kind::Product } else { Kind::Peer };
+    let kind = if is_ours(server) { Kind::Product } else { Kind::Peer };
     Variant { name: server.name, kind, about: server.about }
+}
+
+fn is_ours(server: &ServerKind) -> bool {
+    server.name == KINDS[0].name
 }
 
 fn comparisons() -> Vec<Comparison> {
@@ -126,7 +134,7 @@ fn published() -> Vec<Published> {
 }
 
 fn read_cell(
-    server: &'static ServerKind,
+    server_kind: &'static ServerKind,
     workload: &'static str,
     depth: u32,
     jobs: u32,
@@ -134,7 +142,7 @@ fn read_cell(
 ) -> Cell {
     let settings = settings.clone();
     let body = move |round: &Round<'_>| {
-        let server = server.start(&settings, READ_BYTES, round.stop)?;
+        let server = server_kind.start(&settings, READ_BYTES, round.stop)?;
         let before = server.cpu()?;
         let report = read_line(&server.uri(), depth, jobs).run(
             Duration::ZERO,
@@ -142,9 +150,23 @@ fn read_cell(
             round.stop,
         )?;
         let cpu = server.cpu()?.saturating_sub(before);
-        read_sample(&report, cpu, jobs, settings.processors)
+        let sample = read_sample(&report, cpu, jobs, settings.processors)?;
+        Ok(noted(sample, is_ours(server_kind), workload, jobs))
     };
-    Cell::new(server.name, workload, jobs, body).overhead(OVERHEAD)
+    Cell::new(server_kind.name, workload, jobs, body).overhead(OVERHEAD)
+}
+
+/// Says for our own server where the aim on IOPS does not count.
+fn noted(mut sample: Sample, is_ours: bool, workload: &str, jobs: u32) -> Sample {
+    let waits = sample.limit.as_deref().is_some_and(|limit| limit.contains(CLIENT));
+    if is_ours && waits {
+        sample.notes.push(format!(
+            "{workload}, jobs {jobs}: {} waited for its client in at least one round; where it \
+             does, the aim on IOPS does not count, and I/Os per second of server CPU time decide",
+            KINDS[0].name
+        ));
+    }
+    sample
 }
 
 fn read_line(uri: &str, depth: u32, jobs: u32) -> Fio {
@@ -206,9 +228,9 @@ fn limit(jobs: u32, server: f64, client: f64, processors: usize) -> &'static str
     let most = (jobs as usize).min(processors) as f64;
     let is_busy = |cpus: f64| cpus >= BUSY * most;
     match (is_busy(server), is_busy(client)) {
-        (true, true) => "server and client",
+        (true, true) => "both",
         (true, false) => "server",
-        (false, true) => "client",
+        (false, true) => CLIENT,
         _ if server + client >= BUSY * processors as f64 => match server > client {
             true => "machine, most of it the server's",
             false => "machine, most of it the client's",
@@ -259,7 +281,7 @@ mod tests {
     fn the_limit_is_who_is_busy() {
         assert_eq!(limit(1, 1.0, 0.5, 2), "server");
         assert_eq!(limit(1, 0.5, 1.0, 2), "client");
-        assert_eq!(limit(1, 0.95, 1.0, 2), "server and client");
+        assert_eq!(limit(1, 0.95, 1.0, 2), "both");
         assert_eq!(limit(1, 0.5, 0.6, 2), "neither; the client is busier");
         assert_eq!(limit(4, 0.8, 1.2, 2), "machine, most of it the client's");
         assert_eq!(limit(4, 1.2, 0.8, 2), "machine, most of it the server's");
@@ -285,6 +307,11 @@ mod tests {
         };
         let sample = read_sample(&report, Duration::from_secs(1), 1, 2).unwrap();
         assert_eq!(sample.limit.as_deref(), Some("client"));
+        let notes = |is_ours| noted(sample.clone(), is_ours, "read-depth-1", 4).notes;
+        assert!(
+            notes(true)[0].starts_with("read-depth-1, jobs 4: blockyard waited for its client")
+        );
+        assert!(notes(false).is_empty());
         assert!(sample.values.contains(&(Metric::CPU_PER_IO, 1e6)));
         assert!(sample.values.contains(&(Metric::IOS_PER_CPU_SECOND, 1000.0)));
         assert!(sample.values.contains(&(Metric::CPUS, 0.5)));

@@ -152,7 +152,7 @@ impl Running {
             }
             if self.began.elapsed() >= limit {
                 let why = format!("it had not ended after {limit:.1?} and was killed");
-                return Err(LabError::failed(&self.line, why));
+                return Err(self.failed(&why));
             }
         }
         let (wall, cpu) = (self.began.elapsed(), self.cpu()?);
@@ -176,7 +176,13 @@ impl Running {
             Ok(said) => complaint(&said),
             Err(error) => error.to_string(),
         };
-        LabError::failed(&self.line, format!("{status}: {said}"))
+        self.failed(&format!("{status}: {said}"))
+    }
+
+    /// Why first, for lines are long.
+    fn failed(&self, why: &str) -> LabError {
+        let program = self.line.split(' ').next().unwrap_or_default();
+        LabError::failed(program, format!("{why}; the line was `{}`", self.line))
     }
 }
 
@@ -227,8 +233,9 @@ mod tests {
     #[test]
     fn a_failure_quotes_the_child() {
         let error = run(&["ls", "/no/such"], LONG, &Stop::new()).unwrap_err().to_string();
-        assert!(error.starts_with("ls /no/such: exit status: 2: "), "{error}");
-        assert!(error.ends_with("No such file or directory"), "{error}");
+        assert!(error.starts_with("ls: exit status: 2: "), "{error}");
+        let want = "No such file or directory; the line was `ls /no/such`";
+        assert!(error.ends_with(want), "{error}");
         assert_eq!(complaint("note\n\n fio: error=5 \n"), "fio: error=5");
         assert_eq!(complaint("first\nsecond\n"), "first");
         assert_eq!(complaint("\n"), "it said nothing");
