@@ -1,7 +1,9 @@
 //! One file per experiment; [`crate::registry`] lists them.
 
 pub mod clock;
+pub mod fio_engine;
 pub mod hot_path;
 pub mod limits;
 pub mod nbd;
 pub mod zone_locks;
+mod zone_locks_fio;

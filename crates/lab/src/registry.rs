@@ -11,6 +11,7 @@ pub type Build = fn(&Settings) -> Experiment;
 pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
+        (experiments::fio_engine::NAME, experiments::fio_engine::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),

@@ -13,6 +13,7 @@ use crate::baseline::one_lock::{self, OneLock, SleepingZones, SpinningZones};
 use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::experiments::zone_locks_fio as by_fio;
 use crate::load::{self, Load, Pattern};
 use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
@@ -144,6 +145,10 @@ pub fn build(settings: &Settings) -> Experiment {
             }
         }
     }
+    let variants = GUARDINGS.map(|guarding| guarding.variant);
+    cells.extend(by_fio::cells(settings, DEVICE, &variants.map(|variant| variant.name), PRODUCT));
+    let mut workloads: Vec<Workload> = workloads.iter().map(|workload| workload.0).collect();
+    workloads.extend(by_fio::workloads(settings));
     Experiment {
         name: NAME,
         title: "one lock over all zones, a lock per zone, and none for reads",
@@ -152,11 +157,12 @@ pub fn build(settings: &Settings) -> Experiment {
                 waits for the guarding alone. All variants go through the same stack and the same \
                 load generator, in process; a fresh device for each measurement. Rooms are counted \
                 in a shorter window of their own, with counting locks, so that throughput is not \
-                slowed down by it.",
-        published: published(),
-        variants: GUARDINGS.map(|guarding| guarding.variant).to_vec(),
-        workloads: workloads.iter().map(|workload| workload.0).collect(),
-        comparisons: comparisons(),
+                slowed down by it. The published lines of fio drive the same devices through fio's \
+                engine, in fio's process; CPU time there is fio's and the device's together.",
+        published: published(settings),
+        variants: variants.to_vec(),
+        workloads,
+        comparisons: comparisons(settings),
         plots: vec![Metric::IOPS, Metric::CPU_PER_IO],
         cells,
     }
@@ -169,7 +175,7 @@ fn rooms(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Vec<RoomCoun
     Ok(load::run(disk, load, &round)?.counts.rooms())
 }
 
-fn published() -> Vec<Published> {
+fn published(settings: &Settings) -> Vec<Published> {
     let source = "null_blk, Linux 5.10 (2020), fio zonemode=zbd, scheduler none, two sockets of \
                   24 cores";
     let row = |variant, workload, kilo_iops: f64| Published {
@@ -180,21 +186,24 @@ fn published() -> Vec<Published> {
         value: kilo_iops * 1000.0,
         source,
     };
-    vec![
+    let mut rows = vec![
         row(one_lock::NAME, READ, 1361.0),
         row(lock_per_zone::NAME, READ, 4096.0),
         row(one_lock::NAME, WRITE, 465.0),
         row(lock_per_zone::NAME, WRITE, 456.0),
-    ]
+    ];
+    rows.extend(by_fio::published(settings, source));
+    rows
 }
 
-fn comparisons() -> Vec<Comparison> {
+fn comparisons(settings: &Settings) -> Vec<Comparison> {
     let aims = [(READ, 3.0), (READ_DEEP, 3.0), (WRITE, 1.5), (WRITE_DEEP, 1.5)];
     let aimed = aims.map(|(workload, aim)| {
         let comparison = Comparison::new(one_lock::NAME, PRODUCT, Metric::IOPS);
         comparison.under(workload).from_jobs(2).aim(aim)
     });
     let mut comparisons = aimed.to_vec();
+    comparisons.extend(by_fio::comparisons(settings, PRODUCT));
     comparisons.push(Comparison::new(one_lock::NAME, PRODUCT, Metric::CPU_PER_IO));
     comparisons.push(Comparison::new(one_lock::NAME, lock_per_zone::NAME, Metric::IOPS));
     comparisons.push(Comparison::new(lock_per_zone::NAME, PRODUCT, Metric::IOPS));
@@ -231,9 +240,27 @@ mod tests {
     }
 
     #[test]
+    fn what_fio_drives_needs_its_engine() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::ZERO, Duration::ZERO);
+        let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
+        let by_fio: Vec<Cell> = build(&settings())
+            .cells
+            .into_iter()
+            .filter(|cell| cell.workload.ends_with("-fio"))
+            .collect();
+        assert_eq!(by_fio.len(), GUARDINGS.len());
+        for cell in by_fio {
+            let error = (cell.body)(&round).unwrap_err().to_string();
+            assert_eq!(error, "libblockyard_fio-31.so is missing; run `make fio`");
+        }
+    }
+
+    #[test]
     fn every_cell_has_its_variant_and_workload() {
         let experiment = build(&Settings { quick: false, ..settings() });
-        assert_eq!(experiment.cells.len(), GUARDINGS.len() * WORKLOADS.len() * JOBS.len());
+        let in_process = GUARDINGS.len() * WORKLOADS.len() * JOBS.len();
+        assert_eq!(experiment.cells.len(), in_process + GUARDINGS.len() * 2);
         for cell in &experiment.cells {
             assert!(experiment.variants.iter().any(|variant| variant.name == cell.variant));
             assert!(experiment.workloads.iter().any(|workload| workload.name == cell.workload));

@@ -11,11 +11,14 @@ use std::time::Duration;
 pub use report::Report;
 
 use crate::error::LabError;
+use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::Line;
 
 /// On top of its run time fio may take so long to start its jobs and to end.
 const GRACE: Duration = Duration::from_secs(30);
+/// Our engine, for a fio with the ABI 31.
+pub(crate) const ENGINE: &str = "libblockyard_fio-31.so";
 /// What every line has.
 const COMMON: &str =
     "fio --name=lab --thread --time_based --group_reporting --eta=never --output-format=json";
@@ -30,6 +33,28 @@ impl Fio {
     /// A line with these options, as one types them, separated by blanks.
     pub fn new(options: &str) -> Fio {
         Fio { words: options.split_whitespace().map(String::from).collect() }
+    }
+
+    /// A line whose jobs have our engine and the device that `dev` asks for, a URI, as the baseline
+    /// `before` would make it, or as the product does.
+    ///
+    /// # Errors
+    /// If the engine is not there.
+    pub fn on_engine(
+        settings: &Settings,
+        dev: &str,
+        before: Option<&str>,
+        options: &str,
+    ) -> Result<Fio, LabError> {
+        let engine = settings.engine.as_ref();
+        let engine = engine.ok_or_else(|| LabError::missing(ENGINE, "run `make fio`"))?;
+        let fio = Fio::new("").option("ioengine", format!("external:{}", engine.display()));
+        let mut fio = fio.option("dev", dev);
+        if let Some(before) = before {
+            fio = fio.option("before", before);
+        }
+        fio.words.extend(options.split_whitespace().map(String::from));
+        Ok(fio)
     }
 
     /// With one more option, whose value may hold anything. Options of an engine must come after
@@ -62,7 +87,10 @@ impl Fio {
     ) -> Result<Report, LabError> {
         let line = self.line(warm_up, runtime);
         let ended = line.start(None)?.finish(warm_up + runtime + GRACE, stop)?;
-        Report::parse(&ended.out, &ended.err).map_err(|why| LabError::failed(line.text(), why))
+        let report = Report::parse(&ended.out, &ended.err);
+        report.map_err(|why| {
+            LabError::failed("fio", format!("{why}; the line was `{}`", line.text()))
+        })
     }
 }
 
@@ -88,6 +116,31 @@ mod tests {
         assert_eq!(own, want);
         let line = fio.line(Duration::ZERO, Duration::ZERO).text();
         assert!(line.ends_with("--runtime=1ms"), "{line}");
+    }
+
+    #[test]
+    fn our_engine_is_named_before_its_options() {
+        let settings = Settings {
+            quick: true,
+            engine: None,
+            program: "by".into(),
+            scratch: "/tmp".into(),
+            processors: 2,
+        };
+        let on = |settings: &Settings| {
+            Fio::on_engine(settings, "null:///z?zoned=1", Some("one-lock"), "--rw=read --bs=4k")
+        };
+        let error = on(&settings).unwrap_err().to_string();
+        assert_eq!(error, "libblockyard_fio-31.so is missing; run `make fio`");
+        let settings = Settings { engine: Some("/l/e.so".into()), ..settings };
+        let want = [
+            "--ioengine=external:/l/e.so",
+            "--dev=null:///z?zoned=1",
+            "--before=one-lock",
+            "--rw=read",
+            "--bs=4k",
+        ];
+        assert_eq!(on(&settings).unwrap().words, want);
     }
 
     /// The null engine of fio itself needs nothing but fio.

@@ -1,0 +1,141 @@
+//! `fio-engine`: what our engine and the device behind it cost fio, beside its own null engine.
+
+use std::time::Duration;
+
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Variant, Workload};
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+use crate::settings::Settings;
+use crate::tools::fio::Fio;
+
+/// The name on the command line.
+pub const NAME: &str = "fio-engine";
+
+const NULL: &str = "fio-null";
+const ENGINE: &str = "engine";
+
+/// The device behind our engine, and the size of what fio's own reads.
+const DEVICE: &str = "null:///n0?size=10G";
+/// The part of the line that is the same for both.
+const COMMON: &str = "--size=10G --rw=randread --bs=4k --gtod_reduce=1 --norandommap";
+/// What starting and ending fio take.
+const OVERHEAD: Duration = Duration::from_millis(400);
+/// The least ratio: five per cent may be lost.
+const AIM: f64 = 0.95;
+
+/// Each with its own part of the line.
+const WORKLOADS: [(Workload, &str); 2] = [
+    (
+        Workload {
+            name: "read-depth-1",
+            about: "4 KiB random reads, one at a time: --iodepth=1 --gtod_reduce=1 --norandommap",
+        },
+        "--iodepth=1",
+    ),
+    (
+        Workload {
+            name: "read-depth-64-batched",
+            about: "4 KiB random reads in batches: --iodepth=64 --iodepth_batch_submit=64 \
+                    --iodepth_batch_complete=64 --gtod_reduce=1 --norandommap",
+        },
+        "--iodepth=64 --iodepth_batch_submit=64 --iodepth_batch_complete=64",
+    ),
+];
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let jobs: &[u32] = if settings.quick { &[1] } else { &[1, 2] };
+    let mut cells = Vec::new();
+    for (workload, part) in WORKLOADS {
+        for &jobs in jobs {
+            for variant in [NULL, ENGINE] {
+                let settings = settings.clone();
+                let body = move |round: &Round<'_>| {
+                    let fio = line(&settings, variant, part)?.option("numjobs", jobs);
+                    Ok(sample(&fio.run(round.warm_up, round.duration, round.stop)?.sample()))
+                };
+                cells.push(Cell::new(variant, workload.name, jobs, body).overhead(OVERHEAD));
+            }
+        }
+    }
+    Experiment {
+        name: NAME,
+        title: "our engine beside fio's own null engine",
+        about: "What does fio pay for our engine and for the null device behind it? Both run under \
+                the same line of stock fio; its own null engine does nothing at all and is the \
+                limit of what fio can do. Figures are per second of CPU time of fio's threads, \
+                which holds on a loaded machine.",
+        published: Vec::new(),
+        variants: vec![
+            Variant { name: NULL, kind: Kind::Limit, about: "--ioengine=null, fio's own" },
+            Variant {
+                name: ENGINE,
+                kind: Kind::Product,
+                about: "--ioengine=external:libblockyard_fio-31.so --dev=null:///n0?size=10G",
+            },
+        ],
+        workloads: WORKLOADS.map(|(workload, _)| workload).to_vec(),
+        comparisons: vec![Comparison::new(NULL, ENGINE, Metric::IOS_PER_CPU_SECOND).aim(AIM)],
+        plots: vec![Metric::IOS_PER_CPU_SECOND, Metric::CPU_PER_IO],
+        cells,
+    }
+}
+
+fn line(settings: &Settings, variant: &str, part: &str) -> Result<Fio, LabError> {
+    let options = format!("{COMMON} {part}");
+    match variant {
+        NULL => Ok(Fio::new(&format!("--ioengine=null {options}"))),
+        _ => Fio::on_engine(settings, DEVICE, None, &options),
+    }
+}
+
+/// I/Os per second of CPU time first: it is what the experiment asks for.
+fn sample(given: &Sample) -> Sample {
+    let mut values = given.values.clone();
+    values.sort_by_key(|(metric, _)| *metric != Metric::IOS_PER_CPU_SECOND);
+    Sample { values, ..given.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            quick: false,
+            engine: Some("/l/e.so".into()),
+            program: "by".into(),
+            scratch: "/tmp".into(),
+            processors: 2,
+        }
+    }
+
+    #[test]
+    fn both_lines_are_the_same_but_for_the_engine() {
+        let text = |variant| {
+            let line = line(&settings(), variant, "--iodepth=1").unwrap();
+            line.line(Duration::ZERO, Duration::from_secs(1)).text()
+        };
+        let ours = "--ioengine=external:/l/e.so --dev=null:///n0?size=10G";
+        assert_eq!(text(ENGINE), text(NULL).replace("--ioengine=null", ours));
+        assert!(text(NULL).contains("--ioengine=null --size=10G"), "{}", text(NULL));
+    }
+
+    #[test]
+    fn every_cell_has_its_variant_and_workload() {
+        let experiment = build(&settings());
+        assert_eq!(experiment.cells.len(), 8);
+        for cell in &experiment.cells {
+            assert!(experiment.variants.iter().any(|variant| variant.name == cell.variant));
+            assert!(experiment.workloads.iter().any(|workload| workload.name == cell.workload));
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_comes_first() {
+        let given = Sample::of(Metric::IOPS, 1.0).with(Metric::IOS_PER_CPU_SECOND, 2.0);
+        let want = [(Metric::IOS_PER_CPU_SECOND, 2.0), (Metric::IOPS, 1.0)];
+        assert_eq!(sample(&given).values, want);
+    }
+}

@@ -1,0 +1,99 @@
+//! The cells of `zone-locks` that stock fio drives, by the lines that were published.
+//!
+//! fio has a lock per zone of its own (`zonemode=zbd`), which all its jobs share, so it sees less
+//! of a gain than the threads of [`crate::load`] do; its rows are here because the published are.
+
+use std::time::Duration;
+
+use crate::baseline::{lock_per_zone, one_lock};
+use crate::experiment::{Cell, Comparison, Published, Workload};
+use crate::metric::Metric;
+use crate::sample::Round;
+use crate::settings::Settings;
+use crate::tools::fio::Fio;
+
+/// The published number of jobs.
+const JOBS: u32 = 96;
+/// What starting and ending fio take.
+const OVERHEAD: Duration = Duration::from_millis(400);
+/// The published lines but for what they do.
+const COMMON: &str = "--filename=z --zonemode=zbd --direct=1 --bs=4k --gtod_reduce=1 --numjobs=96";
+
+const READ: Workload = Workload {
+    name: "random-read-fio",
+    about: "stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randread --read_beyond_wp=1 \
+            --iodepth=8 --numjobs=96",
+};
+const WRITE: Workload = Workload {
+    name: "random-write-fio",
+    about: "stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randwrite --iodepth=1 --numjobs=96",
+};
+
+/// Each with its own part of the line, and the ratio that is aimed at.
+const WORKLOADS: [(Workload, &str, f64); 2] = [
+    (READ, "--rw=randread --read_beyond_wp=1 --iodepth=8", 3.0),
+    (WRITE, "--rw=randwrite --iodepth=1", 1.5),
+];
+
+/// What is listed: a first look has the reads only.
+fn listed(settings: &Settings) -> &'static [(Workload, &'static str, f64)] {
+    if settings.quick { &WORKLOADS[..1] } else { &WORKLOADS }
+}
+
+/// What is asked.
+pub(super) fn workloads(settings: &Settings) -> impl Iterator<Item = Workload> {
+    listed(settings).iter().map(|(workload, ..)| *workload)
+}
+
+/// The cells, on the device `dev`; of the variants, those that are baselines have their name in
+/// `before=`.
+pub(super) fn cells(
+    settings: &Settings,
+    dev: &'static str,
+    variants: &[&'static str],
+    product: &'static str,
+) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for (workload, part, _) in listed(settings) {
+        for &variant in variants {
+            let before = (variant != product).then_some(variant);
+            let settings = settings.clone();
+            let body = move |round: &Round<'_>| {
+                let fio = Fio::on_engine(&settings, dev, before, &format!("{COMMON} {part}"))?;
+                Ok(fio.run(round.warm_up, round.duration, round.stop)?.sample())
+            };
+            cells.push(Cell::new(variant, workload.name, JOBS, body).overhead(OVERHEAD));
+        }
+    }
+    cells
+}
+
+/// The published rows: the lines are theirs.
+pub(super) fn published(settings: &Settings, source: &'static str) -> Vec<Published> {
+    let row = |variant, workload: Workload, kilo_iops: f64| Published {
+        variant,
+        workload: workload.name,
+        jobs: JOBS,
+        metric: Metric::IOPS,
+        value: kilo_iops * 1000.0,
+        source,
+    };
+    let mut rows = vec![
+        row(one_lock::NAME, READ, 1361.0),
+        row(lock_per_zone::NAME, READ, 4096.0),
+        row(one_lock::NAME, WRITE, 465.0),
+        row(lock_per_zone::NAME, WRITE, 456.0),
+    ];
+    rows.retain(|row| workloads(settings).any(|workload| workload.name == row.workload));
+    rows
+}
+
+/// What is aimed at, by the wall and by CPU time.
+pub(super) fn comparisons(
+    settings: &Settings,
+    product: &'static str,
+) -> impl Iterator<Item = Comparison> {
+    listed(settings).iter().map(move |(workload, _, aim)| {
+        Comparison::new(one_lock::NAME, product, Metric::IOPS).under(workload.name).aim(*aim)
+    })
+}
