@@ -125,6 +125,16 @@ fn zone_writes() -> Load {
     })
 }
 
+/// Reads of what was written to zones.
+fn zone_reads() -> Load {
+    let mut writes = zone_writes();
+    drive(&mut writes);
+    for bio in &mut writes.bios {
+        *bio = Bio::read(bio.sector, SECTORS, bio.buf);
+    }
+    writes
+}
+
 /// Sixteen appends to each of two zones.
 fn appends() -> Load {
     load(zoned(), |index, buf| {
@@ -137,6 +147,7 @@ fn appends() -> Load {
 #[bench::null_read(args = (), setup = reads, config = gate("null_read"))]
 #[bench::memory_read(args = (), setup = backed_reads, config = gate("memory_read"))]
 #[bench::merged_write(args = (), setup = merged_writes, config = gate("merged_write"))]
+#[bench::zone_read(args = (), setup = zone_reads, config = gate("zone_read"))]
 #[bench::zone_write(args = (), setup = zone_writes, config = gate("zone_write"))]
 #[bench::zone_append(args = (), setup = appends, config = gate("zone_append"))]
 fn push_to_reap(mut load: Load) -> Load {
