@@ -33,6 +33,14 @@ pub use pattern::{BLOCK_BYTES, Pattern};
 const TIMED: u64 = 64;
 /// Greatest latency that is told apart, in nanoseconds: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
+/// A load that gets less than this part of the processors that it could use is starved.
+const GIVEN: f64 = 0.9;
+/// What the reader of such a result has to know.
+const STARVED: &str = "where the limit is `machine`, the threads had less than 9 tenths of the \
+                       processors that they could have used, because other work ran there (see \
+                       the column of processors kept busy): threads that do not run at the same \
+                       moment do not wait for one another, so a coarse lock costs less there than \
+                       on a quiet machine";
 /// How long at most a measurement waits for any thread to have its turn.
 const TURN_MAX: Duration = Duration::from_secs(30);
 /// How often a measurement looks whether it is to stop.
@@ -52,6 +60,8 @@ pub struct Load {
 /// What a measurement found.
 #[derive(Debug)]
 pub struct Outcome {
+    /// Threads that ran.
+    pub threads: usize,
     /// I/Os completed in the window.
     pub ios: u64,
     /// Length of the window.
@@ -65,12 +75,17 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// I/Os per second and CPU time per I/O, with latencies.
-    pub fn sample(&self) -> Sample {
+    /// I/Os per second and CPU time per I/O, with latencies; and whether the threads had the
+    /// processors that they could have used.
+    pub fn sample(&self, processors: usize) -> Sample {
         let cpu_per_io = self.cpu.as_nanos() as f64 / self.ios as f64;
+        let usable = self.threads.min(processors) as f64 * self.wall.as_secs_f64();
+        let starved = self.cpu.as_secs_f64() < GIVEN * usable;
         Sample {
             latency: LatencyPercentiles::of(&self.latency),
             rooms: self.counts.rooms(),
+            limit: starved.then(|| "machine".to_owned()),
+            notes: if starved { vec![STARVED.to_owned()] } else { Vec::new() },
             ..Sample::of(Metric::IOPS, self.ios as f64 / self.wall.as_secs_f64())
                 .with(Metric::CPU_PER_IO, cpu_per_io)
                 .with(Metric::CPUS, self.cpu.as_secs_f64() / self.wall.as_secs_f64())
@@ -155,7 +170,7 @@ pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, L
             return Err(LabError::failed(name(), "no I/O ended in the measured window"));
         }
         let (ios, wall, cpu) = (to.ios - from.ios, to.at - from.at, to.cpu - from.cpu);
-        Ok(Outcome { ios, wall, cpu, latency, counts })
+        Ok(Outcome { threads: load.threads, ios, wall, cpu, latency, counts })
     })
 }
 

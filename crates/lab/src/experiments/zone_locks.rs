@@ -130,6 +130,7 @@ fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
 /// The experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let workloads = if settings.quick { &WORKLOADS[..2] } else { &WORKLOADS[..] };
+    let processors = settings.processors;
     let jobs: &[u32] = if settings.quick { &[1, 2, 96] } else { &JOBS };
     let mut cells = Vec::new();
     for &(workload, pattern, depth) in workloads {
@@ -137,7 +138,7 @@ pub fn build(settings: &Settings) -> Experiment {
             for Guarding { variant, open, open_counted } in GUARDINGS {
                 let load = Load { pattern, threads: jobs as usize, depth };
                 let body = move |round: &Round<'_>| {
-                    let sample = load::run(&*open()?, &load, round)?.sample();
+                    let sample = load::run(&*open()?, &load, round)?.sample(processors);
                     Ok(Sample { rooms: rooms(&*open_counted()?, &load, round)?, ..sample })
                 };
                 let counted = Duration::from_millis(300);

@@ -65,10 +65,16 @@ fn more_threads_than_processors_get_through() {
 fn a_sample_says_throughput_and_cpu_time() {
     let load = Load { pattern: Pattern::RandomRead, threads: 1, depth: 4 };
     let (outcome, _) = self::load(ZONES, load);
-    let sample = outcome.sample();
+    let sample = outcome.sample(1);
     let value = |metric| sample.values.iter().find(|value| value.0 == metric).unwrap().1;
     assert!(value(Metric::IOPS) > 0.0 && value(Metric::CPU_PER_IO) > 0.0);
     assert_eq!(sample.rooms, []);
+    // Whoever is starved is told apart from who is not by CPU time alone.
+    let given = Outcome { threads: 2, cpu: outcome.wall * 2, ..outcome };
+    assert_eq!(given.sample(8).limit, None);
+    let starved = Outcome { cpu: given.wall, ..given };
+    assert_eq!(starved.sample(8).limit.as_deref(), Some("machine"));
+    assert_eq!(starved.sample(1).limit, None);
 }
 
 #[test]
