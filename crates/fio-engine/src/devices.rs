@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::Disk;
+use blockyard_lab::baseline;
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack;
 
-use crate::baseline::baseline;
 use crate::error::EngineError;
 use crate::{scheduler, source};
 
@@ -132,7 +132,7 @@ fn make(
     say: &mut dyn FnMut(&str),
 ) -> Result<Entered, EngineError> {
     let disk = match before {
-        Some(before) => baseline(before, &spec)?,
+        Some(before) => baseline::open(before, &spec)?,
         None => {
             let made = stack::open(&spec)?;
             for note in &made.notes {
@@ -201,6 +201,22 @@ mod tests {
     }
 
     #[test]
+    fn before_is_a_baseline_of_the_lab() {
+        let devices = Devices::default();
+        let zoned = wanted("null:///z?size=1G&zoned=1&zone_size=16M", "f");
+        for before in baseline::names() {
+            let devices = Devices::default();
+            let before = Wanted { before: Some(before), ..zoned };
+            assert!(devices.enter(&before, &mut |_| {}).is_ok(), "{before:?}");
+        }
+        let unknown = refused(&devices, &Wanted { before: Some("one-lok"), ..zoned });
+        assert!(unknown.starts_with("before: there is no baseline `one-lok`"), "{unknown}");
+        let plain = wanted("null:///n?size=1G", "f");
+        let plain = refused(&devices, &Wanted { before: Some("one-lock"), ..plain });
+        assert!(plain.contains("zoned=1"), "{plain}");
+    }
+
+    #[test]
     fn jobs_that_name_the_same_device_share_it() {
         let devices = Devices::default();
         let mut lines = Vec::new();
@@ -225,8 +241,6 @@ mod tests {
         assert!(error.starts_with("dev: `n` is `null:///n?size=1M`"), "{error}");
         let error = refused(&devices, &wanted("null:///m?size=1M", "f"));
         assert!(error.starts_with("dev: filename `f` is device `null:///n?size=1M`"), "{error}");
-        let before = Wanted { before: Some("nope"), ..wanted("null:///o", "o") };
-        assert!(refused(&devices, &before).starts_with("before: `nope`"));
     }
 
     #[test]

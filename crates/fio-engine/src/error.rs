@@ -1,6 +1,7 @@
 //! Why a job cannot have its device: one line for fio's user.
 
 use blockyard_core::DeviceError;
+use blockyard_lab::baseline::BaselineError;
 use blockyard_yard::param::ParamError;
 use blockyard_yard::stack::StackError;
 use blockyard_yard::uri::UriError;
@@ -106,12 +107,7 @@ pub enum EngineError {
     /// The device does not take the scheduler.
     #[error("ioscheduler: {0}")]
     SchedulerParam(#[from] ParamError),
-    /// No such baseline.
-    #[error("before: `{name}` is not a baseline; {known}")]
-    Baseline {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
+    /// No such baseline, or it will not do for the device.
+    #[error(transparent)]
+    Baseline(#[from] BaselineError),
 }
