@@ -194,14 +194,28 @@ fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {
     }
     let mut table = Table::new(["NAME", "WHAT", "VARIANTS", "ABOUT"]);
     for experiment in &experiments {
-        let variants: Vec<&str> = experiment.variants.iter().map(|variant| variant.name).collect();
+        let variants = named(experiment);
         let time = progress::words(plan.estimate(&experiment.cells));
-        let row = [experiment.name, experiment.title, &variants.join(" "), &time];
+        let row = [experiment.name, experiment.title, &variants, &time];
         table.row(row);
     }
     table.print(3, out)?;
     writeln!(out, "\n`blockyard lab run NAME` runs one, `--quick` for a first look.")?;
     Ok(())
+}
+
+/// The variants' names, as many as fit a line.
+fn named(experiment: &Experiment) -> String {
+    const LEN_MAX: usize = 44;
+    let mut text = String::new();
+    for (at, variant) in experiment.variants.iter().enumerate() {
+        if at > 0 && text.len() + variant.name.len() > LEN_MAX {
+            return format!("{text} and {} more", experiment.variants.len() - at);
+        }
+        text.push_str(if at > 0 { " " } else { "" });
+        text.push_str(variant.name);
+    }
+    text
 }
 
 fn described(experiment: &Experiment, plan: &Plan) -> serde_json::Value {

@@ -22,7 +22,8 @@ pub fn runs(files: &[PathBuf], directory: &Path) -> Result<Vec<Results>, LabErro
         return files.iter().map(|file| Results::read(file)).collect();
     }
     let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (experiment, file) in Index::read(directory)?.latest {
+    let Index { latest, predicted } = Index::read(directory)?;
+    for (experiment, file) in latest.into_iter().chain(predicted) {
         wanted.entry(file).or_default().push(experiment);
     }
     if wanted.is_empty() {

@@ -131,8 +131,18 @@ impl Results {
         let path = directory.join(&name);
         write_json(&path, self)?;
         let mut index = Index::read(directory)?;
+        let is_measured = |info: &ExperimentInfo| {
+            let experiment = &info.name;
+            self.rows.iter().any(|row| row.experiment == *experiment)
+                || self.not_measured.iter().any(|cell| cell.experiment == *experiment)
+        };
         for info in &self.experiments {
-            index.latest.insert(info.name.clone(), name.clone());
+            if is_measured(info) {
+                index.latest.insert(info.name.clone(), name.clone());
+            }
+        }
+        for prediction in &self.predictions {
+            index.predicted.insert(prediction.experiment.clone(), name.clone());
         }
         write_json(&directory.join(INDEX), &index)?;
         Ok(path)
@@ -142,8 +152,12 @@ impl Results {
 /// The latest file of results by experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Index {
-    /// File names by experiment.
+    /// File names by experiment that was measured.
     pub latest: BTreeMap<String, String>,
+    /// File names by experiment of which something was predicted; a prediction takes no
+    /// measurement's place.
+    #[serde(default)]
+    pub predicted: BTreeMap<String, String>,
 }
 
 impl Index {
@@ -437,10 +451,19 @@ mod tests {
             workloads: Vec::new(),
             plots: Vec::new(),
         });
+        results.not_measured.push(NotMeasured {
+            experiment: "a".to_owned(),
+            variant: "v".to_owned(),
+            workload: "w".to_owned(),
+            jobs: 1,
+            rounds: 0,
+            why: "a test".to_owned(),
+        });
         let path = results.write(directory.path()).unwrap();
         assert_eq!(Results::read(&path).unwrap(), results);
         let index = Index::read(directory.path()).unwrap();
         assert_eq!(directory.path().join(&index.latest["a"]), path);
+        assert!(index.predicted.is_empty());
         let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
         assert_eq!(left.len(), 2, "{left:?}");
     }

@@ -6,6 +6,7 @@
 
 mod bars;
 mod figures;
+mod ratios;
 mod tables;
 
 use std::fmt::Write;
@@ -86,7 +87,7 @@ fn experiment(page: &mut String, section: &Section<'_>) {
     }
     page.push_str("</p>\n");
     tables::variants(page, section);
-    tables::ratios(page, section);
+    ratios::ratios(page, section);
     figures::figures(page, section);
     for grid in section.grids() {
         tables::grid(page, section, &grid);

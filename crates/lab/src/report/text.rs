@@ -41,7 +41,8 @@ fn print_section(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> 
         writeln!(out, "\n{}{about}{}", grid.workload, grid.about)?;
         print_grid(&grid, out)?;
         for (_, ratio) in section.ratios().filter(|(_, ratio)| ratio.workload == grid.workload) {
-            writeln!(out, "  {} jobs: {}", ratio.jobs, sentence(ratio))?;
+            let noun = if ratio.jobs == 1 { "job" } else { "jobs" };
+            writeln!(out, "  {} {noun}: {}", ratio.jobs, sentence(ratio))?;
         }
     }
     print_rooms(section, out)?;

@@ -6,6 +6,8 @@ use crate::report::view::{Grid, Section, Value};
 
 /// The longest bar, in percent of the track; the rest is for the spread.
 const FULL: f64 = 94.0;
+/// How many times longer the longest bar may be than the longest of another group.
+const SHARED_MAX: f64 = 20.0;
 
 /// Bars of one metric, a group per workload and number of jobs. Nothing if there is no value.
 pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>], metric: &str) {
@@ -25,23 +27,33 @@ pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>],
             groups.push((format!("{}, {jobs} {noun}", grid.workload), values.collect()));
         }
     }
-    let values = || groups.iter().flat_map(|(_, values)| values).map(|(_, value)| value);
-    let ends = values().map(|value| match value {
-        Value::Measured(_, row) => row.max,
-        Value::Published(_, row) => row.value,
-    });
-    let greatest = ends.fold(0.0_f64, f64::max);
-    if greatest <= 0.0 {
+    let ends: Vec<f64> = groups.iter().map(|(_, values)| greatest(values)).collect();
+    let most = ends.iter().copied().fold(0.0, f64::max);
+    if most <= 0.0 {
         return;
     }
+    // Where one scale for all would leave some group without a visible bar, each has its own.
+    let is_shared = ends.iter().all(|end| end * SHARED_MAX >= most);
+    if !is_shared {
+        page.push_str("<p class=\"soft\">Each group has a scale of its own.</p>\n");
+    }
     page.push_str("<div class=\"bars\">\n");
-    for (title, values) in &groups {
+    for ((title, values), end) in groups.iter().zip(&ends) {
         push(page, format_args!("<div class=\"group\">{}</div>\n", escaped(title)));
         for (name, value) in values {
-            bar(page, section, name, value, greatest);
+            bar(page, section, name, value, if is_shared { most } else { *end });
         }
     }
     page.push_str("</div>\n");
+}
+
+/// The greatest value or end of a spread.
+fn greatest(values: &[(String, Value<'_>)]) -> f64 {
+    let ends = values.iter().map(|(_, value)| match value {
+        Value::Measured(_, row) => row.max,
+        Value::Published(_, row) => row.value,
+    });
+    ends.fold(0.0, f64::max)
 }
 
 /// All jobs if there is one number of them; else those that were published, and the most.
@@ -57,7 +69,7 @@ fn shown_jobs(grid: &Grid<'_>, column: usize) -> Vec<u32> {
 }
 
 fn bar(page: &mut String, section: &Section<'_>, name: &str, value: &Value<'_>, greatest: f64) {
-    let percent = |value: f64| value.max(0.0) / greatest * FULL;
+    let percent = |value: f64| value.max(0.0) / greatest.max(f64::MIN_POSITIVE) * FULL;
     let (field, variant, class, range) = match value {
         Value::Measured(_, row) => {
             let (left, width) = (percent(row.min), percent(row.max) - percent(row.min));

@@ -2,8 +2,7 @@
 
 use super::{colour, escaped, number, push};
 use crate::report::view::{Grid, Line, Section, Value, heading};
-use crate::results::{Ratio, Results};
-use crate::stats::Verdict;
+use crate::results::Results;
 
 /// When and where the runs were made.
 pub(super) fn runs(page: &mut String, runs: &[Results]) {
@@ -25,7 +24,8 @@ pub(super) fn runs(page: &mut String, runs: &[Results]) {
         push(
             page,
             format_args!(
-                "<tr><td>{}</td><td>{}</td><td>{}{kind}</td><td class=\"number\">{}</td>\
+                "<tr><td class=\"time\">{}</td><td>{}</td><td>{}{kind}</td>\
+                 <td class=\"number\">{}</td>\
                  <td class=\"number\">{}</td><td>{}</td><td>{}</td><td class=\"number\">{}</td>\
                  <td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
                 escaped(&run.started),
@@ -67,77 +67,6 @@ fn swatch(section: &Section<'_>, variant: &str) -> String {
     format!("<span class=\"swatch\" style=\"background:{colour}\"></span>")
 }
 
-/// The comparisons, each with its interval drawn on a scale that all share.
-pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
-    let ratios: Vec<(usize, &Ratio)> = section.ratios().collect();
-    if ratios.is_empty() {
-        return;
-    }
-    let ends = ratios.iter().flat_map(|(_, ratio)| [ratio.low, ratio.high]);
-    let scale = ends.fold(1.0_f64, |most, end| most.max(end.max(end.recip())));
-    page.push_str(
-        "<h3>What it says</h3>\n<p class=\"soft\">How many times better the first is than the \
-         second; above 1 it is better. The bar is the 95 % confidence interval, the line \
-         is 1.</p>\n\
-         <div class=\"wide\"><table>\n<tr><th>workload</th><th class=\"number\">jobs</th>\
-         <th>compared</th><th>by</th><th class=\"number\">ratio</th><th>interval</th><th></th>\
-         <th>verdict</th>\
-         <th class=\"number\">published</th><th>aim</th><th>limited by</th></tr>\n",
-    );
-    for (at, ratio) in ratios {
-        let path = |field: &str| format!("/runs/{}/ratios/{at}/{field}", section.run);
-        let times = |field: &str, value: f64| number(&path(field), value, "ratio");
-        let (class, verdict) = match ratio.verdict {
-            Verdict::Faster => ("faster", "better"),
-            Verdict::Slower => ("slower", "worse"),
-            Verdict::NotSignificant => ("even", ratio.verdict.name()),
-        };
-        let aim = match (ratio.aim, ratio.aim_met) {
-            (Some(aim), Some(is_met)) => {
-                let (class, word) = if is_met { ("met", "met") } else { ("not-met", "not met") };
-                let aim = times("aim", aim);
-                format!("{aim} <span class=\"badge {class}\">{word}</span>")
-            }
-            _ => String::new(),
-        };
-        let limited_by = section.limited_by(&ratio.after, &ratio.workload, ratio.jobs);
-        push(
-            page,
-            format_args!(
-                "<tr><td>{}</td><td class=\"number\">{}</td><td>{} to {}</td><td>{}</td>\
-                 <td class=\"number\">{}</td><td class=\"spread\">{} to {}</td>\
-                 <td class=\"{class}\">{}</td>\
-                 <td><span class=\"badge {class}\">{verdict}</span></td>\
-                 <td class=\"number\">{}</td><td>{aim}</td><td>{}</td></tr>\n",
-                escaped(&ratio.workload),
-                number(&path("jobs"), f64::from(ratio.jobs), "count"),
-                escaped(&ratio.after),
-                escaped(&ratio.before),
-                escaped(&heading(&ratio.metric)),
-                times("median", ratio.median),
-                times("low", ratio.low),
-                times("high", ratio.high),
-                interval(ratio, scale),
-                ratio.published.map_or(String::new(), |value| times("published", value)),
-                escaped(limited_by.unwrap_or_default()),
-            ),
-        );
-    }
-    page.push_str("</table></div>\n");
-}
-
-/// An interval on a logarithmic scale with 1 in the middle.
-fn interval(ratio: &Ratio, scale: f64) -> String {
-    let place = |value: f64| 50.0 + 48.0 * value.ln() / (scale * 1.02).ln();
-    let (low, middle, high) = (place(ratio.low), place(ratio.median), place(ratio.high));
-    let width = high - low;
-    format!(
-        "<span class=\"interval\"><u style=\"left:50%\"></u>\
-         <i style=\"left:{low:.1}%;width:{width:.1}%\"></i>\
-         <b style=\"left:{middle:.1}%\"></b></span>"
-    )
-}
-
 /// What was measured and published under one workload.
 pub(super) fn grid(page: &mut String, section: &Section<'_>, grid: &Grid<'_>) {
     let (name, about) = (escaped(grid.workload), escaped(grid.about));
@@ -149,7 +78,9 @@ pub(super) fn grid(page: &mut String, section: &Section<'_>, grid: &Grid<'_>) {
         let name = escaped(&heading(metric));
         push(page, format_args!("<th class=\"number\">{name}</th><th>least to greatest</th>"));
     }
-    page.push_str("<th>limited by</th></tr>\n");
+    let is_limited = grid.lines.iter().any(|line| line.limited_by.is_some());
+    let last = if is_limited { "limited by" } else { "" };
+    push(page, format_args!("<th>{last}</th></tr>\n"));
     let mut jobs = None;
     for line in &grid.lines {
         let first = jobs.replace(line.jobs).is_some_and(|jobs| jobs != line.jobs);

@@ -1,0 +1,120 @@
+//! The comparisons of the page: each ratio with its interval, drawn on a scale that all share.
+
+use super::{escaped, number, push};
+use crate::report::view::{Section, heading};
+use crate::results::Ratio;
+use crate::stats::Verdict;
+
+/// Columns that are left out where they would be empty.
+#[derive(Clone, Copy)]
+struct Columns {
+    published: bool,
+    aims: bool,
+    limits: bool,
+}
+
+/// The table of an experiment's comparisons.
+pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
+    let ratios: Vec<(usize, &Ratio)> = section.ratios().collect();
+    if ratios.is_empty() {
+        return;
+    }
+    let ends = ratios.iter().flat_map(|(_, ratio)| [ratio.low, ratio.high]);
+    let scale = ends.fold(1.0_f64, |most, end| most.max(end.max(end.recip())));
+    let has = |of: &dyn Fn(&Ratio) -> bool| ratios.iter().any(|(_, ratio)| of(ratio));
+    let columns = Columns {
+        published: has(&|ratio| ratio.published.is_some()),
+        aims: has(&|ratio| ratio.aim.is_some()),
+        limits: has(&|ratio| limited_by(section, ratio).is_some()),
+    };
+    page.push_str(
+        "<h3>What it says</h3>\n<p class=\"soft\">How many times better the first is than the \
+         second; above 1 it is better. The bar is the 95&nbsp;% confidence interval, the line \
+         is 1.</p>\n\
+         <div class=\"wide\"><table>\n<tr><th>workload</th><th class=\"number\">jobs</th>\
+         <th>compared</th><th>by</th><th class=\"number\">ratio</th><th>interval</th><th></th>\
+         <th>verdict</th>",
+    );
+    let optional = [
+        (columns.published, "<th class=\"number\">published</th>"),
+        (columns.aims, "<th>aim</th>"),
+        (columns.limits, "<th>limited by</th>"),
+    ];
+    page.extend(optional.iter().filter(|(is_shown, _)| *is_shown).map(|(_, heading)| *heading));
+    page.push_str("</tr>\n");
+    for (at, ratio) in ratios {
+        row(page, section, at, ratio, scale, columns);
+    }
+    page.push_str("</table></div>\n");
+}
+
+/// What limited the variant that is measured by the other.
+fn limited_by<'a>(section: &Section<'a>, ratio: &Ratio) -> Option<&'a str> {
+    section.limited_by(&ratio.after, &ratio.workload, ratio.jobs)
+}
+
+fn row(
+    page: &mut String,
+    section: &Section<'_>,
+    at: usize,
+    ratio: &Ratio,
+    scale: f64,
+    columns: Columns,
+) {
+    let path = |field: &str| format!("/runs/{}/ratios/{at}/{field}", section.run);
+    let times = |field: &str, value: f64| number(&path(field), value, "ratio");
+    let (class, verdict) = match ratio.verdict {
+        Verdict::Faster => ("faster", "better"),
+        Verdict::Slower => ("slower", "worse"),
+        Verdict::NotSignificant => ("even", ratio.verdict.name()),
+    };
+    push(
+        page,
+        format_args!(
+            "<tr><td>{}</td><td class=\"number\">{}</td><td>{} to {}</td><td>{}</td>\
+             <td class=\"number\">{}</td><td class=\"spread\">{} to {}</td>\
+             <td class=\"{class}\">{}</td>\
+             <td><span class=\"badge {class}\">{verdict}</span></td>",
+            escaped(&ratio.workload),
+            number(&path("jobs"), f64::from(ratio.jobs), "count"),
+            escaped(&ratio.after),
+            escaped(&ratio.before),
+            escaped(&heading(&ratio.metric)),
+            times("median", ratio.median),
+            times("low", ratio.low),
+            times("high", ratio.high),
+            interval(ratio, scale),
+        ),
+    );
+    if columns.published {
+        let published = ratio.published.map(|value| times("published", value));
+        push(page, format_args!("<td class=\"number\">{}</td>", published.unwrap_or_default()));
+    }
+    if columns.aims {
+        let aim = match (ratio.aim, ratio.aim_met) {
+            (Some(aim), Some(is_met)) => {
+                let (class, word) = if is_met { ("met", "met") } else { ("not-met", "not met") };
+                format!("{} <span class=\"badge {class}\">{word}</span>", times("aim", aim))
+            }
+            _ => String::new(),
+        };
+        push(page, format_args!("<td>{aim}</td>"));
+    }
+    if columns.limits {
+        let limit = escaped(limited_by(section, ratio).unwrap_or_default());
+        push(page, format_args!("<td>{limit}</td>"));
+    }
+    page.push_str("</tr>\n");
+}
+
+/// An interval on a logarithmic scale with 1 in the middle.
+fn interval(ratio: &Ratio, scale: f64) -> String {
+    let place = |value: f64| 50.0 + 48.0 * value.ln() / (scale * 1.02).ln();
+    let (low, middle, high) = (place(ratio.low), place(ratio.median), place(ratio.high));
+    let width = high - low;
+    format!(
+        "<span class=\"interval\"><u style=\"left:50%\"></u>\
+         <i style=\"left:{low:.1}%;width:{width:.1}%\"></i>\
+         <b style=\"left:{middle:.1}%\"></b></span>"
+    )
+}
