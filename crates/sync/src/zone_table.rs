@@ -8,8 +8,8 @@
 //! Order      rank ZONE, and then RESOURCES. Never two zones at once: a thread that needs room
 //!            lets go of its own zone, locks the victim, closes it, lets go of that too and comes
 //!            back with the victim's token *in transit*, then looks at its own zone afresh.
-//! Common     a write takes its zone's lock, and the accounts only when a limit is set and a holding
-//!            changes; a read loads its zone's word.
+//! Common     a write takes its zone's lock, and the accounts only when a limit is set and a
+//!            holding changes; a read loads its zone's word.
 //! Cost       the lock's, 4 ns spinning, 9 ns sleeping; a load for a read, of a line that stays
 //!            shared until somebody writes to the zone.
 //! Before     one lock for all zones, which reads took too.
