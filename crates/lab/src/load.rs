@@ -4,6 +4,10 @@
 //! After the warm-up the counters and the CPU clocks of all threads are read from outside, once at
 //! the start and once at the end of the measured window; the threads themselves look at a shared
 //! word once a batch, and time every 64th batch. Nothing is allocated in the window.
+//!
+//! Where each thread can have a processor, the window is cut into slices as well
+//! ([`crate::limits::slices`]): what was done in those in which all threads had one says how they
+//! get along, also on a machine that is busy otherwise. The first thread takes the slices.
 #![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
 #![allow(unsafe_code)]
 
@@ -21,6 +25,7 @@ use hdrhistogram::Histogram;
 
 use crate::counted::{self, Counts};
 use crate::error::LabError;
+use crate::limits::slices::{SLICE_LENGTH, Slice, clock_ns, undisturbed};
 use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 
@@ -43,6 +48,10 @@ const STARVED: &str = "where the limit is `machine`, the threads had less than 9
                        on a quiet machine";
 /// How long at most a measurement waits for any thread to have its turn.
 const TURN_MAX: Duration = Duration::from_secs(30);
+/// I/Os per second of the slices in which every thread had a processor; the median of them.
+pub const UNDISTURBED_IOPS: Metric = Metric::more("undisturbed_iops", "1/s");
+/// Most slices of a measurement.
+const SLICES_MAX: usize = 1 << 16;
 /// How often a measurement looks whether it is to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -72,6 +81,8 @@ pub struct Outcome {
     pub latency: Histogram<u64>,
     /// What counting locks counted, if there were any.
     pub counts: Counts,
+    /// The slices of the window, if each thread could have a processor.
+    pub slices: Vec<Slice>,
 }
 
 impl Outcome {
@@ -81,7 +92,7 @@ impl Outcome {
         let cpu_per_io = self.cpu.as_nanos() as f64 / self.ios as f64;
         let usable = self.threads.min(processors) as f64 * self.wall.as_secs_f64();
         let starved = self.cpu.as_secs_f64() < GIVEN * usable;
-        Sample {
+        let mut sample = Sample {
             latency: LatencyPercentiles::of(&self.latency),
             rooms: self.counts.rooms(),
             limit: starved.then(|| "machine".to_owned()),
@@ -89,7 +100,12 @@ impl Outcome {
             ..Sample::of(Metric::IOPS, self.ios as f64 / self.wall.as_secs_f64())
                 .with(Metric::CPU_PER_IO, cpu_per_io)
                 .with(Metric::CPUS, self.cpu.as_secs_f64() / self.wall.as_secs_f64())
+        };
+        // Too few of them say nothing, and nothing is said then.
+        if let Ok(reading) = undisturbed(&self.slices) {
+            sample = sample.with(UNDISTURBED_IOPS, 1e9 / reading.ns_per_op);
         }
+        sample
     }
 }
 
@@ -151,13 +167,15 @@ pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, L
             .and_then(|()| measure(&shared, &progress, round));
         shared.set(Phase::Stop);
         let (mut latency, mut counts, mut failed) = (latencies(), Counts::default(), None);
+        let mut slices = Vec::new();
         for thread in threads {
             // Where not all could be started, the others still wait for the first phase.
             thread.thread().unpark();
             match thread.join().expect("a load thread returns its errors") {
-                Ok((times, counted)) => {
-                    latency.add(times).expect("both have the same range");
-                    counts.add(&counted);
+                Ok(work) => {
+                    latency.add(work.latency).expect("both have the same range");
+                    counts.add(&work.counts);
+                    slices.extend(work.slices);
                 }
                 Err(status) => failed = Some(status),
             }
@@ -170,7 +188,7 @@ pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, L
             return Err(LabError::failed(name(), "no I/O ended in the measured window"));
         }
         let (ios, wall, cpu) = (to.ios - from.ios, to.at - from.at, to.cpu - from.cpu);
-        Ok(Outcome { threads: load.threads, ios, wall, cpu, latency, counts })
+        Ok(Outcome { threads: load.threads, ios, wall, cpu, latency, counts, slices })
     })
 }
 
@@ -180,13 +198,15 @@ fn start<'scope>(
     workers: Vec<Worker>,
     shared: &'scope Shared,
     progress: &'scope [Padded<Progress>],
-    threads: &mut Vec<ScopedJoinHandle<'scope, Work>>,
+    threads: &mut Vec<ScopedJoinHandle<'scope, Result<Work, Status>>>,
 ) -> io::Result<()> {
     let (ready, all) = channel();
+    let all_progress = progress;
     for (worker, progress) in workers.into_iter().zip(progress) {
         let name = format!("load-{}", worker.number);
         let ready = ready.clone();
-        let run = move || worker.run(shared, progress, &ready);
+        let slicer = (worker.number == 0).then(|| Slicer::new(all_progress));
+        let run = move || worker.run(shared, progress, slicer, &ready);
         threads.push(thread::Builder::new().name(name).spawn_scoped(scope, run)?);
     }
     for _ in 0..threads.len() {
@@ -264,6 +284,46 @@ fn cpu_time(clock: i32) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Cuts the window into slices, from one of the threads.
+struct Slicer<'a> {
+    progress: &'a [Padded<Progress>],
+    slices: Vec<Slice>,
+    started: Instant,
+    ios: u64,
+    /// CPU times of all threads when the slice began.
+    cpu_ns: Vec<f64>,
+}
+
+impl<'a> Slicer<'a> {
+    /// Where there are more threads than processors no slice can be undisturbed, and none is taken.
+    fn new(progress: &'a [Padded<Progress>]) -> Slicer<'a> {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let can_all_run = progress.len() <= processors;
+        let slices = Vec::with_capacity(if can_all_run { SLICES_MAX } else { 0 });
+        let cpu_ns = vec![0.0; progress.len()];
+        Slicer { progress, slices, started: Instant::now(), ios: 0, cpu_ns }
+    }
+
+    /// Ends the slice if it is long enough. The first one has the warm-up in it.
+    fn look(&mut self) {
+        let wall = self.started.elapsed();
+        if wall < SLICE_LENGTH || self.slices.len() == self.slices.capacity() {
+            return;
+        }
+        let ios = self.progress.iter().map(|progress| progress.ios.get()).sum();
+        let mut least_ns = f64::MAX;
+        for (progress, before) in self.progress.iter().zip(&mut self.cpu_ns) {
+            // Of a thread that has ended already it is 0, and the slice counts for nothing.
+            let now = clock_ns(progress.clock.get() as i32);
+            least_ns = least_ns.min(now - *before);
+            *before = now;
+        }
+        let wall_ns = wall.as_nanos() as f64;
+        self.slices.push(Slice { wall_ns, cpu_ns: least_ns, ops: ios - self.ios, turns: 0 });
+        (self.started, self.ios) = (Instant::now(), ios);
+    }
+}
+
 /// One thread's part.
 struct Worker {
     number: usize,
@@ -273,8 +333,12 @@ struct Worker {
     latency: Histogram<u64>,
 }
 
-/// What a thread gives back: its latencies and what it counted, or the first failure.
-type Work = Result<(Histogram<u64>, Counts), Status>;
+/// What a thread gives back.
+struct Work {
+    latency: Histogram<u64>,
+    counts: Counts,
+    slices: Vec<Slice>,
+}
 
 impl Worker {
     fn open(disk: &dyn Disk, load: &Load, number: usize, seed: u64) -> Result<Worker, LabError> {
@@ -293,7 +357,14 @@ impl Worker {
         })
     }
 
-    fn run(mut self, shared: &Shared, progress: &Progress, ready: &Sender<()>) -> Work {
+    /// Works until it is told to stop, or something fails.
+    fn run(
+        mut self,
+        shared: &Shared,
+        progress: &Progress,
+        mut slicer: Option<Slicer<'_>>,
+        ready: &Sender<()>,
+    ) -> Result<Work, Status> {
         progress.clock.add(own_clock() as u64);
         counted::begin();
         // Nobody listens any more where another thread could not be started.
@@ -332,11 +403,17 @@ impl Worker {
             }
             if let Some(since) = since {
                 self.latency.saturating_record(since.elapsed().as_nanos() as u64);
+                if let Some(slicer) = &mut slicer {
+                    slicer.look();
+                }
             }
         }
         let counts = counted::end();
         match failed {
-            None => Ok((self.latency, counts)),
+            None => {
+                let slices = slicer.map_or_else(Vec::new, |slicer| slicer.slices);
+                Ok(Work { latency: self.latency, counts, slices })
+            }
             Some(status) => Err(status),
         }
     }

@@ -13,7 +13,7 @@ use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 
 /// Least length of a slice.
-pub(super) const SLICE_LENGTH: Duration = Duration::from_micros(500);
+pub const SLICE_LENGTH: Duration = Duration::from_micros(500);
 /// Least length of a batch between two readings of the clock, so that these do not count.
 const BATCH: Duration = Duration::from_micros(20);
 /// A thread that computes has its processor to itself if it got this share of the time.
@@ -111,7 +111,7 @@ pub fn thread_cpu_ns() -> f64 {
 }
 
 /// What a clock of the system shows.
-pub(super) fn clock_ns(clock: libc::clockid_t) -> f64 {
+pub fn clock_ns(clock: libc::clockid_t) -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the answer, and nothing else is written.
     let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };

@@ -69,12 +69,18 @@ fn a_sample_says_throughput_and_cpu_time() {
     let value = |metric| sample.values.iter().find(|value| value.0 == metric).unwrap().1;
     assert!(value(Metric::IOPS) > 0.0 && value(Metric::CPU_PER_IO) > 0.0);
     assert_eq!(sample.rooms, []);
+    assert!(outcome.slices.iter().all(|slice| slice.wall_ns >= 5e5));
     // Whoever is starved is told apart from who is not by CPU time alone.
     let given = Outcome { threads: 2, cpu: outcome.wall * 2, ..outcome };
     assert_eq!(given.sample(8).limit, None);
     let starved = Outcome { cpu: given.wall, ..given };
     assert_eq!(starved.sample(8).limit.as_deref(), Some("machine"));
     assert_eq!(starved.sample(1).limit, None);
+    // A third of a slice's time on other processors does not count; four that had theirs do.
+    let slice = |ops, cpu_ns| Slice { wall_ns: 1e6, cpu_ns, ops, turns: 0 };
+    let slices = vec![slice(90, 6e5), slice(10, 1e6), slice(20, 1e6), slice(20, 1e6)];
+    let values = Outcome { slices, ..starved }.sample(1).values;
+    assert_eq!(values.last(), Some(&(UNDISTURBED_IOPS, 20_000.0)));
 }
 
 #[test]
