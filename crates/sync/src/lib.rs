@@ -20,3 +20,4 @@ pub mod tag_budget;
 pub mod token_bucket;
 pub mod zone_resources;
 pub mod zone_table;
+pub mod zone_words;

@@ -77,6 +77,15 @@ pub enum Grant {
     ActiveLimit,
 }
 
+/// Why a zone may not hold more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// All open zones are explicitly open: nothing gives way.
+    OpenLimit,
+    /// Too many zones are active.
+    ActiveLimit,
+}
+
 /// Zones that are counted now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneCounts {
@@ -193,6 +202,11 @@ impl<R: Lock<Accounts>> ZoneResources<R> {
         (oldest != NONE).then_some(oldest)
     }
 
+    /// Works on the accounts under their lock.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Accounts, ZoneLimits) -> T) -> T {
+        self.accounts.with(|accounts| f(accounts, self.limits))
+    }
+
     /// The counts now.
     pub fn counts(&self) -> ZoneCounts {
         self.accounts.with(|accounts| accounts.counts)
@@ -200,7 +214,27 @@ impl<R: Lock<Accounts>> ZoneResources<R> {
 }
 
 impl Accounts {
-    fn change(&mut self, zone: u32, from: Holding, to: Holding) {
+    /// Whether a zone may hold `to` instead of `from`, and which zone has to be closed for it.
+    pub(crate) fn permit(
+        &self,
+        limits: ZoneLimits,
+        from: Holding,
+        to: Holding,
+    ) -> Result<Option<u32>, Refusal> {
+        let ZoneLimits { open_max, active_max } = limits;
+        let ZoneCounts { open, active, .. } = self.counts;
+        let becomes_active = !from.is_active() && to.is_active();
+        let becomes_open = !from.is_open() && to.is_open();
+        if becomes_active && active_max != 0 && active >= active_max {
+            return Err(Refusal::ActiveLimit);
+        }
+        if !becomes_open || open_max == 0 || open < open_max {
+            return Ok(None);
+        }
+        if self.oldest == NONE { Err(Refusal::OpenLimit) } else { Ok(Some(self.oldest)) }
+    }
+
+    pub(crate) fn change(&mut self, zone: u32, from: Holding, to: Holding) {
         if from == to {
             return;
         }

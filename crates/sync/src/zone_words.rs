@@ -1,0 +1,951 @@
+//! Room: a word per zone, exchanged whole.
+//!
+//! Protects   the condition and the write pointer of each zone; where there are data, how far
+//!            readers see them and who may take them away.
+//! Why        a write changes two small values together, which is one exchange: no writer waits for
+//!            one that has lost its processor. Data are copied outside of any lock, by several
+//!            writers of one zone at once.
+//! States     bits 0 to 3: the condition. Bit 4, *held*: somebody has the zone for himself. From
+//!            bit 8: the write pointer, from the zone's start ([`UNREADABLE`] for nothing to read).
+//!            Beside the word, where there are data: `committed`, how far they have arrived
+//!            without a gap, which is the write pointer whenever no copy is in flight; and
+//!            `erasures`, how often they were taken away.
+//! Order      rank ZONE is the turn to hold a zone, taken by who takes data away or shows more of
+//!            them than were written, and by who meets a held zone and waits. RESOURCES comes
+//!            under it. A copy holds neither.
+//! Common     a write is a load and an exchange; with data a store more, after the copy. A read is
+//!            a load before and a load after its copy.
+//! Cost       5 ns a write, of which the exchange is most. Where a limit is set, 5 ns more for each
+//!            change of what a zone holds, not for each write.
+//! Before     one lock for all zones; then a lock per zone, held while data were copied.
+//!
+//! # Copies
+//! An exchange reserves room; then the data are copied; then `committed` moves over them, in the
+//! order of the reservations, so that a reader finds no gap below it. Who has copied before an
+//! earlier one has must wait for that one: its own data could not be read back otherwise. It waits
+//! for copies only, at most those that were in flight when it reserved; none of them waits for
+//! anything but earlier copies. The lock that was here before made it wait with its own copy too.
+//!
+//! To take data away is to hold the zone: set *held*, which stops reservations, wait for the copies
+//! in flight, exchange, show, erase, and let go.
+//!
+//! | reader | reset |
+//! | --- | --- |
+//! | loads `erasures`, then `committed`: E | holds the zone; no copy is in flight |
+//! | copies data below E | exchanges the word; `committed` becomes 0, `erasures` one more |
+//! | loads `erasures`: one more, so the zone was empty for a moment during the read | erases |
+//!
+//! A read that has met an erasure answers as of that moment, whatever was written since. `erasures`
+//! has 64 bits to itself, so that it cannot come round to the same number during a read; a
+//! generation in the word could. Nothing else minds a word that comes back to the same value: what
+//! an exchange decides is decided by the value alone.
+//!
+//! # Limits
+//! What a zone holds follows from its condition. A word is exchanged for one that holds something
+//! else under the lock of the accounts only, so accounts and words always agree, and a victim's
+//! holding stands still while it is closed: no token is ever between two zones, which is where
+//! null_blk loses them.
+//!
+//! | writer of zone A, which is closed | writer of zone B, implicitly open, the oldest |
+//! | --- | --- |
+//! | takes the accounts: no token, B is the oldest | exchanges B's write pointer, as it likes |
+//! | exchanges A's word; exchanges B's condition | |
+//! | lets go of the accounts | its exchange fails: B is closed, and has to be opened |
+
+use std::collections::TryReserveError;
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::atomics::{AtomicU64, Ordering, fence, spin_hint, yield_now};
+use crate::lock::Lock;
+use crate::rank::ranks;
+use crate::sleep_lock::SleepLock;
+use crate::zone_resources::{
+    Accounts, AccountsLock, Holding, Refusal, ZoneCounts, ZoneLimits, ZoneResources,
+};
+
+/// Bits of the condition.
+const COND: u64 = 0xf;
+/// Set while somebody has the zone for himself.
+const HELD: u64 = 1 << 4;
+/// Where the write pointer begins.
+const WP_SHIFT: u32 = 8;
+/// The write pointer of a zone that nothing can be read from, and above every other.
+pub const UNREADABLE: u64 = u64::MAX >> WP_SHIFT;
+/// Looks at a copy in flight before the processor is given up: it may belong to a thread that has
+/// lost its own.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
+
+/// What the room has to know of a zone's condition.
+pub trait Condition: Copy + Eq + fmt::Debug + Send + Sync + 'static {
+    /// Nothing is written.
+    const EMPTY: Self;
+    /// What an implicitly open zone becomes that has to make room, if anything is written.
+    const CLOSED: Self;
+
+    /// Its number, below 16.
+    fn bits(self) -> u8;
+
+    /// The condition of a number that `bits` gave.
+    fn from_bits(bits: u8) -> Self;
+
+    /// What a zone in this condition holds.
+    fn holding(self) -> Holding;
+}
+
+/// A zone as its word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneView<C> {
+    /// The condition.
+    pub cond: C,
+    /// The write pointer, from the zone's start: how far there is something to read, or
+    /// [`UNREADABLE`].
+    pub wp: u64,
+}
+
+impl<C: Condition> ZoneView<C> {
+    #[inline]
+    fn pack(self) -> u64 {
+        debug_assert!(u64::from(self.cond.bits()) <= COND && self.wp <= UNREADABLE);
+        self.wp << WP_SHIFT | u64::from(self.cond.bits())
+    }
+
+    #[inline]
+    fn unpack(word: u64) -> ZoneView<C> {
+        ZoneView { cond: C::from_bits((word & COND) as u8), wp: word >> WP_SHIFT }
+    }
+}
+
+/// What a zone is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change<C> {
+    /// What it must be allowed to hold on the way.
+    pub through: Holding,
+    /// What it is in the end.
+    pub to: ZoneView<C>,
+}
+
+/// A zone, on a cache line of its own, so that writers of neighbours do not slow each other down.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line {
+    word: AtomicU64,
+    committed: AtomicU64,
+    erasures: AtomicU64,
+    turn: SleepLock<(), { ranks::ZONE }>,
+}
+
+impl Line {
+    /// The word, once nobody holds the zone.
+    #[inline]
+    fn word(&self) -> u64 {
+        loop {
+            // Acquire: pairs with the Release in `Hold`: who writes after an erasure does not meet
+            // it.
+            let word = self.word.load(Ordering::Acquire);
+            if word & HELD == 0 {
+                return word;
+            }
+            self.wait_turn();
+        }
+    }
+
+    /// Waits for who holds the zone.
+    #[cold]
+    fn wait_turn(&self) {
+        self.turn.with(|()| {});
+    }
+
+    /// Waits until data have arrived up to `wp` without a gap.
+    #[inline]
+    fn wait_committed(&self, wp: u64) {
+        // Acquire: pairs with the Release in `Reservation`: who comes after a copy has its data.
+        if self.committed.load(Ordering::Acquire) != wp {
+            wait_until(|| self.committed.load(Ordering::Acquire) == wp);
+        }
+    }
+}
+
+#[cold]
+fn wait_until(is_so: impl Fn() -> bool) {
+    loop {
+        for _ in 0..SPINS {
+            if is_so() {
+                return;
+            }
+            spin_hint();
+        }
+        yield_now();
+    }
+}
+
+/// Room in a zone, for data that are copied before this is dropped. Dropping it waits for the
+/// copies that reserved before.
+#[derive(Debug)]
+#[must_use]
+pub struct Reservation<'a> {
+    /// Set where there are data to commit.
+    line: Option<&'a Line>,
+    from: u64,
+    to: u64,
+}
+
+impl Drop for Reservation<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(line) = self.line {
+            line.wait_committed(self.from);
+            // Release: pairs with the Acquire of readers and of who waits for the copy.
+            line.committed.store(self.to, Ordering::Release);
+        }
+    }
+}
+
+/// A zone that somebody has for himself until this is dropped.
+struct Hold<'a>(&'a Line);
+
+impl<'a> Hold<'a> {
+    /// Stops reservations and waits for the copies in flight. The caller has the turn.
+    fn new(line: &'a Line) -> Hold<'a> {
+        // Acquire: pairs with the Release in `drop`, of who held it before.
+        let word = line.word.fetch_or(HELD, Ordering::Acquire);
+        let hold = Hold(line);
+        line.wait_committed(word >> WP_SHIFT);
+        hold
+    }
+
+    /// Shows readers that there are no data any more; what follows may take them away.
+    fn hide(&self) {
+        self.0.committed.store(0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `ZoneWords::erasures`: who reads after it has met an
+        // erasure meets no committed data from before.
+        self.0.erasures.fetch_add(1, Ordering::Release);
+        // Release: pairs with the Acquire fence there: who has met any of what follows sees the
+        // number, or a later one.
+        fence(Ordering::Release);
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `Line::word`.
+        self.0.word.fetch_and(!HELD, Ordering::Release);
+    }
+}
+
+/// The zones of a device, a word each; their accounts behind a lock of the kind `R`.
+#[derive(Debug)]
+pub struct ZoneWords<C, R = AccountsLock> {
+    lines: Box<[Line]>,
+    resources: Option<ZoneResources<R>>,
+    /// Data are copied, and read back.
+    data: bool,
+    _cond: PhantomData<fn() -> C>,
+}
+
+impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
+    /// Zones as they are at first, which hold nothing yet. With `data`, what is written is copied
+    /// and read back.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(
+        zones: impl ExactSizeIterator<Item = ZoneView<C>>,
+        limits: ZoneLimits,
+        data: bool,
+    ) -> Result<Self, TryReserveError> {
+        let resources = ZoneResources::<R>::new(zones.len(), limits)?;
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(zones.len())?;
+        lines.extend(zones.map(|zone| {
+            assert_eq!(zone.cond.holding(), Holding::Nothing, "no zone is open at first");
+            Line {
+                word: AtomicU64::new(zone.pack()),
+                committed: AtomicU64::new(zone.wp),
+                erasures: AtomicU64::new(0),
+                turn: SleepLock::new(()),
+            }
+        }));
+        Ok(ZoneWords { lines: lines.into_boxed_slice(), resources, data, _cond: PhantomData })
+    }
+
+    /// What is counted now; `None` where no limit is set.
+    pub fn counts(&self) -> Option<ZoneCounts> {
+        self.resources.as_ref().map(ZoneResources::counts)
+    }
+
+    /// Exchanges a zone for what `decide` makes of it, and says what it was before. `decide` is
+    /// asked again whenever another thread was faster.
+    ///
+    /// # Errors
+    /// What `decide` refuses, or a limit: nothing has changed then.
+    ///
+    /// # Panics
+    /// If there is no such zone: callers have checked their range.
+    #[inline]
+    pub fn exchange<E: From<Refusal>>(
+        &self,
+        zone: u32,
+        mut decide: impl FnMut(ZoneView<C>) -> Result<Change<C>, E>,
+    ) -> Result<ZoneView<C>, E> {
+        let line = &self.lines[zone as usize];
+        let mut seen = line.word();
+        loop {
+            let view = ZoneView::unpack(seen);
+            let change = decide(view)?;
+            match self.swap(zone, seen, &change, 0)? {
+                Ok(()) => return Ok(view),
+                Err(now) if now & HELD == 0 => seen = now,
+                Err(_) => seen = line.word(),
+            }
+        }
+    }
+
+    /// The same for a write: the write pointer moves, and the caller copies the data that it moves
+    /// over, and drops the reservation: then they can be read.
+    ///
+    /// # Errors
+    /// As for `exchange`.
+    ///
+    /// # Panics
+    /// As `exchange`.
+    #[inline]
+    pub fn reserve<E: From<Refusal>>(
+        &self,
+        zone: u32,
+        mut decide: impl FnMut(ZoneView<C>) -> Result<Change<C>, E>,
+    ) -> Result<Reservation<'_>, E> {
+        let mut to = 0;
+        let before = self.exchange(zone, |view| {
+            let change = decide(view)?;
+            to = change.to.wp;
+            Ok::<_, E>(change)
+        })?;
+        debug_assert!(to >= before.wp, "a write takes nothing away");
+        let line = (self.data && to > before.wp).then(|| &self.lines[zone as usize]);
+        Ok(Reservation { line, from: before.wp, to })
+    }
+
+    /// The same for a change that takes data away or shows more than were written: nobody else
+    /// writes to the zone meanwhile, and no copy is in flight. `erase` is called if there were data
+    /// and the zone becomes empty.
+    ///
+    /// # Errors
+    /// As for `exchange`; nothing is erased then.
+    ///
+    /// # Panics
+    /// As `exchange`.
+    pub fn replace<E: From<Refusal>>(
+        &self,
+        zone: u32,
+        mut decide: impl FnMut(ZoneView<C>) -> Result<Change<C>, E>,
+        erase: impl FnOnce(),
+    ) -> Result<(), E> {
+        if !self.data {
+            return self.exchange(zone, decide).map(drop);
+        }
+        let line = &self.lines[zone as usize];
+        // What is refused, or changes nothing, does not disturb anybody.
+        let view = ZoneView::unpack(line.word());
+        if decide(view)?.to == view {
+            return Ok(());
+        }
+        line.turn.with(|()| {
+            let hold = Hold::new(line);
+            loop {
+                // Relaxed: only an implicit close changes it now, and that brings nothing along.
+                let seen = line.word.load(Ordering::Relaxed);
+                let view = ZoneView::unpack(seen);
+                let change = decide(view)?;
+                if self.swap(zone, seen, &change, HELD)?.is_err() {
+                    continue;
+                }
+                if change.to.cond == C::EMPTY && view.wp != 0 {
+                    hold.hide();
+                    erase();
+                }
+                // Release: pairs with the Acquire of readers. The write pointer that it follows is
+                // nobody else's to move while the zone is held.
+                line.committed.store(change.to.wp, Ordering::Release);
+                return Ok(());
+            }
+        })
+    }
+
+    /// Tries one exchange, with the accounts if the holding changes. `flags` stay in the word.
+    ///
+    /// # Errors
+    /// If a limit forbids it; within, if the word was not `seen` any more: what it is.
+    #[inline]
+    fn swap(
+        &self,
+        zone: u32,
+        seen: u64,
+        change: &Change<C>,
+        flags: u64,
+    ) -> Result<Result<(), u64>, Refusal> {
+        let from = ZoneView::<C>::unpack(seen).cond.holding();
+        if let Some(resources) = &self.resources
+            && (from != change.through || from != change.to.cond.holding())
+        {
+            return self.swap_counted(resources, zone, seen, change, flags);
+        }
+        Ok(self.try_word(zone, seen, change.to.pack() | flags))
+    }
+
+    #[inline]
+    fn try_word(&self, zone: u32, seen: u64, new: u64) -> Result<(), u64> {
+        if new == seen {
+            return Ok(());
+        }
+        let word = &self.lines[zone as usize].word;
+        // Acquire: pairs with the Release in `Hold`, as in `Line::word`. The word publishes nothing
+        // itself: data are published by `committed`.
+        word.compare_exchange(seen, new, Ordering::Acquire, Ordering::Acquire).map(drop)
+    }
+
+    #[inline(never)]
+    fn swap_counted(
+        &self,
+        resources: &ZoneResources<R>,
+        zone: u32,
+        seen: u64,
+        change: &Change<C>,
+        flags: u64,
+    ) -> Result<Result<(), u64>, Refusal> {
+        let from = ZoneView::<C>::unpack(seen).cond.holding();
+        resources.with(|accounts, limits| {
+            // Relaxed: what the word holds is changed under this lock only.
+            let now = self.lines[zone as usize].word.load(Ordering::Relaxed);
+            if now != seen {
+                return Ok(Err(now));
+            }
+            let victim = accounts.permit(limits, from, change.through)?;
+            if let Err(now) = self.try_word(zone, seen, change.to.pack() | flags) {
+                return Ok(Err(now));
+            }
+            if let Some(victim) = victim {
+                self.close(accounts, victim);
+            }
+            accounts.change(zone, from, change.to.cond.holding());
+            Ok(Ok(()))
+        })
+    }
+
+    /// Closes an implicitly open zone, under the lock of the accounts: its holding stands still,
+    /// and its write pointer may move, but never back to the start.
+    fn close(&self, accounts: &mut Accounts, victim: u32) {
+        let word = &self.lines[victim as usize].word;
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let view = ZoneView::<C>::unpack(seen);
+            debug_assert_eq!(view.cond.holding(), Holding::Implicit);
+            let to = if view.wp == 0 { C::EMPTY } else { C::CLOSED };
+            if view.wp != 0 {
+                // However its writers move the write pointer, this does not fail.
+                let flip = u64::from(view.cond.bits() ^ to.bits());
+                word.fetch_xor(flip, Ordering::Relaxed);
+            } else if let Err(now) = word.compare_exchange(
+                seen,
+                ZoneView { cond: to, wp: 0 }.pack() | seen & HELD,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                seen = now;
+                continue;
+            }
+            accounts.change(victim, Holding::Implicit, to.holding());
+            return;
+        }
+    }
+
+    /// How far a zone can be read: [`UNREADABLE`] for not at all. Data below it have arrived.
+    ///
+    /// # Panics
+    /// As `exchange`.
+    #[inline]
+    pub fn readable(&self, zone: u32) -> u64 {
+        let line = &self.lines[zone as usize];
+        match self.data {
+            // Acquire: pairs with the Release in `Reservation` and in `replace`, for data read
+            // after this.
+            true => line.committed.load(Ordering::Acquire),
+            false => line.word.load(Ordering::Relaxed) >> WP_SHIFT,
+        }
+    }
+
+    /// How often data were taken away. A read asks before it asks how far it can read, and again
+    /// when it has copied: if the number has changed, the zone was empty for a moment meanwhile.
+    ///
+    /// # Panics
+    /// As `exchange`.
+    #[inline]
+    pub fn erasures(&self, zone: u32) -> u64 {
+        // Acquire: pairs with the Release fence in `Hold::hide`, for data read before this.
+        fence(Ordering::Acquire);
+        // Acquire: pairs with the Release in `Hold::hide`, for `readable` after this.
+        self.lines[zone as usize].erasures.load(Ordering::Acquire)
+    }
+
+    /// A zone as it is, with nothing under way: what the write pointer has passed can be read.
+    ///
+    /// # Panics
+    /// As `exchange`.
+    pub fn look(&self, zone: u32) -> ZoneView<C> {
+        let line = &self.lines[zone as usize];
+        loop {
+            let erasures = line.erasures.load(Ordering::Acquire);
+            let view = ZoneView::unpack(line.word());
+            if !self.data || view.wp == UNREADABLE {
+                return view;
+            }
+            let arrived = || line.committed.load(Ordering::Acquire) >= view.wp;
+            let erased = || line.erasures.load(Ordering::Acquire) != erasures;
+            if arrived() {
+                return view;
+            }
+            // Bounded by the copies in flight now: later ones are not waited for.
+            wait_until(|| arrived() || erased());
+        }
+    }
+}
+
+#[cfg(test)]
+mod example {
+    //! The smallest zone that can be opened and filled: what the tests and the models work on.
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[repr(u8)]
+    pub(super) enum Cond {
+        Empty,
+        Implicit,
+        Explicit,
+        Closed,
+        Full,
+    }
+
+    impl Condition for Cond {
+        const EMPTY: Cond = Cond::Empty;
+        const CLOSED: Cond = Cond::Closed;
+
+        fn bits(self) -> u8 {
+            self as u8
+        }
+
+        fn from_bits(bits: u8) -> Cond {
+            let all = [Cond::Empty, Cond::Implicit, Cond::Explicit, Cond::Closed, Cond::Full];
+            all[usize::from(bits)]
+        }
+
+        fn holding(self) -> Holding {
+            match self {
+                Cond::Empty | Cond::Full => Holding::Nothing,
+                Cond::Implicit => Holding::Implicit,
+                Cond::Explicit => Holding::Explicit,
+                Cond::Closed => Holding::Closed,
+            }
+        }
+    }
+
+    /// Blocks in a zone.
+    pub(super) const BLOCKS: u64 = 2;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum No {
+        Full,
+        Limit(Refusal),
+    }
+
+    impl From<Refusal> for No {
+        fn from(refusal: Refusal) -> No {
+            No::Limit(refusal)
+        }
+    }
+
+    pub(super) type Words = ZoneWords<Cond>;
+
+    pub(super) fn zones(count: u32, open_max: u32, active_max: u32, data: bool) -> Words {
+        let empty = (0..count as usize).map(|_| ZoneView { cond: Cond::Empty, wp: 0 });
+        let limits = ZoneLimits { open_max, active_max };
+        Words::new(empty, limits, data).expect("there is memory")
+    }
+
+    /// Appends a block; the last one fills the zone. `copy` is told where.
+    pub(super) fn append(words: &Words, zone: u32, copy: impl FnOnce(u64)) -> Result<u64, No> {
+        let mut at = 0;
+        let decide = |ZoneView { cond, wp }| {
+            if cond == Cond::Full {
+                return Err(No::Full);
+            }
+            at = wp;
+            let open = if cond == Cond::Explicit { cond } else { Cond::Implicit };
+            let cond = if wp + 1 == BLOCKS { Cond::Full } else { open };
+            Ok(Change { through: open.holding(), to: ZoneView { cond, wp: wp + 1 } })
+        };
+        let reservation = words.reserve(zone, decide)?;
+        copy(at);
+        drop(reservation);
+        Ok(at)
+    }
+
+    pub(super) fn write(words: &Words, zone: u32) -> Result<u64, No> {
+        append(words, zone, |_| {})
+    }
+
+    pub(super) fn become_empty(_: ZoneView<Cond>) -> Result<Change<Cond>, No> {
+        Ok(Change { through: Holding::Nothing, to: ZoneView { cond: Cond::Empty, wp: 0 } })
+    }
+
+    pub(super) fn reset(words: &Words, zone: u32, erase: impl FnOnce()) {
+        assert_eq!(words.replace(zone, become_empty, erase), Ok(()));
+    }
+
+    pub(super) fn finish(words: &Words, zone: u32) -> Result<(), No> {
+        let decide = |view: ZoneView<Cond>| {
+            let through = match view.cond {
+                Cond::Full => return Ok(Change { through: Holding::Nothing, to: view }),
+                Cond::Empty | Cond::Closed => Holding::Implicit,
+                _ => Holding::Nothing,
+            };
+            Ok(Change { through, to: ZoneView { cond: Cond::Full, wp: BLOCKS } })
+        };
+        words.replace(zone, decide, || {})
+    }
+
+    pub(super) fn open(words: &Words, zone: u32) -> Result<(), No> {
+        let decide = |view: ZoneView<Cond>| match view.cond {
+            Cond::Full => Err(No::Full),
+            _ => {
+                let to = ZoneView { cond: Cond::Explicit, ..view };
+                Ok(Change { through: Holding::Explicit, to })
+            }
+        };
+        words.exchange(zone, decide).map(drop)
+    }
+
+    /// Whether what is counted is what the words say.
+    #[cfg(loom)]
+    pub(super) fn counts_agree(words: &Words, zone_count: u32) {
+        let holdings: Vec<Holding> =
+            (0..zone_count).map(|zone| words.look(zone).cond.holding()).collect();
+        let count = |wanted: &[Holding]| {
+            holdings.iter().filter(|holding| wanted.contains(holding)).count() as u32
+        };
+        let explicit = count(&[Holding::Explicit]);
+        let open = explicit + count(&[Holding::Implicit]);
+        let active = open + count(&[Holding::Closed]);
+        assert_eq!(words.counts(), Some(ZoneCounts { open, explicit, active }), "{holdings:?}");
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::example::*;
+    use super::*;
+
+    /// The kernel's null_blk loses resources in this test: 4 threads, each fills and resets zones
+    /// of its own, at most one active zone each, limits 2 and 6.
+    fn writers_leak_nothing(data: bool) {
+        let words = zones(16, 2, 6, data);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let words = &words;
+                scope.spawn(move || {
+                    for cycle in 0..5_000 {
+                        let zone = thread * 4 + cycle % 4;
+                        assert_eq!(write(words, zone), Ok(0));
+                        assert_eq!(write(words, zone), Ok(1));
+                        reset(words, zone, || {});
+                    }
+                });
+            }
+        });
+        assert_eq!(words.counts(), Some(ZoneCounts::default()));
+        for zone in 0..6 {
+            assert_eq!(write(&words, zone), Ok(0));
+        }
+        assert_eq!(write(&words, 6), Err(No::Limit(Refusal::ActiveLimit)));
+        assert_eq!(words.counts(), Some(ZoneCounts { open: 2, explicit: 0, active: 6 }));
+    }
+
+    #[test]
+    fn writers_leak_nothing_without_data() {
+        writers_leak_nothing(false);
+    }
+
+    #[test]
+    fn writers_leak_nothing_with_data() {
+        writers_leak_nothing(true);
+    }
+
+    #[test]
+    fn at_the_active_limit_a_closed_zone_opens_again() {
+        let words = zones(3, 1, 2, false);
+        assert_eq!((write(&words, 0), write(&words, 1)), (Ok(0), Ok(0)));
+        assert_eq!(words.look(0), ZoneView { cond: Cond::Closed, wp: 1 });
+        assert_eq!(write(&words, 2), Err(No::Limit(Refusal::ActiveLimit)));
+        assert_eq!(write(&words, 0), Ok(1));
+        assert_eq!(words.look(1).cond, Cond::Closed);
+        assert_eq!(open(&words, 1), Ok(()));
+        assert_eq!(write(&words, 2), Err(No::Limit(Refusal::OpenLimit)));
+        assert_eq!(finish(&words, 2), Err(No::Limit(Refusal::OpenLimit)));
+        assert_eq!(words.look(2), ZoneView { cond: Cond::Empty, wp: 0 });
+    }
+
+    #[test]
+    fn a_write_pointer_of_all_but_a_byte_fits() {
+        let zone = ZoneView { cond: Cond::Full, wp: UNREADABLE };
+        assert_eq!(ZoneView::unpack(zone.pack()), zone);
+        assert_eq!(ZoneView::<Cond>::unpack(zone.pack() | HELD), zone);
+    }
+
+    #[test]
+    fn a_copy_that_panics_does_not_keep_others_waiting() {
+        let words = zones(1, 0, 0, true);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            append(&words, 0, |_| panic!("inside the copy"))
+        }));
+        assert!(panicked.is_err());
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            reset(&words, 0, || panic!("inside the erasure"));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!((write(&words, 0), words.readable(0), words.erasures(0)), (Ok(0), 1, 1));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::example::*;
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU32;
+
+    /// Explores all interleavings with at most six preemptions.
+    fn explore(f: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(6);
+        model.check(f);
+    }
+
+    /// What the blocks of one zone hold; 0 is nothing.
+    type Medium = Arc<[AtomicU32; BLOCKS as usize]>;
+
+    fn medium() -> Medium {
+        Arc::new([AtomicU32::new(0), AtomicU32::new(0)])
+    }
+
+    fn stamp(medium: &Medium, words: &Words, value: u32) -> Result<u64, No> {
+        append(words, 0, |at| medium[at as usize].store(value, Ordering::Relaxed))
+    }
+
+    fn erase(medium: &Medium, words: &Words) {
+        reset(words, 0, || medium.iter().for_each(|block| block.store(0, Ordering::Relaxed)));
+    }
+
+    fn load(medium: &Medium, at: u64) -> u32 {
+        medium[at as usize].load(Ordering::Relaxed)
+    }
+
+    /// Two appends land beside each other, and both can be read back when they are done; whoever
+    /// reads meanwhile finds no gap below what it is shown.
+    #[test]
+    fn appends_land_apart_and_show_in_order() {
+        explore(|| {
+            let (words, medium) = (Arc::new(zones(1, 0, 0, true)), medium());
+            let other = {
+                let (words, medium) = (Arc::clone(&words), Arc::clone(&medium));
+                loom::thread::spawn(move || {
+                    stamp(&medium, &words, 1).map(|at| (at, words.readable(0)))
+                })
+            };
+            let reader = {
+                let (words, medium) = (Arc::clone(&words), Arc::clone(&medium));
+                loom::thread::spawn(move || {
+                    for at in 0..words.readable(0) {
+                        assert_ne!(load(&medium, at), 0, "a gap at {at}");
+                    }
+                })
+            };
+            let mine = stamp(&medium, &words, 2).unwrap();
+            assert!(words.readable(0) > mine);
+            assert_eq!(load(&medium, mine), 2);
+            let (theirs, shown) = other.join().unwrap().unwrap();
+            assert!(shown > theirs && theirs != mine);
+            assert_eq!((load(&medium, theirs), words.readable(0)), (1, 2));
+            reader.join().unwrap();
+        });
+    }
+
+    /// An append comes before a reset, and is erased, or after it, and is whole.
+    #[test]
+    fn an_append_beside_a_reset_is_whole_or_gone() {
+        explore(|| {
+            let (words, medium) = (Arc::new(zones(1, 1, 1, true)), medium());
+            stamp(&medium, &words, 1).unwrap();
+            let other = {
+                let (words, medium) = (Arc::clone(&words), Arc::clone(&medium));
+                loom::thread::spawn(move || erase(&medium, &words))
+            };
+            let at = stamp(&medium, &words, 2).unwrap();
+            other.join().unwrap();
+            let found = [load(&medium, 0), load(&medium, 1)];
+            let view = words.look(0);
+            match at {
+                0 => assert_eq!((found, view.cond, view.wp), ([2, 0], Cond::Implicit, 1)),
+                _ => assert_eq!((found, view.cond, view.wp), ([0, 0], Cond::Empty, 0)),
+            }
+            assert_eq!((words.readable(0), words.erasures(0)), (view.wp, 1));
+            counts_agree(&words, 1);
+        });
+    }
+
+    /// A read beside a reset and a rewrite finds the old data or the new, or knows that the zone
+    /// was empty meanwhile.
+    #[test]
+    fn a_reader_beside_a_reset_and_a_rewrite_finds_out() {
+        explore(|| {
+            let (words, medium) = (Arc::new(zones(1, 0, 0, true)), medium());
+            stamp(&medium, &words, 1).unwrap();
+            let other = {
+                let (words, medium) = (Arc::clone(&words), Arc::clone(&medium));
+                loom::thread::spawn(move || {
+                    erase(&medium, &words);
+                    stamp(&medium, &words, 2).unwrap();
+                })
+            };
+            let erasures = words.erasures(0);
+            if words.readable(0) == 1 {
+                let found = load(&medium, 0);
+                let wanted = if erasures == 0 { 1 } else { 2 };
+                assert!(found == wanted || words.erasures(0) != erasures, "{found}");
+            }
+            other.join().unwrap();
+        });
+    }
+
+    /// A finish shows more than was written, after what was being written.
+    #[test]
+    fn an_append_beside_a_finish_arrives_or_is_refused() {
+        explore(|| {
+            let (words, medium) = (Arc::new(zones(1, 1, 1, true)), medium());
+            let other = {
+                let words = Arc::clone(&words);
+                loom::thread::spawn(move || finish(&words, 0))
+            };
+            match stamp(&medium, &words, 1) {
+                Ok(at) => assert!(at == 0 && load(&medium, 0) == 1),
+                Err(no) => assert_eq!((no, load(&medium, 0)), (No::Full, 0)),
+            }
+            assert_eq!(other.join().unwrap(), Ok(()));
+            assert_eq!(words.look(0), ZoneView { cond: Cond::Full, wp: BLOCKS });
+            assert_eq!(words.readable(0), BLOCKS);
+            counts_agree(&words, 1);
+        });
+    }
+
+    /// A report never shows a write pointer over data that have not arrived.
+    #[test]
+    fn a_report_beside_an_append_shows_what_can_be_read() {
+        explore(|| {
+            let (words, medium) = (Arc::new(zones(1, 0, 0, true)), medium());
+            let other = {
+                let (words, medium) = (Arc::clone(&words), Arc::clone(&medium));
+                loom::thread::spawn(move || stamp(&medium, &words, 1).unwrap())
+            };
+            let view = words.look(0);
+            assert!(words.readable(0) >= view.wp);
+            assert!(view.wp == 0 || load(&medium, 0) == 1);
+            other.join().unwrap();
+        });
+    }
+
+    /// The story of null_blk: a zone is closed to make room while its writer fills it.
+    #[test]
+    fn a_victim_that_is_filled_meanwhile_leaks_nothing() {
+        explore(|| {
+            let words = Arc::new(zones(2, 1, 2, false));
+            assert_eq!(write(&words, 1), Ok(0));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || assert_eq!(write(&other, 1), Ok(1)));
+            assert_eq!(write(&words, 0), Ok(0));
+            thread.join().unwrap();
+            assert_eq!(words.look(1).cond, Cond::Full);
+            counts_agree(&words, 2);
+        });
+    }
+
+    #[test]
+    fn two_writers_with_one_token_leak_nothing() {
+        explore(|| {
+            let words = Arc::new(zones(2, 1, 2, false));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || {
+                assert_eq!((write(&other, 1), write(&other, 1)), (Ok(0), Ok(1)));
+            });
+            assert_eq!((write(&words, 0), write(&words, 0)), (Ok(0), Ok(1)));
+            thread.join().unwrap();
+            assert_eq!(words.counts(), Some(ZoneCounts::default()));
+        });
+    }
+
+    /// Two want the last active token: one gets it.
+    #[test]
+    fn two_openers_at_the_active_limit() {
+        explore(|| {
+            let words = Arc::new(zones(3, 2, 2, false));
+            assert_eq!(write(&words, 2), Ok(0));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || write(&other, 1));
+            let answers = [write(&words, 0), thread.join().unwrap()];
+            assert!(answers.contains(&Ok(0)), "{answers:?}");
+            assert!(answers.contains(&Err(No::Limit(Refusal::ActiveLimit))), "{answers:?}");
+            counts_agree(&words, 3);
+        });
+    }
+
+    /// Two open the same zone: the last token serves both.
+    #[test]
+    fn two_openers_of_one_zone_at_the_limit() {
+        explore(|| {
+            let words = Arc::new(zones(2, 1, 1, false));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || write(&other, 0));
+            let mut answers = [write(&words, 0), thread.join().unwrap()];
+            answers.sort_by_key(|answer| answer.ok());
+            assert_eq!(answers, [Ok(0), Ok(1)]);
+            counts_agree(&words, 2);
+        });
+    }
+
+    #[test]
+    fn an_explicit_open_beside_a_write_at_the_limit() {
+        explore(|| {
+            let words = Arc::new(zones(3, 1, 0, false));
+            assert_eq!(write(&words, 2), Ok(0));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || open(&other, 1));
+            let mine = write(&words, 0);
+            assert_eq!(thread.join().unwrap(), Ok(()), "nothing explicit was open before");
+            // The write came first and gave way, or came late and found nothing that does.
+            assert!(matches!(mine, Ok(0) | Err(No::Limit(Refusal::OpenLimit))), "{mine:?}");
+            counts_agree(&words, 3);
+        });
+    }
+
+    /// A zone that is held to be reset is closed by another meanwhile, or is gone from the list.
+    #[test]
+    fn a_victim_that_is_reset_meanwhile_leaks_nothing() {
+        explore(|| {
+            let words = Arc::new(zones(2, 1, 0, true));
+            assert_eq!(write(&words, 1), Ok(0));
+            let other = Arc::clone(&words);
+            let thread = loom::thread::spawn(move || reset(&other, 1, || {}));
+            assert_eq!(write(&words, 0), Ok(0));
+            thread.join().unwrap();
+            assert_eq!(words.counts(), Some(ZoneCounts { open: 1, explicit: 0, active: 1 }));
+            counts_agree(&words, 2);
+        });
+    }
+}
