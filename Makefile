@@ -11,7 +11,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom gate bench fuzz-smoke
+.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench fuzz-smoke
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -33,7 +33,7 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 	echo "fio --name=t --ioengine=external:$$engine --thread --dev='null:///n0?size=10G'" \
 		"--rw=randread --bs=4k --time_based --runtime=5 --gtod_reduce=1"
 
-test: format lint unit loom gate ## everything: formatting, lints, all tests, loom, the gate
+test: format lint unit loom shuttle gate ## everything: formatting, lints, all tests, models, the gate
 
 format: deps
 	$(CARGO) fmt --all --check
@@ -49,6 +49,11 @@ unit: deps
 loom: deps
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --profile loom --lib \
 		--target-dir target/loom
+
+# Interleavings by chance of more threads than loom can explore; a failure prints its seed.
+shuttle: deps
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-null --profile loom \
+		--test words_by_chance --target-dir target/shuttle
 
 # The runner is used once, so it is built without optimising: that takes less than half the time.
 gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt

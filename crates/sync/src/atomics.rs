@@ -1,10 +1,14 @@
-//! The one door to atomics: the standard library's, or loom's in a model.
+//! The one door to atomics: the standard library's, or those of loom or shuttle in a model.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub use shuttle::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+#[cfg(not(any(loom, shuttle)))]
 pub use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
@@ -14,7 +18,9 @@ pub use std::sync::atomic::{
 pub fn spin_hint() {
     #[cfg(loom)]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(shuttle)]
+    shuttle::hint::spin_loop();
+    #[cfg(not(any(loom, shuttle)))]
     std::hint::spin_loop();
 }
 
@@ -22,7 +28,9 @@ pub fn spin_hint() {
 pub fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
+    #[cfg(not(any(loom, shuttle)))]
     std::thread::yield_now();
 }
 
@@ -30,5 +38,8 @@ pub fn yield_now() {
 #[cfg(loom)]
 pub use loom::sync::{Condvar, Mutex, MutexGuard};
 /// A lock that sleeps while it waits: for rooms whose holders may take long.
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
+/// A lock that sleeps while it waits: for rooms whose holders may take long.
+#[cfg(not(any(loom, shuttle)))]
 pub use std::sync::{Condvar, Mutex, MutexGuard};

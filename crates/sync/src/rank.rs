@@ -21,11 +21,11 @@ pub mod ranks {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Held {
-    #[cfg(all(debug_assertions, not(loom)))]
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
     before: u8,
 }
 
-#[cfg(all(debug_assertions, not(loom)))]
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 thread_local! {
     /// Rank of the last lock that this thread took and still holds; 0 for none.
     static TOP: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
@@ -38,14 +38,14 @@ impl Held {
     /// In debug builds, if a lock of this or a higher rank is held already.
     #[inline]
     pub(crate) fn note(rank: u8) -> Held {
-        #[cfg(all(debug_assertions, not(loom)))]
+        #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
         {
             let before = TOP.get();
             assert!(rank > before, "lock of rank {rank} taken under a lock of rank {before}");
             TOP.set(rank);
             Held { before }
         }
-        #[cfg(not(all(debug_assertions, not(loom))))]
+        #[cfg(not(all(debug_assertions, not(any(loom, shuttle)))))]
         {
             let _ = rank;
             Held {}
@@ -53,7 +53,7 @@ impl Held {
     }
 }
 
-#[cfg(all(debug_assertions, not(loom)))]
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 impl Drop for Held {
     fn drop(&mut self) {
         TOP.set(self.before);

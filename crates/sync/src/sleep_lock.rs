@@ -14,11 +14,7 @@
 use std::fmt;
 use std::sync::{PoisonError, TryLockError};
 
-#[cfg(loom)]
-use loom::sync::Mutex;
-#[cfg(not(loom))]
-use std::sync::Mutex;
-
+use crate::atomics::Mutex;
 use crate::lock::Lock;
 use crate::rank::Held;
 
