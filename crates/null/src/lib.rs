@@ -24,6 +24,7 @@ mod queue;
 mod shape;
 mod storage;
 mod transfer;
+mod word_zones;
 mod zone_set;
 
 pub use config::{IrqMode, NullConfig};
@@ -32,4 +33,5 @@ pub use error::NullError;
 pub use fault_attr::FaultAttr;
 pub use locked_zones::{LockedZones, SleepingZone, SpinningZone};
 pub use queue::NullQueue;
+pub use word_zones::WordZones;
 pub use zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};

@@ -29,6 +29,11 @@ struct Outbound<'a> {
 
 impl Transfer for Outbound<'_> {
     #[inline]
+    fn may_fall_short(&self) -> bool {
+        self.faults.is_some()
+    }
+
+    #[inline]
     fn admit(&mut self, at: Sector, sectors: u64) -> (u64, Status) {
         match self.faults {
             None => (sectors, Status::Ok),
@@ -144,9 +149,13 @@ impl<Z: ZoneSet> Shared<Z> {
     #[inline]
     fn read(&self, started: &Started, faults: Option<&Faults>, mut soon: Option<Sector>) -> Status {
         let mut readable_end = Sector::NONE;
+        let mut erasures = 0;
         let zone = self.zone_of(started);
         if let Some(zones) = &self.zones {
             let Some(zone) = zone else { return Status::IoErr };
+            if self.has_data() {
+                erasures = zones.erasures(zone);
+            }
             match zones.readable_end(zone) {
                 Ok(end) => readable_end = end,
                 Err(status) => return status,
@@ -161,9 +170,14 @@ impl<Z: ZoneSet> Shared<Z> {
         loop {
             read_segments(data, started, end, readable_end, soon.take());
             let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
-            // The data are copied without the zone's lock: what a reset has taken away meanwhile
-            // was zeros, perhaps, on its way to 0xFF. A reset lowers the end before it erases, so
-            // it shows here. The end only falls, so this ends.
+            // The data are copied while others write: what a reset has taken away meanwhile was
+            // zeros, perhaps, on its way to 0xFF, or has been written anew. A reset lowers the end
+            // and counts before it erases, so it shows here; the read then answers as of the moment
+            // when the zone was empty. The end only falls, so this ends.
+            if erasures != zones.erasures(zone) && readable_end > Sector(0) {
+                readable_end = Sector(0);
+                continue;
+            }
             match zones.readable_end(zone) {
                 Ok(now) if now < readable_end.min(end) => readable_end = now,
                 Ok(_) => return status,

@@ -6,7 +6,7 @@
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneOp};
+use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp};
 use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
 
 /// What a zone set is made for.
@@ -22,8 +22,62 @@ pub struct ZoneLayout {
     pub data: bool,
 }
 
+impl ZoneLayout {
+    /// Where a zone starts and ends.
+    #[inline]
+    pub fn range(&self, zone: ZoneNo) -> (Sector, Sector) {
+        let start = self.zones.start_of(zone);
+        (start, start + self.zones.zone_sectors.min(self.sectors - start.0))
+    }
+
+    /// An empty sequential zone in a zone's place.
+    #[inline]
+    pub fn sequential(&self, zone: ZoneNo) -> Zone {
+        let (start, end) = self.range(zone);
+        let sectors = end - start;
+        Zone::sequential(start, sectors, self.zones.zone_capacity_sectors.min(sectors))
+    }
+
+    /// A zone as it is at first.
+    pub fn zone(&self, zone: ZoneNo) -> Zone {
+        if self.zones.is_conventional(zone) {
+            let (start, end) = self.range(zone);
+            return Zone::conventional(start, end - start);
+        }
+        let mut zone = self.sequential(zone);
+        if self.full {
+            zone.fill();
+        }
+        zone
+    }
+
+    /// A write to a conventional zone: nobody needs to wait for anybody.
+    ///
+    /// # Errors
+    /// `IOERR` outside of the zone, or the status that the transfer was admitted with.
+    #[inline]
+    pub fn write_conventional<T: Transfer>(
+        &self,
+        zone: ZoneNo,
+        at: Sector,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<(), Status> {
+        let (start, end) = self.range(zone);
+        if at < start || at > end || sectors > end - at {
+            return Err(Status::IoErr);
+        }
+        let (sectors, status) = transfer.admit(at, sectors);
+        transfer.copy(at, sectors);
+        if status.is_ok() { Ok(()) } else { Err(status) }
+    }
+}
+
 /// The data of a write on their way to a zone.
 pub trait Transfer {
+    /// Whether `admit` may admit less than it is asked for.
+    fn may_fall_short(&self) -> bool;
+
     /// How many of the sectors can be transferred to `at`, and the status of the request then.
     /// Asked once the zone has permitted all of them; an implementation whose permission is taken
     /// back by a race asks again.
@@ -89,6 +143,15 @@ pub trait ZoneSet: Send + Sync + 'static {
     /// # Errors
     /// `IOERR` if it is offline.
     fn readable_end(&self, zone: ZoneNo) -> Result<Sector, Status>;
+
+    /// How often data of the zone were taken away. A read asks before anything else, and again when
+    /// it has copied: if the number has changed, the zone was empty for a moment meanwhile, and the
+    /// read answers as of that moment. An implementation that does not count leaves a read beside a
+    /// reset *and* a rewrite with a mixture.
+    fn erasures(&self, zone: ZoneNo) -> u64 {
+        let _ = zone;
+        0
+    }
 
     /// A zone's row in a report.
     fn info(&self, zone: ZoneNo) -> ZoneInfo;

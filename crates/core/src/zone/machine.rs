@@ -4,8 +4,9 @@
 //! [`RULES`] is the machine: what each operation does in each condition. docs/zones.md shows the
 //! same for readers, with the cases that depend on the write pointer, and a test compares the two.
 
-use blockyard_sync::zone_resources::Holding;
+use blockyard_sync::zone_resources::{Holding, Refusal};
 use blockyard_sync::zone_table::Openable;
+use blockyard_sync::zone_words::Condition;
 
 use super::info::{ZoneCond, ZoneInfo, ZoneType};
 use crate::status::Status;
@@ -157,6 +158,17 @@ impl Zone {
             start,
             end: start + sectors,
         }
+    }
+
+    /// This zone as it was kept: in a condition, and with so much to read from its start.
+    #[inline]
+    #[must_use]
+    pub fn restore(self, cond: ZoneCond, readable_sectors: u64) -> Zone {
+        let wp = match cond {
+            ZoneCond::ReadOnly | ZoneCond::Offline => Sector::NONE,
+            _ => self.start + readable_sectors,
+        };
+        Zone { cond, wp, ..self }
     }
 
     /// Its condition.
@@ -324,6 +336,45 @@ impl Openable for Zone {
     #[inline]
     fn word(&self) -> u64 {
         self.readable_end().map_or(Zone::UNREADABLE, |end| end.0)
+    }
+}
+
+impl Condition for ZoneCond {
+    const EMPTY: ZoneCond = ZoneCond::Empty;
+    const CLOSED: ZoneCond = ZoneCond::Closed;
+
+    #[inline]
+    fn bits(self) -> u8 {
+        self as u8
+    }
+
+    #[inline]
+    fn from_bits(bits: u8) -> ZoneCond {
+        match bits {
+            0x0 => ZoneCond::NotWp,
+            0x1 => ZoneCond::Empty,
+            0x2 => ZoneCond::ImplicitOpen,
+            0x3 => ZoneCond::ExplicitOpen,
+            0x4 => ZoneCond::Closed,
+            0xd => ZoneCond::ReadOnly,
+            0xe => ZoneCond::Full,
+            0xf => ZoneCond::Offline,
+            _ => unreachable!("no condition has this number"),
+        }
+    }
+
+    #[inline]
+    fn holding(self) -> Holding {
+        holding_of(self)
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Status {
+        match refusal {
+            Refusal::OpenLimit => Status::ZoneOpenResource,
+            Refusal::ActiveLimit => Status::ZoneActiveResource,
+        }
     }
 }
 

@@ -1,0 +1,229 @@
+//! Zones without locks: a word each, and copies outside of any lock.
+//!
+//! The state machine says what becomes of a zone, and the room exchanges its word for that
+//! ([`blockyard_sync::zone_words`]). Conventional zones have nothing that changes. Open and active
+//! zones are counted behind a lock, which is never touched where no limit is set.
+
+use std::collections::TryReserveError;
+
+use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
+use blockyard_core::{Sector, Status, ZoneNo};
+use blockyard_sync::lock::Lock;
+use blockyard_sync::zone_resources::{Accounts, AccountsLock, Holding, ZoneCounts, ZoneLimits};
+use blockyard_sync::zone_words::{Change, UNREADABLE, ZoneView, ZoneWords};
+
+use crate::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
+
+/// Zones with a word each; `R` is the lock around what is counted.
+#[derive(Debug)]
+pub struct WordZones<R = AccountsLock> {
+    words: ZoneWords<ZoneCond, R>,
+    layout: ZoneLayout,
+}
+
+/// What the room is to keep of a zone.
+#[inline]
+fn view_of(zone: &Zone) -> ZoneView<ZoneCond> {
+    let wp = zone.readable_end().map_or(UNREADABLE, |end| end - zone.start());
+    ZoneView { cond: zone.cond(), wp }
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy)]
+enum Place {
+    At(Sector),
+    WritePointer,
+}
+
+/// A transfer that is asked once for each place, and whose first refusal stands: a bad block that
+/// is good again after it was hit must not be hit for nothing, because another thread was faster.
+struct Admission<'a, T> {
+    transfer: &'a mut T,
+    sectors: u64,
+    at: Sector,
+    answer: Option<(u64, Status)>,
+}
+
+impl<T: Transfer> Admission<'_, T> {
+    /// How many sectors may be transferred to `at`, and the status then.
+    #[inline]
+    fn at(&mut self, at: Sector) -> (u64, Status) {
+        let answer = match self.answer {
+            Some(answer) if at == self.at => answer,
+            Some((_, status)) if !status.is_ok() => (0, status),
+            _ => self.transfer.admit(at, self.sectors),
+        };
+        (self.at, self.answer) = (at, Some(answer));
+        answer
+    }
+}
+
+impl<R: Lock<Accounts>> WordZones<R> {
+    /// Open and active zones now; `None` where no limit is set.
+    pub fn counts(&self) -> Option<ZoneCounts> {
+        self.words.counts()
+    }
+
+    /// A sequential zone as its word says.
+    #[inline]
+    fn zone(&self, number: ZoneNo, view: ZoneView<ZoneCond>) -> Zone {
+        self.layout.sequential(number).restore(view.cond, view.wp)
+    }
+
+    #[inline]
+    fn put<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        place: Place,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<Sector, Status> {
+        let step = |zone: &Zone| match place {
+            Place::At(at) => zone.step_write(at, sectors).map(|to| (at, to)),
+            Place::WritePointer => zone.step_append(sectors).map(|to| (zone.wp(), to)),
+        };
+        if transfer.may_fall_short() {
+            // The zone is opened first, as in null_blk: a limit that refuses hits no bad block, and
+            // a write that fails on one leaves the zone open.
+            self.words.exchange(number.0, |view| {
+                let (_, to) = step(&self.zone(number, view))?;
+                Ok::<_, Status>(Change {
+                    through: holding_of(to),
+                    to: ZoneView { cond: to, ..view },
+                })
+            })?;
+        }
+        let mut admission = Admission { transfer, sectors, at: Sector::NONE, answer: None };
+        let mut landed = (Sector::NONE, 0, Status::Ok);
+        let reservation = self.words.reserve(number.0, |view| {
+            let mut zone = self.zone(number, view);
+            let (at, to) = step(&zone)?;
+            let (sectors, status) = admission.at(at);
+            zone.enter(to);
+            zone.advance(sectors);
+            landed = (at, sectors, status);
+            Ok::<_, Status>(Change { through: holding_of(to), to: view_of(&zone) })
+        })?;
+        let (at, sectors, status) = landed;
+        transfer.copy(at, sectors);
+        drop(reservation);
+        if status.is_ok() { Ok(at) } else { Err(status) }
+    }
+
+    /// What an operation makes of a zone.
+    fn step(
+        &self,
+        number: ZoneNo,
+        op: ZoneOp,
+        view: ZoneView<ZoneCond>,
+    ) -> Result<Change<ZoneCond>, Status> {
+        let mut zone = self.zone(number, view);
+        let step = zone.step(op)?;
+        zone.enter(step.to);
+        Ok(Change { through: step.through, to: view_of(&zone) })
+    }
+
+    fn eraser<'a, E: Erase>(
+        &self,
+        number: ZoneNo,
+        erase: &'a mut E,
+    ) -> impl FnOnce() + use<'a, E, R> {
+        let (start, end) = self.layout.range(number);
+        move || erase.erase(start, end - start)
+    }
+}
+
+impl<R: Lock<Accounts> + 'static> ZoneSet for WordZones<R> {
+    fn new(layout: ZoneLayout) -> Result<Self, TryReserveError> {
+        let geometry = &layout.zones;
+        let limits = ZoneLimits { open_max: geometry.open_max, active_max: geometry.active_max };
+        let zones =
+            (0..geometry.zone_count as usize).map(|number| layout.zone(ZoneNo(number as u32)));
+        let words = ZoneWords::new(zones.map(|zone| view_of(&zone)), limits, layout.data)?;
+        Ok(WordZones { words, layout })
+    }
+
+    #[inline]
+    fn write<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        at: Sector,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<(), Status> {
+        if self.layout.zones.is_conventional(number) {
+            return self.layout.write_conventional(number, at, sectors, transfer);
+        }
+        self.put(number, Place::At(at), sectors, transfer).map(drop)
+    }
+
+    #[inline]
+    fn append<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        sectors: u64,
+        transfer: &mut T,
+    ) -> Result<Sector, Status> {
+        if self.layout.zones.is_conventional(number) {
+            return Err(Status::IoErr);
+        }
+        self.put(number, Place::WritePointer, sectors, transfer)
+    }
+
+    fn manage<E: Erase>(&self, number: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status> {
+        if self.layout.zones.is_conventional(number) {
+            return self.layout.zone(number).step(op).map(drop);
+        }
+        let step = |view| self.step(number, op, view);
+        match op {
+            ZoneOp::Finish | ZoneOp::Reset | ZoneOp::ResetAll => {
+                self.words.replace(number.0, step, self.eraser(number, erase))
+            }
+            _ => self.words.exchange(number.0, step).map(drop),
+        }
+    }
+
+    fn reset_all<E: Erase>(&self, erase: &mut E) {
+        let geometry = &self.layout.zones;
+        for number in geometry.conventional_count..geometry.zone_count {
+            // No zone refuses to be one of all.
+            let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
+            debug_assert_eq!(done, Ok(()));
+        }
+    }
+
+    #[inline]
+    fn readable_end(&self, number: ZoneNo) -> Result<Sector, Status> {
+        if self.layout.zones.is_conventional(number) {
+            return Ok(self.layout.range(number).1);
+        }
+        match self.words.readable(number.0) {
+            UNREADABLE => Err(Status::IoErr),
+            end => Ok(self.layout.zones.start_of(number) + end),
+        }
+    }
+
+    #[inline]
+    fn erasures(&self, number: ZoneNo) -> u64 {
+        self.words.erasures(number.0)
+    }
+
+    fn info(&self, number: ZoneNo) -> ZoneInfo {
+        if self.layout.zones.is_conventional(number) {
+            return self.layout.zone(number).info();
+        }
+        self.zone(number, self.words.look(number.0)).info()
+    }
+
+    fn break_zone<E: Erase>(&self, number: ZoneNo, cond: ZoneCond, erase: &mut E) {
+        debug_assert!(!self.layout.zones.is_conventional(number), "they do not break");
+        let step = |view| {
+            let mut zone = self.zone(number, view);
+            zone.enter(if zone.cond() == cond { ZoneCond::Empty } else { cond });
+            // It holds nothing any more, so no limit can forbid it.
+            Ok::<_, Status>(Change { through: Holding::Nothing, to: view_of(&zone) })
+        };
+        let done = self.words.replace(number.0, step, self.eraser(number, erase));
+        debug_assert_eq!(done, Ok(()));
+    }
+}
