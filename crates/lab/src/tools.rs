@@ -1,7 +1,7 @@
 //! Programs that others wrote, as instruments: fio and nbdcopy as clients, NBD servers as peers.
 //!
 //! Whatever is started here ends here: a child has a time limit, dies with Ctrl-C, and is killed
-//! when its owner is dropped.
+//! when its owner is dropped or the lab itself ends in whatever way.
 
 pub mod child;
 pub mod copy;

@@ -1,8 +1,10 @@
 //! A program that is run: with a time limit, under the stop flag, and with its CPU time.
+#![allow(unsafe_code)] // A child that dies with its parent must ask for it between fork and exec.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
 use crate::error::LabError;
 use crate::stop::Stop;
@@ -62,6 +64,12 @@ impl Line {
         if let Some(folder) = folder {
             command.env("XDG_RUNTIME_DIR", folder);
         }
+        // However this process ends, no server and no fio is left behind.
+        let die_with_parent =
+            || set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from);
+        // SAFETY: between fork and exec the closure makes one system call, which is
+        // async-signal-safe, and touches no memory of the parent.
+        unsafe { command.pre_exec(die_with_parent) };
         let child = command.spawn().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => self.missing(program),
             _ => LabError::io(self.text())(error),
