@@ -17,6 +17,7 @@
   function quantity(value, unit) {
     if (value === null || value === undefined) return "";
     const rounded = Number(value.toPrecision(3));
+    if (rounded === 0) return "0";
     const scales = SCALES[unit] || [[1, unit ? " " + unit : ""]];
     const [scale, name] = scales.find(([scale]) => Math.abs(rounded) >= scale) || scales[scales.length - 1];
     return Number((rounded / scale).toPrecision(3)) + name;
@@ -65,7 +66,8 @@
 
   function plot(figure, lines, x, y) {
     const { xs, ys } = aligned(lines);
-    const values = ys.flat().filter((value) => value !== null && value > 0);
+    // Least and greatest of the rounds too: no spread ends outside of the plot.
+    const values = lines.flatMap((line) => line.points.flatMap(([, ...seen]) => seen)).filter((value) => value > 0);
     const [least, greatest] = [Math.min(...values), Math.max(...values)];
     const isWide = y.log || greatest / least > 30;
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
@@ -79,7 +81,7 @@
       padding: [12, 16, 0, 0],
       scales: {
         x: { time: false, ...x.scale },
-        y: isWide ? { distr: 3, log: 10 } : { range: [0, greatest * 1.08] },
+        y: isWide ? { distr: 3, log: 10 } : { range: [0, greatest * 1.05] },
       },
       axes: [
         { ...axis, ...font, label: x.label, labelSize: 22, splits: () => x.splits(xs), filter: (_, splits) => splits, values: (_, splits) => splits.map(x.tick) },

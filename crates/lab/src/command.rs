@@ -307,6 +307,8 @@ fn chosen(
         for experiment in &mut experiments {
             experiment.cells.retain(|cell| how.only.iter().any(|only| only.takes(cell)));
         }
+        // One of which nothing is wanted is not run, and keeps its latest results.
+        experiments.retain(|experiment| !experiment.cells.is_empty());
     }
     Ok(experiments)
 }
