@@ -14,9 +14,10 @@ use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::region::Region;
 use crate::sched::Scheduler;
+use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
-use crate::{Bio, RegionId};
+use crate::{Bio, BufRef, Op, RegionId};
 
 /// A named device under a scheduler.
 pub struct Composed<D, S, C = Monotonic> {
@@ -211,6 +212,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Registered<S, Q, C> {
 
     fn submit(&mut self) {
         self.stack.submit();
+    }
+
+    fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
+        self.stack.carry(op, sector, sectors, buf)
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {

@@ -6,7 +6,9 @@ use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::request::{Batch, Done};
+use crate::status::Status;
 use crate::units::{Nanos, Sector};
+use crate::work::Single;
 use crate::zone::ZoneInfo;
 
 /// The control plane of a device.
@@ -71,6 +73,15 @@ pub trait DeviceQueue: Send + 'static {
     /// Starts requests from the batch, in order. What the queue leaves in the batch is offered
     /// again later. Completions go into `done`; none is called back.
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done);
+
+    /// Carries a read or a write out on the spot and says how it ended, if `start` would complete
+    /// it anyway; `None` leaves it undone, and it comes again through `start`. Asked only while
+    /// nothing of the channel is in flight.
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        let _ = single;
+        None
+    }
 
     /// Moves what has become complete into `done`.
     fn poll(&mut self, now: Nanos, done: &mut Done);

@@ -27,6 +27,7 @@ mod ring;
 pub mod sched;
 pub mod status;
 pub mod units;
+pub mod work;
 pub mod zone;
 
 pub use bio::{Bio, BufRef, Flags, Op, Prio, RegionId};
@@ -41,3 +42,4 @@ pub use region::Region;
 pub use request::{Batch, Done, Segment, Started};
 pub use status::Status;
 pub use units::{Nanos, SECTOR_BYTES, SECTOR_SHIFT, Sector, Tag, ZoneNo};
+pub use work::{Single, Work};

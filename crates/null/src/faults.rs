@@ -31,7 +31,7 @@ pub(crate) struct Armed {
 
 impl Armed {
     pub(crate) fn any(self) -> bool {
-        self.badblocks || self.timeout || self.requeue
+        self.badblocks | self.timeout | self.requeue
     }
 }
 

@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use blockyard_core::{Batch, DeviceQueue, Done, Due, Nanos, SECTOR_SHIFT, Started, Status};
+use blockyard_core::{
+    Batch, DeviceQueue, Done, Due, Nanos, SECTOR_SHIFT, Single, Started, Status, Work,
+};
 use blockyard_sync::published::Reader;
 use blockyard_sync::tag_budget::TagBudget;
 
@@ -45,6 +47,8 @@ pub struct NullQueue<Z: ZoneSet = LockedZones> {
     armed: Reader<Armed>,
     /// Nothing but an armed fault keeps this queue from the short way.
     short: bool,
+    /// A read or a write is nothing but its completion: there are neither zones nor memory.
+    idle: bool,
     depth: usize,
     /// The shared hardware queue, as an index.
     hardware: Option<usize>,
@@ -71,6 +75,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
         NullQueue {
             armed: shared.faults.watch(),
             short,
+            idle: shared.zones.is_none() && shared.data.is_none(),
             depth,
             hardware,
             held: Done::with_capacity(depth),
@@ -241,6 +246,19 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
                 Outcome::BreakUp => return batch.break_up(started),
             }
         }
+    }
+
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        if !self.short || self.armed.unchanged()?.any() {
+            return None;
+        }
+        if self.idle {
+            return Some(Status::Ok);
+        }
+        let (op, sector, sectors, data) =
+            (single.op(), single.sector(), single.sectors(), single.data());
+        Some(self.shared.carry_single(op, sector, sectors, data))
     }
 
     #[inline]

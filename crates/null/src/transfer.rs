@@ -1,7 +1,9 @@
 //! One request carried out: which way its data go, and what it ends with.
 
+use std::ptr::NonNull;
+
 use blockyard_core::zone::ZoneOp;
-use blockyard_core::{Flags, Op, Sector, Started, Status, ZoneNo};
+use blockyard_core::{Flags, Op, Sector, Single, Started, Status, Work, ZoneNo};
 
 use crate::data::Data;
 use crate::device::Shared;
@@ -20,14 +22,14 @@ pub(crate) enum Outcome {
 }
 
 /// The data of a write, an append or a write-zeroes.
-struct Outbound<'a> {
-    started: &'a Started,
+struct Outbound<'a, W> {
+    work: &'a W,
     data: Option<&'a Data>,
     /// Set while bad blocks are armed.
     faults: Option<&'a Faults>,
 }
 
-impl Transfer for Outbound<'_> {
+impl<W: Work> Transfer for Outbound<'_, W> {
     #[inline]
     fn may_fall_short(&self) -> bool {
         self.faults.is_some()
@@ -37,21 +39,21 @@ impl Transfer for Outbound<'_> {
     fn admit(&mut self, at: Sector, sectors: u64) -> (u64, Status) {
         match self.faults {
             None => (sectors, Status::Ok),
-            Some(faults) => admit(faults, at, sectors, self.started.is_merged()),
+            Some(faults) => admit(faults, at, sectors, self.work.is_merged()),
         }
     }
 
     #[inline]
     fn copy(&mut self, at: Sector, sectors: u64) {
         let Some(data) = self.data else { return };
-        let flags = self.started.flags();
-        if self.started.op() == Op::WriteZeroes {
+        let flags = self.work.flags();
+        if self.work.op() == Op::WriteZeroes {
             data.zero(at, sectors, flags.contains(Flags::NOUNMAP));
             return;
         }
         let through = flags.contains(Flags::FUA);
         let (mut at, mut left) = (at, Sector(sectors).bytes() as usize);
-        for segment in self.started.segments() {
+        for segment in self.work.segments() {
             data.write(at, &segment, left, through);
             if left <= segment.len_bytes {
                 break;
@@ -75,13 +77,13 @@ fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Statu
 #[inline]
 fn read_segments(
     data: &Data,
-    started: &Started,
+    work: &impl Work,
     end: Sector,
     readable_end: Sector,
     mut soon: Option<Sector>,
 ) {
-    let mut at = started.sector();
-    for mut segment in started.segments() {
+    let mut at = work.sector();
+    for mut segment in work.segments() {
         if at >= end {
             break;
         }
@@ -121,36 +123,54 @@ impl<Z: ZoneSet> Shared<Z> {
     #[inline]
     pub(crate) fn carry_out(
         &self,
-        started: &Started,
+        work: &impl Work,
         faults: Option<&Faults>,
         soon: Option<Sector>,
     ) -> Outcome {
-        let outcome = match started.op() {
-            Op::Read => Outcome::Done(self.read(started, faults, soon)),
-            Op::Write => Outcome::Done(self.write(started, faults)),
-            Op::ZoneAppend => self.append(started, faults),
-            _ => Outcome::Done(self.carry_out_rare(started, faults)),
+        let outcome = match work.op() {
+            Op::Read => Outcome::Done(self.read(work, faults, soon)),
+            Op::Write => Outcome::Done(self.write(work, faults)),
+            Op::ZoneAppend => self.append(work, faults),
+            _ => Outcome::Done(self.carry_out_rare(work, faults)),
         };
         match outcome {
-            Outcome::Done(status) if !status.is_ok() && started.is_merged() => Outcome::BreakUp,
+            Outcome::Done(status) if !status.is_ok() && work.is_merged() => Outcome::BreakUp,
             outcome => outcome,
+        }
+    }
+
+    /// Carries out a read or a write of one bio, while no fault is armed.
+    // Not inlined, and given its parts in registers: the caller's way without zones and memory
+    // stays short.
+    #[inline(never)]
+    pub(crate) fn carry_single(
+        &self,
+        op: Op,
+        sector: Sector,
+        sectors: u64,
+        data: NonNull<u8>,
+    ) -> Status {
+        let single = Single::new(op, sector, sectors, data);
+        match self.carry_out(&single, None, None) {
+            Outcome::Done(status) => status,
+            Outcome::Landed(_) | Outcome::BreakUp => unreachable!("no append, and nothing merged"),
         }
     }
 
     /// The zone that a request lies in, unless it crosses into another.
     #[inline]
-    fn zone_of(&self, started: &Started) -> Option<ZoneNo> {
+    fn zone_of(&self, work: &impl Work) -> Option<ZoneNo> {
         let zones = self.geometry.zones.as_ref()?;
-        let zone = zones.zone_of(started.sector());
-        let last = zones.zone_of(Sector(started.end().0 - 1));
+        let zone = zones.zone_of(work.sector());
+        let last = zones.zone_of(Sector(work.end().0 - 1));
         (zone == last && zone.0 < zones.zone_count).then_some(zone)
     }
 
     #[inline]
-    fn read(&self, started: &Started, faults: Option<&Faults>, mut soon: Option<Sector>) -> Status {
+    fn read(&self, work: &impl Work, faults: Option<&Faults>, mut soon: Option<Sector>) -> Status {
         let mut readable_end = Sector::NONE;
         let mut erasures = 0;
-        let zone = self.zone_of(started);
+        let zone = self.zone_of(work);
         if let Some(zones) = &self.zones {
             let Some(zone) = zone else { return Status::IoErr };
             if self.has_data() {
@@ -162,13 +182,13 @@ impl<Z: ZoneSet> Shared<Z> {
             }
         }
         let (sectors, status) = match faults {
-            None => (started.sectors(), Status::Ok),
-            Some(faults) => admit(faults, started.sector(), started.sectors(), started.is_merged()),
+            None => (work.sectors(), Status::Ok),
+            Some(faults) => admit(faults, work.sector(), work.sectors(), work.is_merged()),
         };
         let Some(data) = &self.data else { return status };
-        let end = started.sector() + sectors;
+        let end = work.sector() + sectors;
         loop {
-            read_segments(data, started, end, readable_end, soon.take());
+            read_segments(data, work, end, readable_end, soon.take());
             let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
             // The data are copied while others write: what a reset has taken away meanwhile was
             // zeros, perhaps, on its way to 0xFF, or has been written anew. A reset lowers the end
@@ -187,41 +207,41 @@ impl<Z: ZoneSet> Shared<Z> {
     }
 
     #[inline]
-    fn write(&self, started: &Started, faults: Option<&Faults>) -> Status {
-        let mut transfer = Outbound { started, data: self.data.as_ref(), faults };
-        let (at, sectors) = (started.sector(), started.sectors());
+    fn write(&self, work: &impl Work, faults: Option<&Faults>) -> Status {
+        let mut transfer = Outbound { work, data: self.data.as_ref(), faults };
+        let (at, sectors) = (work.sector(), work.sectors());
         let Some(zones) = &self.zones else {
             let (sectors, status) = transfer.admit(at, sectors);
             transfer.copy(at, sectors);
             return status;
         };
-        let Some(zone) = self.zone_of(started) else { return Status::IoErr };
+        let Some(zone) = self.zone_of(work) else { return Status::IoErr };
         zones.write(zone, at, sectors, &mut transfer).map_or_else(|status| status, |()| Status::Ok)
     }
 
     #[inline]
-    fn append(&self, started: &Started, faults: Option<&Faults>) -> Outcome {
-        let mut transfer = Outbound { started, data: self.data.as_ref(), faults };
-        let zone = self.zone_of(started);
+    fn append(&self, work: &impl Work, faults: Option<&Faults>) -> Outcome {
+        let mut transfer = Outbound { work, data: self.data.as_ref(), faults };
+        let zone = self.zone_of(work);
         let (Some(zones), Some(zone)) = (&self.zones, zone) else {
             return Outcome::Done(Status::NotSupp);
         };
-        match zones.append(zone, started.sectors(), &mut transfer) {
+        match zones.append(zone, work.sectors(), &mut transfer) {
             Ok(at) => Outcome::Landed(at),
             Err(status) => Outcome::Done(status),
         }
     }
 
-    fn carry_out_rare(&self, started: &Started, faults: Option<&Faults>) -> Status {
-        let op = match started.op() {
+    fn carry_out_rare(&self, work: &impl Work, faults: Option<&Faults>) -> Status {
+        let op = match work.op() {
             Op::Flush => {
                 if let Some(data) = &self.data {
                     data.flush();
                 }
                 return Status::Ok;
             }
-            Op::Discard => return self.discard(started, faults),
-            Op::WriteZeroes => return self.write(started, faults),
+            Op::Discard => return self.discard(work, faults),
+            Op::WriteZeroes => return self.write(work, faults),
             Op::ZoneResetAll => {
                 let Some(zones) = &self.zones else { return Status::NotSupp };
                 zones.reset_all(&mut Eraser(self.data.as_ref()));
@@ -236,7 +256,7 @@ impl<Z: ZoneSet> Shared<Z> {
         let (Some(zones), Some(geometry)) = (&self.zones, &self.geometry.zones) else {
             return Status::NotSupp;
         };
-        let zone = geometry.zone_of(started.sector());
+        let zone = geometry.zone_of(work.sector());
         if zone.0 >= geometry.zone_count {
             return Status::Inval;
         }
@@ -244,14 +264,14 @@ impl<Z: ZoneSet> Shared<Z> {
         done.map_or_else(|status| status, |()| Status::Ok)
     }
 
-    fn discard(&self, started: &Started, faults: Option<&Faults>) -> Status {
+    fn discard(&self, work: &impl Work, faults: Option<&Faults>) -> Status {
         if self.limits.discard_sectors_max == 0 {
             return Status::NotSupp;
         }
-        let (at, sectors) = (started.sector(), started.sectors());
+        let (at, sectors) = (work.sector(), work.sectors());
         let (sectors, status) = match faults {
             None => (sectors, Status::Ok),
-            Some(faults) => admit(faults, at, sectors, started.is_merged()),
+            Some(faults) => admit(faults, at, sectors, work.is_merged()),
         };
         if let Some(data) = &self.data {
             data.zero(at, sectors, false);

@@ -66,6 +66,13 @@ impl<T> Reader<T> {
         &self.copy
     }
 
+    /// The value that the last `get` returned, if it is still the current one.
+    #[inline]
+    pub fn unchanged(&self) -> Option<&T> {
+        // Acquire: pairs with the Release in `update`.
+        (self.shared.generation.load(Ordering::Acquire) == self.generation).then_some(&*self.copy)
+    }
+
     #[cold]
     fn fetch(&mut self, generation: u64) {
         // The value may be newer than the number read before it; the next `get` then fetches the
@@ -83,7 +90,9 @@ mod tests {
     fn a_reader_sees_each_change() {
         let shared = Arc::new(Published::new(1));
         let mut reader = Reader::new(&shared);
+        assert_eq!(reader.unchanged(), None);
         assert_eq!(**reader.get(), 1);
+        assert_eq!(reader.unchanged(), Some(&1));
         shared.update(|value| value + 1);
         assert_eq!(**reader.get(), 2);
         assert_eq!(*shared.get(), 2);

@@ -6,6 +6,9 @@ use crate::limits::Limits;
 use crate::status::Status;
 use crate::units::Sector;
 
+/// A comparison tells a plain bio's operation from the others.
+const _: () = assert!(Op::Read as u8 == 0 && Op::Write as u8 == 1, "reads and writes come first");
+
 /// What bios are checked against, in the form that the check needs.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
@@ -13,8 +16,10 @@ pub(super) struct Rules {
     block_mask: u64,
     /// Zone size of a zoned device.
     zone_sectors: Option<u64>,
-    /// Longest read or write, in whole blocks.
+    /// Longest read or write, in whole blocks; no longer than the device.
     piece_sectors_max: u64,
+    /// The last of the operations that a plain bio may have: a write, unless all are refused.
+    plain_op_last: Op,
     /// Bits of a sector that name its chunk: all ones from the chunk size on; 0 without chunks.
     chunk_mask: u64,
     limits: Limits,
@@ -26,7 +31,8 @@ impl Rules {
         Rules {
             sectors: geometry.sectors,
             block_mask,
-            piece_sectors_max: limits.sectors_max & !block_mask,
+            piece_sectors_max: limits.sectors_max.min(geometry.sectors) & !block_mask,
+            plain_op_last: if limits.read_only { Op::Read } else { Op::Write },
             chunk_mask: limits.chunk_mask(),
             zone_sectors: geometry.zones.as_ref().map(|zones| zones.zone_sectors),
             limits: limits.clone(),
@@ -41,15 +47,19 @@ impl Rules {
     /// limits, and without a flush to order. Most are, so this is all that most bios are asked.
     #[inline]
     pub(super) fn is_plain(&self, bio: &Bio) -> bool {
-        let (sector, sectors) = (bio.sector.0, bio.sectors);
-        matches!(bio.op, Op::Read | Op::Write)
+        self.is_plain_range(bio.op, bio.sector, bio.sectors)
+            && !bio.flags.intersects(Flags::FUA | Flags::PREFLUSH)
+    }
+
+    /// The same of a bio without flags.
+    #[inline]
+    pub(super) fn is_plain_range(&self, op: Op, Sector(sector): Sector, sectors: u64) -> bool {
+        op as u8 <= self.plain_op_last as u8
             && (sector | sectors) & self.block_mask == 0
             && sectors.wrapping_sub(1) < self.piece_sectors_max
-            && sector <= self.sectors
-            && sectors <= self.sectors - sector
+            // No piece is longer than the device.
+            && sector <= self.sectors - sectors
             && (sector ^ (sector + sectors - 1)) & self.chunk_mask == 0
-            && !bio.flags.intersects(Flags::FUA | Flags::PREFLUSH)
-            && !(self.limits.read_only && bio.op == Op::Write)
     }
 
     /// Whether the bio makes sense on this device.

@@ -21,7 +21,7 @@ use super::slots::Slots;
 use super::split::{self, Rest};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::tags::Tags;
-use crate::bio::{Bio, Flags, Op, RegionId};
+use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
 use crate::device::{DeviceQueue, Due};
@@ -32,6 +32,7 @@ use crate::request::{Batch, Done, Ended, Request, SLOT_NONE, Slot, Stage};
 use crate::sched::Scheduler;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
+use crate::work::Single;
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,9 +161,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         if !bio.op.has_data() {
             return Ok(NonNull::dangling());
         }
-        let region = self.regions.get(bio.buf.region.0 as usize).and_then(Option::as_ref);
-        let len_bytes = bio.sectors << crate::units::SECTOR_SHIFT;
-        region.and_then(|region| region.range(bio.buf.offset, len_bytes)).ok_or(Status::Inval)
+        self.address(bio.buf, bio.sectors).ok_or(Status::Inval)
+    }
+
+    /// The address of so many sectors in a region, if the channel knows it and they lie in it.
+    #[inline]
+    fn address(&self, buf: BufRef, sectors: u64) -> Option<NonNull<u8>> {
+        let region = self.regions.get(buf.region.0 as usize)?.as_ref()?;
+        region.range(buf.offset, sectors << crate::units::SECTOR_SHIFT)
     }
 
     /// Sends a bio, or a piece of one, towards the device.
@@ -464,6 +470,18 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
             let now = self.clock.now();
             self.unplug(now);
         }
+    }
+
+    #[inline]
+    fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
+        // What is on its way goes first, and a scheduler is there to be asked.
+        if self.in_flight > 0 || !S::PASSES_ON || !self.rules.is_plain_range(op, sector, sectors) {
+            return None;
+        }
+        let data = self.address(buf, sectors)?;
+        let status = self.queue.carry(Single::new(op, sector, sectors, data))?;
+        self.stats.carried(op, status.is_ok(), sectors);
+        Some(status)
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {

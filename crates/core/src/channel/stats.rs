@@ -48,6 +48,18 @@ impl ChannelStats {
         }
     }
 
+    /// Counts one bio that was carried out on the spot.
+    #[inline]
+    pub(crate) fn carried(&self, op: Op, ok: bool, sectors: u64) {
+        let index = op as usize;
+        self.ops[index].add(1);
+        if ok {
+            self.sectors[index].add(sectors);
+        } else {
+            self.errors[index].add(1);
+        }
+    }
+
     /// Counts one bio that was merged into a request.
     #[inline]
     pub(crate) fn merged(&self, op: Op) {

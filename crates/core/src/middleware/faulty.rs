@@ -16,6 +16,7 @@ use crate::inject::{Injection, Rule};
 use crate::request::{Batch, Done, Started};
 use crate::status::Status;
 use crate::units::Nanos;
+use crate::work::Single;
 
 /// A rule and how often it may still strike.
 #[derive(Clone, Debug)]
@@ -174,6 +175,12 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
         }
         let rules = Arc::clone(self.rules.get());
         self.start_judged(&rules, now, batch, done);
+    }
+
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        // With rules every request is judged, one by one.
+        if self.rules.unchanged()?.is_empty() { self.inner.carry(single) } else { None }
     }
 
     #[inline]
