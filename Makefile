@@ -41,9 +41,11 @@ format: deps
 lint: deps
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Unit and contract tests, tidy, and the whole program against clients that others wrote.
+# Unit and contract tests, tidy, and the whole program against clients that others wrote. The tests of
+# fio's engine fail without one.
 unit: deps
-	$(CARGO) test --locked --workspace --no-fail-fast
+	BLOCKYARD_FIO_ENGINE=$$(FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/fio dev || echo none) \
+		$(CARGO) test --locked --workspace --no-fail-fast
 
 # Every interleaving of every room, within the bounds of its model.
 loom: deps

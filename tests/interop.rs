@@ -10,6 +10,7 @@ mod bad_input;
 mod control;
 mod copy;
 mod doors;
+mod engine;
 mod fio;
 mod info;
 mod place;

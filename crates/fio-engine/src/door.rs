@@ -2,7 +2,6 @@
 //! waits on either side.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,15 +16,15 @@ use blockyard_core::{
 const CONTROL_BYTES: usize = 1 << 20;
 
 /// fio's numbers of operations (`enum fio_ddir`).
-const DDIR_READ: i32 = 0;
-const DDIR_WRITE: i32 = 1;
-const DDIR_TRIM: i32 = 2;
+const DDIR_READ: u32 = 0;
+const DDIR_WRITE: u32 = 1;
+const DDIR_TRIM: u32 = 2;
 
 /// One I/O as fio asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     /// fio's number of the operation.
-    pub(crate) ddir: i32,
+    pub(crate) ddir: u32,
     /// Where on the device, in bytes.
     pub(crate) offset: u64,
     /// Address of the data, in fio's buffers.
@@ -34,38 +33,54 @@ pub(crate) struct Asked {
     pub(crate) len: u64,
 }
 
+impl Asked {
+    /// Whether it is whole sectors.
+    #[inline]
+    fn is_whole(&self) -> bool {
+        (self.offset | self.len) & (SECTOR_BYTES - 1) == 0
+    }
+
+    #[inline]
+    fn sector(&self) -> Sector {
+        Sector(self.offset / SECTOR_BYTES)
+    }
+}
+
 /// A job's door to a device. Belongs to the job's thread.
 pub(crate) struct Door {
-    disk: Arc<dyn Disk>,
     /// Open from `init` until fio frees its buffers.
     channel: Option<Box<dyn Channel>>,
-    /// Address of fio's buffers, and the region that they are.
+    /// Address and length of fio's buffers, and the region that they are.
     base: usize,
+    len_bytes: usize,
     region: RegionId,
-    /// Of every write: FUA where the job wants each to be durable.
-    write_flags: Flags,
-    /// What the channel has no room for yet. fio never has more in flight than the job's depth,
-    /// which is its capacity.
-    waiting: VecDeque<Bio>,
+    /// The last of fio's operations that may be carried out on the spot: a write, unless each has
+    /// to be durable.
+    ddir_last: u32,
+    /// What was pushed, and not yet submitted or without room in the channel. fio never has more
+    /// in flight than the job's depth, which is its capacity: there is always room here.
+    pushed: Vec<Bio>,
     /// What was reaped, from `handed` on not yet handed out.
     ended: Vec<Completion>,
     handed: usize,
     /// For zones: opened when first asked for.
     control: Option<Io>,
+    disk: Arc<dyn Disk>,
 }
 
 impl Door {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Door {
         Door {
-            disk,
             channel: None,
             base: 0,
+            len_bytes: 0,
             region: RegionId(0),
-            write_flags: Flags::NONE,
-            waiting: VecDeque::new(),
+            ddir_last: DDIR_WRITE,
+            pushed: Vec::new(),
             ended: Vec::new(),
             handed: 0,
             control: None,
+            disk,
         }
     }
 
@@ -76,8 +91,8 @@ impl Door {
     /// Opens the channel, for a job of this depth.
     pub(crate) fn open(&mut self, depth: usize, durable: bool) -> Result<(), DeviceError> {
         self.channel = Some(self.disk.open()?);
-        self.write_flags = if durable { Flags::FUA } else { Flags::NONE };
-        self.waiting.reserve(depth);
+        self.ddir_last = if durable { DDIR_READ } else { DDIR_WRITE };
+        self.pushed.reserve(depth);
         self.ended.reserve(depth);
         Ok(())
     }
@@ -85,7 +100,7 @@ impl Door {
     /// Closes the channel, which then refers to fio's buffers no more.
     pub(crate) fn close(&mut self) {
         self.channel = None;
-        self.waiting.clear();
+        self.pushed.clear();
     }
 
     /// Tells the channel of fio's buffers, in place of those that it was told of before.
@@ -102,58 +117,61 @@ impl Door {
         // SAFETY: by this function's own contract; the next call forgets the region and `close`
         // drops the channel, which alone holds it.
         let region = unsafe { Region::foreign(base, len_bytes, Box::new(())) };
-        self.base = base.as_ptr() as usize;
+        (self.base, self.len_bytes) = (base.as_ptr() as usize, len_bytes);
         self.region = channel.register(region);
     }
 
-    /// The bio of an I/O; `Inval` if it is not whole sectors.
+    /// Carries an I/O out on the spot and says how it ended; `None` if it has to be pushed.
     #[inline]
-    fn bio(&self, asked: &Asked, user_data: u64) -> Result<Bio, Status> {
-        if (asked.offset | asked.len) & (SECTOR_BYTES - 1) != 0 {
-            return Err(Status::Inval);
+    pub(crate) fn carry(&mut self, asked: &Asked) -> Option<Status> {
+        // What was pushed before goes first: writes to a zone must stay in order.
+        if asked.ddir > self.ddir_last || !asked.is_whole() || !self.pushed.is_empty() {
+            return None;
+        }
+        let op = if asked.ddir == DDIR_READ { Op::Read } else { Op::Write };
+        // An address outside the buffers becomes an offset outside the region.
+        let offset = asked.buf.wrapping_sub(self.base) as u64;
+        let buf = BufRef { region: self.region, offset };
+        self.channel.as_mut()?.carry(op, asked.sector(), asked.len / SECTOR_BYTES, buf)
+    }
+
+    /// Takes an I/O that goes the way down and up: `submit` starts it, and `reap` hands it out with
+    /// its `user_data`.
+    pub(crate) fn push(&mut self, asked: &Asked, user_data: u64) -> Result<(), Status> {
+        if self.channel.is_none() {
+            return Err(Status::Offline);
         }
         let (op, flags) = match asked.ddir {
             DDIR_READ => (Op::Read, Flags::NONE),
-            DDIR_WRITE => (Op::Write, self.write_flags),
+            DDIR_WRITE if self.ddir_last == DDIR_READ => (Op::Write, Flags::FUA),
+            DDIR_WRITE => (Op::Write, Flags::NONE),
             DDIR_TRIM => (Op::Discard, Flags::NONE),
             // sync, datasync, sync_file_range.
-            _ => return Ok(Bio::flush().with_user_data(user_data)),
+            _ => (Op::Flush, Flags::NONE),
         };
-        // An address outside the buffers becomes an offset outside the region: the channel checks.
         let offset = asked.buf.wrapping_sub(self.base) as u64;
-        let buf = BufRef { region: self.region, offset };
-        let bio = Bio::new(op, Sector(asked.offset / SECTOR_BYTES), asked.len / SECTOR_BYTES);
-        Ok(bio.with_buf(buf).with_flags(flags).with_user_data(user_data))
-    }
-
-    /// Takes an I/O; `submit` starts it.
-    #[inline]
-    pub(crate) fn push(&mut self, asked: &Asked, user_data: u64) -> Result<(), Status> {
-        let bio = self.bio(asked, user_data)?;
-        let channel = self.channel.as_mut().ok_or(Status::Offline)?;
-        if !self.waiting.is_empty() || channel.push(&[bio]) == 0 {
-            self.waiting.push_back(bio);
+        let inside = offset.checked_add(asked.len).is_some_and(|end| end <= self.len_bytes as u64);
+        if op.has_range() && !asked.is_whole() || op.has_data() && !inside {
+            return Err(Status::Inval);
         }
+        let bio = Bio::new(op, asked.sector(), asked.len / SECTOR_BYTES)
+            .with_buf(BufRef { region: self.region, offset })
+            .with_flags(flags)
+            .with_user_data(user_data);
+        self.pushed.push(bio);
         Ok(())
     }
 
-    /// Starts what was pushed.
+    /// Starts what was pushed, as far as there is room.
     #[inline]
     pub(crate) fn submit(&mut self) {
-        let Some(channel) = &mut self.channel else { return };
-        channel.submit();
-        if !self.waiting.is_empty() {
-            self.feed();
+        if !self.pushed.is_empty()
+            && let Some(channel) = &mut self.channel
+        {
+            let taken = channel.push(&self.pushed);
+            self.pushed.drain(..taken);
+            channel.submit();
         }
-    }
-
-    /// Pushes what waits, as far as there is room.
-    #[cold]
-    fn feed(&mut self) {
-        let Some(channel) = &mut self.channel else { return };
-        let pushed = channel.push(self.waiting.make_contiguous());
-        self.waiting.drain(..pushed);
-        channel.submit();
     }
 
     /// Hands out up to `max` of what has ended.
@@ -164,9 +182,7 @@ impl Door {
             self.handed = 0;
             let Some(channel) = &mut self.channel else { return 0 };
             channel.reap(&mut self.ended);
-            if !self.waiting.is_empty() {
-                self.feed();
-            }
+            self.submit();
         }
         let count = max.min(self.ended.len() - self.handed);
         for (at, end) in self.ended[self.handed..self.handed + count].iter().enumerate() {
@@ -188,24 +204,15 @@ impl Door {
         }
     }
 
-    /// Carries one I/O out, for a job of depth 1.
-    #[inline]
-    pub(crate) fn now(&mut self, asked: &Asked) -> Status {
-        let bio = match self.bio(asked, 0) {
-            Ok(bio) => bio,
-            Err(status) => return status,
-        };
-        let Some(channel) = &mut self.channel else { return Status::Offline };
-        if channel.push(&[bio]) == 0 {
-            return Status::Again;
-        }
-        channel.submit();
+    /// Waits for the end of the only I/O, in a job of depth 1.
+    pub(crate) fn await_one(&mut self) -> Status {
+        self.submit();
         loop {
-            self.ended.clear();
-            if channel.reap(&mut self.ended) > 0 {
-                return self.ended[0].status;
+            let mut ended = None;
+            if self.reap(1, |_, _, status| ended = Some(status)) > 0 {
+                return ended.expect("it was handed out just now");
             }
-            channel.wait(None);
+            self.wait();
         }
     }
 

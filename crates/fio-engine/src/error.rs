@@ -12,8 +12,8 @@ use blockyard_yard::uri::UriError;
 pub enum EngineError {
     /// No `dev=`.
     #[error(
-        "dev: is missing; wanted a device URI, e.g. --dev=null:///n0?size=10G, or a yard in TOML, \
-         e.g. --dev=yard.toml"
+        "dev: is missing; wanted, after --ioengine, a device URI, e.g. --dev=null:///n0?size=10G, \
+         or a yard in TOML, e.g. --dev=yard.toml"
     )]
     Missing,
     /// The URI will not do.

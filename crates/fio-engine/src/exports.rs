@@ -78,8 +78,9 @@ fn guard<T>(broken: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(broken)
 }
 
+#[inline]
 fn errno(status: Status) -> c_int {
-    status.errno()
+    if status.is_ok() { 0 } else { status.errno() }
 }
 
 /// 0, or minus the error's number.
@@ -185,21 +186,31 @@ unsafe extern "C" fn blockyard_fio_size(door: *const Door) -> u64 {
     guard(0, || unsafe { &*door }.disk().geometry().len_bytes())
 }
 
-/// Carries an I/O out; answers its error.
+/// The error of the only I/O that was taken in.
 ///
 /// # Safety
 /// See the head of this file.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn blockyard_fio_now(
+unsafe extern "C" fn blockyard_fio_await(door: *mut Door) -> c_int {
+    // SAFETY: by the shim's promise.
+    guard(errno(Status::IoErr), || errno(unsafe { (*door).await_one() }))
+}
+
+/// Carries an I/O out on the spot; answers its error, 0 for none, or -1 if it has to be pushed.
+///
+/// # Safety
+/// See the head of this file.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn blockyard_fio_carry(
     door: *mut Door,
-    ddir: c_int,
+    ddir: c_uint,
     offset: u64,
     buf: *mut u8,
     len: u64,
 ) -> c_int {
     let asked = Asked { ddir, offset, buf: buf as usize, len };
     // SAFETY: by the shim's promise.
-    guard(errno(Status::IoErr), || errno(unsafe { (*door).now(&asked) }))
+    guard(errno(Status::IoErr), || unsafe { (*door).carry(&asked) }.map_or(-1, errno))
 }
 
 /// Takes an I/O in; answers an error if it cannot be asked for.
@@ -209,7 +220,7 @@ unsafe extern "C" fn blockyard_fio_now(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_push(
     door: *mut Door,
-    ddir: c_int,
+    ddir: c_uint,
     offset: u64,
     buf: *mut u8,
     len: u64,
@@ -218,8 +229,7 @@ unsafe extern "C" fn blockyard_fio_push(
     let asked = Asked { ddir, offset, buf: buf as usize, len };
     guard(errno(Status::IoErr), || {
         // SAFETY: by the shim's promise.
-        let pushed = unsafe { (*door).push(&asked, io_u as u64) };
-        pushed.map_or_else(errno, |()| 0)
+        unsafe { (*door).push(&asked, io_u as u64) }.map_or_else(errno, |()| 0)
     })
 }
 

@@ -4,6 +4,7 @@
  * structures, so this file reads and fills them; what the hooks do stands in exports.rs.
  */
 #include "fio.h"
+#include "lib/roundup.h"
 #include "optgroup.h"
 #include "zbd.h"
 
@@ -39,8 +40,10 @@ int blockyard_fio_open(void *yard, const struct ask *ask);
 void blockyard_fio_forget(void *yard);
 int blockyard_fio_memory(void *door, void *base, uint64_t len);
 uint64_t blockyard_fio_size(const void *door);
-int blockyard_fio_now(void *door, int ddir, uint64_t offset, void *buf, uint64_t len);
-int blockyard_fio_push(void *door, int ddir, uint64_t offset, void *buf, uint64_t len, void *io_u);
+int blockyard_fio_carry(void *door, unsigned int ddir, uint64_t offset, void *buf, uint64_t len);
+int blockyard_fio_push(void *door, unsigned int ddir, uint64_t offset, void *buf, uint64_t len,
+		       struct io_u *io_u);
+int blockyard_fio_await(void *door);
 void blockyard_fio_submit(void *yard);
 int blockyard_fio_reap(void *yard, struct end *ends, unsigned int min, unsigned int max);
 int blockyard_fio_zoned(const void *door);
@@ -52,11 +55,15 @@ void blockyard_fio_exit(void);
 extern struct ioengine_ops blockyard_fio_table;
 #pragma GCC visibility pop
 
+/* What a job holds. `ended` is a ring of at least the job's depth: from `head` to `tail` lie the
+ * I/Os that have ended, of which fio may see those before `seen`, and was last shown those from
+ * `shown` on. `pushed` are those that a channel has not started yet, `below` all that it has. */
 struct job {
 	void *yard, *buffer;
-	struct io_u **pushed;
-	struct end *ends;
-	unsigned int count;
+	struct io_u **ended, **pushed;
+	struct end *reaped;
+	unsigned int mask, head, seen, tail, shown, count, below;
+	bool sync;
 };
 
 static void say(const char *line)
@@ -127,9 +134,12 @@ static int init(struct thread_data *td)
 	if (setup(td))
 		return 1;
 	job = td->io_ops_data;
+	job->sync = td->o.iodepth == 1;
+	job->mask = roundup_pow2(td->o.iodepth) - 1;
+	job->ended = calloc(job->mask + 1, sizeof(*job->ended));
 	job->pushed = calloc(td->o.iodepth, sizeof(*job->pushed));
-	job->ends = calloc(td->o.iodepth, sizeof(*job->ends));
-	if (!job->pushed || !job->ends || blockyard_fio_open(job->yard, &ask))
+	job->reaped = calloc(td->o.iodepth, sizeof(*job->reaped));
+	if (!job->ended || !job->pushed || !job->reaped || blockyard_fio_open(job->yard, &ask))
 		return 1;
 	/* In the job's own flags: those of the table are shared with jobs of other depths. */
 	td->flags |= (unsigned long long) flag << TD_ENG_FLAG_SHIFT;
@@ -143,8 +153,9 @@ static void cleanup(struct thread_data *td)
 	if (!job)
 		return;
 	blockyard_fio_end(job->yard);
+	free(job->ended);
 	free(job->pushed);
-	free(job->ends);
+	free(job->reaped);
 	free(job);
 	td->io_ops_data = NULL;
 }
@@ -177,57 +188,91 @@ static bool trimmed(struct thread_data *td, struct io_u *io_u)
 {
 	int ret = 0;
 
-	if (td->o.zone_mode == ZONE_MODE_ZBD)
+	if (io_u->ddir == DDIR_TRIM && td->o.zone_mode == ZONE_MODE_ZBD)
 		ret = zbd_do_io_u_trim(td, io_u);
 	if (ret < 0)
 		io_u->error = -ret;
 	return ret != 0;
 }
 
+static int push(struct io_u *io_u)
+{
+	return blockyard_fio_push(FILE_ENG_DATA(io_u->file), io_u->ddir, io_u->offset,
+				  io_u->xfer_buf, io_u->xfer_buflen, io_u);
+}
+
+/* An I/O that has not ended well on the spot: with an errno, or -1 if it goes through the channel. */
+static enum fio_q_status __attribute__((noinline))
+queue_rest(struct thread_data *td, struct io_u *io_u, int error)
+{
+	struct job *job = td->io_ops_data;
+
+	if (error < 0) {
+		error = push(io_u);
+		/* fio makes its buffers anew if a log that it replays has larger blocks than before. */
+		if (error == EINVAL && job->buffer != td->orig_buffer) {
+			memory(td);
+			error = push(io_u);
+		}
+		if (!error && !job->sync) {
+			job->pushed[job->count++] = io_u;
+			job->below++;
+			return FIO_Q_QUEUED;
+		}
+		if (!error)
+			error = blockyard_fio_await(FILE_ENG_DATA(io_u->file));
+	}
+	io_u->error = error;
+	return FIO_Q_COMPLETED;
+}
+
+/* Never FIO_Q_BUSY: for a zoned write fio would let go of its zone and keep the offset. */
 static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u)
 {
 	struct job *job = td->io_ops_data;
-	void *door = FILE_ENG_DATA(io_u->file);
+	int error;
 
-	fio_ro_check(td, io_u);
-	if (job->buffer != td->orig_buffer)
-		memory(td);
-	if (io_u->ddir == DDIR_TRIM && trimmed(td, io_u))
+	if (io_u->ddir > DDIR_WRITE && trimmed(td, io_u))
 		return FIO_Q_COMPLETED;
-	if (td_ioengine_flagged(td, FIO_SYNCIO)) {
-		io_u->error = blockyard_fio_now(door, io_u->ddir, io_u->offset, io_u->xfer_buf,
-						io_u->xfer_buflen);
+	error = blockyard_fio_carry(FILE_ENG_DATA(io_u->file), io_u->ddir, io_u->offset,
+				    io_u->xfer_buf, io_u->xfer_buflen);
+	if (error)
+		return queue_rest(td, io_u, error);
+	if (job->sync)
 		return FIO_Q_COMPLETED;
-	}
-	/* Never FIO_Q_BUSY: for a zoned write fio would let go of its zone and keep the offset. */
-	io_u->error = blockyard_fio_push(door, io_u->ddir, io_u->offset, io_u->xfer_buf,
-					 io_u->xfer_buflen, io_u);
-	if (io_u->error)
-		return FIO_Q_COMPLETED;
-	job->pushed[job->count++] = io_u;
+	job->ended[job->tail++ & job->mask] = io_u;
 	return FIO_Q_QUEUED;
+}
+
+static void stamp(struct thread_data *td, struct io_u *io_u, const struct timespec *now)
+{
+	io_u->issue_time = *now;
+	io_u_queued(td, io_u);
 }
 
 static int commit(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
 	struct timespec now;
-	unsigned int i;
+	unsigned int i, count = job->tail - job->seen + job->count;
 
-	if (!job->count)
+	if (!count)
 		return 0;
 	if (fio_fill_issue_time(td)) {
 		fio_gettime(&now, NULL);
-		for (i = 0; i < job->count; i++) {
-			job->pushed[i]->issue_time = now;
-			io_u_queued(td, job->pushed[i]);
-		}
+		for (i = job->seen; i != job->tail; i++)
+			stamp(td, job->ended[i & job->mask], &now);
+		for (i = 0; i < job->count; i++)
+			stamp(td, job->pushed[i], &now);
 		if (td->o.read_iolog_file)
 			td->last_issue = now;
 	}
-	io_u_mark_submit(td, job->count);
+	io_u_mark_submit(td, count);
+	/* What ended on the spot may be seen from now on; the rest is started. */
+	job->seen = job->tail;
 	job->count = 0;
-	blockyard_fio_submit(job->yard);
+	if (job->below)
+		blockyard_fio_submit(job->yard);
 	return 0;
 }
 
@@ -235,16 +280,33 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 		     const struct timespec *t)
 {
 	struct job *job = td->io_ops_data;
+	unsigned int count = min(job->seen - job->head, max);
+	int i, reaped;
 
-	return blockyard_fio_reap(job->yard, job->ends, min, max);
+	/* With min > 0 fio has committed before; what it has not committed stays unseen. */
+	if (job->below && count < max && job->seen == job->tail && !job->count) {
+		reaped = blockyard_fio_reap(job->yard, job->reaped, min > count ? min - count : 0,
+					    max - count);
+		if (reaped < 0)
+			return reaped;
+		for (i = 0; i < reaped; i++) {
+			job->reaped[i].io_u->error = job->reaped[i].error;
+			job->ended[job->tail++ & job->mask] = job->reaped[i].io_u;
+		}
+		job->seen = job->tail;
+		job->below -= reaped;
+		count += reaped;
+	}
+	job->shown = job->head;
+	job->head += count;
+	return count;
 }
 
 static struct io_u *event(struct thread_data *td, int i)
 {
-	struct end *end = &((struct job *) td->io_ops_data)->ends[i];
+	struct job *job = td->io_ops_data;
 
-	end->io_u->error = end->error;
-	return end->io_u;
+	return job->ended[(job->shown + i) & job->mask];
 }
 
 static int nothing(struct thread_data *td, struct fio_file *f)

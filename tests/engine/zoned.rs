@@ -1,0 +1,55 @@
+//! Zones: fio keeps its own write pointers, and one write that lands elsewhere is an error.
+
+use super::{VERIFY, done, engine, fio};
+
+/// What the published lines of zone locks have in common.
+const COMMON: &str = "--filename=/dev/nullb0 --name=z --dev=null:///nullb0?size=64G&zoned=1&\
+                      zone_size=256M --zonemode=zbd --direct=1 --bs=4k --time_based --runtime=1 \
+                      --group_reporting --gtod_reduce=1 --numjobs=96";
+
+#[test]
+fn the_published_lines_of_zone_locks_run() {
+    let Some(engine) = engine() else { return };
+    let common: Vec<&str> = COMMON.split_whitespace().collect();
+    let writes = [&common[..], &["--rw=randwrite", "--iodepth=1"]].concat();
+    assert!(done(fio(&engine, &writes))[1] > 0);
+    let more = ["--rw=randread", "--read_beyond_wp=1", "--iodepth=8"];
+    assert!(done(fio(&engine, &[&common[..], &more].concat()))[0] > 0);
+}
+
+#[test]
+fn zones_verify_within_the_limits_of_the_device() {
+    let Some(engine) = engine() else { return };
+    let device = "--dev=null:///z?size=64M&zoned=1&zone_size=4M&zone_capacity=3M&zone_nr_conv=2&\
+                  memory_backed=1&zone_max_open=4&zone_max_active=4";
+    for depth in ["--iodepth=1", "--iodepth=16"] {
+        let mut line = vec![device, "--filename=/dev/z", "--name=z", "--zonemode=zbd"];
+        line.extend(["--direct=1", "--rw=randwrite", "--bs=32k", "--io_size=16M", depth]);
+        line.extend(["--numjobs=2", "--offset_increment=32M", "--size=32M"]);
+        line.extend(VERIFY);
+        assert!(done(fio(&engine, &line))[1] > 0);
+    }
+}
+
+#[test]
+fn zones_are_reset_when_they_are_full() {
+    let Some(engine) = engine() else { return };
+    let device = "--dev=null:///z?size=16M&zoned=1&zone_size=4M";
+    let mut line = vec![device, "--filename=z", "--name=z", "--zonemode=zbd", "--direct=1"];
+    line.extend(["--rw=write", "--bs=64k", "--size=16M", "--io_size=64M", "--iodepth=8"]);
+    assert_eq!(done(fio(&engine, &line))[1], 1024);
+    // Trims are resets there.
+    let mut line = vec![device, "--filename=z", "--zonemode=zbd", "--direct=1", "--bs=4M"];
+    line.extend(["--name=w", "--rw=write", "--name=t", "--stonewall", "--rw=trim"]);
+    let trims = done(fio(&engine, &line))[2];
+    assert_eq!(trims, 4);
+}
+
+#[test]
+fn one_zoned_device_has_one_filename() {
+    let Some(engine) = engine() else { return };
+    // Without --filename each job has a file of its own, and fio a write pointer for each.
+    let device = "--dev=null:///z?size=16M&zoned=1&zone_size=4M";
+    let line = [device, "--name=z", "--zonemode=zbd", "--direct=1", "--rw=write", "--numjobs=2"];
+    fio(&engine, &line).fails().says(&["filename: zoned device `z`", "--filename=/dev/z"]);
+}
