@@ -15,6 +15,9 @@ fn the_published_lines_of_zone_locks_run() {
     assert!(done(fio(&engine, &writes))[1] > 0);
     let more = ["--rw=randread", "--read_beyond_wp=1", "--iodepth=8"];
     assert!(done(fio(&engine, &[&common[..], &more].concat()))[0] > 0);
+    // As it was before.
+    let before = [&common[..], &["--before=one-lock"], &more].concat();
+    assert!(done(fio(&engine, &before))[0] > 0);
 }
 
 #[test]
