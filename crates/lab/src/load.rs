@@ -50,6 +50,8 @@ const STARVED: &str = "where the limit is `machine`, the threads had less than 9
 const TURN_MAX: Duration = Duration::from_secs(30);
 /// I/Os per second of the slices in which every thread had a processor; the median of them.
 pub const UNDISTURBED_IOPS: Metric = Metric::more("undisturbed_iops", "1/s");
+/// No thread has more CPU time than this part of a slice, if all clocks are of one moment.
+const SAME_MOMENT: f64 = 1.05;
 /// Most slices of a measurement.
 const SLICES_MAX: usize = 1 << 16;
 /// How often a measurement looks whether it is to stop.
@@ -306,21 +308,24 @@ impl<'a> Slicer<'a> {
 
     /// Ends the slice if it is long enough. The first one has the warm-up in it.
     fn look(&mut self) {
-        let wall = self.started.elapsed();
-        if wall < SLICE_LENGTH || self.slices.len() == self.slices.capacity() {
+        if self.started.elapsed() < SLICE_LENGTH || self.slices.len() == self.slices.capacity() {
             return;
         }
-        let ios = self.progress.iter().map(|progress| progress.ios.get()).sum();
-        let mut least_ns = f64::MAX;
+        let (mut least_ns, mut most_ns) = (f64::MAX, 0.0_f64);
         for (progress, before) in self.progress.iter().zip(&mut self.cpu_ns) {
             // Of a thread that has ended already it is 0, and the slice counts for nothing.
             let now = clock_ns(progress.clock.get() as i32);
-            least_ns = least_ns.min(now - *before);
+            (least_ns, most_ns) = (least_ns.min(now - *before), most_ns.max(now - *before));
             *before = now;
         }
-        let wall_ns = wall.as_nanos() as f64;
-        self.slices.push(Slice { wall_ns, cpu_ns: least_ns, ops: ios - self.ios, turns: 0 });
-        (self.started, self.ios) = (Instant::now(), ios);
+        let ios = self.progress.iter().map(|progress| progress.ios.get()).sum();
+        let now = Instant::now();
+        let wall_ns = (now - self.started).as_nanos() as f64;
+        // Reading a clock is a system call, after which this thread often loses its processor: the
+        // clocks are then of different moments, and another thread's has more time than there was.
+        let cpu_ns = if most_ns <= SAME_MOMENT * wall_ns { least_ns } else { 0.0 };
+        self.slices.push(Slice { wall_ns, cpu_ns, ops: ios - self.ios, turns: 0 });
+        (self.started, self.ios) = (now, ios);
     }
 }
 
