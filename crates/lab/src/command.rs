@@ -17,6 +17,7 @@ use crate::registry;
 use crate::report::{self, text};
 use crate::results::{Results, write_whole};
 use crate::run::{self, Plan};
+use crate::scale::{self, command::ScaleArgs};
 use crate::scratch::Scratch;
 use crate::settings::Settings;
 use crate::stop::Stop;
@@ -36,6 +37,8 @@ pub enum LabCommand {
     All(AllArgs),
     /// Make a page of results: HTML without a network, and the same as Markdown beside it
     Report(ReportArgs),
+    /// Predict throughput on more cores than there are here, by a model; with its error
+    Scale(ScaleArgs),
 }
 
 /// `lab list`.
@@ -160,6 +163,7 @@ pub fn run(command: &LabCommand, out: &mut impl Write) -> Result<(), CommandErro
                 registry::experiments().iter().map(|(name, _)| (*name).to_owned()).collect();
             measure(&names, &args.how, out)
         }
+        LabCommand::Scale(args) => scale::command::run(args, out),
         LabCommand::Report(args) => report(args, out),
     }
 }

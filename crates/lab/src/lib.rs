@@ -25,6 +25,7 @@ pub mod report;
 pub mod results;
 pub mod run;
 pub mod sample;
+pub mod scale;
 pub mod scratch;
 pub mod settings;
 mod signal;

@@ -11,6 +11,7 @@
 #![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -154,7 +155,6 @@ struct Progress {
 /// If the disk has too few zones for the pattern, a channel or a thread cannot be had, an I/O
 /// fails, or the run is to stop.
 pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, LabError> {
-    load.pattern.check(disk, load.threads)?;
     let shared = Shared(Padded(AtomicU8::new(Phase::Wait as u8)));
     let progress: Vec<Padded<Progress>> = (0..load.threads).map(|_| Padded::default()).collect();
     let mut workers = Vec::with_capacity(load.threads);
@@ -330,12 +330,18 @@ impl<'a> Slicer<'a> {
 }
 
 /// One thread's part.
-struct Worker {
+pub struct Worker {
     number: usize,
     channel: Box<dyn Channel>,
     stream: Stream,
     out: Vec<Completion>,
     latency: Histogram<u64>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 /// What a thread gives back.
@@ -346,7 +352,17 @@ struct Work {
 }
 
 impl Worker {
-    fn open(disk: &dyn Disk, load: &Load, number: usize, seed: u64) -> Result<Worker, LabError> {
+    /// The part of thread `number` of a load.
+    ///
+    /// # Errors
+    /// If the disk has too few zones for the load, or opens no channel.
+    pub fn open(
+        disk: &dyn Disk,
+        load: &Load,
+        number: usize,
+        seed: u64,
+    ) -> Result<Worker, LabError> {
+        load.pattern.check(disk, load.threads)?;
         let channel = disk.open();
         let mut channel =
             channel.map_err(|error| LabError::failed(format!("opening {}", disk.name()), error))?;
@@ -424,7 +440,10 @@ impl Worker {
     }
 
     /// One batch from push to reap; says how many I/Os were done.
-    fn batch(&mut self) -> Result<u64, Status> {
+    ///
+    /// # Errors
+    /// The status of an I/O that failed.
+    pub fn batch(&mut self) -> Result<u64, Status> {
         let bios = self.stream.fill();
         let mut pushed = 0;
         self.out.clear();

@@ -120,6 +120,14 @@ impl Results {
         Ok(results)
     }
 
+    /// Writes it over the file that it was read from.
+    ///
+    /// # Errors
+    /// If it cannot be written. The file that was there before is then still whole.
+    pub fn rewrite(&self, path: &Path) -> Result<(), LabError> {
+        write_json(path, self)
+    }
+
     /// Writes it into a directory, which is made if need be, as a file of this run's own, and puts
     /// it into the directory's index. Returns the file's path.
     ///

@@ -121,7 +121,7 @@ const GUARDINGS: [Guarding; 3] = [
 ];
 
 /// A fresh device whose zones are guarded by `Z`, through the product's whole stack.
-fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
+pub(crate) fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(DEVICE).map_err(|error| LabError::failed(DEVICE, error))?;
     let made = stack::open_with_zones::<Z>(&spec);
     Ok(made.map_err(|error| LabError::failed(DEVICE, error))?.disk)

@@ -60,7 +60,7 @@ pub fn uncontended(round: &Round<'_>, kind: Update) -> Result<Reading, LabError>
 /// As [`together`].
 pub fn contended(round: &Round<'_>, kind: Update) -> Result<Reading, LabError> {
     let cell = Padded(AtomicU64::new(0));
-    together(round, false, |_, ops| {
+    let run = |ops| {
         let mut turns = 0;
         let mut expected = u64::MAX;
         for _ in 0..ops {
@@ -70,7 +70,8 @@ pub fn contended(round: &Round<'_>, kind: Update) -> Result<Reading, LabError> {
             expected = before + 1;
         }
         turns
-    })
+    };
+    together(round, false, [run; 2])
 }
 
 /// A message through a cache line: one thread stores, the other sees it. Half a round trip.

@@ -67,17 +67,21 @@ pub fn uncontended<L: Lock<u64>>(round: &Round<'_>) -> Result<Reading, LabError>
 /// As [`together`].
 pub fn contended<L: Lock<u64>>(round: &Round<'_>, sleeps: bool) -> Result<Reading, LabError> {
     let lock = Padded(L::new(0));
-    together(round, sleeps, |who, ops| {
-        let mut turns = 0;
-        for _ in 0..ops {
-            turns += lock.with(|last| {
-                let turn = u64::from(*last != who as u64);
-                *last = who as u64;
-                turn
-            });
+    let lock = &lock;
+    let run = |who: u64| {
+        move |ops| {
+            let mut turns = 0;
+            for _ in 0..ops {
+                turns += lock.with(|last| {
+                    let turn = u64::from(*last != who);
+                    *last = who;
+                    turn
+                });
+            }
+            turns
         }
-        turns
-    })
+    };
+    together(round, sleeps, [0, 1].map(run))
 }
 
 /// Two threads that take a lock strictly in turns: from one section's end to the other's.

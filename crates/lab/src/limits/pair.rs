@@ -67,31 +67,34 @@ const TURNS_SHARE: u64 = 1000;
 /// thread.
 pub type Turns = u64;
 
-/// Two threads that do the same at once, each on a processor of its own. `run(who, ops)` does that
-/// many operations and answers how often the turn had come from the other thread. Where they sleep
-/// while they wait, `sleeps` is set: then CPU time does not tell whether a slice was disturbed, and
-/// those count in which the turn went to and fro.
+/// Two threads that work at once, each on a processor of its own. Each of `runs` does as many
+/// operations as it is told and answers how often the turn had come from the other thread. Where
+/// they sleep while they wait, `sleeps` is set: then CPU time does not tell whether a slice was
+/// disturbed, and those count in which the turn went to and fro.
 ///
 /// # Errors
 /// If there is one processor only, it is interrupted, or the two never ran undisturbed together.
 pub fn together(
     round: &Round<'_>,
     sleeps: bool,
-    run: impl Fn(usize, u32) -> Turns + Sync,
+    runs: [impl FnMut(u32) -> Turns + Send; 2],
 ) -> Result<Reading, LabError> {
+    let [mut first_run, mut second_run] = runs;
     let cpus = two_processors()?;
     let board = Board::default();
     let batch = batch_of(|ops| {
-        run(0, ops);
+        first_run(ops);
     });
     let mut slices = thread::scope(|scope| {
         let second = thread::Builder::new().name("limits-second".into());
-        let spawned = second.spawn_scoped(scope, || second_of_pair(cpus[1], batch, &board, &run));
+        let spawned = second.spawn_scoped(scope, || {
+            second_of_pair(cpus[1], batch, &board, &mut second_run);
+        });
         spawned.map_err(LabError::io("starting a second thread"))?;
         let first = thread::Builder::new().name("limits-first".into());
         let first = first.spawn_scoped(scope, || {
             pin(cpus[0]);
-            first_of_pair(round, batch, &board, &run)
+            first_of_pair(round, batch, &board, &mut first_run)
         });
         let slices = first.map_err(LabError::io("starting a first thread")).and_then(|first| {
             first.join().map_err(|_| LabError::failed("measurement", "its thread panicked"))?
@@ -109,12 +112,7 @@ pub fn together(
     undisturbed(&slices)
 }
 
-fn second_of_pair(
-    cpu: usize,
-    batch: u32,
-    board: &Board,
-    run: &(impl Fn(usize, u32) -> Turns + Sync),
-) {
+fn second_of_pair(cpu: usize, batch: u32, board: &Board, run: &mut impl FnMut(u32) -> Turns) {
     pin(cpu);
     let mut clock = 0;
     // SAFETY: the thread is the calling one, and `clock` a valid place for the answer.
@@ -126,7 +124,7 @@ fn second_of_pair(
     let piece = (batch / 8).max(1);
     // Relaxed, here and below: counts that are read for statistics.
     while !board.stop.load(Ordering::Relaxed) {
-        let turns = run(1, piece);
+        let turns = run(piece);
         board.ops.fetch_add(u64::from(piece), Ordering::Relaxed);
         board.turns.fetch_add(turns, Ordering::Relaxed);
     }
@@ -136,7 +134,7 @@ fn first_of_pair(
     round: &Round<'_>,
     batch: u32,
     board: &Board,
-    run: &(impl Fn(usize, u32) -> Turns + Sync),
+    run: &mut impl FnMut(u32) -> Turns,
 ) -> Result<Vec<Slice>, LabError> {
     let span = Span::begin(round);
     let mut slices = Vec::new();
@@ -153,7 +151,7 @@ fn first_of_pair(
         let (started, own, other) = (Instant::now(), thread_cpu_ns(), clock_ns(clock));
         let (mut ops, mut turns) = (0, 0);
         while started.elapsed() < SLICE_LENGTH {
-            turns += run(0, batch);
+            turns += run(batch);
             ops += u64::from(batch);
         }
         let (own, other) = (thread_cpu_ns() - own, clock_ns(clock) - other);

@@ -1,0 +1,104 @@
+//! The machine's parameters, from the experiment `limits`.
+//!
+//! Only what one thread takes alone and what two take for one cell goes in. What two threads do
+//! under a lock or in an experiment is the model's to predict, and is not looked at here.
+
+use crate::error::LabError;
+use crate::experiments::limits::names;
+use crate::limits::slices::OPS_PER_TURN;
+use crate::limits::values::LimitValues;
+use crate::metric::Metric;
+use crate::scale::machine::{Machine, ns};
+use crate::scale::simulation::Simulation;
+use crate::scale::steps::{Object, Operation, Pick, Step, Waiting};
+
+/// How many times as long a line takes to another socket as to a neighbour, unless it is said. An
+/// assumption, not a measurement: there is one socket here.
+pub const FAR_TO_NEAR: f64 = 2.4;
+
+/// The limits that are needed.
+pub const NEEDED: &[(&str, u32)] = &[
+    (names::FETCH_ADD, 1),
+    (names::FETCH_ADD, 2),
+    (names::PAUSE, 1),
+    (names::YIELD, 1),
+    (names::SPIN_LOCK, 1),
+    (names::SLEEP_LOCK, 1),
+    (names::FUTEX_CALL, 1),
+    (names::FUTEX_WAKE, 2),
+];
+
+/// Limits that the model predicts, to be held against what was measured.
+pub const CHECKED: &[(&str, u32)] = &[(names::SPIN_LOCK, 2)];
+
+/// A machine of this many cores with this machine's parameters.
+///
+/// Two threads that do nothing but update one cell hand its line over all the time: the time from
+/// one turn to the next is the line's transfer, and what a core gets done in its turn beyond the
+/// first update, it does while the other's request is on its way.
+///
+/// # Errors
+/// If a limit was not measured.
+pub fn machine(limits: &LimitValues, cores: usize, sockets: usize) -> Result<Machine, LabError> {
+    let time = |name, jobs| limits.get(name, jobs, Metric::NS_PER_OP);
+    let update = time(names::FETCH_ADD, 1)?;
+    let ops_per_turn = limits.get(names::FETCH_ADD, 2, OPS_PER_TURN)?.max(1.0);
+    let transfer = time(names::FETCH_ADD, 2)? * ops_per_turn;
+    let retain = ((ops_per_turn - 1.0) * update).min(transfer / 2.0);
+    Ok(Machine {
+        cores,
+        sockets,
+        transfer_near: ns(transfer),
+        transfer_far: ns(transfer * FAR_TO_NEAR),
+        retain: ns(retain),
+        pause: ns(time(names::PAUSE, 1)?).max(1),
+        yielding: ns(time(names::YIELD, 1)?),
+        spin: ns(time(names::SPIN_LOCK, 1)?),
+        sleep: ns(time(names::SLEEP_LOCK, 1)?),
+        update: ns(update),
+        wake_call: ns(time(names::FUTEX_CALL, 1)?),
+        wake: ns(time(names::FUTEX_WAKE, 2)?),
+        ..Machine::default()
+    })
+}
+
+/// Nanoseconds per section of two threads that do nothing but take one spinning lock.
+///
+/// # Errors
+/// If the machine will not do.
+pub fn spin_lock_of_two(machine: &Machine, seed: u64) -> Result<f64, String> {
+    let hold_ns = 0.0;
+    let lock = (0, Pick::Same);
+    let operation = Operation {
+        objects: vec![Object { name: "lock", count: 1 }],
+        steps: vec![Step::Section { waiting: Waiting::Spin, lock, hold_ns, touches: Vec::new() }],
+    };
+    let alone_ns = machine.spin as f64 / 1000.0;
+    let result = Simulation::run(machine, &operation, 2, alone_ns, seed)?;
+    Ok(1e9 / result.ops_per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn limits() -> LimitValues {
+        let metric = Metric::NS_PER_OP;
+        NEEDED
+            .iter()
+            .fold(LimitValues::default(), |limits, (name, jobs)| {
+                limits.with(name, *jobs, metric, 10.0)
+            })
+            .with(names::FETCH_ADD, 1, metric, 7.0)
+            .with(names::FETCH_ADD, 2, metric, 22.0)
+            .with(names::FETCH_ADD, 2, OPS_PER_TURN, 3.0)
+    }
+
+    #[test]
+    fn a_turn_is_a_transfer() {
+        let machine = machine(&limits(), 48, 2).unwrap();
+        assert_eq!((machine.cores, machine.sockets), (48, 2));
+        assert_eq!((machine.transfer_near, machine.retain), (ns(66.0), ns(14.0)));
+        assert!(super::machine(&LimitValues::default(), 2, 1).is_err());
+    }
+}
