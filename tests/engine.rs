@@ -5,7 +5,7 @@
 //! that they are skipped: a build of the engine needs fio's source.
 
 use crate::place::Place;
-use crate::run::{Run, bounded, finish, ok};
+use crate::run::{Run, bounded, finish};
 
 mod refused;
 mod zoned;
