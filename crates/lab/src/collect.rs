@@ -10,7 +10,7 @@ use crate::results::{
 };
 use crate::run::{Measured, Outcome, Plan};
 use crate::sample::{LatencyPercentiles, RoomCount};
-use crate::stats::{Summary, gain};
+use crate::stats::{Gain, Summary, Verdict, gain};
 
 /// Adds an experiment and what it gave.
 pub fn collect(results: &mut Results, experiment: &Experiment, plan: &Plan, outcome: &Outcome) {
@@ -235,11 +235,16 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
                 high: gain.high,
                 verdict: gain.verdict,
                 aim,
-                aim_met: aim.map(|aim| gain.median >= aim),
+                aim_met: aim.map(|aim| is_met(aim, &gain)),
                 published: published_ratio(experiment, comparison, cell),
             })
         })
         .collect()
+}
+
+/// Whether the median reaches an aim; of a gain that is aimed at, only if it is significant.
+fn is_met(aim: f64, gain: &Gain) -> bool {
+    gain.median >= aim && (aim <= 1.0 || gain.verdict == Verdict::Faster)
 }
 
 fn published_ratio(experiment: &Experiment, comparison: &Comparison, cell: &Cell) -> Option<f64> {
@@ -252,4 +257,126 @@ fn published_ratio(experiment: &Experiment, comparison: &Comparison, cell: &Cell
     };
     let ratio = value(comparison.after)? / value(comparison.before)?;
     Some(if comparison.metric.more_is_better { ratio } else { ratio.recip() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::LabError;
+    use crate::experiment::{Kind, Published, Variant};
+    use crate::run::Timing;
+    use crate::sample::Sample;
+
+    const PLAN: Plan = Plan { rounds: 5, measure: None, quick: false };
+
+    fn experiment() -> Experiment {
+        let row = |variant, value| Published {
+            variant,
+            workload: "read",
+            jobs: 2,
+            metric: Metric::CPU_PER_IO,
+            value,
+            source: "a paper",
+        };
+        let variant = |name, kind| Variant { name, kind, about: "" };
+        let cell = |variant, jobs| Cell::new(variant, "read", jobs, |_| Ok(Sample::default()));
+        Experiment {
+            name: "e",
+            title: "",
+            about: "",
+            published: vec![row("old", 300.0), row("new", 100.0)],
+            variants: vec![variant("old", Kind::Before), variant("new", Kind::Product)],
+            workloads: Vec::new(),
+            comparisons: vec![
+                Comparison::new("old", "new", Metric::CPU_PER_IO).from_jobs(2).aim(1.5),
+            ],
+            plots: Vec::new(),
+            cells: vec![cell("old", 1), cell("new", 1), cell("old", 2), cell("new", 2)],
+        }
+    }
+
+    /// Samples of so many rounds, a value each.
+    fn measured(values: &[f64]) -> Measured {
+        let sample = |value: f64| Sample {
+            latency: Some(LatencyPercentiles(vec![(50.0, value), (100.0, 9.0 * value)])),
+            rooms: vec![RoomCount {
+                room: "zones".to_owned(),
+                acquisitions: 10,
+                contended: 1,
+                hold_ns: [value, value, value],
+                wait_ns: [0.0; 3],
+            }],
+            limit: Some(if value > 100.0 { "client" } else { "server" }.to_owned()),
+            notes: vec!["said once".to_owned()],
+            ..Sample::of(Metric::CPU_PER_IO, value)
+        };
+        let samples = values.iter().enumerate().map(|(at, value)| (at as u32, sample(*value)));
+        Measured { samples: samples.collect(), failed: None }
+    }
+
+    fn collected(measured: Vec<Measured>, interrupted: bool) -> Results {
+        let timing = Timing { warm_up: Duration::ZERO, measure: Duration::from_secs(1) };
+        let mut results = Results::new(String::new(), false);
+        let outcome = Outcome { measured, timing, interrupted };
+        collect(&mut results, &experiment(), &PLAN, &outcome);
+        results
+    }
+
+    #[test]
+    fn rows_and_ratios_are_made_of_the_rounds() {
+        let old = measured(&[200.0, 210.0, 190.0, 205.0, 195.0]);
+        let new = measured(&[100.0, 105.0, 95.0, 102.5, 97.5]);
+        let one = || measured(&[150.0; 5]);
+        let results = collected(vec![one(), one(), old, new], false);
+        let row = &results.rows[3];
+        assert_eq!((row.jobs, row.median, row.min, row.max), (2, 100.0, 95.0, 105.0));
+        assert_eq!(row.values, [100.0, 105.0, 95.0, 102.5, 97.5]);
+        assert_eq!(results.ratios.len(), 1, "from two jobs on");
+        let ratio = &results.ratios[0];
+        // Half the CPU time is twice as good.
+        assert_eq!((ratio.median, ratio.low, ratio.high), (2.0, 2.0, 2.0));
+        assert_eq!((ratio.aim_met, ratio.published), (Some(true), Some(3.0)));
+        assert_eq!(results.latency[3].points.0, [(50.0, 100.0), (100.0, 900.0)]);
+        let room = &results.rooms[3].count;
+        assert_eq!(
+            (room.acquisitions, room.contended, room.hold_ns),
+            (50, 5, [100.0, 100.0, 105.0])
+        );
+        assert_eq!(results.limits[2].limited_by, "client");
+        assert_eq!(results.limits[3].limited_by, "server");
+        assert_eq!(results.notes.len(), 1);
+        assert_eq!(results.experiments[0].plots, ["cpu_per_io"]);
+    }
+
+    #[test]
+    fn an_aim_is_not_met_by_chance() {
+        let old = measured(&[200.0, 100.0, 300.0, 80.0, 400.0]);
+        let new = measured(&[100.0, 400.0, 120.0, 300.0, 90.0]);
+        let results = collected(vec![measured(&[]), measured(&[]), old, new], false);
+        let ratio = &results.ratios[0];
+        assert!(ratio.median >= 1.5, "{ratio:?}");
+        assert_eq!((ratio.verdict, ratio.aim_met), (Verdict::NotSignificant, Some(false)));
+    }
+
+    #[test]
+    fn what_is_missing_says_why() {
+        let mut failed = measured(&[1.0, 2.0]);
+        failed.failed = Some(LabError::missing("fio", "install it"));
+        let results = collected(vec![measured(&[]), measured(&[1.0]), measured(&[]), failed], true);
+        let whys: Vec<_> = results
+            .not_measured
+            .iter()
+            .map(|cell| (cell.variant.as_str(), cell.jobs, cell.rounds, cell.why.as_str()))
+            .collect();
+        let wanted = [
+            ("old", 1, 0, "interrupted"),
+            ("old", 2, 0, "interrupted"),
+            ("new", 2, 2, "fio is missing; install it"),
+        ];
+        assert_eq!(whys, wanted);
+        assert!(results.interrupted);
+        assert_eq!(results.rows.len(), 2);
+    }
 }

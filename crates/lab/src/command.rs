@@ -320,11 +320,16 @@ fn chosen(
 fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), CommandError> {
     let plan = plan(how)?;
     let scratch = Scratch::new()?;
-    let experiments = chosen(names, how, &settings(how, scratch.path())?)?;
+    let settings = settings(how, scratch.path())?;
+    let (experiments, processors) = (chosen(names, how, &settings)?, settings.processors as f64);
     let stop = Stop::by_signal().map_err(LabError::io("catching Ctrl-C"))?;
     let mut progress = Progress::on_stderr();
     let words: Vec<String> = std::env::args().skip(1).collect();
     let mut results = Results::new(format!("blockyard {}", words.join(" ")), how.quick);
+    if let Some(load) = results.load_before.filter(|load| *load > processors / 2.0) {
+        let advice = "CPU times hold better than throughput";
+        progress.say(&format!("the machine is busy, load {load:.1} before the run: {advice}"));
+    }
     let began = Instant::now();
     let mut path = PathBuf::new();
     for (at, experiment) in experiments.iter().enumerate() {

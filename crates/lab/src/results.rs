@@ -281,7 +281,7 @@ pub struct Ratio {
     pub verdict: Verdict,
     /// The least that is aimed at.
     pub aim: Option<f64>,
-    /// Whether the median reaches it.
+    /// Whether the median reaches it, significantly if it is above 1.
     pub aim_met: Option<bool>,
     /// The same ratio of the published rows, where there are both with as many jobs.
     pub published: Option<f64>,

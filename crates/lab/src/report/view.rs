@@ -110,7 +110,7 @@ impl<'a> Section<'a> {
         found.map_or("", |variant| &variant.kind)
     }
 
-    /// A grid per workload, in the experiment's order.
+    /// A grid per workload under which something was measured, in the experiment's order.
     pub fn grids(&self) -> Vec<Grid<'a>> {
         let mut names: Vec<&str> = self.info.workloads.iter().map(|w| w.name.as_str()).collect();
         let rows = self.rows().map(|(_, row)| row.workload.as_str());
@@ -120,7 +120,7 @@ impl<'a> Section<'a> {
             }
         }
         let grids = names.into_iter().map(|workload| self.grid(workload));
-        grids.filter(|grid| !grid.lines.is_empty()).collect()
+        grids.filter(|grid| grid.lines.iter().any(|line| line.source.is_none())).collect()
     }
 
     fn grid(&self, workload: &'a str) -> Grid<'a> {
