@@ -151,20 +151,20 @@ fn read_cell(
         )?;
         let cpu = server.cpu()?.saturating_sub(before);
         let sample = read_sample(&report, cpu, jobs, settings.processors)?;
-        Ok(noted(sample, is_ours(server_kind), workload, jobs))
+        Ok(noted(sample, is_ours(server_kind)))
     };
     Cell::new(server_kind.name, workload, jobs, body).overhead(OVERHEAD)
 }
 
 /// Says for our own server where the aim on IOPS does not count.
-fn noted(mut sample: Sample, is_ours: bool, workload: &str, jobs: u32) -> Sample {
+fn noted(mut sample: Sample, is_ours: bool) -> Sample {
     let waits = sample.limit.as_deref().is_some_and(|limit| limit.contains(CLIENT));
     if is_ours && waits {
-        sample.notes.push(format!(
-            "{workload}, jobs {jobs}: {} waited for its client in at least one round; where it \
-             does, the aim on IOPS does not count, and I/Os per second of server CPU time decide",
-            KINDS[0].name
-        ));
+        sample.notes.push(
+            "Where blockyard is limited by its client, or its client is the busier side (`limited \
+             by`), the aim on IOPS does not count: I/Os per second of server CPU time decide."
+                .into(),
+        );
     }
     sample
 }
@@ -307,10 +307,8 @@ mod tests {
         };
         let sample = read_sample(&report, Duration::from_secs(1), 1, 2).unwrap();
         assert_eq!(sample.limit.as_deref(), Some("client"));
-        let notes = |is_ours| noted(sample.clone(), is_ours, "read-depth-1", 4).notes;
-        assert!(
-            notes(true)[0].starts_with("read-depth-1, jobs 4: blockyard waited for its client")
-        );
+        let notes = |is_ours| noted(sample.clone(), is_ours).notes;
+        assert!(notes(true)[0].starts_with("Where blockyard is limited by its client"));
         assert!(notes(false).is_empty());
         assert!(sample.values.contains(&(Metric::CPU_PER_IO, 1e6)));
         assert!(sample.values.contains(&(Metric::IOS_PER_CPU_SECOND, 1000.0)));
