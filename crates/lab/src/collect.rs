@@ -1,7 +1,5 @@
 //! From what cells gave to rows, ratios and the rest of the results.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use crate::experiment::{Cell, Comparison, Experiment};
 use crate::metric::Metric;
 use crate::results::{
@@ -219,9 +217,7 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
                     Some((before, after))
                 })
                 .collect();
-            let mut hasher = DefaultHasher::new();
-            (experiment.name, before, after, cell.workload, cell.jobs).hash(&mut hasher);
-            let gain = gain(&pairs, metric.more_is_better, hasher.finish())?;
+            let gain = gain(&pairs, metric.more_is_better)?;
             Some(Ratio {
                 experiment: experiment.name.to_owned(),
                 workload: cell.workload.to_owned(),

@@ -18,3 +18,63 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::run::Plan;
+
+    fn settings(quick: bool) -> Settings {
+        let none = std::path::PathBuf::new();
+        Settings { quick, engine: None, program: none.clone(), scratch: none, processors: 2 }
+    }
+
+    #[test]
+    fn what_an_experiment_names_is_there() {
+        for (name, build) in experiments() {
+            for quick in [false, true] {
+                let experiment = build(&settings(quick));
+                assert_eq!(experiment.name, name);
+                let variants: BTreeSet<_> = experiment.variants.iter().map(|v| v.name).collect();
+                let workloads: BTreeSet<_> = experiment.workloads.iter().map(|w| w.name).collect();
+                for cell in &experiment.cells {
+                    assert!(variants.contains(cell.variant), "{name}: {cell:?}");
+                    assert!(workloads.contains(cell.workload), "{name}: {cell:?}");
+                }
+                for comparison in &experiment.comparisons {
+                    let both = [comparison.before, comparison.after];
+                    assert!(both.iter().all(|v| variants.contains(v)), "{name}: {comparison:?}");
+                    let workload = comparison.workload.filter(|_| !quick);
+                    assert!(
+                        workload.is_none_or(|w| workloads.contains(w)),
+                        "{name}: {comparison:?}"
+                    );
+                }
+                for row in &experiment.published {
+                    assert!(variants.contains(row.variant), "{name}: {row:?}");
+                }
+            }
+        }
+    }
+
+    /// They are what the project's own figures are made of.
+    #[test]
+    fn full_runs_measure_long_enough_and_end_in_time() {
+        let plan = Plan { rounds: 5, measure: None, quick: false };
+        let mut whole = Duration::ZERO;
+        for (name, build) in experiments() {
+            let cells = build(&settings(false)).cells;
+            let measure = plan.timing(&cells).measure;
+            assert!(measure >= Duration::from_millis(250), "{name}: {measure:?}");
+            let estimate = plan.estimate(&cells);
+            println!("{name}: {} cells, {measure:?} each, {estimate:?}", cells.len());
+            if ["hot-path", "zone-locks", "nbd", "limits"].contains(&name) {
+                whole += estimate;
+            }
+        }
+        assert!(whole < Duration::from_secs(600), "{whole:?}");
+    }
+}

@@ -271,7 +271,7 @@ pub struct Ratio {
     pub after: String,
     /// Rounds in which both were measured.
     pub rounds: u32,
-    /// The ratio of the medians, the better way up: above 1, `after` is better.
+    /// The median of the rounds' ratios, the better way up: above 1, `after` is better.
     pub median: f64,
     /// The lower end of its 95 % confidence interval.
     pub low: f64,

@@ -1,11 +1,11 @@
 //! A run: rounds over an experiment's cells, in turns, until they are done or Ctrl-C comes.
 //!
 //! Each round takes every cell once. Cells that are compared (the same workload and jobs) stand
-//! next to one another, in an order that turns by one from round to round, and so do the groups:
-//! what else the machine does, and what a cell leaves behind for the next, falls on all alike.
+//! next to one another. Their order is reversed in every other round and turns by one after each
+//! such pair of rounds, and so do the groups: what else the machine does, and what a cell leaves
+//! behind for the next, falls on all alike.
 
 use std::any::Any;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,21 @@ use crate::progress::Progress;
 use crate::sample::{Round, Sample};
 use crate::stop::Stop;
 
-/// How long an experiment may take by default.
+/// How long an experiment may take, as long as every measurement is long enough in it.
 const BUDGET: Duration = Duration::from_secs(120);
 /// The same for a first look.
 const BUDGET_QUICK: Duration = Duration::from_secs(22);
 /// The longest measurement that is chosen without being asked for.
 const MEASURE_MAX: Duration = Duration::from_secs(2);
-/// The shortest.
-const MEASURE_MIN: Duration = Duration::from_millis(50);
+/// The shortest; an experiment of many cells takes longer than its budget rather than less.
+const MEASURE_MIN: Duration = Duration::from_millis(250);
+/// The shortest of a first look.
+const MEASURE_MIN_QUICK: Duration = Duration::from_millis(50);
 /// The longest warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
+/// With more than so many jobs for each processor, a measurement takes twice as long: they have to
+/// take turns.
+const CROWD: usize = 4;
 
 /// How often and how long to measure.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +55,15 @@ impl Plan {
     /// The times of each measurement of these cells.
     pub fn timing(&self, cells: &[Cell]) -> Timing {
         let measure = self.measure.unwrap_or_else(|| {
-            let budget = if self.quick { BUDGET_QUICK } else { BUDGET };
+            let (budget, least) = match self.quick {
+                true => (BUDGET_QUICK, MEASURE_MIN_QUICK),
+                false => (BUDGET, MEASURE_MIN),
+            };
             let overhead: Duration = cells.iter().map(|cell| cell.overhead).sum();
             let measured = budget.saturating_sub(overhead * self.rounds);
-            let count = (cells.len() as u32 * self.rounds).max(1);
+            let count = (self.parts(cells) * self.rounds).max(1);
             // A sixth of a cell's time is its warm-up.
-            (measured / count * 5 / 6).clamp(MEASURE_MIN, MEASURE_MAX)
+            (measured / count * 5 / 6).clamp(least, MEASURE_MAX)
         });
         Timing { warm_up: (measure / 5).min(WARM_UP_MAX), measure }
     }
@@ -64,8 +72,23 @@ impl Plan {
     pub fn estimate(&self, cells: &[Cell]) -> Duration {
         let Timing { warm_up, measure } = self.timing(cells);
         let overhead: Duration = cells.iter().map(|cell| cell.overhead).sum();
-        (overhead + (warm_up + measure) * cells.len() as u32) * self.rounds
+        (overhead + (warm_up + measure) * self.parts(cells)) * self.rounds
     }
+
+    /// Cells, those that take twice as long as two.
+    fn parts(&self, cells: &[Cell]) -> u32 {
+        cells.iter().map(|cell| self.stretch(cell)).sum()
+    }
+
+    /// How many times as long as others this cell is measured.
+    fn stretch(&self, cell: &Cell) -> u32 {
+        let is_crowded = cell.jobs as usize > CROWD * processors();
+        if is_crowded && !self.quick && self.measure.is_none() { 2 } else { 1 }
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// What one cell gave.
@@ -93,9 +116,10 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
     let cells = &experiment.cells;
     let timing = plan.timing(cells);
     let mut measured: Vec<Measured> = cells.iter().map(|_| Measured::default()).collect();
+    let time_of = |cell| (timing.warm_up + timing.measure) * plan.stretch(cell);
     // What each cell takes: as planned until it has been seen once.
     let mut expected: Vec<Duration> =
-        cells.iter().map(|cell| cell.overhead + timing.warm_up + timing.measure).collect();
+        cells.iter().map(|cell| cell.overhead + time_of(cell)).collect();
     let mut interrupted = stop.is_set();
     'rounds: for number in 0..plan.rounds {
         let order = order(cells, number);
@@ -114,7 +138,8 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
             progress.step(experiment.name, &cells[at], number, plan.rounds, now + mean * later);
             let began = Instant::now();
             let seed = seed(experiment.name, &cells[at], number);
-            let Timing { warm_up, measure: duration } = timing;
+            let stretch = plan.stretch(&cells[at]);
+            let (warm_up, duration) = (timing.warm_up * stretch, timing.measure * stretch);
             match measure(&cells[at], &Round { warm_up, duration, number, seed, stop }) {
                 Ok(sample) => measured[at].samples.push((number, sample)),
                 Err(LabError::Interrupted) => {
@@ -150,22 +175,28 @@ fn order(cells: &[Cell], round: u32) -> Vec<usize> {
             None => groups.push(vec![at]),
         }
     }
-    for group in &mut groups {
-        let turn = round as usize % group.len();
-        group.rotate_left(turn);
-    }
-    if !groups.is_empty() {
-        let turn = round as usize % groups.len();
-        groups.rotate_left(turn);
-    }
+    groups.iter_mut().for_each(|group| turn(group, round));
+    turn(&mut groups, round);
     groups.concat()
+}
+
+/// Three in a row stand in each of their six orders before one comes again.
+fn turn<T>(row: &mut [T], round: u32) {
+    if !row.is_empty() {
+        row.rotate_left(round as usize / 2 % row.len());
+    }
+    if round % 2 == 1 {
+        row.reverse();
+    }
 }
 
 /// A seed that is the same for all variants of a workload in a round, and in the next run.
 fn seed(experiment: &str, cell: &Cell, round: u32) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (experiment, cell.workload, cell.jobs, round).hash(&mut hasher);
-    hasher.finish()
+    // FNV-1a: the standard library's hash may be another one in its next version.
+    let words = format!("{experiment}/{}/{}/{round}", cell.workload, cell.jobs);
+    words.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 fn measure(cell: &Cell, round: &Round<'_>) -> Result<Sample, LabError> {
@@ -190,6 +221,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::mpsc;
 
     use super::*;
@@ -227,8 +259,12 @@ mod tests {
         ];
         assert_eq!(order(&cells, 0), [0, 2, 1, 3]);
         assert_eq!(order(&cells, 1), [3, 1, 2, 0]);
-        assert_eq!(order(&cells, 2), [0, 2, 1, 3]);
+        assert_eq!(order(&cells, 2), [3, 1, 2, 0]);
+        assert_eq!(order(&cells, 3), [0, 2, 1, 3]);
         assert_eq!(order(&[], 3), [0; 0]);
+        let three = ["a", "b", "c"].map(|variant| cell(variant, "read", 1));
+        let orders: BTreeSet<Vec<usize>> = (0..6).map(|round| order(&three, round)).collect();
+        assert_eq!(orders.len(), 6, "{orders:?}");
     }
 
     #[test]
@@ -279,7 +315,7 @@ mod tests {
     fn the_time_of_a_measurement_fits_the_budget() {
         let cells = |count| (0..count).map(|_| cell("a", "read", 1)).collect::<Vec<_>>();
         let plan = Plan { rounds: 5, measure: None, quick: false };
-        for count in [1, 10, 60, 120] {
+        for count in [1, 10, 60, 80] {
             assert!(plan.estimate(&cells(count)) <= BUDGET + Duration::from_secs(1), "{count}");
         }
         assert_eq!(plan.timing(&cells(1)).measure, MEASURE_MAX);
@@ -287,6 +323,17 @@ mod tests {
         assert!(quick.estimate(&cells(30)) <= Duration::from_secs(30));
         let slow = vec![cell("a", "read", 1).overhead(Duration::from_secs(60))];
         assert_eq!(plan.timing(&slow).measure, MEASURE_MIN);
+        assert_eq!(quick.timing(&cells(1000)).measure, MEASURE_MIN_QUICK);
+    }
+
+    #[test]
+    fn many_jobs_are_measured_for_longer() {
+        let crowd = (CROWD * processors() + 1) as u32;
+        let cells = [cell("a", "read", 1), cell("a", "read", crowd)];
+        let plan = Plan { rounds: 5, measure: None, quick: false };
+        assert_eq!(cells.each_ref().map(|cell| plan.stretch(cell)), [1, 2]);
+        let asked = Plan { measure: Some(Duration::from_secs(1)), ..plan };
+        assert_eq!(asked.stretch(&cells[1]), 1);
     }
 
     #[test]

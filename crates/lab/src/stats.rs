@@ -2,8 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Resamples of one interval.
-const RESAMPLES: usize = 2000;
+/// The fewest rounds that have an interval.
+const INTERVAL_ROUNDS_MIN: usize = 3;
+
+/// The fewest rounds that have a verdict.
+pub const VERDICT_ROUNDS_MIN: usize = 5;
 
 /// The median of some values with the least and the greatest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,9 +43,12 @@ pub enum Verdict {
     /// The whole interval lies below 1.
     #[serde(rename = "slower")]
     Slower,
-    /// The interval holds 1, or there are too few rounds to have one.
+    /// The interval holds 1.
     #[serde(rename = "not significant")]
     NotSignificant,
+    /// There are fewer rounds than a verdict takes.
+    #[serde(rename = "too few rounds")]
+    TooFewRounds,
 }
 
 impl Verdict {
@@ -52,6 +58,7 @@ impl Verdict {
             Verdict::Faster => "faster",
             Verdict::Slower => "slower",
             Verdict::NotSignificant => "not significant",
+            Verdict::TooFewRounds => "too few rounds",
         }
     }
 }
@@ -59,7 +66,7 @@ impl Verdict {
 /// How many times better one variant is than another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gain {
-    /// The ratio of the medians, the better way up.
+    /// The median of the rounds' ratios, the better way up.
     pub median: f64,
     /// The lower end of its 95 % confidence interval.
     pub low: f64,
@@ -71,69 +78,56 @@ pub struct Gain {
 
 /// How many times better `after` is than `before`, from pairs (before, after) of the same round.
 ///
-/// The interval is a bootstrap over rounds: a round is drawn with both of its values, so that what
-/// the machine did in it falls on both. Percentile intervals of so few rounds are too narrow; as in
-/// Hesterberg's expanded percentile interval (2015), both ends are moved away from the median, by
-/// `t sqrt(n / (n - 1)) / z`. Under three rounds there is no interval, and no verdict.
+/// Each round gives the logarithm of its own ratio, so that what the machine did in a round falls
+/// on both of its values and goes. The interval is Student's, of the mean of those logarithms;
+/// where the median lies outside of it, it reaches to the median. Under three rounds there is no
+/// interval, under five no verdict.
 ///
 /// `None` if there are no pairs or a value is not a positive number.
-pub fn gain(pairs: &[(f64, f64)], more_is_better: bool, seed: u64) -> Option<Gain> {
+pub fn gain(pairs: &[(f64, f64)], more_is_better: bool) -> Option<Gain> {
     let is_usable = |value: f64| value.is_finite() && value > 0.0;
     if pairs.is_empty() || !pairs.iter().all(|(a, b)| is_usable(*a) && is_usable(*b)) {
         return None;
     }
-    let mut random = fastrand::Rng::with_seed(seed);
-    let (mut befores, mut afters) = (Vec::new(), Vec::new());
-    let mut ratio = |draw: &mut dyn FnMut(usize) -> usize| {
-        befores.clear();
-        afters.clear();
-        for at in 0..pairs.len() {
-            let (before, after) = pairs[draw(at)];
-            befores.push(before);
-            afters.push(after);
-        }
-        befores.sort_by(f64::total_cmp);
-        afters.sort_by(f64::total_cmp);
-        let ratio = middle(&afters) / middle(&befores);
-        if more_is_better { ratio } else { ratio.recip() }
-    };
-    let median = ratio(&mut |at| at);
-    let expansion = match pairs.len() {
-        0..3 => {
-            return Some(Gain {
-                median,
-                low: median,
-                high: median,
-                verdict: Verdict::NotSignificant,
-            });
-        }
-        rounds => expansion(rounds),
-    };
-    let mut ratios: Vec<f64> =
-        (0..RESAMPLES).map(|_| ratio(&mut |_| random.usize(..pairs.len()))).collect();
-    ratios.sort_by(f64::total_cmp);
-    let end = |at: usize| median * (ratios[at] / median).powf(expansion);
-    let tail = RESAMPLES / 40;
-    let (low, high) = (end(tail).min(median), end(RESAMPLES - 1 - tail).max(median));
+    let mut logarithms: Vec<f64> =
+        pairs.iter().map(|(before, after)| (after / before).ln()).collect();
+    if !more_is_better {
+        logarithms.iter_mut().for_each(|logarithm| *logarithm = -*logarithm);
+    }
+    logarithms.sort_by(f64::total_cmp);
+    let median = middle(&logarithms);
+    let rounds = logarithms.len();
+    let (mut low, mut high) = (median, median);
+    if rounds >= INTERVAL_ROUNDS_MIN {
+        let mean = logarithms.iter().sum::<f64>() / rounds as f64;
+        let squares: f64 = logarithms.iter().map(|logarithm| (logarithm - mean).powi(2)).sum();
+        let error = (squares / (rounds - 1) as f64 / rounds as f64).sqrt();
+        let half = student(rounds - 1) * error;
+        (low, high) = (low.min(mean - half), high.max(mean + half));
+    }
     let verdict = match () {
-        () if low > 1.0 => Verdict::Faster,
-        () if high < 1.0 => Verdict::Slower,
+        () if rounds < VERDICT_ROUNDS_MIN => Verdict::TooFewRounds,
+        () if low > 0.0 => Verdict::Faster,
+        () if high < 0.0 => Verdict::Slower,
         () => Verdict::NotSignificant,
     };
-    Some(Gain { median, low, high, verdict })
+    Some(Gain { median: median.exp(), low: low.exp(), high: high.exp(), verdict })
 }
 
-/// By how much the percentile interval of so many rounds is too narrow.
-fn expansion(rounds: usize) -> f64 {
-    /// The 97.5 % quantile of Student's t for 2, 3, ... degrees of freedom.
+/// The 97.5 % quantile of Student's t for so many degrees of freedom, of which there are two at
+/// least.
+fn student(freedom: usize) -> f64 {
     const T: [f64; 19] = [
         4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
         2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
     ];
-    const Z: f64 = 1.960;
-    let t = T.get(rounds - 3).copied().unwrap_or(Z);
-    let n = rounds as f64;
-    (n / (n - 1.0)).sqrt() * t / Z
+    const Z: f64 = 1.959_964;
+    T.get(freedom - 2).copied().unwrap_or_else(|| {
+        // The first terms of its expansion about the normal quantile.
+        let n = freedom as f64;
+        Z + (Z.powi(3) + Z) / (4.0 * n)
+            + (5.0 * Z.powi(5) + 16.0 * Z.powi(3) + 3.0 * Z) / (96.0 * n * n)
+    })
 }
 
 #[cfg(test)]
@@ -157,15 +151,16 @@ mod tests {
             let after = [103.0, 99.0, 100.0, 102.0, 98.0].map(|value| value * factor);
             before.into_iter().zip(after).collect::<Vec<_>>()
         };
-        let verdict = |factor, more| gain(&pairs(factor), more, 1).unwrap().verdict;
+        let verdict = |factor, more| gain(&pairs(factor), more).unwrap().verdict;
         assert_eq!(verdict(2.0, true), Verdict::Faster);
         assert_eq!(verdict(0.5, true), Verdict::Slower);
         assert_eq!(verdict(2.0, false), Verdict::Slower);
         assert_eq!(verdict(0.5, false), Verdict::Faster);
         assert_eq!(verdict(1.0, true), Verdict::NotSignificant);
-        let gain = gain(&pairs(2.0), true, 1).unwrap();
-        assert_eq!(gain.median, 2.0);
-        assert!(1.8 < gain.low && gain.high < 2.2, "{gain:?}");
+        let gain = gain(&pairs(2.0), true).unwrap();
+        // The rounds' own ratios are 2.06, 1.90, 2.04, 2.02 and 2.02.
+        assert!((gain.median - 196.0 / 97.0).abs() < 1e-9, "{gain:?}");
+        assert!(1.9 < gain.low && gain.high < 2.11, "{gain:?}");
     }
 
     #[test]
@@ -173,33 +168,67 @@ mod tests {
         // The machine halves its speed in every other round; the ratio is 1.5 in all.
         let pairs: Vec<_> =
             [1.0, 0.5, 1.0, 0.5, 1.0].map(|speed| (100.0 * speed, 150.0 * speed)).to_vec();
-        let gain = gain(&pairs, true, 7).unwrap();
-        assert_eq!((gain.low, gain.median, gain.high), (1.5, 1.5, 1.5));
+        let gain = gain(&pairs, true).unwrap();
+        for value in [gain.low, gain.median, gain.high] {
+            assert!((value - 1.5).abs() < 1e-9, "{gain:?}");
+        }
+        assert_eq!(gain.verdict, Verdict::Faster);
     }
 
     #[test]
     fn too_few_rounds_have_no_verdict() {
-        let two = gain(&[(1.0, 9.0), (1.0, 9.0)], true, 1).unwrap();
-        assert_eq!((two.median, two.verdict), (9.0, Verdict::NotSignificant));
-        assert_eq!(gain(&[], true, 1), None);
-        assert_eq!(gain(&[(0.0, 1.0)], true, 1), None);
-        assert_eq!(gain(&[(1.0, f64::NAN)], true, 1), None);
+        let of = |rounds| gain(&[(1.0, 9.0), (1.0, 9.1)].repeat(5)[..rounds], true).unwrap();
+        let two = of(2);
+        assert!((two.low - two.high).abs() < 1e-9, "{two:?}");
+        assert!(of(4).low < of(4).high);
+        let verdicts = [2, 4, 5].map(|rounds| of(rounds).verdict);
+        assert_eq!(verdicts, [Verdict::TooFewRounds, Verdict::TooFewRounds, Verdict::Faster]);
+        assert_eq!(gain(&[], true), None);
+        assert_eq!(gain(&[(0.0, 1.0)], true), None);
+        assert_eq!(gain(&[(1.0, f64::NAN)], true), None);
+    }
+
+    #[test]
+    fn the_quantile_goes_on_beyond_its_table() {
+        assert!((student(20) - 2.086).abs() < 1e-9);
+        assert!((student(21) - 2.0796).abs() < 1e-3, "{}", student(21));
+        assert!((student(120) - 1.9799).abs() < 1e-3, "{}", student(120));
+    }
+
+    /// The share of trials with a verdict in the direction asked for, of variants of which one is
+    /// `factor` times the other, with noise that a round has in common and noise of their own.
+    fn share(seed: u64, rounds: usize, factor: f64, common: f64, own: f64, of: Verdict) -> f64 {
+        const TRIALS: usize = 2000;
+        let mut random = fastrand::Rng::with_seed(seed);
+        // Skewed as that of a shared machine: sometimes it is slow.
+        let mut noise = |by: f64| (by * (0.5 - random.f64() - 2.0 * random.f64().powi(6))).exp();
+        let found = (0..TRIALS).filter(|_| {
+            let round = |_| {
+                let machine = 100.0 * noise(common);
+                (machine * noise(own), machine * noise(own) * factor)
+            };
+            let pairs: Vec<_> = (0..rounds).map(round).collect();
+            gain(&pairs, true).expect("all are positive").verdict == of
+        });
+        found.count() as f64 / TRIALS as f64
     }
 
     #[test]
     fn the_same_against_itself_is_seldom_a_difference() {
-        let mut random = fastrand::Rng::with_seed(2);
-        // Noise of a few percent, skewed as that of a shared machine: sometimes a round is slow.
-        let mut value = || 100.0 * (1.0 - 0.3 * random.f64().powi(4)) + random.f64();
-        for rounds in [3, 5, 9] {
-            let trials = 400;
-            let found = (0..trials).filter(|trial| {
-                let pairs: Vec<_> = (0..rounds).map(|_| (value(), value())).collect();
-                gain(&pairs, true, *trial).unwrap().verdict != Verdict::NotSignificant
-            });
-            let share = found.count() as f64 / trials as f64;
-            assert!(share <= 0.08, "{rounds} rounds: {share}");
+        for (rounds, common, own) in [(5, 0.0, 0.05), (5, 1.0, 0.05), (9, 1.0, 0.2), (30, 0.3, 0.1)]
+        {
+            let of = |verdict| share(2, rounds, 1.0, common, own, verdict);
+            let wrong = of(Verdict::Faster) + of(Verdict::Slower);
+            assert!(wrong <= 0.065, "{rounds} rounds, {common} and {own}: {wrong}");
         }
+    }
+
+    #[test]
+    fn a_fifth_more_is_mostly_found_in_the_noise_of_both() {
+        let found = share(3, 5, 1.2, 0.3, 0.1, Verdict::Faster);
+        assert!(found >= 0.8, "{found}");
+        let wrong = share(3, 5, 1.2, 0.3, 0.1, Verdict::Slower);
+        assert!(wrong <= 0.01, "{wrong}");
     }
 
     proptest! {
@@ -208,10 +237,9 @@ mod tests {
             values in prop::collection::vec(1.0..1e9_f64, 3..12),
             factor in 0.01..100.0_f64,
             more in any::<bool>(),
-            seed in any::<u64>(),
         ) {
             let pairs: Vec<_> = values.iter().map(|value| (*value, value * factor)).collect();
-            let gain = gain(&pairs, more, seed).unwrap();
+            let gain = gain(&pairs, more).unwrap();
             let factor = if more { factor } else { factor.recip() };
             prop_assert!(gain.low <= gain.median && gain.median <= gain.high);
             prop_assert!((gain.low / factor - 1.0).abs() < 1e-6, "{gain:?}");
@@ -221,16 +249,15 @@ mod tests {
         #[test]
         fn turning_a_comparison_round_turns_its_verdict_round(
             pairs in prop::collection::vec((1.0..10.0_f64, 1.0..10.0_f64), 5..9),
-            seed in any::<u64>(),
         ) {
             let turned: Vec<_> = pairs.iter().map(|(a, b)| (*b, *a)).collect();
-            let one = gain(&pairs, true, seed).unwrap();
-            let other = gain(&turned, true, seed).unwrap();
+            let one = gain(&pairs, true).unwrap();
+            let other = gain(&turned, true).unwrap();
             prop_assert!((one.median * other.median - 1.0).abs() < 1e-9);
             let verdict = match one.verdict {
                 Verdict::Faster => Verdict::Slower,
                 Verdict::Slower => Verdict::Faster,
-                Verdict::NotSignificant => Verdict::NotSignificant,
+                even => even,
             };
             prop_assert_eq!(other.verdict, verdict);
         }

@@ -33,6 +33,8 @@ const READ_DEEP: &str = "random-read-32";
 const WRITE_DEEP: &str = "random-write-32";
 
 const JOBS: [u32; 5] = [1, 2, 8, 32, 96];
+/// Of jobs that each have many at once, which more of them say nothing new about.
+const JOBS_DEEP: [u32; 3] = [1, 2, 8];
 
 /// The counted window is so much shorter than the measured one.
 const COUNTED_PART: u32 = 4;
@@ -131,10 +133,14 @@ pub(crate) fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
 pub fn build(settings: &Settings) -> Experiment {
     let workloads = if settings.quick { &WORKLOADS[..2] } else { &WORKLOADS[..] };
     let processors = settings.processors;
-    let jobs: &[u32] = if settings.quick { &[1, 2, 96] } else { &JOBS };
+    let jobs = |depth| match (settings.quick, depth) {
+        (true, _) => &[1, 2, 96][..],
+        (false, 32) => &JOBS_DEEP,
+        (false, _) => &JOBS,
+    };
     let mut cells = Vec::new();
     for &(workload, pattern, depth) in workloads {
-        for &jobs in jobs {
+        for &jobs in jobs(depth) {
             for Guarding { variant, open, open_counted } in GUARDINGS {
                 let load = Load { pattern, threads: jobs as usize, depth };
                 let body = move |round: &Round<'_>| {
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn every_cell_has_its_variant_and_workload() {
         let experiment = build(&Settings { quick: false, ..settings() });
-        let in_process = GUARDINGS.len() * WORKLOADS.len() * JOBS.len();
+        let in_process = GUARDINGS.len() * 2 * (JOBS.len() + JOBS_DEEP.len());
         assert_eq!(experiment.cells.len(), in_process + GUARDINGS.len() * 2);
         for cell in &experiment.cells {
             assert!(experiment.variants.iter().any(|variant| variant.name == cell.variant));

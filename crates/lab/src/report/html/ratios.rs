@@ -66,7 +66,7 @@ fn row(
     let (class, verdict) = match ratio.verdict {
         Verdict::Faster => ("faster", "better"),
         Verdict::Slower => ("slower", "worse"),
-        Verdict::NotSignificant => ("even", ratio.verdict.name()),
+        Verdict::NotSignificant | Verdict::TooFewRounds => ("even", ratio.verdict.name()),
     };
     push(
         page,
