@@ -165,8 +165,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 load generator, in process; a fresh device for each measurement. Up to as many \
                 jobs as processors, `undisturbed_iops` is the throughput of those half \
                 milliseconds in which all of them had one. Few processors bound the gain: two \
-                give the product twice its rate of one job, and the rest of a ratio is what the one \
-                lock loses against its own rate of one job; see those rows. Rooms are counted \
+                give the product twice its rate of one job, and the rest of a ratio is what the \
+                one lock loses against its own rate of one job; see those rows. Rooms are counted \
                 in a shorter window of their own, with counting locks, so that throughput is not \
                 slowed down by it. The published lines of fio drive the same devices through fio's \
                 engine, in fio's process; CPU time there is fio's and the device's together.",
