@@ -17,8 +17,8 @@ extern "C" fn caught(_signal: libc::c_int) {
     CAUGHT.store(true, Ordering::Relaxed);
 }
 
-/// Catches SIGINT and SIGTERM once each; the next one of its kind ends the program as it would
-/// have without this.
+/// Catches SIGINT once, so that the next one ends the program as it would have without this; and
+/// SIGTERM always, because timeout(1) sends it twice, to its child and to the group.
 ///
 /// # Errors
 /// If the system refuses.
@@ -30,7 +30,8 @@ pub(crate) fn catch() -> io::Result<()> {
         action.sa_sigaction = caught as *const () as libc::sighandler_t;
         // RESETHAND: the second signal finds the default action. RESTART: calls go on, and the
         // measurement sees the flag.
-        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        let once = if signal == libc::SIGINT { libc::SA_RESETHAND } else { 0 };
+        action.sa_flags = libc::SA_RESTART | once;
         // SAFETY: the action is initialised, and its handler only stores to an atomic, which is
         // async-signal-safe; the old action is not asked for.
         if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
