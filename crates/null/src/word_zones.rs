@@ -28,13 +28,6 @@ fn view_of(zone: &Zone) -> ZoneView<ZoneCond> {
     ZoneView { cond: zone.cond(), wp }
 }
 
-/// Where a write goes.
-#[derive(Clone, Copy)]
-enum Place {
-    At(Sector),
-    WritePointer,
-}
-
 /// A transfer that is asked once for each place, and whose first refusal stands: a bad block that
 /// is good again after it was hit must not be hit for nothing, because another thread was faster.
 struct Admission<'a, T> {
@@ -70,44 +63,72 @@ impl<R: Lock<Accounts>> WordZones<R> {
         self.layout.sequential(number).restore(view.cond, view.wp)
     }
 
+    /// Writes where `step` says, if it says that the zone may be written there.
     #[inline]
     fn put<T: Transfer>(
         &self,
         number: ZoneNo,
-        place: Place,
         sectors: u64,
         transfer: &mut T,
+        step: impl Fn(&Zone) -> Result<(Sector, ZoneCond), Status>,
     ) -> Result<Sector, Status> {
-        let step = |zone: &Zone| match place {
-            Place::At(at) => zone.step_write(at, sectors).map(|to| (at, to)),
-            Place::WritePointer => zone.step_append(sectors).map(|to| (zone.wp(), to)),
-        };
         if transfer.may_fall_short() {
-            // The zone is opened first, as in null_blk: a limit that refuses hits no bad block, and
-            // a write that fails on one leaves the zone open.
-            self.words.exchange(number.0, |view| {
-                let (_, to) = step(&self.zone(number, view))?;
-                Ok::<_, Status>(Change {
-                    through: holding_of(to),
-                    to: ZoneView { cond: to, ..view },
-                })
-            })?;
+            return self.put_carefully(number, sectors, transfer, step);
         }
+        let mut landed = Sector::NONE;
+        let reservation = self.words.reserve(number.0, |view| {
+            let zone = self.zone(number, view);
+            let (at, to) = step(&zone)?;
+            landed = at;
+            Ok::<_, Status>(Self::written(zone, view, to, sectors))
+        })?;
+        transfer.copy(landed, sectors);
+        drop(reservation);
+        Ok(landed)
+    }
+
+    /// The same where bad blocks are armed.
+    #[cold]
+    fn put_carefully<T: Transfer>(
+        &self,
+        number: ZoneNo,
+        sectors: u64,
+        transfer: &mut T,
+        step: impl Fn(&Zone) -> Result<(Sector, ZoneCond), Status>,
+    ) -> Result<Sector, Status> {
+        // The zone is opened first, as in null_blk: a limit that refuses hits no bad block, and a
+        // write that fails on one leaves the zone open.
+        self.words.exchange(number.0, |view| {
+            let (_, to) = step(&self.zone(number, view))?;
+            Ok::<_, Status>(Change { through: holding_of(to), to: ZoneView { cond: to, ..view } })
+        })?;
         let mut admission = Admission { transfer, sectors, at: Sector::NONE, answer: None };
         let mut landed = (Sector::NONE, 0, Status::Ok);
         let reservation = self.words.reserve(number.0, |view| {
-            let mut zone = self.zone(number, view);
+            let zone = self.zone(number, view);
             let (at, to) = step(&zone)?;
             let (sectors, status) = admission.at(at);
-            zone.enter(to);
-            zone.advance(sectors);
             landed = (at, sectors, status);
-            Ok::<_, Status>(Change { through: holding_of(to), to: view_of(&zone) })
+            Ok::<_, Status>(Self::written(zone, view, to, sectors))
         })?;
         let (at, sectors, status) = landed;
         transfer.copy(at, sectors);
         drop(reservation);
         if status.is_ok() { Ok(at) } else { Err(status) }
+    }
+
+    /// A zone that goes to `to` and is written.
+    #[inline]
+    fn written(
+        mut zone: Zone,
+        view: ZoneView<ZoneCond>,
+        to: ZoneCond,
+        sectors: u64,
+    ) -> Change<ZoneCond> {
+        zone.enter(to);
+        zone.advance(sectors);
+        let to_view = ZoneView { cond: zone.cond(), wp: view.wp + sectors };
+        Change { through: holding_of(to), to: to_view }
     }
 
     /// What an operation makes of a zone.
@@ -154,7 +175,8 @@ impl<R: Lock<Accounts> + 'static> ZoneSet for WordZones<R> {
         if self.layout.zones.is_conventional(number) {
             return self.layout.write_conventional(number, at, sectors, transfer);
         }
-        self.put(number, Place::At(at), sectors, transfer).map(drop)
+        let step = |zone: &Zone| zone.step_write(at, sectors).map(|to| (at, to));
+        self.put(number, sectors, transfer, step).map(drop)
     }
 
     #[inline]
@@ -167,7 +189,8 @@ impl<R: Lock<Accounts> + 'static> ZoneSet for WordZones<R> {
         if self.layout.zones.is_conventional(number) {
             return Err(Status::IoErr);
         }
-        self.put(number, Place::WritePointer, sectors, transfer)
+        let step = |zone: &Zone| zone.step_append(sectors).map(|to| (zone.wp(), to));
+        self.put(number, sectors, transfer, step)
     }
 
     fn manage<E: Erase>(&self, number: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status> {

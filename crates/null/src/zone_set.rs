@@ -75,7 +75,7 @@ impl ZoneLayout {
 
 /// The data of a write on their way to a zone.
 pub trait Transfer {
-    /// Whether `admit` may admit less than it is asked for.
+    /// Whether `admit` may admit less than it is asked for. If not, it need not be asked.
     fn may_fall_short(&self) -> bool;
 
     /// How many of the sectors can be transferred to `at`, and the status of the request then.
