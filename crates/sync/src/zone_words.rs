@@ -295,8 +295,15 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
             let change = decide(view)?;
             match self.swap(zone, seen, &change, 0)? {
                 Ok(()) => return Ok(view),
-                Err(now) if now & HELD == 0 => seen = now,
-                Err(_) => seen = line.word(),
+                Err(_) => {
+                    // The winner has the line, and writes on while this thread stands back: two
+                    // that fetch it from each other for every write do less together than one. A
+                    // model needs no such grace.
+                    if !cfg!(any(loom, shuttle)) {
+                        spin_hint();
+                    }
+                    seen = line.word();
+                }
             }
         }
     }
