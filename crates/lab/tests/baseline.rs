@@ -8,7 +8,7 @@ use blockyard_core::inject::Injection;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Disk};
 use blockyard_lab::baseline::one_lock::OneLock;
-use blockyard_null::{LockedZones, Null, NullConfig, ZoneSet};
+use blockyard_null::{Null, NullConfig, WordZones, ZoneSet};
 use blockyard_sim::contract::{self, Rig, Subject};
 use blockyard_sim::seed::Seed;
 use blockyard_sim::workload::{Mix, Workload};
@@ -71,7 +71,7 @@ impl Pair {
     fn new(config: &NullConfig, seed: Seed, stream: u64) -> Pair {
         let mix = Mix { hot_zones: 4, ..Mix::wild() };
         Pair {
-            product: Rig::new(disk::<LockedZones>(config), config.memory_backed),
+            product: Rig::new(disk::<WordZones>(config), config.memory_backed),
             baseline: Rig::new(disk::<OneLock>(config), config.memory_backed),
             workload: Workload::new(seed, stream, mix),
         }

@@ -14,10 +14,10 @@ use crate::config::NullConfig;
 use crate::data::Data;
 use crate::error::NullError;
 use crate::faults::Faults;
-use crate::locked_zones::LockedZones;
 use crate::queue::NullQueue;
 use crate::shape::Shape;
 use crate::transfer::Eraser;
+use crate::word_zones::WordZones;
 use crate::zone_set::{ZoneLayout, ZoneSet};
 
 /// Refills of the bandwidth limit per second, as in null_blk.
@@ -35,7 +35,7 @@ const TICKS_PER_SECOND: u64 = 50;
 /// | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
 /// | `timeout`, `requeue` | a [`crate::FaultAttr`], or nothing for never | as null_blk's |
 /// | `power_cut` | nothing | what is in the write cache is lost; zones keep their write pointers |
-pub struct Null<Z: ZoneSet = LockedZones> {
+pub struct Null<Z: ZoneSet = WordZones> {
     shared: Arc<Shared<Z>>,
     notes: Vec<String>,
 }

@@ -8,7 +8,8 @@
 //! NullQueue ─ batch ▸ faults, limits ▸ ZoneSet (condition, write pointer) ▸ Data (cache, memory)
 //! ```
 //!
-//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`].
+//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`]. The product's are
+//! [`WordZones`]; [`LockedZones`] are what was there before, to compare with.
 
 mod bad_blocks;
 mod cache;

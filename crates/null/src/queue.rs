@@ -17,8 +17,8 @@ use blockyard_sync::tag_budget::TagBudget;
 use crate::config::IrqMode;
 use crate::device::Shared;
 use crate::faults::{Armed, Strike};
-use crate::locked_zones::LockedZones;
 use crate::transfer::{Outcome, reads_at};
+use crate::word_zones::WordZones;
 use crate::zone_set::ZoneSet;
 
 /// After how many nanoseconds a queue asks again for a tag that other channels hold.
@@ -42,7 +42,7 @@ enum Went {
 }
 
 /// What one channel holds of a null device.
-pub struct NullQueue<Z: ZoneSet = LockedZones> {
+pub struct NullQueue<Z: ZoneSet = WordZones> {
     shared: Arc<Shared<Z>>,
     armed: Reader<Armed>,
     /// Nothing but an armed fault keeps this queue from the short way.

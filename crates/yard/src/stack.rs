@@ -14,7 +14,7 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Device, Disk};
-use blockyard_null::{IrqMode, LockedZones, Null, NullConfig, NullError, ZoneSet};
+use blockyard_null::{IrqMode, Null, NullConfig, NullError, WordZones, ZoneSet};
 
 use crate::param::Form;
 use crate::spec::DeviceSpec;
@@ -102,7 +102,7 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
 /// # Errors
 /// If its parameters do not go together, or the system refuses what they ask for.
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    open_with_zones::<LockedZones>(spec)
+    open_with_zones::<WordZones>(spec)
 }
 
 /// Makes the device with its zones guarded by `Z`, to compare ways of guarding them.
@@ -125,7 +125,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    let null = null::<LockedZones>(spec)?;
+    let null = null::<WordZones>(spec)?;
     Ok(notes(spec, &null))
 }
 

@@ -1,9 +1,8 @@
 //! Zones as Linux's null_blk has guarded them since 2020: a lock per zone, which reads take too.
 //!
 //! Open and active zones have a lock of their own, taken only where a limit is set. Writes are
-//! guarded by the product's own room, which is a lock per zone as well; what differs is that the
-//! product's reads take no lock. Under writes, product and baseline are therefore the same, and a
-//! comparison of the two there shows how far two measurements of the same thing lie apart.
+//! guarded by [`LockedZones`], the product's zones until it kept each in a word; reads take the
+//! zone's lock here, as they do in null_blk.
 
 use std::collections::TryReserveError;
 
@@ -18,7 +17,7 @@ use blockyard_sync::zone_resources::{Accounts, AccountsLock};
 /// The name on a command line.
 pub const NAME: &str = "lock-per-zone";
 
-/// The product's zones, but reads take the zone's lock. The parameters are those of
+/// Zones with a lock each that reads take too. The parameters are those of
 /// [`LockedZones`].
 #[derive(Debug)]
 pub struct LockPerZone<S = SpinningZone, D = SleepingZone, R = AccountsLock>(LockedZones<S, D, R>);
