@@ -31,7 +31,7 @@ fn a_run_is_printed_kept_and_reported() {
     let (code, out, error) = run(dir, &["run", "clock", "--seconds", "0.01", "--json"]);
     assert_eq!(code, 0, "{error}");
     let results = json(&out);
-    assert_eq!(results["schema"], 1);
+    assert_eq!(results["schema"], 2);
     let row = &results["rows"][0];
     assert_eq!((&row["variant"], &row["rounds"]), (&"wall".into(), &5.into()), "{row}");
     assert_eq!(row["values"].as_array().unwrap().len(), 5);
@@ -109,7 +109,7 @@ fn ctrl_c_keeps_the_rounds_that_are_complete() {
     let last = errors.map(Result::unwrap).last().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{last}");
-    assert!(last.contains("interrupted; complete rounds are in lab-results/run-"), "{last}");
+    assert!(last.contains("interrupted; what was measured is in lab-results/run-"), "{last}");
     let (code, _, error) = run(scratch.path(), &["report"]);
     assert_eq!(code, 0, "{error}");
     let kept = last.rsplit(' ').next().unwrap();

@@ -8,7 +8,7 @@ use crate::results::{
 };
 use crate::run::{Measured, Outcome, Plan};
 use crate::sample::{LatencyPercentiles, RoomCount};
-use crate::stats::{Gain, Summary, Verdict, gain};
+use crate::stats::{Summary, Verdict, gain};
 
 /// Adds an experiment and what it gave.
 pub fn collect(results: &mut Results, experiment: &Experiment, plan: &Plan, outcome: &Outcome) {
@@ -38,6 +38,9 @@ fn info(experiment: &Experiment, plan: &Plan, outcome: &Outcome) -> ExperimentIn
         rounds: plan.rounds,
         seconds: outcome.timing.measure.as_secs_f64(),
         warm_up_seconds: outcome.timing.warm_up.as_secs_f64(),
+        interrupted: outcome.interrupted,
+        others_busy: outcome.others.map(|others| others.busy),
+        stolen: outcome.others.map(|others| others.stolen),
         variants: experiment
             .variants
             .iter()
@@ -154,7 +157,10 @@ fn of(measured: &Measured, metric: Metric) -> impl Iterator<Item = (u32, f64)> {
 fn latency(measured: &Measured) -> Option<LatencyPercentiles> {
     let all: Vec<_> =
         measured.samples.iter().filter_map(|(_, sample)| sample.latency.as_ref()).collect();
+    // Of those that every round had samples enough for.
+    let has = |points: &LatencyPercentiles, at: f64| points.0.iter().any(|point| point.0 == at);
     let percentiles = all.first()?.0.iter().map(|(percentile, _)| *percentile);
+    let percentiles = percentiles.filter(|at| all.iter().all(|points| has(points, *at)));
     let points = percentiles.filter_map(|percentile| {
         let points = all.iter().flat_map(|points| &points.0);
         let at: Vec<f64> = points.filter(|p| p.0 == percentile).map(|p| p.1).collect();
@@ -199,7 +205,7 @@ fn limited_by(measured: &Measured) -> Option<String> {
 
 /// A comparison under every workload and number of jobs that it speaks of.
 fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured]) -> Vec<Ratio> {
-    let Comparison { before, after, metric, workload, jobs_min, aim } = *comparison;
+    let Comparison { before, after, metric, workload, jobs_min, aim, is_cost } = *comparison;
     let cells = experiment.cells.iter().zip(measured);
     let wanted = cells.clone().filter(|(cell, _)| {
         cell.variant == after
@@ -218,6 +224,11 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
                 })
                 .collect();
             let gain = gain(&pairs, metric.more_is_better)?;
+            let differences: Vec<f64> =
+                pairs.iter().map(|(before, after)| after - before).collect();
+            let cost = Summary::of(&differences).filter(|_| is_cost).map(|summary| summary.median);
+            // Of a server that waits for its client, the ratio says nothing.
+            let aim = aim.filter(|_| limited_by(ours).as_deref() != Some("client"));
             Some(Ratio {
                 experiment: experiment.name.to_owned(),
                 workload: cell.workload.to_owned(),
@@ -229,18 +240,15 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
                 median: gain.median,
                 low: gain.low,
                 high: gain.high,
-                verdict: gain.verdict,
+                verdict: if is_cost { Verdict::Cost } else { gain.verdict },
+                unit: metric.unit.to_owned(),
+                cost,
                 aim,
-                aim_met: aim.map(|aim| is_met(aim, &gain)),
+                aim_state: aim.map(|aim| gain.reaches(aim)),
                 published: published_ratio(experiment, comparison, cell),
             })
         })
         .collect()
-}
-
-/// Whether the median reaches an aim; of a gain that is aimed at, only if it is significant.
-fn is_met(aim: f64, gain: &Gain) -> bool {
-    gain.median >= aim && (aim <= 1.0 || gain.verdict == Verdict::Faster)
 }
 
 fn published_ratio(experiment: &Experiment, comparison: &Comparison, cell: &Cell) -> Option<f64> {
@@ -264,6 +272,7 @@ mod tests {
     use crate::experiment::{Kind, Published, Variant};
     use crate::run::Timing;
     use crate::sample::Sample;
+    use crate::stats::AimState;
 
     const PLAN: Plan = Plan { rounds: 5, measure: None, quick: false };
 
@@ -304,7 +313,7 @@ mod tests {
                 hold_ns: [value, value, value],
                 wait_ns: [0.0; 3],
             }],
-            limit: Some(if value > 100.0 { "client" } else { "server" }.to_owned()),
+            limit: Some(if value > 150.0 { "client" } else { "server" }.to_owned()),
             notes: vec!["said once".to_owned()],
             ..Sample::of(Metric::CPU_PER_IO, value)
         };
@@ -315,7 +324,7 @@ mod tests {
     fn collected(measured: Vec<Measured>, interrupted: bool) -> Results {
         let timing = Timing { warm_up: Duration::ZERO, measure: Duration::from_secs(1) };
         let mut results = Results::new(String::new(), false);
-        let outcome = Outcome { measured, timing, interrupted };
+        let outcome = Outcome { measured, timing, interrupted, others: None };
         collect(&mut results, &experiment(), &PLAN, &outcome);
         results
     }
@@ -332,8 +341,11 @@ mod tests {
         assert_eq!(results.ratios.len(), 1, "from two jobs on");
         let ratio = &results.ratios[0];
         // Half the CPU time is twice as good.
-        assert_eq!((ratio.median, ratio.low, ratio.high), (2.0, 2.0, 2.0));
-        assert_eq!((ratio.aim_met, ratio.published), (Some(true), Some(3.0)));
+        for value in [ratio.median, ratio.low, ratio.high] {
+            assert!((value - 2.0).abs() < 1e-9, "{ratio:?}");
+        }
+        assert_eq!((ratio.aim_state, ratio.published), (Some(AimState::Met), Some(3.0)));
+        assert_eq!((ratio.cost, ratio.unit.as_str()), (None, "ns"));
         assert_eq!(results.latency[3].points.0, [(50.0, 100.0), (100.0, 900.0)]);
         let room = &results.rooms[3].count;
         assert_eq!(
@@ -353,7 +365,23 @@ mod tests {
         let results = collected(vec![measured(&[]), measured(&[]), old, new], false);
         let ratio = &results.ratios[0];
         assert!(ratio.median >= 1.5, "{ratio:?}");
-        assert_eq!((ratio.verdict, ratio.aim_met), (Verdict::NotSignificant, Some(false)));
+        assert_eq!(ratio.verdict, Verdict::NotSignificant);
+        assert_eq!(ratio.aim_state, Some(AimState::Open));
+    }
+
+    #[test]
+    fn what_the_client_limits_has_no_aim() {
+        let (old, new) = (measured(&[900.0; 5]), measured(&[300.0; 5]));
+        let results = collected(vec![measured(&[]), measured(&[]), old, new], false);
+        assert_eq!((results.ratios[0].aim, results.ratios[0].aim_state), (None, None));
+    }
+
+    #[test]
+    fn a_cost_is_a_difference_without_a_verdict() {
+        let asked = Comparison::new("old", "new", Metric::CPU_PER_IO).from_jobs(2).cost();
+        let (old, new) = (measured(&[100.0, 110.0, 105.0]), measured(&[112.0, 120.0, 117.0]));
+        let ratios = ratios(&experiment(), &asked, &[measured(&[]), measured(&[]), old, new]);
+        assert_eq!((ratios[0].verdict, ratios[0].cost), (Verdict::Cost, Some(12.0)));
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub struct ReportArgs {
 
 const RUN_HELP: &str = "\
 Every round takes each variant once, in turns; the verdicts come from the rounds. Ctrl-C ends the
-run and keeps the rounds that are complete; a second Ctrl-C ends it at once.
+run and keeps what was measured; a second Ctrl-C ends it at once.
 
 Examples:
   blockyard lab run zone-locks --quick
@@ -104,7 +104,8 @@ pub struct HowArgs {
     /// Rounds: at least 5, with --quick at least 3 [default: 5, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub rounds: Option<u32>,
-    /// Seconds of each measurement [default: what makes an experiment take about two minutes]
+    /// Seconds of each measurement [default: what makes an experiment take about two minutes, at
+    /// least 0.25]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// Only these cells; either side may be left out, a third part is jobs: `/random-read/8`; may
@@ -196,9 +197,9 @@ fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {
         let text = serde_json::to_string_pretty(&list).map_err(io::Error::from)?;
         return Ok(writeln!(out, "{text}")?);
     }
-    let mut table = Table::new(["NAME", "WHAT", "VARIANTS", "ABOUT"]);
+    let mut table = Table::new(["NAME", "WHAT", "VARIANTS", "TAKES"]);
     for experiment in &experiments {
-        let variants = named(experiment);
+        let variants = experiment.variants.len().to_string();
         let time = progress::words(plan.estimate(&experiment.cells));
         let row = [experiment.name, experiment.title, &variants, &time];
         table.row(row);
@@ -206,20 +207,6 @@ fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {
     table.print(3, out)?;
     writeln!(out, "\n`blockyard lab run NAME` runs one, `--quick` for a first look.")?;
     Ok(())
-}
-
-/// The variants' names, as many as fit a line.
-fn named(experiment: &Experiment) -> String {
-    const LEN_MAX: usize = 44;
-    let mut text = String::new();
-    for (at, variant) in experiment.variants.iter().enumerate() {
-        if at > 0 && text.len() + variant.name.len() > LEN_MAX {
-            return format!("{text} and {} more", experiment.variants.len() - at);
-        }
-        text.push_str(if at > 0 { " " } else { "" });
-        text.push_str(variant.name);
-    }
-    text
 }
 
 fn described(experiment: &Experiment, plan: &Plan) -> serde_json::Value {
@@ -326,6 +313,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
     let mut progress = Progress::on_stderr();
     let words: Vec<String> = std::env::args().skip(1).collect();
     let mut results = Results::new(format!("blockyard {}", words.join(" ")), how.quick);
+    results.only = how.only.iter().map(ToString::to_string).collect();
     if let Some(load) = results.load_before.filter(|load| *load > processors / 2.0) {
         let advice = "CPU times hold better than throughput";
         progress.say(&format!("the machine is busy, load {load:.1} before the run: {advice}"));
@@ -360,7 +348,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
     out.flush()?;
     match () {
         () if results.interrupted => {
-            let message = format!("interrupted; complete rounds are in {}", path.display());
+            let message = format!("interrupted; what was measured is in {}", path.display());
             Err(CommandError::Interrupted(message))
         }
         () if results.rows.is_empty() => Err(CommandError::Nothing),

@@ -113,12 +113,15 @@ pub struct Comparison {
     pub jobs_min: u32,
     /// The least ratio that is aimed at.
     pub aim: Option<f64>,
+    /// Whether it is asked what `after` costs on top of `before`, of which it is made: a
+    /// difference, which is neither better nor worse.
+    pub is_cost: bool,
 }
 
 impl Comparison {
     /// A comparison under all workloads and numbers of jobs, without an aim.
     pub const fn new(before: &'static str, after: &'static str, metric: Metric) -> Comparison {
-        Comparison { before, after, metric, workload: None, jobs_min: 1, aim: None }
+        Comparison { before, after, metric, workload: None, jobs_min: 1, aim: None, is_cost: false }
     }
 
     /// Only under this workload.
@@ -130,6 +133,12 @@ impl Comparison {
     /// Only from so many jobs on.
     pub const fn from_jobs(mut self, jobs_min: u32) -> Comparison {
         self.jobs_min = jobs_min;
+        self
+    }
+
+    /// What `after` costs on top of `before`.
+    pub const fn cost(mut self) -> Comparison {
+        self.is_cost = true;
         self
     }
 

@@ -54,6 +54,68 @@ pub fn load() -> Option<f64> {
     text.split(' ').next()?.parse().ok()
 }
 
+/// What the machine did besides us, in processors on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Others {
+    /// Busy with other processes.
+    pub busy: f64,
+    /// Taken by the host for other virtual machines.
+    pub stolen: f64,
+}
+
+/// The machine's clocks at one moment, in ticks since it was started.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clocks {
+    /// All processors, whatever they did.
+    total: f64,
+    /// User space and the kernel, interrupts included.
+    busy: f64,
+    /// Time that the host gave to others.
+    stolen: f64,
+    /// Ours, and of the children that were waited for.
+    own: f64,
+    /// Processors of the machine.
+    processors: f64,
+}
+
+impl Clocks {
+    /// The clocks now; `None` where the system does not say.
+    pub fn now() -> Option<Clocks> {
+        Clocks::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
+    }
+
+    fn parse(machine: &str, own: &str) -> Option<Clocks> {
+        let all = machine.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let ticks: Vec<f64> = all.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        // user nice system idle iowait irq softirq steal; guest times are in user's.
+        let [user, nice, system, idle, waiting, irq, softirq, stolen] = *ticks.first_chunk()?;
+        let busy = user + nice + system + irq + softirq;
+        let is_processor = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+        let processors = machine.lines().filter(is_processor).count();
+        // The name, in brackets, may hold anything; the times are 12th to 15th after it.
+        let (_, own) = own.rsplit_once(')')?;
+        let own = own.split_whitespace().skip(11).take(4).map(str::parse::<f64>);
+        let own: Vec<f64> =
+            own.collect::<Result<_, _>>().ok().filter(|own: &Vec<f64>| own.len() == 4)?;
+        Some(Clocks {
+            total: busy + idle + waiting + stolen,
+            busy,
+            stolen,
+            own: own.iter().sum(),
+            processors: processors.max(1) as f64,
+        })
+    }
+
+    /// What others did since an earlier moment. A child of ours that still runs counts as another.
+    pub fn since(&self, before: &Clocks) -> Others {
+        let total = (self.total - before.total).max(1.0);
+        let of = |ticks: f64| (ticks / total).clamp(0.0, 1.0) * self.processors;
+        let ours = self.own - before.own;
+        let others = self.busy - before.busy - ours;
+        Others { busy: of(others), stolen: of(self.stolen - before.stolen) }
+    }
+}
+
 fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }
@@ -75,6 +137,24 @@ mod tests {
         let text = "model\t\t: 6\nmodel name\t: A CPU: fast\nmodel name\t: B\n";
         assert_eq!(fields(text, "model name").collect::<Vec<_>>(), ["A CPU: fast", "B"]);
         assert_eq!(fields(text, "name").next(), None);
+    }
+
+    #[test]
+    fn others_are_what_is_left_of_the_busy_time() {
+        let machine = |user, idle, stolen| {
+            format!("cpu  {user} 10 20 {idle} 5 1 2 {stolen} 0 0\ncpu0 1 2\ncpu1 3 4\nintr 9\n")
+        };
+        let own = |user, children| {
+            format!("77 (a) b) R 1 1 1 0 -1 0 0 0 0 0 {user} 5 {children} 2 20 0 1\n")
+        };
+        let at = |m: &str, o: &str| Clocks::parse(m, o).unwrap();
+        let before = at(&machine(100, 1000, 7), &own(50, 10));
+        let after = at(&machine(200, 1080, 27), &own(100, 20));
+        // Of 200 ticks of two processors, 100 were busy, 60 of them with us, and 20 were stolen.
+        assert_eq!(after.since(&before), Others { busy: 0.4, stolen: 0.2 });
+        assert_eq!(Clocks::parse("cpu  1 2 3", &own(1, 1)), None);
+        assert_eq!(Clocks::parse(&machine(1, 2, 3), "77 (a) R 1"), None);
+        assert!(Clocks::now().is_some());
     }
 
     #[test]

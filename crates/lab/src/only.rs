@@ -1,5 +1,6 @@
 //! `--only VARIANT/WORKLOAD[/JOBS]`: which cells are run.
 
+use std::fmt;
 use std::str::FromStr;
 
 use blockyard_yard::nearest::suggestion;
@@ -31,6 +32,14 @@ impl FromStr for Only {
             Some(_) => Err(wanted.to_owned()),
             None => Ok(Only { variant, workload, jobs }),
         }
+    }
+}
+
+impl fmt::Display for Only {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let or_all = |name: &Option<String>| name.clone().unwrap_or("*".to_owned());
+        write!(f, "{}/{}", or_all(&self.variant), or_all(&self.workload))?;
+        self.jobs.map_or(Ok(()), |jobs| write!(f, "/{jobs}"))
     }
 }
 

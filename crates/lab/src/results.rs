@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::LabError;
 use crate::machine::Machine;
 use crate::sample::{LatencyPercentiles, RoomCount};
-use crate::stats::Verdict;
+use crate::stats::{AimState, Verdict};
 
 /// The version of the schema; it changes when a field changes its meaning or goes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The longest file of results that is read.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -35,7 +35,10 @@ pub struct Results {
     pub seconds: f64,
     /// Whether it was a first look only: fewer cells, shorter, fewer rounds.
     pub quick: bool,
-    /// Whether Ctrl-C ended it; the rounds that were complete are here.
+    /// What `--only` chose, one entry each; empty if every cell was wanted.
+    #[serde(default)]
+    pub only: Vec<String>,
+    /// Whether Ctrl-C ended it; what was measured before is here.
     pub interrupted: bool,
     /// Where it ran.
     pub machine: Machine,
@@ -75,6 +78,7 @@ impl Results {
             started: crate::clock::utc_now(),
             seconds: 0.0,
             quick,
+            only: Vec::new(),
             interrupted: false,
             machine: Machine::here(),
             load_before: crate::machine::load(),
@@ -104,6 +108,19 @@ impl Results {
         self.not_measured.retain(|cell| wanted(&cell.experiment));
         self.notes.retain(|note| wanted(&note.experiment));
         self.predictions.retain(|prediction| wanted(&prediction.experiment));
+    }
+
+    /// What its measurements of an experiment are worth beside those of other runs; `None` if there
+    /// are none. A run takes the place of one that is worth no more.
+    fn weight(&self, experiment: &str) -> Option<Weight> {
+        let info = self.experiments.iter().find(|info| info.name == experiment)?;
+        let is_measured = self.rows.iter().any(|row| row.experiment == experiment);
+        let weight = match () {
+            () if !self.only.is_empty() || info.interrupted => Weight::Part,
+            () if self.quick => Weight::Quick,
+            () => Weight::Whole,
+        };
+        is_measured.then_some(weight)
     }
 
     /// Reads a file of results.
@@ -139,13 +156,13 @@ impl Results {
         let path = directory.join(&name);
         write_json(&path, self)?;
         let mut index = Index::read(directory)?;
-        let is_measured = |info: &ExperimentInfo| {
-            let experiment = &info.name;
-            self.rows.iter().any(|row| row.experiment == *experiment)
-                || self.not_measured.iter().any(|cell| cell.experiment == *experiment)
-        };
         for info in &self.experiments {
-            if is_measured(info) {
+            let Some(weight) = self.weight(&info.name) else { continue };
+            // A file that is gone, or that cannot be read, is worth nothing.
+            let place = |file: &String| Path::new(file).file_name().map(|at| directory.join(at));
+            let before = index.latest.get(&info.name).filter(|before| **before != name);
+            let before = before.and_then(place).and_then(|path| Results::read(&path).ok());
+            if before.and_then(|before| before.weight(&info.name)) <= Some(weight) {
                 index.latest.insert(info.name.clone(), name.clone());
             }
         }
@@ -155,6 +172,17 @@ impl Results {
         write_json(&directory.join(INDEX), &index)?;
         Ok(path)
     }
+}
+
+/// See [`Results::weight`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Weight {
+    /// Not every cell, or not every round.
+    Part,
+    /// A first look.
+    Quick,
+    /// A run.
+    Whole,
 }
 
 /// The latest file of results by experiment.
@@ -197,6 +225,15 @@ pub struct ExperimentInfo {
     pub seconds: f64,
     /// Seconds before it that did not count.
     pub warm_up_seconds: f64,
+    /// Whether Ctrl-C ended it before its last round.
+    #[serde(default)]
+    pub interrupted: bool,
+    /// Processors that were busy with what others did meanwhile, on average.
+    #[serde(default)]
+    pub others_busy: Option<f64>,
+    /// Processors whose time went to other virtual machines meanwhile, on average.
+    #[serde(default)]
+    pub stolen: Option<f64>,
     /// Who was measured.
     pub variants: Vec<VariantInfo>,
     /// What was asked of them.
@@ -279,10 +316,15 @@ pub struct Ratio {
     pub high: f64,
     /// Whether that is a difference.
     pub verdict: Verdict,
-    /// The least that is aimed at.
+    /// The metric's unit.
+    pub unit: String,
+    /// The median of the rounds' differences in that unit, where the verdict is `cost`: what
+    /// `after` takes on top of `before`.
+    pub cost: Option<f64>,
+    /// The least that is aimed at; none where the client limited `after`.
     pub aim: Option<f64>,
-    /// Whether the median reaches it, significantly if it is above 1.
-    pub aim_met: Option<bool>,
+    /// How the interval stands to it.
+    pub aim_state: Option<AimState>,
     /// The same ratio of the published rows, where there are both with as many jobs.
     pub published: Option<f64>,
 }
@@ -444,29 +486,49 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_written_is_read_and_indexed() {
-        let directory = crate::scratch::Scratch::new().unwrap();
-        let mut results = Results::new("test".to_owned(), true);
-        results.experiments.push(ExperimentInfo {
+    fn info() -> ExperimentInfo {
+        ExperimentInfo {
             name: "a".to_owned(),
             title: String::new(),
             about: String::new(),
             rounds: 3,
             seconds: 0.5,
             warm_up_seconds: 0.1,
+            interrupted: false,
+            others_busy: None,
+            stolen: None,
             variants: Vec::new(),
             workloads: Vec::new(),
             plots: Vec::new(),
-        });
-        results.not_measured.push(NotMeasured {
+        }
+    }
+
+    /// A run that measured one cell at a second of its own.
+    fn measured(second: u32, quick: bool) -> Results {
+        let mut results = Results::new("test".to_owned(), quick);
+        results.started = format!("2026-11-21T05:00:{second:02}Z");
+        results.experiments.push(info());
+        results.rows.push(Row {
             experiment: "a".to_owned(),
             variant: "v".to_owned(),
             workload: "w".to_owned(),
             jobs: 1,
-            rounds: 0,
-            why: "a test".to_owned(),
+            metric: "iops".to_owned(),
+            unit: "1/s".to_owned(),
+            more_is_better: true,
+            rounds: 1,
+            median: 1.0,
+            min: 1.0,
+            max: 1.0,
+            values: vec![1.0],
         });
+        results
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_indexed() {
+        let directory = crate::scratch::Scratch::new().unwrap();
+        let results = measured(0, true);
         let path = results.write(directory.path()).unwrap();
         assert_eq!(Results::read(&path).unwrap(), results);
         let index = Index::read(directory.path()).unwrap();
@@ -474,6 +536,29 @@ mod tests {
         assert!(index.predicted.is_empty());
         let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
         assert_eq!(left.len(), 2, "{left:?}");
+    }
+
+    #[test]
+    fn a_run_takes_the_place_only_of_what_is_worth_no_more() {
+        let directory = crate::scratch::Scratch::new().unwrap();
+        let latest = |results: &Results| {
+            let path = results.write(directory.path()).unwrap();
+            let index = Index::read(directory.path()).unwrap();
+            index.latest.get("a").is_some_and(|file| directory.path().join(file) == path)
+        };
+        let mut nothing = measured(1, false);
+        nothing.rows.clear();
+        assert!(!latest(&nothing), "it has no row");
+        let part = |second| Results { only: vec!["v/w".to_owned()], ..measured(second, false) };
+        assert!(latest(&part(2)), "better than nothing");
+        assert!(latest(&measured(3, true)));
+        assert!(!latest(&part(4)));
+        let mut interrupted = measured(5, false);
+        interrupted.experiments[0].interrupted = true;
+        assert!(!latest(&interrupted));
+        assert!(latest(&measured(6, false)));
+        assert!(!latest(&measured(7, true)));
+        assert!(latest(&measured(8, false)), "its like");
     }
 
     #[test]

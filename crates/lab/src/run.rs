@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::LabError;
 use crate::experiment::{Cell, Experiment};
+use crate::machine::{Clocks, Others};
 use crate::progress::Progress;
 use crate::sample::{Round, Sample};
 use crate::stop::Stop;
@@ -109,11 +110,14 @@ pub struct Outcome {
     pub timing: Timing,
     /// Whether Ctrl-C came before the end.
     pub interrupted: bool,
+    /// What else the machine did meanwhile, where the system says.
+    pub others: Option<Others>,
 }
 
 /// Runs an experiment.
 pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Progress) -> Outcome {
     let cells = &experiment.cells;
+    let clocks = Clocks::now();
     let timing = plan.timing(cells);
     let mut measured: Vec<Measured> = cells.iter().map(|_| Measured::default()).collect();
     let time_of = |cell| (timing.warm_up + timing.measure) * plan.stretch(cell);
@@ -159,7 +163,8 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
             expected[at] = began.elapsed();
         }
     }
-    Outcome { measured, timing, interrupted }
+    let others = clocks.and_then(|before| Some(Clocks::now()?.since(&before)));
+    Outcome { measured, timing, interrupted, others }
 }
 
 /// The cells in the order of a round.
@@ -287,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_keeps_the_rounds_that_are_complete() {
+    fn a_stop_keeps_what_was_measured() {
         let (stop, seen) = (Stop::new(), Stop::new());
         let (sender, receiver) = mpsc::channel();
         let stops = Cell::new("b", "read", 1, {

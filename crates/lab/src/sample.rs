@@ -52,9 +52,13 @@ impl Sample {
     }
 }
 
-/// The percentiles at which latencies are kept.
+/// The percentiles at which latencies are kept: the least, the median and the greatest always,
+/// the others where so many samples lie beyond them that it is not chance which one is taken.
 pub const PERCENTILES: [f64; 12] =
     [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 100.0];
+
+/// See [`PERCENTILES`].
+const BEYOND_MIN: f64 = 10.0;
 
 /// A latency distribution: pairs of percentile and nanoseconds, ascending in both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,7 +69,14 @@ impl LatencyPercentiles {
     /// The percentiles of a histogram of nanoseconds; `None` if it is empty.
     pub fn of(histogram: &Histogram<u64>) -> Option<LatencyPercentiles> {
         let at = |percentile| (percentile, histogram.value_at_percentile(percentile) as f64);
-        (!histogram.is_empty()).then(|| LatencyPercentiles(PERCENTILES.map(at).to_vec()))
+        let count = histogram.len() as f64;
+        let is_known = |percentile: &f64| match *percentile {
+            0.0 | 50.0 | 100.0 => true,
+            // Both sides, as the fastest are as few as the slowest.
+            p => count * p.min(100.0 - p) / 100.0 >= BEYOND_MIN - 1e-6,
+        };
+        let points = PERCENTILES.into_iter().filter(is_known).map(at).collect();
+        (!histogram.is_empty()).then_some(LatencyPercentiles(points))
     }
 }
 
@@ -97,5 +108,8 @@ mod tests {
         assert_eq!(points[3], (50.0, 500.0));
         assert_eq!(points.last(), Some(&(100.0, 1000.0)));
         assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+        // Ten of a thousand lie beyond the 99th percentile, one beyond the next.
+        let kept: Vec<f64> = points.iter().map(|point| point.0).collect();
+        assert_eq!(kept, [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 100.0]);
     }
 }

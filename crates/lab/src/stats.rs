@@ -49,6 +49,9 @@ pub enum Verdict {
     /// There are fewer rounds than a verdict takes.
     #[serde(rename = "too few rounds")]
     TooFewRounds,
+    /// What is asked is what it costs, not whether it is better.
+    #[serde(rename = "cost")]
+    Cost,
 }
 
 impl Verdict {
@@ -59,6 +62,32 @@ impl Verdict {
             Verdict::Slower => "slower",
             Verdict::NotSignificant => "not significant",
             Verdict::TooFewRounds => "too few rounds",
+            Verdict::Cost => "cost",
+        }
+    }
+}
+
+/// What the interval of a ratio says about an aim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AimState {
+    /// All of the interval reaches it.
+    #[serde(rename = "met")]
+    Met,
+    /// Nothing of the interval reaches it.
+    #[serde(rename = "not met")]
+    NotMet,
+    /// Part of the interval reaches it, or there are too few rounds to tell.
+    #[serde(rename = "open")]
+    Open,
+}
+
+impl AimState {
+    /// The words in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            AimState::Met => "met",
+            AimState::NotMet => "not met",
+            AimState::Open => "open",
         }
     }
 }
@@ -74,6 +103,18 @@ pub struct Gain {
     pub high: f64,
     /// What that says.
     pub verdict: Verdict,
+}
+
+impl Gain {
+    /// How it stands to an aim.
+    pub fn reaches(&self, aim: f64) -> AimState {
+        match () {
+            () if self.verdict == Verdict::TooFewRounds => AimState::Open,
+            () if self.low >= aim => AimState::Met,
+            () if self.high < aim => AimState::NotMet,
+            () => AimState::Open,
+        }
+    }
 }
 
 /// How many times better `after` is than `before`, from pairs (before, after) of the same round.
@@ -229,6 +270,15 @@ mod tests {
         assert!(found >= 0.8, "{found}");
         let wrong = share(3, 5, 1.2, 0.3, 0.1, Verdict::Slower);
         assert!(wrong <= 0.01, "{wrong}");
+    }
+
+    #[test]
+    fn an_aim_is_met_by_the_whole_interval_or_open() {
+        let of = |median, low, high, verdict| Gain { median, low, high, verdict };
+        let three = of(3.2, 3.0, 3.4, Verdict::Faster);
+        let states = [2.9, 3.0, 3.1, 3.4, 3.5].map(|aim| three.reaches(aim).name());
+        assert_eq!(states, ["met", "met", "open", "open", "not met"]);
+        assert_eq!(of(9.0, 8.0, 9.5, Verdict::TooFewRounds).reaches(1.5), AimState::Open);
     }
 
     proptest! {

@@ -149,7 +149,7 @@ pub fn build(settings: &Settings) -> Experiment {
         variants: FLOORS.map(|floor| floor.0).to_vec(),
         workloads: workloads.iter().map(|&(name, about, ..)| Workload { name, about }).collect(),
         comparisons: steps
-            .map(|(before, after)| Comparison::new(before, after, Metric::CPU_PER_IO))
+            .map(|(before, after)| Comparison::new(before, after, Metric::CPU_PER_IO).cost())
             .collect(),
         plots: vec![Metric::CPU_PER_IO],
         cells,

@@ -166,8 +166,9 @@ pub fn build(settings: &Settings) -> Experiment {
                 give the product twice its rate of one job, and the rest of a ratio is what the \
                 one lock loses against its own rate of one job; see those rows. Rooms are counted \
                 in the first round, in a window of their own, with counting locks, so that \
-                throughput is not slowed down by it. The published lines of fio drive the same \
-                devices through fio's \
+                throughput is not slowed down by it. Latencies are of whole batches, from push to \
+                reap: of as many I/Os as a job has at once. The published lines of fio drive the \
+                same devices through fio's \
                 engine, in fio's process; CPU time there is fio's and the device's together.",
         published: published(settings),
         variants: variants.to_vec(),

@@ -168,7 +168,7 @@ pub fn undisturbed(slices: &[Slice]) -> Result<Reading, LabError> {
     if kept.len() < SLICES_MIN {
         let why = format!(
             "only {} of {} slices had the processors to themselves; the machine is too busy, try \
-             again with less beside it or a longer --duration",
+             again with less beside it or a longer --seconds",
             kept.len(),
             slices.len(),
         );
@@ -184,7 +184,7 @@ pub fn undisturbed(slices: &[Slice]) -> Result<Reading, LabError> {
 /// If there are too few slices.
 pub fn quicker(slices: &[Slice]) -> Result<Reading, LabError> {
     if slices.len() < SLICES_MIN {
-        let why = format!("only {} slices; try a longer --duration", slices.len());
+        let why = format!("only {} slices; try a longer --seconds", slices.len());
         return Err(LabError::failed("measurement", why));
     }
     Ok(Reading { ns_per_op: quantile(slices, 0.25), ..turns_of(slices) })

@@ -80,12 +80,20 @@ fn experiment(page: &mut String, section: &Section<'_>) {
     push(page, format_args!("<p>{}</p>\n", escaped(&info.about)));
     let (rounds, seconds) = (info.rounds, quantity::quantity(info.seconds * 1e9, "ns"));
     push(page, format_args!("<p class=\"soft\">{rounds} rounds, {seconds} each"));
-    for (is, mark) in [(results.quick, "a first look"), (results.interrupted, "interrupted")] {
+    let marks = [
+        (results.quick, "a first look"),
+        (!results.only.is_empty(), "only some of its cells"),
+        (info.interrupted, "interrupted"),
+    ];
+    for (is, mark) in marks {
         if is {
             push(page, format_args!(" <span class=\"badge mark\">{mark}</span>"));
         }
     }
     page.push_str("</p>\n");
+    if let Some(others) = section.others() {
+        push(page, format_args!("<p class=\"soft\">{}</p>\n", escaped(&others)));
+    }
     tables::variants(page, section);
     ratios::ratios(page, section);
     figures::figures(page, section);

@@ -54,10 +54,17 @@ fn write_section(out: &mut String, section: &Section<'_>) -> fmt::Result {
         plain(&info.title),
         plain(&info.about)
     )?;
-    let marks = [(results.quick, "; a first look"), (results.interrupted, "; interrupted")];
+    let marks = [
+        (results.quick, "; a first look"),
+        (!results.only.is_empty(), "; only some of its cells"),
+        (info.interrupted, "; interrupted"),
+    ];
     let marks: String = marks.iter().filter(|(is, _)| *is).map(|(_, mark)| *mark).collect();
     let each = quantity(info.seconds * 1e9, "ns");
     writeln!(out, "{} rounds, {each} each{marks}.\n", info.rounds)?;
+    if let Some(others) = section.others() {
+        writeln!(out, "{others}\n")?;
+    }
     for variant in &info.variants {
         let (name, kind) = (plain(&variant.name), plain(&variant.kind));
         writeln!(out, "- **{name}** ({kind}): {}", plain(&variant.about))?;

@@ -33,9 +33,16 @@ pub fn print(results: &Results, out: &mut impl Write) -> io::Result<()> {
 
 fn print_section(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
     let (info, results) = (section.info, section.results);
-    let marks = [(results.quick, ", a first look"), (results.interrupted, ", interrupted")];
+    let marks = [
+        (results.quick, ", a first look"),
+        (!results.only.is_empty(), ", only some of its cells"),
+        (info.interrupted, ", interrupted"),
+    ];
     let marks: String = marks.iter().filter(|(is, _)| *is).map(|(_, text)| *text).collect();
     writeln!(out, "\n{}: {} ({} rounds{marks})", info.name, info.title, info.rounds)?;
+    if let Some(others) = section.others() {
+        writeln!(out, "{others}")?;
+    }
     for grid in section.grids() {
         let about = if grid.about.is_empty() { "" } else { ": " };
         writeln!(out, "\n{}{about}{}", grid.workload, grid.about)?;

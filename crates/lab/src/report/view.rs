@@ -104,6 +104,16 @@ impl<'a> Section<'a> {
         self.part(&self.results.published, |row| &row.experiment)
     }
 
+    /// What else the machine did, in words.
+    pub fn others(&self) -> Option<String> {
+        let (busy, stolen) = (self.info.others_busy?, self.info.stolen?);
+        let mut text = format!("Others kept {busy:.2} processors busy meanwhile");
+        if stolen >= 0.005 {
+            text.push_str(&format!(", the host took {stolen:.2}"));
+        }
+        Some(text + ".")
+    }
+
     /// The kind of a variant.
     pub fn kind(&self, variant: &str) -> &'a str {
         let found = self.info.variants.iter().find(|other| other.name == variant);
@@ -217,15 +227,18 @@ pub fn sentence(ratio: &Ratio) -> String {
         0..3 => "too few rounds for an interval".to_owned(),
         _ => format!("95 %: {} to {}", times(*low), times(*high)),
     };
+    if let Some(cost) = ratio.cost {
+        let cost = crate::quantity::quantity(cost, &ratio.unit);
+        return format!("{after} costs {cost} more than {before} in {metric}");
+    }
     let (median, verdict) = (times(*median), ratio.verdict.name());
     let mut text = format!("{after} against {before}: {median} in {metric} ({interval})");
     text.push_str(&format!(", {verdict}"));
     if let Some(published) = ratio.published {
         text.push_str(&format!("; published {}", times(published)));
     }
-    if let (Some(aim), Some(is_met)) = (ratio.aim, ratio.aim_met) {
-        let is_met = if is_met { "met" } else { "not met" };
-        text.push_str(&format!("; aim {} {is_met}", times(aim)));
+    if let (Some(aim), Some(state)) = (ratio.aim, ratio.aim_state) {
+        text.push_str(&format!("; aim {} {}", times(aim), state.name()));
     }
     text
 }

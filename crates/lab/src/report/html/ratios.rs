@@ -3,7 +3,7 @@
 use super::{escaped, number, push};
 use crate::report::view::{Section, heading};
 use crate::results::Ratio;
-use crate::stats::Verdict;
+use crate::stats::{AimState, Verdict};
 
 /// Columns that are left out where they would be empty.
 #[derive(Clone, Copy)]
@@ -66,8 +66,10 @@ fn row(
     let (class, verdict) = match ratio.verdict {
         Verdict::Faster => ("faster", "better"),
         Verdict::Slower => ("slower", "worse"),
-        Verdict::NotSignificant | Verdict::TooFewRounds => ("even", ratio.verdict.name()),
+        _ => ("even", ratio.verdict.name()),
     };
+    let cost = ratio.cost.map(|cost| number(&path("cost"), cost, &ratio.unit));
+    let verdict = cost.map_or(verdict.to_owned(), |cost| format!("costs {cost}"));
     push(
         page,
         format_args!(
@@ -91,9 +93,14 @@ fn row(
         push(page, format_args!("<td class=\"number\">{}</td>", published.unwrap_or_default()));
     }
     if columns.aims {
-        let aim = match (ratio.aim, ratio.aim_met) {
-            (Some(aim), Some(is_met)) => {
-                let (class, word) = if is_met { ("met", "met") } else { ("not-met", "not met") };
+        let aim = match (ratio.aim, ratio.aim_state) {
+            (Some(aim), Some(state)) => {
+                let word = state.name();
+                let class = match state {
+                    AimState::Met => "met",
+                    AimState::NotMet => "not-met",
+                    AimState::Open => "even",
+                };
                 format!("{} <span class=\"badge {class}\">{word}</span>", times("aim", aim))
             }
             _ => String::new(),
