@@ -325,6 +325,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
         progress.later(later);
         let outcome = run::run(experiment, &plan, &stop, &mut progress);
         collect(&mut results, experiment, &plan, &outcome);
+        results.fractions = crate::fractions::of(&results);
         results.seconds = began.elapsed().as_secs_f64();
         results.load_after = crate::machine::load();
         // After each, so that whatever ends the next one takes nothing of this one.

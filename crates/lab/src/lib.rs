@@ -13,6 +13,7 @@ pub mod counted;
 pub mod error;
 pub mod experiment;
 pub mod experiments;
+pub mod fractions;
 pub mod limits;
 pub mod load;
 pub mod machine;

@@ -58,6 +58,9 @@ pub struct Results {
     pub rooms: Vec<Room>,
     /// What limited each cell, where that is known.
     pub limits: Vec<Limit>,
+    /// Values as fractions of what the machine can do at best.
+    #[serde(default)]
+    pub fractions: Vec<Fraction>,
     /// What others published.
     pub published: Vec<PublishedRow>,
     /// Cells that gave nothing, or not in every round, and why.
@@ -89,6 +92,7 @@ impl Results {
             latency: Vec::new(),
             rooms: Vec::new(),
             limits: Vec::new(),
+            fractions: Vec::new(),
             published: Vec::new(),
             not_measured: Vec::new(),
             notes: Vec::new(),
@@ -104,6 +108,7 @@ impl Results {
         self.latency.retain(|entry| wanted(&entry.experiment));
         self.rooms.retain(|room| wanted(&room.experiment));
         self.limits.retain(|limit| wanted(&limit.experiment));
+        self.fractions.retain(|fraction| wanted(&fraction.experiment));
         self.published.retain(|row| wanted(&row.experiment));
         self.not_measured.retain(|cell| wanted(&cell.experiment));
         self.notes.retain(|note| wanted(&note.experiment));
@@ -373,6 +378,29 @@ pub struct Limit {
     pub jobs: u32,
     /// `server`, `client`, `machine`, ...; what most rounds said.
     pub limited_by: String,
+}
+
+/// A value as a fraction of what the machine can do at best.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fraction {
+    /// The experiment.
+    pub experiment: String,
+    /// The variant.
+    pub variant: String,
+    /// The workload.
+    pub workload: String,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// The metric whose median is read so.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// The limit's name.
+    pub limit: String,
+    /// What the limit would let the metric be.
+    pub best: f64,
+    /// How much of that is reached: 1 is all; of less-is-better, the best to the value.
+    pub fraction: f64,
 }
 
 /// A row that others published.

@@ -41,12 +41,13 @@ fn every_number_of_the_page_is_in_its_json() {
         let wanted = match unit {
             "ratio" => quantity::ratio(value),
             "count" => quantity::count(value as u64),
+            "percent" => format!("{:.0} %", value * 100.0),
             "deviation" => format!("{:+.1} %", value * 100.0),
             unit => quantity::quantity(value, unit),
         };
         assert_eq!(text, wanted, "{path}");
         // A duration in seconds has no prefix to get wrong, and a deviation no ratio.
-        if !matches!(unit, "deviation" | "s") {
+        if !matches!(unit, "deviation" | "percent" | "s") {
             let back = read_back(text).unwrap();
             let off = if value == 0.0 { back } else { back / value - 1.0 };
             assert!(off.abs() < 0.006, "{path}: {text} is not {value}");

@@ -12,7 +12,7 @@ use crate::tools::fio::Fio;
 /// The name on the command line.
 pub const NAME: &str = "fio-engine";
 
-const NULL: &str = "fio-null";
+pub(crate) const NULL: &str = "fio-null";
 const ENGINE: &str = "engine";
 
 /// The device behind our engine, and the size of what fio's own reads.

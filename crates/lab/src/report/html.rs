@@ -12,7 +12,7 @@ mod tables;
 use std::fmt::Write;
 
 use crate::quantity;
-use crate::report::view::Section;
+use crate::report::view::{self, Section};
 use crate::results::Results;
 
 const UPLOT_CSS: &str = include_str!("../../assets/uPlot-1.6.32.min.css");
@@ -100,6 +100,7 @@ fn experiment(page: &mut String, section: &Section<'_>) {
     for grid in section.grids() {
         tables::grid(page, section, &grid);
     }
+    tables::fractions(page, section);
     tables::rooms(page, section);
     figures::predictions(page, section);
     tables::not_measured(page, section);
@@ -126,11 +127,13 @@ fn number(path: &str, value: f64, unit: &str) -> String {
     format!("<span data-path=\"{path}\" data-unit=\"{unit_text}\">{text}</span>")
 }
 
-/// A value as the page shows it: a unit, or one of `ratio`, `count` and `deviation`.
+/// A value as the page shows it: a unit, or one of `ratio`, `count`, `percent`
+/// and `deviation`.
 pub(crate) fn shown(value: f64, unit: &str) -> String {
     match unit {
         "ratio" => quantity::ratio(value),
         "count" => quantity::count(value as u64),
+        "percent" => view::percent(value),
         "deviation" => format!("{:+.1} %", value * 100.0),
         unit => quantity::quantity(value, unit),
     }

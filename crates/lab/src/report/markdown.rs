@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::view::{Section, Value, heading, sentence};
+use super::view::{Section, Value, heading, percent, sentence};
 use crate::quantity::{count, quantity};
 use crate::results::Results;
 
@@ -71,6 +71,7 @@ fn write_section(out: &mut String, section: &Section<'_>) -> fmt::Result {
     }
     write_grids(out, section)?;
     write_ratios(out, section)?;
+    write_fractions(out, section)?;
     write_rooms(out, section)?;
     write_predictions(out, section)?;
     let cells = section.part(&results.not_measured, |cell| &cell.experiment);
@@ -126,6 +127,23 @@ fn write_ratios(out: &mut String, section: &Section<'_>) -> fmt::Result {
         writeln!(out, "- {workload}, {jobs} {noun}: {}", plain(&sentence(ratio)))?;
     }
     Ok(())
+}
+
+fn write_fractions(out: &mut String, section: &Section<'_>) -> fmt::Result {
+    let rows = section.fractions().map(|(_, fraction)| {
+        vec![
+            plain(&fraction.variant),
+            plain(&fraction.workload),
+            fraction.jobs.to_string(),
+            heading(&fraction.metric),
+            plain(&fraction.limit),
+            quantity(fraction.best, &fraction.unit),
+            percent(fraction.fraction),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let headings = ["variant", "workload", "jobs", "metric", "of", "best", "reached"];
+    titled(out, "Of what the machine can do at best", &headings, &rows)
 }
 
 fn write_rooms(out: &mut String, section: &Section<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use blockyard_yard::table::Table;
 
-use super::view::{Grid, Section, Value, heading, sentence, spread_percent};
+use super::view::{Grid, Section, Value, heading, percent, sentence, spread_percent};
 use crate::quantity::{count, quantity};
 use crate::results::Results;
 
@@ -52,6 +52,7 @@ fn print_section(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> 
             writeln!(out, "  {} {noun}: {}", ratio.jobs, sentence(ratio))?;
         }
     }
+    print_fractions(section, out)?;
     print_rooms(section, out)?;
     print_predictions(section, out)?;
     for (_, cell) in section.part(&results.not_measured, |cell| &cell.experiment) {
@@ -89,6 +90,27 @@ fn print_grid(grid: &Grid<'_>, out: &mut impl Write) -> io::Result<()> {
         table.row(first.into_iter().chain(values).chain(limit));
     }
     table.print(1, out)
+}
+
+fn print_fractions(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
+    let mut fractions = section.fractions().peekable();
+    if fractions.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(out, "\nof what the machine can do at best")?;
+    let mut table = Table::new(["variant", "workload", "metric", "of", "jobs", "best", "reached"]);
+    for (_, fraction) in fractions {
+        table.row([
+            fraction.variant.clone(),
+            fraction.workload.clone(),
+            heading(&fraction.metric),
+            fraction.limit.clone(),
+            fraction.jobs.to_string(),
+            quantity(fraction.best, &fraction.unit),
+            percent(fraction.fraction),
+        ]);
+    }
+    table.print(4, out)
 }
 
 fn print_rooms(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! What all reports show, in the order in which they show it.
 
-use crate::results::{ExperimentInfo, PublishedRow, Ratio, Results, Row};
+use crate::results::{ExperimentInfo, Fraction, PublishedRow, Ratio, Results, Row};
 
 /// One experiment of one run.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +160,11 @@ impl<'a> Section<'a> {
         grid
     }
 
+    /// Fractions of limits.
+    pub fn fractions(&self) -> impl Iterator<Item = (usize, &'a Fraction)> + use<'a> {
+        self.part(&self.results.fractions, |fraction| &fraction.experiment)
+    }
+
     /// What limited a cell.
     pub fn limited_by(&self, variant: &str, workload: &str, jobs: u32) -> Option<&'a str> {
         let limits = &self.results.limits;
@@ -216,6 +221,11 @@ pub fn heading(metric: &str) -> String {
 /// Half the range of a row in percent of its median.
 pub fn spread_percent(row: &Row) -> f64 {
     if row.median == 0.0 { 0.0 } else { (row.max - row.min) / 2.0 / row.median.abs() * 100.0 }
+}
+
+/// A fraction as people read it: `61 %`.
+pub fn percent(fraction: f64) -> String {
+    format!("{:.0} %", fraction * 100.0)
 }
 
 /// The ratio in words: `product against one-lock: 3.42x in iops (95 %: 3.31x to 3.50x), faster`.

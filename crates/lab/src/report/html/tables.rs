@@ -133,6 +133,37 @@ fn grid_line(page: &mut String, section: &Section<'_>, line: &Line<'_>, first: b
     push(page, format_args!("<td>{}</td></tr>\n", escaped(last)));
 }
 
+/// What was measured as fractions of limits.
+pub(super) fn fractions(page: &mut String, section: &Section<'_>) {
+    if section.fractions().next().is_none() {
+        return;
+    }
+    page.push_str(
+        "<h3>Of what the machine can do at best</h3>\n<div class=\"wide\"><table>\n\
+         <tr><th>variant</th><th>workload</th><th class=\"number\">jobs</th><th>metric</th>\
+         <th>of</th><th class=\"number\">best</th><th class=\"number\">reached</th></tr>\n",
+    );
+    for (at, fraction) in section.fractions() {
+        let path = |field: &str| format!("/runs/{}/fractions/{at}/{field}", section.run);
+        push(
+            page,
+            format_args!(
+                "<tr><td>{}{}</td><td>{}</td><td class=\"number\">{}</td><td>{}</td><td>{}</td>\
+                 <td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
+                swatch(section, &fraction.variant),
+                escaped(&fraction.variant),
+                escaped(&fraction.workload),
+                number(&path("jobs"), f64::from(fraction.jobs), "count"),
+                escaped(&heading(&fraction.metric)),
+                escaped(&fraction.limit),
+                number(&path("best"), fraction.best, &fraction.unit),
+                number(&path("fraction"), fraction.fraction, "percent"),
+            ),
+        );
+    }
+    page.push_str("</table></div>\n");
+}
+
 /// The JSON pointer of a field of a value.
 pub(super) fn place(section: &Section<'_>, value: &Value<'_>, field: &str) -> String {
     let (list, at) = match value {
