@@ -2,10 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Now, in UTC: `2026-11-21T05:00:00Z`.
+/// Now, in UTC: `2026-11-21T05:00:00.123Z`. Files are named by it, and two runs may begin in the
+/// same second.
 pub(crate) fn utc_now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    utc(since.as_secs())
+    let second = utc(since.as_secs());
+    format!("{}.{:03}Z", second.trim_end_matches('Z'), since.subsec_millis())
 }
 
 fn utc(seconds: u64) -> String {
@@ -26,6 +28,13 @@ fn utc(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn now_has_milliseconds() {
+        let now = utc_now();
+        assert_eq!(now.len(), "2026-11-21T05:00:00.123Z".len(), "{now}");
+        assert!(now.ends_with('Z') && now.as_bytes()[19] == b'.', "{now}");
+    }
 
     #[test]
     fn days_are_those_of_the_calendar() {

@@ -29,7 +29,7 @@ pub struct Results {
     pub program: String,
     /// The command line.
     pub command: String,
-    /// When it began, in UTC: `2026-11-21T05:00:00Z`.
+    /// When it began, in UTC: `2026-11-21T05:00:00.123Z`.
     pub started: String,
     /// How long it took.
     pub seconds: f64,
