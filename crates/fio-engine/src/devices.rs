@@ -35,6 +35,8 @@ struct Entered {
     files: Vec<String>,
     /// The file that it is for jobs with `zonemode=zbd`.
     zbd_file: Option<String>,
+    /// The warnings of schedulers that were given.
+    warned: Vec<String>,
 }
 
 impl Entered {
@@ -79,9 +81,6 @@ impl Devices {
             Some(at) => at,
             None => {
                 devices.push(make(spec.clone(), wanted.before, say)?);
-                if let Some(line) = warning.flatten() {
-                    say(&line);
-                }
                 devices.len() - 1
             }
         };
@@ -95,6 +94,12 @@ impl Devices {
         }
         if let Some(file) = wanted.file {
             bind(entered, file, wanted.zbd)?;
+        }
+        if let Some(line) = warning.flatten()
+            && !entered.warned.contains(&line)
+        {
+            say(&line);
+            entered.warned.push(line);
         }
         Ok(Arc::clone(&entered.disk))
     }
@@ -142,7 +147,7 @@ fn make(
         }
     };
     let before = before.map(str::to_owned);
-    Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None })
+    Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None, warned: Vec::new() })
 }
 
 /// Whether two specs ask for the same, defaults included.
@@ -264,5 +269,19 @@ mod tests {
         }
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].contains("runs with `none`"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_later_job_is_warned_of_its_own_scheduler() {
+        let devices = Devices::default();
+        let mut lines = Vec::new();
+        let plain = wanted("null:///n?size=1M", "f");
+        for scheduler in [None, Some("mq-deadline"), Some("deadline"), Some("mq-deadline")] {
+            let wanted = Wanted { scheduler, ..plain };
+            devices.enter(&wanted, &mut |line| lines.push(line.to_owned())).unwrap();
+        }
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].contains("ioscheduler=mq-deadline"), "{lines:?}");
+        assert!(lines[1].contains("ioscheduler=deadline"), "{lines:?}");
     }
 }
