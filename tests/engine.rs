@@ -213,6 +213,38 @@ fn a_log_is_replayed_whose_blocks_grow() {
 }
 
 #[test]
+fn a_log_may_name_a_file_late() {
+    // fio reads the log piece by piece, and adds the second file in the middle of the job.
+    let Some(engine) = engine() else { return };
+    let place = Place::new();
+    let mut log = String::from("fio version 2 iolog\nmem add\nmem open\n");
+    for at in 0..64 {
+        log += &format!("mem write {} {}\n", at << 16, 4096 << (at / 16));
+    }
+    log += "mem2 add\nmem2 open\n";
+    for at in 0..64 {
+        log += &format!("mem2 read {} {}\n", at << 16, 4096 << (at / 12));
+    }
+    log += "mem2 close\nmem close\n";
+    let log = format!("--read_iolog={}", place.write("log", &log));
+    for depth in ["--iodepth=1", "--iodepth=4"] {
+        let dev = "--dev=null:///mem?size=16M&memory_backed=1";
+        let mut line = vec!["--thread", dev, "--name=l", "--filename=mem", &log, "--bs=4k"];
+        line.extend(["--read_iolog_chunked=1", depth, "--replay_no_stall=1"]);
+        let [reads, writes, _] = done(fio_in(&place, &engine, &line));
+        assert_eq!((reads, writes), (64, 64));
+    }
+    // A yard that has no device of the late name.
+    let text = "[[device]]\nname = 'mem'\nkind = 'null'\nsize = '16M'\n\n\
+                [[device]]\nname = 'other'\nkind = 'null'\nsize = '16M'\n";
+    let dev = format!("--dev={}", place.write("yard.toml", text));
+    let mut line = vec!["--thread", &dev, "--name=l", "--filename=mem", &log, "--bs=4k"];
+    line.extend(["--read_iolog_chunked=1", "--iodepth=4", "--replay_no_stall=1"]);
+    let run = fio_in(&place, &engine, &line).fails();
+    assert_eq!(run.err.matches("fio: blockyard: dev: ").count(), 1, "{run}");
+}
+
+#[test]
 fn a_trace_is_written_out_at_the_end() {
     let Some(engine) = engine() else { return };
     let place = Place::new();

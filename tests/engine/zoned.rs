@@ -49,6 +49,23 @@ fn zones_are_reset_when_they_are_full() {
 }
 
 #[test]
+fn latencies_of_resets_are_those_of_resets() {
+    let Some(engine) = engine() else { return };
+    let device = "--dev=null:///z?size=64M&zoned=1&zone_size=1M";
+    for depth in ["--iodepth=1", "--iodepth=8"] {
+        let mut line = vec![device, "--filename=z", "--zonemode=zbd", "--direct=1", "--bs=1M"];
+        line.extend([depth, "--name=w", "--rw=write", "--name=t", "--stonewall", "--rw=trim"]);
+        let run = fio(&engine, &line).ok();
+        let report = &run.out[run.out.find('{').unwrap()..];
+        let report: serde_json::Value = serde_json::from_str(report).unwrap();
+        let trim = &report["jobs"][1]["trim"];
+        let mean = |kind: &str| trim[kind]["mean"].as_f64().unwrap();
+        assert_eq!(trim["total_ios"], 64, "{run}");
+        assert!(mean("clat_ns") <= mean("lat_ns"), "{run}");
+    }
+}
+
+#[test]
 fn one_zoned_device_has_one_filename() {
     let Some(engine) = engine() else { return };
     // Without --filename each job has a file of its own, and fio a write pointer for each.

@@ -88,8 +88,11 @@ impl Door {
         &*self.disk
     }
 
-    /// Opens the channel, for a job of this depth.
+    /// Opens the channel, for a job of this depth, unless it is open.
     pub(crate) fn open(&mut self, depth: usize, durable: bool) -> Result<(), DeviceError> {
+        if self.channel.is_some() {
+            return Ok(());
+        }
         self.channel = Some(self.disk.open()?);
         self.ddir_last = if durable { DDIR_READ } else { DDIR_WRITE };
         self.pushed.reserve(depth);
@@ -100,6 +103,8 @@ impl Door {
     /// Closes the channel, which then refers to fio's buffers no more.
     pub(crate) fn close(&mut self) {
         self.channel = None;
+        self.base = 0;
+        self.len_bytes = 0;
         self.pushed.clear();
     }
 
@@ -108,17 +113,22 @@ impl Door {
     /// # Safety
     /// The memory must be readable and writable until the next call or until `close`, and no Rust
     /// reference to it may exist while an I/O on it is in flight.
-    pub(crate) unsafe fn adopt(&mut self, base: *mut u8, len_bytes: usize) {
-        let (Some(channel), Some(base)) = (&mut self.channel, NonNull::new(base)) else { return };
-        if self.base != 0 {
-            // fio makes its buffers anew only when none of its I/O is in flight.
-            channel.unregister(self.region);
+    pub(crate) unsafe fn adopt(&mut self, base: *mut u8, len_bytes: usize) -> Result<(), Status> {
+        let channel = self.channel.as_mut().ok_or(Status::Offline)?;
+        // A job that only trims has none.
+        let Some(base) = NonNull::new(base) else { return Ok(()) };
+        // fio makes its buffers anew only when none of its I/O is in flight. What is, is newer, and
+        // lies where the old buffers and the new ones overlap: then the old region, which owns
+        // nothing, stays known until the channel closes.
+        if self.base != 0 && self.pushed.is_empty() && !channel.unregister(self.region) {
+            debug_assert!(channel.in_flight() > 0, "a region that was registered");
         }
         // SAFETY: by this function's own contract; the next call forgets the region and `close`
         // drops the channel, which alone holds it.
         let region = unsafe { Region::foreign(base, len_bytes, Box::new(())) };
         (self.base, self.len_bytes) = (base.as_ptr() as usize, len_bytes);
         self.region = channel.register(region);
+        Ok(())
     }
 
     /// Carries an I/O out on the spot and says how it ended; `None` if it has to be pushed.

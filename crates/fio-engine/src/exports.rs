@@ -163,17 +163,14 @@ unsafe extern "C" fn blockyard_fio_forget(job: *mut Job) {
     guard((), || unsafe { (*job).close() });
 }
 
-/// fio's buffers.
+/// fio's buffers; not 0 if the door is not open.
 ///
 /// # Safety
 /// See the head of this file.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_memory(door: *mut Door, base: *mut u8, len: u64) -> c_int {
     // SAFETY: by the shim's promise, the memory included.
-    guard(1, || unsafe {
-        (*door).adopt(base, len as usize);
-        0
-    })
+    guard(1, || errno(unsafe { (*door).adopt(base, len as usize) }.err().unwrap_or(Status::Ok)))
 }
 
 /// The device's length in bytes.

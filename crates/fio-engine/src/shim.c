@@ -60,6 +60,7 @@ extern struct ioengine_ops blockyard_fio_table;
  * `shown` on. `pushed` are those that a channel has not started yet, `below` all that it has. */
 struct job {
 	void *yard, *buffer;
+	uint64_t buffer_len;
 	struct io_u **ended, **pushed;
 	struct end *reaped;
 	unsigned int mask, head, seen, tail, shown, count, below;
@@ -160,6 +161,11 @@ static void cleanup(struct thread_data *td)
 	td->io_ops_data = NULL;
 }
 
+static int adopt(struct thread_data *td, struct fio_file *f)
+{
+	return blockyard_fio_memory(FILE_ENG_DATA(f), td->orig_buffer, td->orig_buffer_size);
+}
+
 /* fio has made its buffers, or made them anew for a log with larger blocks. */
 static int memory(struct thread_data *td)
 {
@@ -167,10 +173,34 @@ static int memory(struct thread_data *td)
 	struct fio_file *f;
 	unsigned int i;
 
-	job->buffer = td->orig_buffer;
+	/* A file that a log has named, and not yet opened, has no door. */
 	for_each_file(td, f, i)
-		if (blockyard_fio_memory(FILE_ENG_DATA(f), td->orig_buffer, td->orig_buffer_size))
+		if (FILE_ENG_DATA(f) && adopt(td, f)) {
+			say("a device does not take fio's buffers");
 			return 1;
+		}
+	job->buffer = td->orig_buffer;
+	job->buffer_len = td->orig_buffer_size;
+	return 0;
+}
+
+/* A file that a log names after `init` gets its door here; all others have theirs. */
+static int open_file(struct thread_data *td, struct fio_file *f)
+{
+	struct job *job;
+	struct ask ask = ask_of(td, f);
+
+	if (FILE_ENG_DATA(f))
+		return 0;
+	if (size(td, f))
+		return 1;
+	job = td->io_ops_data;
+	if (job->ended && blockyard_fio_open(job->yard, &ask))
+		return 1;
+	if (job->buffer && adopt(td, f)) {
+		say("a device does not take fio's buffers");
+		return 1;
+	}
 	return 0;
 }
 
@@ -186,10 +216,17 @@ static void io_u_free(struct thread_data *td, struct io_u *io_u)
 /* With zonemode=zbd a trim is a reset where the zone has a write pointer. */
 static bool trimmed(struct thread_data *td, struct io_u *io_u)
 {
+	struct job *job = td->io_ops_data;
+	struct timespec now;
 	int ret = 0;
 
-	if (io_u->ddir == DDIR_TRIM && td->o.zone_mode == ZONE_MODE_ZBD)
+	if (io_u->ddir == DDIR_TRIM && td->o.zone_mode == ZONE_MODE_ZBD) {
+		fio_gettime(&now, NULL);
 		ret = zbd_do_io_u_trim(td, io_u);
+		/* What ends on the spot is not seen by `commit`, which stamps everything else. */
+		if (ret && !job->sync && fio_fill_issue_time(td))
+			io_u->issue_time = now;
+	}
 	if (ret < 0)
 		io_u->error = -ret;
 	return ret != 0;
@@ -210,10 +247,9 @@ queue_rest(struct thread_data *td, struct io_u *io_u, int error)
 	if (error < 0) {
 		error = push(io_u);
 		/* fio makes its buffers anew if a log that it replays has larger blocks than before. */
-		if (error == EINVAL && job->buffer != td->orig_buffer) {
-			memory(td);
-			error = push(io_u);
-		}
+		if (error == EINVAL && (job->buffer != td->orig_buffer ||
+					job->buffer_len != td->orig_buffer_size))
+			error = memory(td) ? EIO : push(io_u);
 		if (!error && !job->sync) {
 			job->pushed[job->count++] = io_u;
 			job->below++;
@@ -378,7 +414,7 @@ struct ioengine_ops blockyard_fio_table = {
 	.options = options, .option_struct_size = sizeof(struct options),
 	.setup = setup, .init = init, .post_init = memory, .cleanup = cleanup,
 	.io_u_free = io_u_free, .queue = queue, .commit = commit, .getevents = getevents,
-	.event = event, .open_file = nothing, .close_file = nothing, .invalidate = nothing,
+	.event = event, .open_file = open_file, .close_file = nothing, .invalidate = nothing,
 	.unlink_file = nothing, .get_file_size = size, .get_zoned_model = zoned_model,
 	.report_zones = report_zones, .reset_wp = reset_wp,
 	.get_max_open_zones = max_open_zones,
