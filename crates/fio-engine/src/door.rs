@@ -50,6 +50,8 @@ impl Asked {
 pub(crate) struct Door {
     /// Open from `init` until fio frees its buffers.
     channel: Option<Box<dyn Channel>>,
+    /// Whether something panicked on the way: it is closed for good, and what was in flight lost.
+    broken: bool,
     /// Address and length of fio's buffers, and the region that they are.
     base: usize,
     len_bytes: usize,
@@ -72,6 +74,7 @@ impl Door {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Door {
         Door {
             channel: None,
+            broken: false,
             base: 0,
             len_bytes: 0,
             region: RegionId(0),
@@ -90,7 +93,7 @@ impl Door {
 
     /// Opens the channel, for a job of this depth, unless it is open.
     pub(crate) fn open(&mut self, depth: usize, durable: bool) -> Result<(), DeviceError> {
-        if self.channel.is_some() {
+        if self.channel.is_some() || self.broken {
             return Ok(());
         }
         self.channel = Some(self.disk.open()?);
@@ -108,12 +111,26 @@ impl Door {
         self.pushed.clear();
     }
 
+    /// Closes the door for good, after a panic.
+    pub(crate) fn give_up(&mut self) {
+        self.broken = true;
+        self.close();
+        self.control = None;
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Tells the channel of fio's buffers, in place of those that it was told of before.
     ///
     /// # Safety
     /// The memory must be readable and writable until the next call or until `close`, and no Rust
     /// reference to it may exist while an I/O on it is in flight.
     pub(crate) unsafe fn adopt(&mut self, base: *mut u8, len_bytes: usize) -> Result<(), Status> {
+        if self.broken {
+            return Ok(());
+        }
         let channel = self.channel.as_mut().ok_or(Status::Offline)?;
         // A job that only trims has none.
         let Some(base) = NonNull::new(base) else { return Ok(()) };
@@ -149,7 +166,7 @@ impl Door {
     /// its `user_data`.
     pub(crate) fn push(&mut self, asked: &Asked, user_data: u64) -> Result<(), Status> {
         if self.channel.is_none() {
-            return Err(Status::Offline);
+            return Err(if self.broken { Status::IoErr } else { Status::Offline });
         }
         let (op, flags) = match asked.ddir {
             DDIR_READ => (Op::Read, Flags::NONE),
@@ -221,6 +238,10 @@ impl Door {
             let mut ended = None;
             if self.reap(1, |_, _, status| ended = Some(status)) > 0 {
                 return ended.expect("it was handed out just now");
+            }
+            if self.due() == Due::Never {
+                self.give_up();
+                return Status::Timeout;
             }
             self.wait();
         }

@@ -74,8 +74,28 @@ unsafe fn text<'a>(pointer: *const c_char) -> Option<std::borrow::Cow<'a, str>> 
 /// Runs `body`; where it panics, the answer is `broken`. The panic has been printed by then.
 #[inline(always)]
 fn guard<T>(broken: T, body: impl FnOnce() -> T) -> T {
-    // What a panic leaves half done is a job's own, and fio ends the job at its first error.
+    // What a panic leaves half done is a job's own: see `guard_job` and `guard_door`.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(broken)
+}
+
+/// The same for what a job does with its I/O. A panic closes the job's doors for good, since fio
+/// goes on asking for what is in flight.
+#[inline(always)]
+fn guard_job<T>(job: &mut Job, broken: T, body: impl FnOnce(&mut Job) -> T) -> T {
+    catch_unwind(AssertUnwindSafe(|| body(job))).unwrap_or_else(|_| {
+        job.give_up();
+        broken
+    })
+}
+
+/// The same for a door; the next call of its job finds it broken.
+#[inline(always)]
+fn guard_door<T>(door: &mut Door, broken: T, body: impl FnOnce(&mut Door) -> T) -> T {
+    catch_unwind(AssertUnwindSafe(|| body(door))).unwrap_or_else(|_| {
+        // A channel in whose middle something panicked may do so again on its way out.
+        guard((), || door.give_up());
+        broken
+    })
 }
 
 #[inline]
@@ -190,7 +210,8 @@ unsafe extern "C" fn blockyard_fio_size(door: *const Door) -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_await(door: *mut Door) -> c_int {
     // SAFETY: by the shim's promise.
-    guard(errno(Status::IoErr), || errno(unsafe { (*door).await_one() }))
+    let door = unsafe { &mut *door };
+    guard_door(door, errno(Status::IoErr), |door| errno(door.await_one()))
 }
 
 /// Carries an I/O out on the spot; answers its error, 0 for none, or -1 if it has to be pushed.
@@ -207,7 +228,8 @@ unsafe extern "C" fn blockyard_fio_carry(
 ) -> c_int {
     let asked = Asked { ddir, offset, buf: buf as usize, len };
     // SAFETY: by the shim's promise.
-    guard(errno(Status::IoErr), || unsafe { (*door).carry(&asked) }.map_or(-1, errno))
+    let door = unsafe { &mut *door };
+    guard_door(door, errno(Status::IoErr), |door| door.carry(&asked).map_or(-1, errno))
 }
 
 /// Takes an I/O in; answers an error if it cannot be asked for.
@@ -224,9 +246,10 @@ unsafe extern "C" fn blockyard_fio_push(
     io_u: *mut c_void,
 ) -> c_int {
     let asked = Asked { ddir, offset, buf: buf as usize, len };
-    guard(errno(Status::IoErr), || {
-        // SAFETY: by the shim's promise.
-        unsafe { (*door).push(&asked, io_u as u64) }.map_or_else(errno, |()| 0)
+    // SAFETY: by the shim's promise.
+    let door = unsafe { &mut *door };
+    guard_door(door, errno(Status::IoErr), |door| {
+        door.push(&asked, io_u as u64).map_or_else(errno, |()| 0)
     })
 }
 
@@ -237,10 +260,11 @@ unsafe extern "C" fn blockyard_fio_push(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_submit(job: *mut Job) {
     // SAFETY: by the shim's promise.
-    guard((), || unsafe { (*job).submit() });
+    guard_job(unsafe { &mut *job }, (), Job::submit);
 }
 
-/// Fills in what has ended, from `min` to `max`, and answers how many.
+/// Fills in what has ended, from `min` to `max`, and answers how many; below 0 when all that is in
+/// flight ends with that error.
 ///
 /// # Safety
 /// See the head of this file.
@@ -251,13 +275,14 @@ unsafe extern "C" fn blockyard_fio_reap(
     min: c_uint,
     max: c_uint,
 ) -> c_int {
-    guard(-errno(Status::IoErr), || {
-        // SAFETY: by the shim's promise.
-        let job = unsafe { &mut *job };
-        job.reap(min as usize, max as usize, |at, data, status| {
+    // SAFETY: by the shim's promise.
+    let job = unsafe { &mut *job };
+    guard_job(job, -errno(Status::IoErr), |job| {
+        let reaped = job.reap(min as usize, max as usize, |at, data, status| {
             // SAFETY: `at` is below `max`, the length of the array by the shim's promise.
             unsafe { ends.add(at).write(End { io_u: data as *mut c_void, error: errno(status) }) };
-        }) as c_int
+        });
+        reaped.map_or(-errno(Status::IoErr), |count| count as c_int)
     })
 }
 

@@ -1,6 +1,7 @@
 //! What a job holds: a door per file.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use blockyard_core::{Due, Status};
@@ -13,7 +14,13 @@ use crate::door::Door;
 #[derive(Default)]
 pub(crate) struct Job {
     doors: Vec<NonNull<Door>>,
+    /// Whether something panicked on the way: every door is closed for good.
+    broken: bool,
 }
+
+/// The job is broken: what it has in flight ends with an error, and nobody else will say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
 
 impl Job {
     /// Takes a door, and says where it stands until the job ends.
@@ -48,25 +55,56 @@ impl Job {
         self.doors().for_each(Door::submit);
     }
 
-    /// Hands out what has ended: at least `min`, at most `max`, as fio asks for.
+    /// Closes every door for good, after a panic.
+    #[cold]
+    pub(crate) fn give_up(&mut self) {
+        self.broken = true;
+        for door in self.doors() {
+            // A channel in whose middle something panicked may do so again on its way out.
+            let _ = catch_unwind(AssertUnwindSafe(|| door.give_up()));
+        }
+    }
+
+    /// Hands out what has ended: at least `min`, at most `max`, as fio asks for. There must be
+    /// something in flight.
+    ///
+    /// # Errors
+    /// If something panicked, or no door knows of anything to wait for.
     #[inline]
     pub(crate) fn reap(
         &mut self,
         min: usize,
         max: usize,
         mut out: impl FnMut(usize, u64, Status),
-    ) -> usize {
+    ) -> Result<usize, Broken> {
         let mut count = 0;
         loop {
+            let before = count;
             for door in self.doors() {
                 let from = count;
                 count += door.reap(max - from, |at, data, status| out(from + at, data, status));
             }
+            if count > 0 && count >= min {
+                return Ok(count);
+            }
+            self.check(count > before)?;
             if count >= min {
-                return count;
+                return Ok(count);
             }
             self.wait();
         }
+    }
+
+    /// Whether there is sense in waiting. What ended in the same call would be lost with the rest,
+    /// so it ends with the same error.
+    #[cold]
+    fn check(&mut self, found: bool) -> Result<(), Broken> {
+        let stuck = !found && self.doors().all(|door| door.due() == Due::Never);
+        if self.broken || stuck || self.doors().any(|door| door.is_broken()) {
+            self.give_up();
+            return Err(Broken);
+        }
+        Ok(())
     }
 
     /// Sleeps until one of the doors has something.
@@ -88,5 +126,152 @@ impl Drop for Job {
             // SAFETY: by the invariant, and the job gives it up.
             drop(unsafe { Box::from_raw(door.as_ptr()) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use blockyard_core::channel::Stats;
+    use blockyard_core::inject::Injection;
+    use blockyard_core::zone::ZoneInfo;
+    use blockyard_core::{
+        Bio, Channel, Completion, DeviceError, Disk, Extent, Geometry, Limits, Nanos, Region,
+        RegionId, Sector,
+    };
+
+    use super::*;
+    use crate::devices::{Devices, Wanted};
+    use crate::door::Asked;
+
+    /// Takes everything in, and panics when asked for what has ended, or never has anything.
+    struct Bad {
+        panics: bool,
+    }
+
+    impl Channel for Bad {
+        fn register(&mut self, _: Arc<Region>) -> RegionId {
+            RegionId(0)
+        }
+
+        fn unregister(&mut self, _: RegionId) -> bool {
+            false
+        }
+
+        fn push(&mut self, bios: &[Bio]) -> usize {
+            bios.len()
+        }
+
+        fn submit(&mut self) {}
+
+        fn reap(&mut self, _: &mut Vec<Completion>) -> usize {
+            assert!(!self.panics, "as the test wants it");
+            0
+        }
+
+        fn wait(&mut self, _: Option<Instant>) {}
+
+        fn due(&self) -> Due {
+            if self.panics { Due::At(Nanos(0)) } else { Due::Never }
+        }
+
+        fn in_flight(&self) -> usize {
+            1
+        }
+    }
+
+    /// A device with bad channels; all else is a good one's.
+    struct BadDisk {
+        good: Arc<dyn Disk>,
+        panics: bool,
+    }
+
+    impl Disk for BadDisk {
+        fn name(&self) -> &str {
+            self.good.name()
+        }
+
+        fn kind(&self) -> &'static str {
+            self.good.kind()
+        }
+
+        fn geometry(&self) -> &Geometry {
+            self.good.geometry()
+        }
+
+        fn limits(&self) -> &Limits {
+            self.good.limits()
+        }
+
+        fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+            Ok(Box::new(Bad { panics: self.panics }))
+        }
+
+        fn report_zones(
+            &self,
+            from: Sector,
+            zones_max: usize,
+            out: &mut Vec<ZoneInfo>,
+        ) -> Result<(), DeviceError> {
+            self.good.report_zones(from, zones_max, out)
+        }
+
+        fn extent(&self, from: Sector, sectors: u64) -> Extent {
+            self.good.extent(from, sectors)
+        }
+
+        fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+            self.good.inject(injection)
+        }
+
+        fn stats(&self) -> Stats {
+            self.good.stats()
+        }
+    }
+
+    /// A job with an open door to such a device, and a flush in flight.
+    fn job(panics: bool) -> Job {
+        let wanted = Wanted { dev: Some("null:///n?size=1M"), ..Wanted::default() };
+        let good = Devices::default().enter(&wanted, &mut |_| {}).unwrap();
+        let mut job = Job::default();
+        job.add(Door::new(Arc::new(BadDisk { good, panics })));
+        job.open(4, false).unwrap();
+        for door in job.doors() {
+            door.push(&FLUSH, 1).unwrap();
+        }
+        job.submit();
+        job
+    }
+
+    /// fio's number of a sync.
+    const FLUSH: Asked = Asked { ddir: 3, offset: 0, buf: 0, len: 0 };
+
+    #[test]
+    fn after_a_panic_a_job_ends_what_it_has_and_takes_nothing_more() {
+        let mut job = job(true);
+        let panicked = catch_unwind(AssertUnwindSafe(|| job.reap(1, 4, |_, _, _| {})));
+        assert!(panicked.is_err());
+        job.give_up();
+        for min in [0, 1] {
+            assert_eq!(job.reap(min, 4, |_, _, _| {}), Err(Broken));
+        }
+        assert_eq!(job.doors().next().unwrap().push(&FLUSH, 2), Err(Status::IoErr));
+    }
+
+    #[test]
+    fn a_door_that_broke_breaks_its_job() {
+        let mut job = job(true);
+        job.doors().next().unwrap().give_up();
+        assert_eq!(job.reap(0, 4, |_, _, _| {}), Err(Broken));
+    }
+
+    #[test]
+    fn what_never_ends_is_not_waited_for() {
+        let mut stuck = job(false);
+        assert_eq!(stuck.reap(1, 4, |_, _, _| {}), Err(Broken));
+        let mut stuck = job(false);
+        assert_eq!(stuck.doors().next().unwrap().await_one(), Status::Timeout);
     }
 }

@@ -312,6 +312,27 @@ static int commit(struct thread_data *td)
 	return 0;
 }
 
+/* Nobody below will say more of what is in flight: after a panic, say. It ends with an error. */
+static void __attribute__((noinline)) fail(struct thread_data *td, int error)
+{
+	struct job *job = td->io_ops_data;
+	struct io_u *io_u;
+	unsigned int i, at;
+
+	io_u_qiter(&td->io_u_all, io_u, i) {
+		if (!(io_u->flags & IO_U_F_FLIGHT))
+			continue;
+		for (at = job->head; at != job->tail && job->ended[at & job->mask] != io_u; at++)
+			;
+		if (at != job->tail)
+			continue;
+		io_u->error = error;
+		job->ended[job->tail++ & job->mask] = io_u;
+	}
+	job->below = 0;
+	job->seen = job->tail;
+}
+
 static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 		     const struct timespec *t)
 {
@@ -323,8 +344,11 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 	if (job->below && count < max && job->seen == job->tail && !job->count) {
 		reaped = blockyard_fio_reap(job->yard, job->reaped, min > count ? min - count : 0,
 					    max - count);
-		if (reaped < 0)
-			return reaped;
+		if (reaped < 0) {
+			fail(td, -reaped);
+			count = min(job->seen - job->head, max);
+			reaped = 0;
+		}
 		for (i = 0; i < reaped; i++) {
 			job->reaped[i].io_u->error = job->reaped[i].error;
 			job->ended[job->tail++ & job->mask] = job->reaped[i].io_u;
