@@ -3,6 +3,9 @@
 //! Conventional zones have nothing that changes and need no lock, and reads look only at the word
 //! that a zone shows. Open and active zones are counted behind a lock of their own, which is never
 //! touched where no limit is set ([`blockyard_sync::zone_table`]).
+//!
+//! A read beside a reset and a rewrite of its zone may answer with a mixture: what is served has
+//! [`crate::WordZones`], and these are there to compare with.
 
 use std::collections::TryReserveError;
 

@@ -29,6 +29,10 @@
 //! | loads the word: data up to E | locks |
 //! | copies data below E | shows the start: no data any more; erases |
 //! | loads the word: below E, so what was copied from there on does not count | unlocks |
+//!
+//! A reader who meets a reset *and* a rewrite up to E does not find out: the word is E again, and
+//! what was copied may be a mixture. [`crate::zone_words`] counts the resets and has no such gap;
+//! this room is there to compare with.
 
 use std::collections::TryReserveError;
 use std::marker::PhantomData;
