@@ -53,7 +53,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 let settings = settings.clone();
                 let body = move |round: &Round<'_>| {
                     let fio = line(&settings, variant, part)?.option("numjobs", jobs);
-                    Ok(sample(&fio.run(round.warm_up, round.duration, round.stop)?.sample()))
+                    let report = fio.run(round.warm_up, round.duration, round.stop)?;
+                    Ok(sample(&report.sample(settings.processors)))
                 };
                 cells.push(Cell::new(variant, workload.name, jobs, body).overhead(OVERHEAD));
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::baseline::{lock_per_zone, one_lock};
 use crate::experiment::{Cell, Comparison, Published, Workload};
 use crate::metric::Metric;
-use crate::sample::{Round, Sample};
+use crate::sample::Round;
 use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
@@ -69,9 +69,11 @@ pub(super) fn cells(
             let settings = settings.clone();
             let body = move |round: &Round<'_>| {
                 let fio = Fio::on_engine(&settings, dev, before, &format!("{COMMON} {part}"))?;
-                let sample =
-                    fio.run(round.warm_up, round.duration.max(RUNTIME_MIN), round.stop)?.sample();
-                Ok(Sample { notes: vec![WHY_LESS.to_owned()], ..sample })
+                let duration = round.duration.max(RUNTIME_MIN);
+                let report = fio.run(round.warm_up, duration, round.stop)?;
+                let mut sample = report.sample(settings.processors);
+                sample.notes.push(WHY_LESS.to_owned());
+                Ok(sample)
             };
             cells.push(Cell::new(variant, workload.name, JOBS, body).overhead(OVERHEAD));
         }

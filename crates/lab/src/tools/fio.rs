@@ -164,7 +164,7 @@ mod tests {
         };
         assert!(report.ios > 0 && report.iops > 0.0 && report.bandwidth > 0.0, "{report:?}");
         assert!(!report.cpu.is_zero() && !report.runtime.is_zero(), "{report:?}");
-        let Sample { latency, .. } = report.sample();
+        let Sample { latency, .. } = report.sample(usize::MAX);
         let points = latency.unwrap().0;
         assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{points:?}");
     }

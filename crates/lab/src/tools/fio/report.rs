@@ -11,6 +11,12 @@ use crate::tools::child::complaint;
 
 /// fio counts CPU time in milliseconds; less than one of them was not seen.
 const CPU_MIN: Duration = Duration::from_millis(1);
+/// By how much the processors kept busy may exceed those that there are: fio counts milliseconds.
+const ROUNDING: f64 = 1.05;
+/// Why a rate is missing.
+const IN_TURNS: &str = "Where fio's jobs took turns on the processors, each counted its own time \
+                        only, and the sum of their rates is more than there ever was at a time: \
+                        such rounds give CPU time and no throughput.";
 
 /// What fio saw: all its jobs, and reads, writes and trims together.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,13 +113,25 @@ impl Report {
     }
 
     /// The sample of a run whose device lives in fio's own process: CPU time is that of both.
-    pub fn sample(&self) -> Sample {
+    ///
+    /// fio sums the rates of its jobs, each from its own start to its own end. Where jobs took
+    /// turns, one after another, the sum is more than there ever was at a time: they seem to have
+    /// kept more processors busy than there are. Such rates are left out, and a note says why.
+    pub fn sample(&self, processors: usize) -> Sample {
         let ios = self.ios as f64;
-        let sample = Sample::of(Metric::IOPS, self.iops)
+        let together = self.cpus() <= processors as f64 * ROUNDING;
+        let mut sample = Sample::default();
+        if together {
+            sample = sample.with(Metric::IOPS, self.iops);
+        }
+        sample = sample
             .with(Metric::CPU_PER_IO, self.cpu.as_nanos() as f64 / ios)
-            .with(Metric::IOS_PER_CPU_SECOND, ios / self.cpu.as_secs_f64())
-            .with(Metric::BANDWIDTH, self.bandwidth)
-            .with(Metric::CPUS, self.cpus());
+            .with(Metric::IOS_PER_CPU_SECOND, ios / self.cpu.as_secs_f64());
+        if together {
+            sample = sample.with(Metric::BANDWIDTH, self.bandwidth).with(Metric::CPUS, self.cpus());
+        } else {
+            sample.notes.push(IN_TURNS.to_owned());
+        }
         self.latencies(sample)
     }
 
@@ -177,13 +195,26 @@ mod tests {
         assert_eq!(report.runtime, Duration::from_millis(201));
         // 37.5 per cent of 400 ms, the run times of both jobs.
         assert_eq!(report.cpu, Duration::from_millis(150));
-        let sample = report.sample();
+        let sample = report.sample(2);
         let value = |wanted: Metric| sample.values.iter().find(|(metric, _)| *metric == wanted);
         assert_eq!(value(Metric::P50), Some(&(Metric::P50, 23.0)));
         assert_eq!(value(Metric::P99), Some(&(Metric::P99, 26.0)));
         assert_eq!(value(Metric::CPU_PER_IO).unwrap().1, 150e6 / 758_219.0);
         let points = sample.latency.unwrap().0;
         assert_eq!((points[0], points[18]), ((0.0, 20.0), (100.0, 5_217_713.0)));
+    }
+
+    #[test]
+    fn jobs_that_took_turns_give_no_throughput() {
+        let report = Report::parse(RECORDED, "").unwrap();
+        let turns = Report { cpu: Duration::from_millis(500), ..report.clone() }.sample(2);
+        let together = Report { cpu: Duration::from_millis(400), ..report }.sample(2);
+        let has_rate =
+            |sample: &Sample| sample.values.iter().any(|(metric, _)| *metric == Metric::IOPS);
+        assert!(has_rate(&together) && together.notes.is_empty());
+        assert!(!has_rate(&turns) && turns.notes == [IN_TURNS]);
+        let has_cpu = |(metric, _): &(Metric, f64)| *metric == Metric::CPU_PER_IO;
+        assert!(turns.values.iter().any(has_cpu));
     }
 
     #[test]
