@@ -67,7 +67,7 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 
 bench: deps build gate ## the measurements of docs/measuring.md
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
-	./target/release/blockyard lab run nbd
+	./target/release/blockyard lab run hot-path zone-locks nbd limits fio-engine
 
 bench-fio: deps fio ## the engine beside fio's own null engine
 	$(CARGO) run --locked -p blockyard-fio-engine --example compare -- \
