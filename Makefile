@@ -11,7 +11,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench bench-fio fuzz-smoke
+.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench fuzz-smoke
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -65,13 +65,9 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 	PATH="$(GUNGRAUN_ROOT)/bin:$$PATH" \
 		$(CARGO) bench --locked -p blockyard-null --bench instructions
 
-bench: deps build gate ## the measurements of docs/measuring.md
+bench: deps build fio gate ## the measurements of docs/measuring.md
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
 	./target/release/blockyard lab run hot-path zone-locks nbd limits fio-engine
-
-bench-fio: deps fio ## the engine beside fio's own null engine
-	$(CARGO) run --locked -p blockyard-fio-engine --example compare -- \
-		target/release/libblockyard_fio-*.so
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
