@@ -3,8 +3,11 @@
 //! A baseline is made from the same parameters as the product's device and goes through the same
 //! stack; only the guarding differs. It is the "before" of a measurement and, being plainly
 //! correct, the oracle that the product must agree with. No product code names one.
+//!
+//! [`no_device`] is the other end of the scale: a device that does nothing at all.
 
 pub mod lock_per_zone;
+pub mod no_device;
 pub mod one_lock;
 
 use std::sync::Arc;
@@ -14,6 +17,7 @@ use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
 
 use lock_per_zone::LockPerZone;
+use no_device::NoDevice;
 use one_lock::OneLock;
 
 /// A baseline.
@@ -22,26 +26,32 @@ struct Baseline {
     name: &'static str,
     /// The kind of device that it is a baseline of.
     kind: &'static str,
-    /// The switch that a device must have for it to differ from the product.
-    needs: &'static str,
+    /// The switch that a device must have for it to differ from the product, if it takes one.
+    needs: Option<&'static str>,
     open: fn(&DeviceSpec) -> Result<Made, StackError>,
 }
 
 /// Every baseline.
-const BASELINES: [Baseline; 2] = [
+const BASELINES: [Baseline; 3] = [
     Baseline {
         name: one_lock::NAME,
         kind: "null",
-        needs: "zoned",
+        needs: Some("zoned"),
         open: stack::open_with_zones::<OneLock>,
     },
     Baseline {
         name: lock_per_zone::NAME,
         kind: "null",
-        needs: "zoned",
+        needs: Some("zoned"),
         open: stack::open_with_zones::<LockPerZone>,
     },
+    Baseline { name: no_device::NAME, kind: "null", needs: None, open: no_device },
 ];
+
+fn no_device(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let made = stack::open(spec)?;
+    Ok(Made { disk: Arc::new(NoDevice(made.disk)), ..made })
+}
 
 /// Why a baseline could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,14 +66,14 @@ pub enum BaselineError {
         known: String,
     },
     /// The device has nothing that the baseline guards.
-    #[error("before: `{name}` differs for {kind} devices with {needs}=1 only, and this is none")]
+    #[error("before: `{name}` differs for {kind} devices{needs} only, and this is none")]
     NoEffect {
         /// The baseline.
         name: &'static str,
         /// The kind of device that it is for.
         kind: &'static str,
-        /// The switch that the device lacks.
-        needs: &'static str,
+        /// " with ", the switch that the device lacks, and "=1"; or nothing.
+        needs: String,
     },
     /// The device's parameters will not do.
     #[error(transparent)]
@@ -86,7 +96,8 @@ pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineErro
         return Err(BaselineError::Unknown { name: name.to_owned(), known });
     };
     let Baseline { name, kind, needs, open } = *baseline;
-    if spec.kind().name != kind || !spec.switch(needs) {
+    if spec.kind().name != kind || needs.is_some_and(|switch| !spec.switch(switch)) {
+        let needs = needs.map_or_else(String::new, |switch| format!(" with {switch}=1"));
         return Err(BaselineError::NoEffect { name, kind, needs });
     }
     Ok(open(spec)?.disk)
@@ -119,7 +130,8 @@ mod tests {
         let zoned = "null:///d?zoned=1";
         assert_eq!(
             refused("no-lock", zoned),
-            "before: there is no baseline `no-lock`; wanted `one-lock`, `lock-per-zone`"
+            "before: there is no baseline `no-lock`; wanted `one-lock`, `lock-per-zone`, \
+             `no-device`"
         );
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");
