@@ -23,6 +23,8 @@ static struct fio_option options[] = {
 	{ .name = NULL },
 };
 
+#define rare(condition) __builtin_expect(!!(condition), 0)
+
 /* The same structures stand in exports.rs. */
 struct ask {
 	const char *dev, *before, *scheduler, *file;
@@ -214,7 +216,7 @@ static void io_u_free(struct thread_data *td, struct io_u *io_u)
 }
 
 /* With zonemode=zbd a trim is a reset where the zone has a write pointer. */
-static bool trimmed(struct thread_data *td, struct io_u *io_u)
+static bool __attribute__((noinline)) trimmed(struct thread_data *td, struct io_u *io_u)
 {
 	struct job *job = td->io_ops_data;
 	struct timespec now;
@@ -268,11 +270,11 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u)
 	struct job *job = td->io_ops_data;
 	int error;
 
-	if (io_u->ddir > DDIR_WRITE && trimmed(td, io_u))
+	if (rare(io_u->ddir > DDIR_WRITE) && trimmed(td, io_u))
 		return FIO_Q_COMPLETED;
 	error = blockyard_fio_carry(FILE_ENG_DATA(io_u->file), io_u->ddir, io_u->offset,
 				    io_u->xfer_buf, io_u->xfer_buflen);
-	if (error)
+	if (rare(error))
 		return queue_rest(td, io_u, error);
 	if (job->sync)
 		return FIO_Q_COMPLETED;
