@@ -244,8 +244,8 @@ pub struct ZoneWords<C, R = AccountsLock> {
 }
 
 impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
-    /// Zones as they are at first, which hold nothing yet. With `data`, what is written is copied
-    /// and read back.
+    /// Zones as they are at first: none of them is open. With `data`, what is written is copied and
+    /// read back.
     ///
     /// # Errors
     /// If there is no memory for them.
@@ -257,8 +257,15 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         let resources = ZoneResources::<R>::new(zones.len(), limits)?;
         let mut lines = Vec::new();
         lines.try_reserve_exact(zones.len())?;
-        lines.extend(zones.map(|zone| {
-            assert_eq!(zone.cond.holding(), Holding::Nothing, "no zone is open at first");
+        lines.extend(zones.enumerate().map(|(number, zone)| {
+            let holding = zone.cond.holding();
+            assert!(!matches!(holding, Holding::Implicit | Holding::Explicit), "{zone:?} is open");
+            if let Some(resources) = &resources {
+                let count = |accounts: &mut Accounts, _| {
+                    accounts.change(number as u32, Holding::Nothing, holding);
+                };
+                resources.with(count);
+            }
             Line {
                 word: AtomicU64::new(zone.pack()),
                 committed: AtomicU64::new(zone.wp),
@@ -698,6 +705,18 @@ mod tests {
         assert_eq!(write(&words, 2), Err(No::Limit(Refusal::OpenLimit)));
         assert_eq!(finish(&words, 2), Err(No::Limit(Refusal::OpenLimit)));
         assert_eq!(words.look(2), ZoneView { cond: Cond::Empty, wp: 0 });
+    }
+
+    #[test]
+    fn zones_that_are_closed_at_first_are_counted() {
+        let closed = ZoneView { cond: Cond::Closed, wp: 1 };
+        let empty = ZoneView { cond: Cond::Empty, wp: 0 };
+        let limits = ZoneLimits { open_max: 1, active_max: 2 };
+        let words = Words::new([closed, empty, closed].into_iter(), limits, true).unwrap();
+        assert_eq!(words.counts(), Some(ZoneCounts { open: 0, explicit: 0, active: 2 }));
+        assert_eq!(write(&words, 1), Err(No::Limit(Refusal::ActiveLimit)));
+        assert_eq!(write(&words, 0), Ok(1));
+        assert_eq!(write(&words, 1), Ok(0));
     }
 
     #[test]
