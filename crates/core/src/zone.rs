@@ -4,6 +4,7 @@
 mod document;
 mod info;
 mod machine;
+pub mod zbc;
 
 pub use info::{ZoneCond, ZoneInfo, ZoneType};
 pub use machine::{Step, Zone, ZoneOp, holding_of};
