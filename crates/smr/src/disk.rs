@@ -1,0 +1,247 @@
+//! The emulated disk: carries commands out on a medium, and says in sense data why not.
+//!
+//! ```text
+//! CDB ▸ Command ▸ what it tells of itself (inquiry, vpd, mode, opcodes), or
+//!                 blocks (access), or zones (manage, report) ▸ Zones (words) ▸ Media
+//! ```
+//!
+//! Any number of threads may send commands. Those for different zones meet in no lock; several
+//! writes to one zone copy side by side. There is one logical unit, and no unit attention: nothing
+//! happens to it that its only user did not do.
+
+mod access;
+mod manage;
+mod report;
+
+use std::io;
+
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{SECTOR_SHIFT, Sector};
+use blockyard_sync::zone_resources::ZoneCounts;
+
+use crate::cdb::{Blocks, CdbError, Command};
+use crate::config::{DiskConfig, DiskError};
+use crate::layout::Layout;
+use crate::media::{Media, ZoneRecord};
+use crate::sense::{Sense, SenseFormat};
+use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
+use crate::zones::Zones;
+use crate::{capacity, inquiry, mode, opcodes, vpd};
+
+/// A host-managed SMR disk on a medium.
+#[derive(Debug)]
+pub struct Disk<M> {
+    config: DiskConfig,
+    zones: Zones,
+    media: M,
+    /// From block addresses to sectors.
+    block_shift: u32,
+}
+
+/// Why a command ends early.
+enum Stop {
+    /// The disk refuses it.
+    Refused(Sense),
+    /// It cannot be carried out.
+    Transport(TransportError),
+}
+
+impl From<Sense> for Stop {
+    fn from(sense: Sense) -> Stop {
+        Stop::Refused(sense)
+    }
+}
+
+impl From<TransportError> for Stop {
+    fn from(error: TransportError) -> Stop {
+        Stop::Transport(error)
+    }
+}
+
+impl<M: Media> Disk<M> {
+    /// A disk, with its zones as the medium has them; where the medium is new they are empty.
+    ///
+    /// # Errors
+    /// If there can be no such disk, or the medium's records are not those of one.
+    pub fn open(config: DiskConfig, media: M) -> Result<Disk<M>, DiskError> {
+        config.check()?;
+        let zones = Zones::new(&config, &media.zones())?;
+        let block_shift = config.logical_block.trailing_zeros() - SECTOR_SHIFT;
+        Ok(Disk { config, zones, media, block_shift })
+    }
+
+    /// What it is like.
+    pub fn config(&self) -> &DiskConfig {
+        &self.config
+    }
+
+    /// Where its zones lie.
+    pub fn layout(&self) -> &Layout {
+        self.zones.layout()
+    }
+
+    /// What it keeps its data on.
+    pub fn media(&self) -> &M {
+        &self.media
+    }
+
+    /// Open zones now; `None` where there is no limit.
+    pub fn counts(&self) -> Option<ZoneCounts> {
+        self.zones.counts()
+    }
+
+    /// The conventional or sequential zone of a slot as it is now.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn zone(&self, slot: u32) -> ZoneInfo {
+        self.zones.info(slot)
+    }
+
+    /// Makes a sequential zone read-only or offline, as a fault of the disk would; one that is so
+    /// already becomes empty again.
+    ///
+    /// # Errors
+    /// If the medium cannot keep it, or if there is no such zone or it cannot be in that condition.
+    pub fn break_zone(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
+        let layout = self.layout();
+        let exists = slot < layout.slots() && !layout.is_conventional(slot);
+        if !exists || !matches!(cond, ZoneCond::ReadOnly | ZoneCond::Offline) {
+            let text = format!(
+                "zone {slot}: {cond} will not do; want a sequential zone ({} to {}), read-only or \
+                 offline",
+                layout.conventional_count(),
+                layout.slots() - 1
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut kept = Ok(());
+        let changed = self.zones.break_zone(slot, cond, |state: ZoneRecord| {
+            kept = self.media.reset(slot, state);
+        });
+        kept?;
+        changed.map_or(Ok(()), |state| self.media.zone_changed(slot, state))
+    }
+
+    /// Carries a command out.
+    fn run(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, Stop> {
+        let command = Command::parse(cdb).map_err(|error| match error {
+            CdbError::Refused(sense) => Stop::Refused(sense),
+            CdbError::Length(len) => Stop::Transport(TransportError::CdbLength(len)),
+        })?;
+        if !opcodes::is_supported(&self.config, command.operation()) {
+            return Err(Sense::INVALID_OPERATION_CODE.into());
+        }
+        let config = &self.config;
+        match command {
+            Command::TestUnitReady => Ok(Outcome::good(0)),
+            Command::Read { form, blocks, fua } => self.read(form, blocks, fua, data),
+            Command::Write { form, blocks, fua } => self.write(form, blocks, fua, data),
+            Command::WriteSame { form, blocks, unmap, no_data } => {
+                self.write_same(form, blocks, unmap, no_data, data)
+            }
+            Command::SynchronizeCache { blocks, .. } => self.synchronize(blocks),
+            Command::Unmap { list_bytes } => self.unmap(list_bytes, data),
+            Command::ReportZones { lba, allocation, partial, option } => {
+                self.report_zones(lba, allocation, partial, option, data)
+            }
+            Command::Zones { action, all: true, .. } => self.manage_all(action),
+            Command::Zones { action, zone_id, all: false } => self.manage(action, zone_id),
+            Command::RequestSense { descriptors, allocation } => {
+                let format = if descriptors { SenseFormat::Descriptor } else { SenseFormat::Fixed };
+                answer(data, allocation.into(), &Sense::NO_SENSE.print(format))
+            }
+            Command::Inquiry { page: None, allocation } => {
+                answer(data, allocation.into(), &inquiry::standard())
+            }
+            Command::Inquiry { page: Some(page), allocation } => {
+                answer(data, allocation.into(), &vpd::page(config, page)?)
+            }
+            Command::ModeSense { form, request, allocation } => {
+                answer(data, allocation.into(), &mode::sense(config, form, request)?)
+            }
+            Command::ReadCapacity10 => answer(data, u32::MAX, &capacity::ten(config)),
+            Command::ReadCapacity16 { allocation } => {
+                answer(data, allocation, &capacity::sixteen(config))
+            }
+            Command::ReportLuns { select, allocation } => {
+                answer(data, allocation, &inquiry::luns(select)?)
+            }
+            Command::ReportSupportedOperationCodes { filter, timeouts, allocation } => {
+                answer(data, allocation, &opcodes::report(config, filter, timeouts)?)
+            }
+        }
+    }
+
+    /// Logical blocks of the disk.
+    fn blocks(&self) -> u64 {
+        self.config.size >> self.config.logical_block.trailing_zeros()
+    }
+
+    /// Refuses what does not lie on the disk; else gives the first sector and how many they are.
+    fn range(&self, blocks: Blocks) -> Result<(Sector, u64), Sense> {
+        let Blocks { lba, count } = blocks;
+        let capacity = self.blocks();
+        if lba > capacity || u64::from(count) > capacity - lba {
+            return Err(Sense::LBA_OUT_OF_RANGE.at(lba));
+        }
+        Ok((Sector(lba << self.block_shift), u64::from(count) << self.block_shift))
+    }
+
+    /// The address of the block that a sector is in.
+    fn lba(&self, sector: Sector) -> u64 {
+        sector.0 >> self.block_shift
+    }
+}
+
+impl<M: Media> ScsiTransport for Disk<M> {
+    fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {
+        match self.run(cdb, data) {
+            Ok(outcome) => Ok(outcome),
+            Err(Stop::Refused(sense)) => Ok(Outcome::check(sense)),
+            Err(Stop::Transport(error)) => Err(error),
+        }
+    }
+}
+
+/// Transfers as much of an answer as there is room for.
+fn answer(data: Data<'_>, allocation: u32, bytes: &[u8]) -> Result<Outcome, Stop> {
+    let room = room_for_answer(data)?;
+    let len = bytes.len().min(allocation as usize).min(room.len());
+    room[..len].copy_from_slice(&bytes[..len]);
+    Ok(Outcome::good(len))
+}
+
+/// The room for an answer; none if nobody wants to know it.
+fn room_for_answer(data: Data<'_>) -> Result<&mut [u8], TransportError> {
+    match data {
+        Data::In(room) => Ok(room),
+        Data::None | Data::Out([]) => Ok(&mut []),
+        Data::Out(_) => Err(TransportError::Direction { wanted: "from the device" }),
+    }
+}
+
+/// The room for exactly so many bytes.
+fn room_for(data: Data<'_>, wanted: u64) -> Result<&mut [u8], TransportError> {
+    let room = room_for_answer(data)?;
+    let given = room.len() as u64;
+    if given < wanted {
+        return Err(TransportError::Buffer { wanted, given });
+    }
+    Ok(&mut room[..wanted as usize])
+}
+
+/// Exactly so many bytes that were sent.
+fn sent(data: Data<'_>, wanted: u64) -> Result<&[u8], TransportError> {
+    let bytes = match data {
+        Data::Out(bytes) => bytes,
+        Data::None => &[],
+        Data::In([]) => &[],
+        Data::In(_) => return Err(TransportError::Direction { wanted: "to the device" }),
+    };
+    let given = bytes.len() as u64;
+    if given < wanted {
+        return Err(TransportError::Buffer { wanted, given });
+    }
+    Ok(&bytes[..wanted as usize])
+}

@@ -1,0 +1,339 @@
+//! Blocks: reads, writes, and what is a write of a kind.
+
+use std::io;
+
+use blockyard_core::zone::ZoneCond;
+use blockyard_core::zone::zbc::Refusal;
+use blockyard_core::{SECTOR_SHIFT, Sector};
+
+use super::{Disk, Stop, room_for, sent};
+use crate::cdb::{Blocks, Form};
+use crate::layout::{Part, Place};
+use crate::media::Media;
+use crate::opcodes;
+use crate::sense::Sense;
+use crate::transport::{Data, Outcome};
+use crate::vpd::{TRANSFER_BYTES_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BYTES_MAX};
+
+/// Bytes of the repeated block that are written at once.
+const FILL_BYTES: usize = 64 << 10;
+/// Bytes of the head of an UNMAP parameter list.
+const UNMAP_HEAD_BYTES: usize = 8;
+/// Bytes of one of its ranges.
+const UNMAP_RANGE_BYTES: usize = 16;
+
+/// Bytes in so many sectors.
+fn bytes_of(sectors: u64) -> u64 {
+    sectors << SECTOR_SHIFT
+}
+
+/// Refuses a command whose number of blocks is wrong.
+fn invalid_count(form: Form) -> Sense {
+    let byte = match form {
+        Form::Six => 4,
+        Form::Ten => 7,
+        Form::Twelve => 6,
+        Form::Sixteen => 10,
+    };
+    Sense::invalid_field(byte, None)
+}
+
+/// Sense data of a refused write or operation on a zone: ZBC-2 4.5.3.4.
+pub(super) fn sense_of(refusal: Refusal) -> Sense {
+    match refusal {
+        Refusal::Conventional | Refusal::Full => Sense::INVALID_FIELD_IN_CDB,
+        Refusal::ReadOnly => Sense::ZONE_IS_READ_ONLY,
+        Refusal::Offline => Sense::ZONE_IS_OFFLINE,
+        Refusal::Unaligned => Sense::UNALIGNED_WRITE,
+        Refusal::Boundary => Sense::WRITE_BOUNDARY_VIOLATION,
+        Refusal::OpenLimit => Sense::INSUFFICIENT_ZONE_RESOURCES,
+    }
+}
+
+/// What a write puts on the medium.
+enum Content<'a> {
+    /// These bytes.
+    Bytes(&'a [u8]),
+    /// This block, again and again.
+    Repeated(&'a [u8]),
+    /// Zeros.
+    Zeros,
+}
+
+impl<M: Media> Disk<M> {
+    /// READ.
+    pub(super) fn read(
+        &self,
+        form: Form,
+        blocks: Blocks,
+        fua: bool,
+        data: Data<'_>,
+    ) -> Result<Outcome, Stop> {
+        let (start, sectors) = self.range(blocks)?;
+        let len = bytes_of(sectors);
+        if len > TRANSFER_BYTES_MAX {
+            return Err(invalid_count(form).into());
+        }
+        let room = room_for(data, len)?;
+        if len == 0 {
+            return Ok(Outcome::good(0));
+        }
+        self.may_read(start, start + sectors)?;
+        if fua && self.config.write_cache {
+            // SBC-4 4.16: such a read gives what the medium holds.
+            self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
+        }
+        let mut at = start;
+        let mut rest = &mut *room;
+        while !rest.is_empty() {
+            let place = self.layout().place_of(at);
+            // Conventional zones have no state: all that is read of them is read at once.
+            let part_sectors = match place.part {
+                Part::Conventional => start + sectors - at,
+                _ => (start + sectors).min(place.end) - at,
+            };
+            let (part, after) = rest.split_at_mut(bytes_of(part_sectors) as usize);
+            match place.part {
+                Part::Sequential => self.read_sequential(place, at, part)?,
+                _ => self.read_media(at, part)?,
+            }
+            rest = after;
+            at += part_sectors;
+        }
+        Ok(Outcome::good(room.len()))
+    }
+
+    /// Whether a range may be read, as far as that follows from where it lies.
+    fn may_read(&self, start: Sector, end: Sector) -> Result<(), Sense> {
+        let first = self.layout().place_of(start);
+        let mut place = first;
+        loop {
+            let at = self.lba(place.start.max(start));
+            if place.part == Part::Gap {
+                return Err(Sense::GAP_ZONE_ACCESS.at(at));
+            }
+            if place.part != first.part {
+                return Err(Sense::READ_BOUNDARY_VIOLATION.at(at));
+            }
+            let again = place != first && place.part == Part::Sequential;
+            if again && !self.config.unrestricted_reads {
+                return Err(Sense::READ_BOUNDARY_VIOLATION.at(at));
+            }
+            if place.end >= end {
+                return Ok(());
+            }
+            place = self.layout().place_of(place.end);
+        }
+    }
+
+    /// Reads from one sequential zone. Beyond the write pointer there are zeros.
+    fn read_sequential(&self, place: Place, at: Sector, into: &mut [u8]) -> Result<(), Sense> {
+        let offline = || Sense::ZONE_IS_OFFLINE.at(self.lba(at));
+        let erasures = self.zones.erasures(place.slot);
+        let readable_end = self.zones.readable_end(place.slot).ok_or_else(offline)?;
+        let readable = bytes_of(readable_end.0.saturating_sub(at.0)).min(into.len() as u64);
+        let restricted = !self.config.unrestricted_reads;
+        let (written, unwritten) = into.split_at_mut(readable as usize);
+        if restricted && !unwritten.is_empty() {
+            return Err(Sense::READ_INVALID_DATA.at(self.lba(readable_end.max(at))));
+        }
+        self.read_media(at, written)?;
+        unwritten.fill(0);
+        // The zone was empty for a moment meanwhile; this read came then.
+        if self.zones.erasures(place.slot) != erasures {
+            if restricted {
+                return Err(Sense::READ_INVALID_DATA.at(self.lba(at)));
+            }
+            into.fill(0);
+        }
+        Ok(())
+    }
+
+    fn read_media(&self, at: Sector, into: &mut [u8]) -> Result<(), Sense> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let read = self.media.read(at.bytes(), into);
+        read.map_err(|_| Sense::UNRECOVERED_READ_ERROR.at(self.lba(at)))
+    }
+
+    /// WRITE.
+    pub(super) fn write(
+        &self,
+        form: Form,
+        blocks: Blocks,
+        fua: bool,
+        data: Data<'_>,
+    ) -> Result<Outcome, Stop> {
+        let (start, sectors) = self.range(blocks)?;
+        let len = bytes_of(sectors);
+        if len > TRANSFER_BYTES_MAX {
+            return Err(invalid_count(form).into());
+        }
+        let bytes = sent(data, len)?;
+        if len > 0 {
+            self.put(start, sectors, &Content::Bytes(bytes))?;
+            self.settle(fua)?;
+        }
+        Ok(Outcome::good(bytes.len()))
+    }
+
+    /// WRITE SAME. A disk need not unmap where it may (SBC-4 4.7.3.4.3): in sequential zones UNMAP
+    /// makes no difference.
+    pub(super) fn write_same(
+        &self,
+        form: Form,
+        blocks: Blocks,
+        unmap: bool,
+        no_data: bool,
+        data: Data<'_>,
+    ) -> Result<Outcome, Stop> {
+        if unmap && !opcodes::unmaps(&self.config) {
+            return Err(Sense::invalid_field(1, Some(3)).into());
+        }
+        let (start, sectors) = self.range(blocks)?;
+        // SBC-4 6.6.4: 0 blocks mean all that follow, which WSNZ says that we do not do.
+        if sectors == 0 || bytes_of(sectors) > WRITE_SAME_BYTES_MAX {
+            return Err(invalid_count(form).into());
+        }
+        let block_bytes = if no_data { 0 } else { u64::from(self.config.logical_block) };
+        let block = sent(data, block_bytes)?;
+        let content = match block.iter().all(|&byte| byte == 0) {
+            true => Content::Zeros,
+            false => Content::Repeated(block),
+        };
+        self.put(start, sectors, &content)?;
+        self.settle(false)?;
+        Ok(Outcome::good(block.len()))
+    }
+
+    /// Writes, if the zones permit it.
+    fn put(&self, start: Sector, sectors: u64, content: &Content<'_>) -> Result<(), Sense> {
+        let at = self.lba(start);
+        let place = self.layout().place_of(start);
+        match place.part {
+            Part::Gap => Err(Sense::GAP_ZONE_ACCESS.at(at)),
+            Part::Conventional => {
+                // Conventional zones lie side by side, from the start of the disk.
+                let end = self.layout().first(self.layout().conventional_count()).start;
+                if start + sectors > end {
+                    return Err(Sense::WRITE_BOUNDARY_VIOLATION.at(self.lba(end)));
+                }
+                self.copy(start, sectors, content).map_err(|_| Sense::WRITE_ERROR.at(at))
+            }
+            Part::Sequential => {
+                let copy = || self.copy(start, sectors, content);
+                let (copied, state) = self
+                    .zones
+                    .write(place.slot, start, sectors, copy)
+                    .map_err(|refusal| sense_of(refusal).at(at))?;
+                copied
+                    .and_then(|()| self.media.zone_changed(place.slot, state))
+                    .map_err(|_| Sense::WRITE_ERROR.at(at))
+            }
+        }
+    }
+
+    fn copy(&self, at: Sector, sectors: u64, content: &Content<'_>) -> io::Result<()> {
+        match *content {
+            Content::Bytes(bytes) => self.media.write(at.bytes(), bytes),
+            Content::Zeros => self.media.zero(at.bytes(), bytes_of(sectors)),
+            Content::Repeated(block) => {
+                let len = bytes_of(sectors).min(FILL_BYTES as u64) as usize;
+                let fill: Vec<u8> = block.iter().copied().cycle().take(len).collect();
+                let (mut at, end) = (at.bytes(), (at + sectors).bytes());
+                while at < end {
+                    let part = &fill[..(end - at).min(len as u64) as usize];
+                    self.media.write(at, part)?;
+                    at += part.len() as u64;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes durable what a command has changed, where it has to be when the command ends.
+    pub(super) fn settle(&self, fua: bool) -> Result<(), Sense> {
+        if fua || !self.config.write_cache {
+            self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
+        }
+        Ok(())
+    }
+
+    /// SYNCHRONIZE CACHE: of everything, whatever range it names.
+    pub(super) fn synchronize(&self, blocks: Blocks) -> Result<Outcome, Stop> {
+        self.range(blocks)?;
+        self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
+        Ok(Outcome::good(0))
+    }
+
+    /// UNMAP: conventional zones forget, sequential ones are left as they are.
+    pub(super) fn unmap(&self, list_bytes: u16, data: Data<'_>) -> Result<Outcome, Stop> {
+        let list = sent(data, list_bytes.into())?;
+        if list.is_empty() {
+            return Ok(Outcome::good(0));
+        }
+        let ranges = unmap_ranges(list)?;
+        let mut total = 0u64;
+        for blocks in unmapped(ranges) {
+            let (start, sectors) = self.range(blocks)?;
+            total = total.saturating_add(bytes_of(sectors));
+            if total > UNMAP_BYTES_MAX {
+                return Err(Sense::INVALID_FIELD_IN_PARAMETER_LIST.into());
+            }
+            self.may_unmap(start, start + sectors)?;
+        }
+        let end = self.layout().first(self.layout().conventional_count()).start;
+        for blocks in unmapped(ranges) {
+            let (start, sectors) = self.range(blocks)?;
+            let conventional = (start + sectors).min(end).0.saturating_sub(start.0);
+            let zeroed = self.media.zero(start.bytes(), bytes_of(conventional));
+            zeroed.map_err(|_| Sense::WRITE_ERROR.at(blocks.lba))?;
+        }
+        self.settle(false)?;
+        Ok(Outcome::good(list.len()))
+    }
+
+    /// Whether there is something to unmap everywhere in a range.
+    fn may_unmap(&self, start: Sector, end: Sector) -> Result<(), Sense> {
+        let mut at = start;
+        while at < end {
+            let place = self.layout().place_of(at);
+            let lba = self.lba(at);
+            match place.part {
+                Part::Conventional => {}
+                Part::Gap => return Err(Sense::GAP_ZONE_ACCESS.at(lba)),
+                Part::Sequential => match self.zones.cond(place.slot) {
+                    ZoneCond::ReadOnly => return Err(Sense::ZONE_IS_READ_ONLY.at(lba)),
+                    ZoneCond::Offline => return Err(Sense::ZONE_IS_OFFLINE.at(lba)),
+                    _ => {}
+                },
+            }
+            at = place.end;
+        }
+        Ok(())
+    }
+}
+
+/// The ranges of an UNMAP parameter list, SBC-4 5.35.2.
+fn unmap_ranges(list: &[u8]) -> Result<&[u8], Sense> {
+    if list.len() < UNMAP_HEAD_BYTES {
+        return Err(Sense::PARAMETER_LIST_LENGTH_ERROR);
+    }
+    let len = usize::from(u16::from_be_bytes([list[2], list[3]]));
+    let ranges = &list[UNMAP_HEAD_BYTES..];
+    if len > ranges.len() {
+        return Err(Sense::PARAMETER_LIST_LENGTH_ERROR);
+    }
+    if len / UNMAP_RANGE_BYTES > UNMAP_RANGES_MAX as usize {
+        return Err(Sense::invalid_parameter(2));
+    }
+    Ok(&ranges[..len])
+}
+
+fn unmapped(ranges: &[u8]) -> impl Iterator<Item = Blocks> {
+    ranges.chunks_exact(UNMAP_RANGE_BYTES).map(|range| {
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        Blocks { lba: number(&range[..8]), count: number(&range[8..12]) as u32 }
+    })
+}

@@ -1,0 +1,159 @@
+//! Where the zones of a disk lie.
+//!
+//! The disk is cut into slots of the zone size. A slot holds a conventional zone, or a sequential
+//! zone and behind it, where sequential zones are shorter than slots, a gap zone. State is kept by
+//! slot: gap zones have none. Everything in here is counted in sectors.
+
+use blockyard_core::zone::Zone;
+use blockyard_core::{SECTOR_SHIFT, Sector};
+
+use crate::config::DiskConfig;
+
+/// What a place of the disk is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A zone that is written anywhere.
+    Conventional,
+    /// A zone that is written at its write pointer.
+    Sequential,
+    /// Nothing.
+    Gap,
+}
+
+/// A zone, of any kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its slot.
+    pub slot: u32,
+    /// What it is.
+    pub part: Part,
+    /// Its first sector.
+    pub start: Sector,
+    /// The first sector after it.
+    pub end: Sector,
+}
+
+/// The zones of a disk.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    sectors: u64,
+    zone_shift: u32,
+    sequential_sectors: u64,
+    conventional_count: u32,
+}
+
+impl Layout {
+    /// The layout of a configuration that has been checked.
+    pub fn new(config: &DiskConfig) -> Layout {
+        Layout {
+            sectors: config.size >> SECTOR_SHIFT,
+            zone_shift: (config.zone_size >> SECTOR_SHIFT).trailing_zeros(),
+            sequential_sectors: config.sequential_bytes() >> SECTOR_SHIFT,
+            conventional_count: config.zone_nr_conv,
+        }
+    }
+
+    /// Sectors of the disk.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Sectors of a slot but a last one that is shorter.
+    pub fn slot_sectors(&self) -> u64 {
+        1 << self.zone_shift
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.sectors.div_ceil(self.slot_sectors()) as u32
+    }
+
+    /// Whether there are gap zones.
+    pub fn has_gaps(&self) -> bool {
+        self.sequential_sectors < self.slot_sectors()
+    }
+
+    /// Whether a slot holds a conventional zone.
+    #[inline]
+    pub fn is_conventional(&self, slot: u32) -> bool {
+        slot < self.conventional_count
+    }
+
+    /// How many slots hold a conventional zone: the first ones.
+    pub fn conventional_count(&self) -> u32 {
+        self.conventional_count
+    }
+
+    /// The first zone of a slot.
+    #[inline]
+    pub fn first(&self, slot: u32) -> Place {
+        let start = Sector(u64::from(slot) << self.zone_shift);
+        let slot_end = Sector((start.0 + self.slot_sectors()).min(self.sectors));
+        if self.is_conventional(slot) {
+            return Place { slot, part: Part::Conventional, start, end: slot_end };
+        }
+        let end = slot_end.min(start + self.sequential_sectors);
+        Place { slot, part: Part::Sequential, start, end }
+    }
+
+    /// The gap zone of a slot, if it has one.
+    pub fn gap(&self, slot: u32) -> Option<Place> {
+        let start = self.first(slot).end;
+        let end = Sector(((u64::from(slot) + 1) << self.zone_shift).min(self.sectors));
+        (start < end).then_some(Place { slot, part: Part::Gap, start, end })
+    }
+
+    /// The zone that a sector of the disk lies in.
+    #[inline]
+    pub fn place_of(&self, sector: Sector) -> Place {
+        let slot = (sector.0 >> self.zone_shift) as u32;
+        let first = self.first(slot);
+        if sector < first.end {
+            return first;
+        }
+        self.gap(slot).expect("what is not in the first zone of a slot is in its gap")
+    }
+
+    /// An empty sequential zone in a slot's place.
+    #[inline]
+    pub fn sequential(&self, slot: u32) -> Zone {
+        let Place { start, end, .. } = self.first(slot);
+        Zone::sequential(start, end - start, end - start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_cover_the_disk_without_a_hole() {
+        for (size, capacity) in [(10 << 20, 0), ((9 << 20) + 4096, 768 << 10), (9 << 20, 1 << 20)] {
+            let config = DiskConfig {
+                size,
+                zone_size: 1 << 20,
+                zone_capacity: capacity,
+                zone_nr_conv: 2,
+                ..DiskConfig::default()
+            };
+            config.check().unwrap();
+            let layout = Layout::new(&config);
+            let mut next = Sector(0);
+            let mut gaps = 0;
+            for slot in 0..layout.slots() {
+                let zones = [Some(layout.first(slot)), layout.gap(slot)];
+                for place in zones.into_iter().flatten() {
+                    assert_eq!(place.start, next);
+                    assert!(place.end > place.start);
+                    for at in [place.start, Sector(place.end.0 - 1)] {
+                        assert_eq!(layout.place_of(at), place);
+                    }
+                    gaps += u32::from(place.part == Part::Gap);
+                    next = place.end;
+                }
+            }
+            assert_eq!(next.0, layout.sectors());
+            assert_eq!(gaps > 0, layout.has_gaps());
+        }
+    }
+}

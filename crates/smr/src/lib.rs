@@ -1,0 +1,24 @@
+//! A host-managed SMR disk: the emulated disk, which speaks SCSI ZBC, and the driver's side of one.
+//!
+//! ```text
+//! bios ─ driver ▸ CDB ▸ ScsiTransport ▸ Disk (zones, sense data) ▸ Media (bytes, zone records)
+//! ```
+
+mod capacity;
+pub mod cdb;
+pub mod config;
+pub mod disk;
+mod inquiry;
+pub mod layout;
+pub mod media;
+pub mod mode;
+mod opcodes;
+pub mod sense;
+pub mod transport;
+pub mod vpd;
+mod zones;
+
+pub use config::{DiskConfig, DiskError};
+pub use disk::Disk;
+pub use inquiry::HOST_MANAGED;
+pub use transport::ScsiTransport;

@@ -1,0 +1,161 @@
+//! What an emulated disk keeps its bytes and the state of its zones on.
+//!
+//! Zones are numbered from 0 by their place: zone `n` starts at `n` times the zone size, and what
+//! follows a zone that is shorter than that (a gap) belongs to its number.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use blockyard_core::zone::ZoneCond;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+/// The state of a zone as a medium keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneRecord {
+    /// Its condition.
+    pub cond: ZoneCond,
+    /// How much of it has been written, in sectors from its start; its whole length where it is
+    /// full or read-only.
+    pub written_sectors: u64,
+    /// How often it was made empty since the disk was opened. Of two records of one zone the one
+    /// with more erasures is the later; of two with as many, the one with more written.
+    pub erasures: u64,
+}
+
+impl ZoneRecord {
+    /// An empty zone.
+    pub const EMPTY: ZoneRecord =
+        ZoneRecord { cond: ZoneCond::Empty, written_sectors: 0, erasures: 0 };
+}
+
+/// A medium. All offsets and lengths are bytes from the start of the disk, and multiples of 512;
+/// callers have checked that they lie on the disk.
+///
+/// Several threads call at once. Nobody reads what another thread writes at the same time, but in
+/// conventional zones, and beside a reset: such a read may find any of the bytes that were there
+/// before or are there after.
+pub trait Media: Send + Sync {
+    /// Reads. What was never written, or was reset or zeroed since, reads as zeros.
+    ///
+    /// # Errors
+    /// If the bytes cannot be had.
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes; durable by the next flush.
+    ///
+    /// # Errors
+    /// If the bytes cannot be kept.
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Makes a range read as zeros, and gives its space back where that is possible; durable by the
+    /// next flush. Of sequential zones it is asked only for what is being written.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Notes the state that a zone has come to; durable by the next flush, and not before the data
+    /// that the record counts as written. Records of one zone may come out of order where several
+    /// threads write to it: see [`ZoneRecord::erasures`]. Nobody tells of a zone that is closed to
+    /// make room for another: open zones are found closed anyway.
+    ///
+    /// # Errors
+    /// If it cannot be kept.
+    fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()>;
+
+    /// Makes a zone empty: its data are gone. Nobody writes to it meanwhile, and `state`, which is
+    /// that of an empty zone, is to be kept as by [`Media::zone_changed`].
+    ///
+    /// # Errors
+    /// If it cannot be.
+    fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()>;
+
+    /// Makes everything durable that was done before.
+    ///
+    /// # Errors
+    /// If some of it may not be.
+    fn flush(&self) -> io::Result<()>;
+
+    /// The zones as they were found when the medium was opened, by number; conventional ones have a
+    /// record that nobody looks at. Nothing for a new medium.
+    fn zones(&self) -> Vec<ZoneRecord>;
+}
+
+/// Memory, of which the system provides only what is written.
+#[derive(Debug)]
+pub struct Memory {
+    /// An unnamed file in memory: holes read as zeros and cost nothing.
+    file: File,
+    len: u64,
+    zone_bytes: u64,
+}
+
+impl Memory {
+    /// A medium of `len` zeros, with zones of `zone_bytes`.
+    ///
+    /// # Errors
+    /// If the system does not give it.
+    pub fn new(len: u64, zone_bytes: u64) -> io::Result<Memory> {
+        let file = File::from(rustix::fs::memfd_create("smr", MemfdFlags::CLOEXEC)?);
+        file.set_len(len)?;
+        Ok(Memory { file, len, zone_bytes })
+    }
+}
+
+impl Media for Memory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(from, offset)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
+    fn zone_changed(&self, _zone: u32, _state: ZoneRecord) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reset(&self, zone: u32, _state: ZoneRecord) -> io::Result<()> {
+        let offset = u64::from(zone) * self.zone_bytes;
+        self.zero(offset, self.zone_bytes.min(self.len - offset))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn zones(&self) -> Vec<ZoneRecord> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_bytes_and_forgets_a_zone() {
+        let memory = Memory::new(10 << 40, 1 << 20).unwrap();
+        let at = (9 << 40) + 512;
+        memory.write(at, &[7; 1024]).unwrap();
+        let mut bytes = [1; 1536];
+        memory.read(at, &mut bytes).unwrap();
+        assert_eq!(bytes[..1024], [7; 1024]);
+        assert_eq!(bytes[1024..], [0; 512]);
+        memory.zero(at, 512).unwrap();
+        memory.read(at, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[512]), (0, 7));
+        memory.reset((at >> 20) as u32, ZoneRecord::EMPTY).unwrap();
+        memory.read(at, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 1536]);
+    }
+}

@@ -1,0 +1,246 @@
+//! The state of a disk's zones: a word each, exchanged by the rules of ZBC.
+//!
+//! The machine says what becomes of a zone (`blockyard_core::zone::zbc`), the room exchanges its
+//! word for that (`blockyard_sync::zone_words`), so commands to different zones meet in no lock.
+//! Open zones are counted behind one, which is never touched where there is no limit.
+
+use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of, zbc};
+use blockyard_core::{SECTOR_SHIFT, Sector};
+use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
+use blockyard_sync::zone_words::{Change, UNREADABLE, ZoneView, ZoneWords};
+use zbc::Refusal;
+
+use crate::config::{DiskConfig, DiskError};
+use crate::layout::Layout;
+use crate::media::ZoneRecord;
+
+/// The zones of a disk that have a state.
+#[derive(Debug)]
+pub(crate) struct Zones {
+    words: ZoneWords<ZoneCond>,
+    layout: Layout,
+    physical_sectors: u64,
+}
+
+type View = ZoneView<ZoneCond>;
+
+/// What the room is to keep of a zone.
+#[inline]
+fn view_of(zone: &Zone) -> View {
+    let wp = zone.readable_end().map_or(UNREADABLE, |end| end - zone.start());
+    ZoneView { cond: zone.cond(), wp }
+}
+
+/// A zone as it is after power on, from its record: ZBC-2 4.5.3.5, none is open.
+fn restored(
+    layout: &Layout,
+    slot: u32,
+    record: ZoneRecord,
+    physical_sectors: u64,
+) -> Result<View, DiskError> {
+    let zone = layout.sequential(slot);
+    let (len, written) = (zone.end() - zone.start(), record.written_sectors);
+    let refused = |wanted: String| DiskError::Zone {
+        zone: slot,
+        cond: record.cond,
+        written_sectors: written,
+        wanted,
+    };
+    let zone = match record.cond {
+        ZoneCond::Empty => zone,
+        ZoneCond::ImplicitOpen | ZoneCond::ExplicitOpen | ZoneCond::Closed => {
+            if written > len || !written.is_multiple_of(physical_sectors) {
+                return Err(refused(format!("a multiple of {physical_sectors}, at most {len}")));
+            }
+            match written {
+                0 => zone,
+                _ if written == len => zone.restore(ZoneCond::Full, len),
+                _ => zone.restore(ZoneCond::Closed, written),
+            }
+        }
+        ZoneCond::Full | ZoneCond::ReadOnly | ZoneCond::Offline => zone.restore(record.cond, len),
+        ZoneCond::NotWp => return Err(refused("a condition of a sequential zone".to_owned())),
+    };
+    Ok(view_of(&zone))
+}
+
+impl Zones {
+    /// The zones of a checked configuration, as their records say, or empty.
+    pub(crate) fn new(config: &DiskConfig, records: &[ZoneRecord]) -> Result<Zones, DiskError> {
+        let layout = Layout::new(config);
+        let slots = layout.slots();
+        if !records.is_empty() && records.len() != slots as usize {
+            return Err(DiskError::ZoneCount { found: records.len(), wanted: slots });
+        }
+        let physical_sectors = u64::from(config.physical_block) >> SECTOR_SHIFT;
+        let mut views = Vec::new();
+        views.try_reserve_exact(slots as usize).map_err(|_| DiskError::Memory { zones: slots })?;
+        for slot in 0..slots {
+            let record = records.get(slot as usize).copied().unwrap_or(ZoneRecord::EMPTY);
+            views.push(if layout.is_conventional(slot) {
+                let place = layout.first(slot);
+                view_of(&Zone::conventional(place.start, place.end - place.start))
+            } else {
+                restored(&layout, slot, record, physical_sectors)?
+            });
+        }
+        let limits = ZoneLimits { open_max: config.zone_max_open, active_max: 0 };
+        let words = ZoneWords::new(views.into_iter(), limits, true)
+            .map_err(|_| DiskError::Memory { zones: slots })?;
+        Ok(Zones { words, layout, physical_sectors })
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Open zones now; `None` where there is no limit.
+    pub(crate) fn counts(&self) -> Option<ZoneCounts> {
+        self.words.counts()
+    }
+
+    #[inline]
+    fn zone(&self, slot: u32, view: View) -> Zone {
+        self.layout.sequential(slot).restore(view.cond, view.wp)
+    }
+
+    /// Writes `sectors` at `at`, which lies in the sequential zone of the slot: `copy` moves the
+    /// data once they have their place. Gives what `copy` gave, and the zone's state then.
+    #[inline]
+    pub(crate) fn write<T>(
+        &self,
+        slot: u32,
+        at: Sector,
+        sectors: u64,
+        copy: impl FnOnce() -> T,
+    ) -> Result<(T, ZoneRecord), Refusal> {
+        let mut to = ZoneView { cond: ZoneCond::Empty, wp: 0 };
+        let reservation = self.words.reserve(slot, |view| {
+            let mut zone = self.zone(slot, view);
+            let cond = zbc::step_write(&zone, at, sectors)?;
+            // ZBC-2 4.5.3.4.2: a write ends at the end of a physical block.
+            if !(at.0 + sectors).is_multiple_of(self.physical_sectors) {
+                return Err(Refusal::Unaligned);
+            }
+            zone.enter(cond);
+            zone.advance(sectors);
+            to = ZoneView { cond: zone.cond(), wp: view.wp + sectors };
+            Ok(Change { through: holding_of(cond), to })
+        })?;
+        // Nobody makes the zone empty while there is a reservation.
+        let erasures = self.words.erasures(slot);
+        let copied = copy();
+        drop(reservation);
+        Ok((copied, ZoneRecord { cond: to.cond, written_sectors: to.wp, erasures }))
+    }
+
+    /// Opens, closes, finishes or resets the sequential zone of a slot, by itself or as one of all.
+    /// If data have to go, `erase` takes them away and keeps the state that it is given; otherwise
+    /// that state is the answer, if it has changed.
+    pub(crate) fn manage(
+        &self,
+        slot: u32,
+        op: ZoneOp,
+        all: bool,
+        erase: impl FnOnce(ZoneRecord),
+    ) -> Result<Option<ZoneRecord>, Refusal> {
+        let step = |zone: &Zone| match all {
+            true => Ok(zbc::step_all(zone, op)),
+            false => zbc::step(zone, op),
+        };
+        let mut changed = None;
+        let decide = |view: View| {
+            let mut zone = self.zone(slot, view);
+            let step = step(&zone)?;
+            zone.enter(step.to);
+            let to = view_of(&zone);
+            changed = (to != view).then_some(to);
+            Ok(Change { through: step.through, to })
+        };
+        match op {
+            ZoneOp::Finish | ZoneOp::Reset => {
+                let erased = self.replace(slot, decide, erase)?;
+                Ok(changed.filter(|_| !erased).map(|view| self.record(slot, view)))
+            }
+            _ => {
+                self.words.exchange(slot, decide)?;
+                Ok(changed.map(|view| self.record(slot, view)))
+            }
+        }
+    }
+
+    /// Exchanges a zone for itself alone; says whether data had to go.
+    fn replace(
+        &self,
+        slot: u32,
+        decide: impl FnMut(View) -> Result<Change<ZoneCond>, Refusal>,
+        erase: impl FnOnce(ZoneRecord),
+    ) -> Result<bool, Refusal> {
+        let mut erased = false;
+        self.words.replace(slot, decide, || {
+            erased = true;
+            let erasures = self.words.erasures(slot);
+            erase(ZoneRecord { erasures, ..ZoneRecord::EMPTY });
+        })?;
+        Ok(erased)
+    }
+
+    fn record(&self, slot: u32, view: View) -> ZoneRecord {
+        let whole = {
+            let place = self.layout.first(slot);
+            place.end - place.start
+        };
+        let erasures = self.words.erasures(slot);
+        ZoneRecord { cond: view.cond, written_sectors: view.wp.min(whole), erasures }
+    }
+
+    /// Makes a sequential zone read-only or offline; one that is so already becomes empty again.
+    /// `erase` and the answer are those of [`Zones::manage`].
+    pub(crate) fn break_zone(
+        &self,
+        slot: u32,
+        cond: ZoneCond,
+        erase: impl FnOnce(ZoneRecord),
+    ) -> Option<ZoneRecord> {
+        debug_assert!(!self.layout.is_conventional(slot), "they do not break");
+        let mut last = ZoneView { cond, wp: 0 };
+        let decide = |view| {
+            let mut zone = self.zone(slot, view);
+            zone.enter(if zone.cond() == cond { ZoneCond::Empty } else { cond });
+            last = view_of(&zone);
+            // It holds nothing any more, so no limit can forbid it.
+            Ok(Change { through: Holding::Nothing, to: last })
+        };
+        let erased = self.replace(slot, decide, erase).expect("nothing forbids it");
+        (!erased).then(|| self.record(slot, last))
+    }
+
+    /// How far data of a slot's sequential zone can be read; nothing if it is offline.
+    #[inline]
+    pub(crate) fn readable_end(&self, slot: u32) -> Option<Sector> {
+        match self.words.readable(slot) {
+            UNREADABLE => None,
+            written => Some(self.layout.first(slot).start + written),
+        }
+    }
+
+    /// How often the zone was made empty; see [`ZoneWords::erasures`].
+    #[inline]
+    pub(crate) fn erasures(&self, slot: u32) -> u64 {
+        self.words.erasures(slot)
+    }
+
+    /// The zone of a slot in a report.
+    pub(crate) fn info(&self, slot: u32) -> ZoneInfo {
+        let place = self.layout.first(slot);
+        if self.layout.is_conventional(slot) {
+            return Zone::conventional(place.start, place.end - place.start).info();
+        }
+        self.zone(slot, self.words.look(slot)).info()
+    }
+
+    /// The condition of the zone of a slot.
+    pub(crate) fn cond(&self, slot: u32) -> ZoneCond {
+        self.words.look(slot).cond
+    }
+}
