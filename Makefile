@@ -54,7 +54,7 @@ loom: deps
 
 # Interleavings by chance of more threads than loom can explore; a failure prints its seed.
 shuttle: deps
-	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-null --profile loom \
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
 		--test words_by_chance --target-dir target/shuttle
 
 # The runner is used once, so it is built without optimising: that takes less than half the time.

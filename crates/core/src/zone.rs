@@ -1,10 +1,14 @@
-//! Zones: what a report shows, and the state machine that zoned devices share.
+//! Zones: what a report shows, the state machine that zoned devices share, and how they guard it.
 
 #[cfg(test)]
 mod document;
 mod info;
 mod machine;
+mod word_zones;
 pub mod zbc;
+mod zone_set;
 
 pub use info::{ZoneCond, ZoneInfo, ZoneType};
 pub use machine::{Step, Zone, ZoneOp, holding_of};
+pub use word_zones::WordZones;
+pub use zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::inject::Injection;
-use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::zone::{WordZones, ZoneCond, ZoneInfo, ZoneLayout, ZoneSet};
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, Sector, ZoneNo};
 use blockyard_sync::tag_budget::TagBudget;
 use blockyard_sync::token_bucket::TokenBucket;
@@ -17,8 +17,6 @@ use crate::faults::Faults;
 use crate::queue::NullQueue;
 use crate::shape::Shape;
 use crate::transfer::Eraser;
-use crate::word_zones::WordZones;
-use crate::zone_set::{ZoneLayout, ZoneSet};
 
 /// Refills of the bandwidth limit per second, as in null_blk.
 const TICKS_PER_SECOND: u64 = 50;

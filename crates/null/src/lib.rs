@@ -8,8 +8,11 @@
 //! NullQueue ─ batch ▸ faults, limits ▸ ZoneSet (condition, write pointer) ▸ Data (cache, memory)
 //! ```
 //!
-//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`]. The product's are
+//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`], and the product's are
 //! [`WordZones`]; [`LockedZones`] are what was there before, to compare with.
+//!
+//! [`WordZones`]: blockyard_core::zone::WordZones
+//! [`ZoneSet`]: blockyard_core::zone::ZoneSet
 
 mod bad_blocks;
 mod cache;
@@ -25,8 +28,6 @@ mod queue;
 mod shape;
 mod storage;
 mod transfer;
-mod word_zones;
-mod zone_set;
 
 pub use config::{IrqMode, NullConfig};
 pub use device::Null;
@@ -34,5 +35,3 @@ pub use error::NullError;
 pub use fault_attr::FaultAttr;
 pub use locked_zones::{LockedZones, SleepingZone, SpinningZone};
 pub use queue::NullQueue;
-pub use word_zones::WordZones;
-pub use zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};

@@ -5,11 +5,13 @@
 //! touched where no limit is set ([`blockyard_sync::zone_table`]).
 //!
 //! A read beside a reset and a rewrite of its zone may answer with a mixture: what is served has
-//! [`crate::WordZones`], and these are there to compare with.
+//! [`blockyard_core::zone::WordZones`], and these are there to compare with.
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
+use blockyard_core::zone::{
+    Erase, Transfer, Zone, ZoneCond, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet, holding_of,
+};
 use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
@@ -21,7 +23,6 @@ use blockyard_sync::zone_resources::{
 use blockyard_sync::zone_table::{Attempt, Claim, Openable, ZoneTable};
 
 use crate::shape::zone_sectors;
-use crate::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
 
 /// The lock of a zone without data.
 pub type SpinningZone = SpinLock<Zone, { ranks::ZONE }>;

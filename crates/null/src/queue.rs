@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{
     Batch, DeviceQueue, Done, Due, Nanos, SECTOR_SHIFT, Single, Started, Status, Work,
 };
@@ -18,8 +19,6 @@ use crate::config::IrqMode;
 use crate::device::Shared;
 use crate::faults::{Armed, Strike};
 use crate::transfer::{Outcome, reads_at};
-use crate::word_zones::WordZones;
-use crate::zone_set::ZoneSet;
 
 /// After how many nanoseconds a queue asks again for a tag that other channels hold.
 const TAG_RETRY_NS: u64 = 50_000;

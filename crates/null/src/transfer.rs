@@ -2,13 +2,12 @@
 
 use std::ptr::NonNull;
 
-use blockyard_core::zone::ZoneOp;
+use blockyard_core::zone::{Erase, Transfer, ZoneOp, ZoneSet};
 use blockyard_core::{Flags, Op, Sector, Single, Started, Status, Work, ZoneNo};
 
 use crate::data::Data;
 use crate::device::Shared;
 use crate::faults::Faults;
-use crate::zone_set::{Erase, Transfer, ZoneSet};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

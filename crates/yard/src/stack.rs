@@ -13,8 +13,9 @@ use std::sync::Arc;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::sched::NoneScheduler;
+use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
-use blockyard_null::{IrqMode, Null, NullConfig, NullError, WordZones, ZoneSet};
+use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 
 use crate::param::Form;
 use crate::spec::DeviceSpec;

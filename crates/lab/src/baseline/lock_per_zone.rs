@@ -6,11 +6,11 @@
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp};
-use blockyard_core::{Sector, Status, ZoneNo};
-use blockyard_null::{
-    Erase, LockedZones, SleepingZone, SpinningZone, Transfer, ZoneLayout, ZoneSet,
+use blockyard_core::zone::{
+    Erase, Transfer, Zone, ZoneCond, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet,
 };
+use blockyard_core::{Sector, Status, ZoneNo};
+use blockyard_null::{LockedZones, SleepingZone, SpinningZone};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::zone_resources::{Accounts, AccountsLock};
 

@@ -11,9 +11,10 @@
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
+use blockyard_core::zone::{
+    Erase, Transfer, Zone, ZoneCond, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet, holding_of,
+};
 use blockyard_core::{Sector, Status, ZoneNo};
-use blockyard_null::{Erase, Transfer, ZoneLayout, ZoneSet};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;

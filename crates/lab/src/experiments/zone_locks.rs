@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::Disk;
-use blockyard_null::{SleepingZone, SpinningZone, WordZones, ZoneSet};
+use blockyard_core::zone::{WordZones, ZoneSet};
+use blockyard_null::{SleepingZone, SpinningZone};
 use blockyard_sync::zone_resources::AccountsLock;
 use blockyard_yard::{stack, uri};
 

@@ -5,9 +5,8 @@
 
 use std::sync::Arc;
 
-use blockyard_core::zone::{ZoneCond, ZoneOp};
+use blockyard_core::zone::{Erase, Transfer, WordZones, ZoneCond, ZoneLayout, ZoneOp, ZoneSet};
 use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
-use blockyard_null::{Erase, Transfer, WordZones, ZoneLayout, ZoneSet};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;

@@ -1,4 +1,4 @@
-//! The seam between the device and the guarding of its zones.
+//! The seam between a device and the guarding of its zones.
 //!
 //! A [`ZoneSet`] keeps condition and write pointer of every zone. The device asks it in whole
 //! operations and hands it a [`Transfer`] for the data, so that an implementation is free to copy
@@ -6,8 +6,11 @@
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp};
-use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
+use super::info::{ZoneCond, ZoneInfo};
+use super::machine::{Zone, ZoneOp};
+use crate::geometry::ZoneGeometry;
+use crate::status::Status;
+use crate::units::{Sector, ZoneNo};
 
 /// What a zone set is made for.
 #[derive(Clone, Debug)]

@@ -6,13 +6,15 @@
 
 use std::collections::TryReserveError;
 
-use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of};
-use blockyard_core::{Sector, Status, ZoneNo};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::zone_resources::{Accounts, AccountsLock, Holding, ZoneCounts, ZoneLimits};
 use blockyard_sync::zone_words::{Change, UNREADABLE, ZoneView, ZoneWords};
 
-use crate::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
+use super::info::{ZoneCond, ZoneInfo};
+use super::machine::{Zone, ZoneOp, holding_of};
+use super::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
+use crate::status::Status;
+use crate::units::{Sector, ZoneNo};
 
 /// Zones with a word each; `R` is the lock around what is counted.
 #[derive(Debug)]
