@@ -7,12 +7,16 @@
 //! [`no_device`] is the other end of the scale: a device that does nothing at all.
 
 pub mod lock_per_zone;
+pub mod locked_zones;
 pub mod no_device;
 pub mod one_lock;
+pub mod tokens;
+pub mod zone_table;
 
 use std::sync::Arc;
 
 use blockyard_core::Disk;
+use blockyard_core::zone::{Zone, ZoneOp};
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
 
@@ -101,6 +105,12 @@ pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineErro
         return Err(BaselineError::NoEffect { name, kind, needs });
     }
     Ok(open(spec)?.disk)
+}
+
+/// Closes an implicitly open zone, to make room for another.
+fn close_implicitly(zone: &mut Zone) {
+    let step = zone.step(ZoneOp::Close).expect("implicitly open zones can be closed");
+    zone.enter(step.to);
 }
 
 #[cfg(test)]

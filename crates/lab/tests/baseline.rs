@@ -6,8 +6,9 @@ use blockyard_core::bio::Bio;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::zone::{WordZones, ZoneSet};
+use blockyard_core::zone::{WordZones, ZoneCond, ZoneSet};
 use blockyard_core::{Composed, Disk};
+use blockyard_lab::baseline::locked_zones::LockedZones;
 use blockyard_lab::baseline::one_lock::OneLock;
 use blockyard_null::{Null, NullConfig};
 use blockyard_sim::contract::{self, Rig, Subject};
@@ -37,21 +38,31 @@ fn with_data(config: NullConfig) -> NullConfig {
     NullConfig { memory_backed: true, ..config }
 }
 
-fn keeps_the_contract(name: &str, config: NullConfig) {
+fn keeps_the_contract<Z: ZoneSet>(name: &str, config: NullConfig) {
     let keeps_data = config.memory_backed;
     contract::run(&Subject::plain(name, keeps_data, move || {
-        Null::<OneLock>::open_with(config.clone()).expect("the configuration fits")
+        Null::<Z>::open_with(config.clone()).expect("the configuration fits")
     }));
 }
 
 #[test]
 fn one_lock_keeps_the_contract_without_data() {
-    keeps_the_contract("one lock", zones());
+    keeps_the_contract::<OneLock>("one lock", zones());
 }
 
 #[test]
 fn one_lock_keeps_the_contract_with_data_and_limits() {
-    keeps_the_contract("one lock, data, limits", with_data(limits()));
+    keeps_the_contract::<OneLock>("one lock, data, limits", with_data(limits()));
+}
+
+#[test]
+fn locked_zones_keep_the_contract_without_data() {
+    keeps_the_contract::<LockedZones>("locked zones", zones());
+}
+
+#[test]
+fn locked_zones_keep_the_contract_with_data_and_limits() {
+    keeps_the_contract::<LockedZones>("locked zones, data, limits", with_data(limits()));
 }
 
 fn disk<Z: ZoneSet>(config: &NullConfig) -> Arc<dyn Disk> {
@@ -69,11 +80,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(config: &NullConfig, seed: Seed, stream: u64) -> Pair {
+    fn new<B: ZoneSet>(config: &NullConfig, seed: Seed, stream: u64) -> Pair {
         let mix = Mix { hot_zones: 4, ..Mix::wild() };
         Pair {
             product: Rig::new(disk::<WordZones>(config), config.memory_backed),
-            baseline: Rig::new(disk::<OneLock>(config), config.memory_backed),
+            baseline: Rig::new(disk::<B>(config), config.memory_backed),
             workload: Workload::new(seed, stream, mix),
         }
     }
@@ -97,24 +108,30 @@ impl Pair {
         self.product.model.apply(&bio, &mut data);
     }
 
+    /// Injects a fault into both.
+    fn inject(&mut self, name: &str, value: &str) {
+        let injection = Injection::Device { name: name.to_owned(), value: value.to_owned() };
+        let done = [&self.product, &self.baseline].map(|rig| rig.disk.inject(&injection));
+        assert_eq!(done[0], done[1]);
+    }
+
     /// Makes a zone read-only or offline, or good again, on all three.
     fn break_zone(&mut self) {
         let zones = self.product.report();
         let zone = zones[self.workload.below(zones.len() as u64) as usize];
-        let offline = self.workload.below(2) == 0;
-        let name = if offline { "zone_offline" } else { "zone_readonly" };
-        let inject = |rig: &Rig| {
-            let (name, value) = (name.to_owned(), zone.start.0.to_string());
-            rig.disk.inject(&Injection::Device { name, value })
+        let (name, cond) = match self.workload.below(2) {
+            0 => ("zone_offline", ZoneCond::Offline),
+            _ => ("zone_readonly", ZoneCond::ReadOnly),
         };
-        assert_eq!(inject(&self.product), inject(&self.baseline));
-        let cond = if offline {
-            blockyard_core::zone::ZoneCond::Offline
-        } else {
-            blockyard_core::zone::ZoneCond::ReadOnly
-        };
+        self.inject(name, &zone.start.0.to_string());
         let geometry = self.product.disk.geometry().zones.clone().expect("it has zones");
         self.product.model.toggle(geometry.zone_of(zone.start), cond);
+    }
+
+    /// Puts a bad block somewhere, which is good again once it was hit.
+    fn spoil(&mut self) {
+        let sector = self.workload.below(self.product.disk.geometry().sectors);
+        self.inject("badblocks", &format!("+{sector}-{sector}"));
     }
 }
 
@@ -123,12 +140,19 @@ fn bytes(bio: &Bio) -> usize {
     if bio.op.has_data() { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }
 
-fn agree(name: &str, config: &NullConfig, stream: u64) {
+fn agree<B: ZoneSet>(name: &str, config: &NullConfig, stream: u64, bad_blocks: bool) {
     let seed = Seed::from_env();
     let _watch = seed.watch(name);
-    let mut pair = Pair::new(config, seed, stream);
+    let mut pair = Pair::new::<B>(config, seed, stream);
+    if bad_blocks {
+        pair.inject("badblocks_once", "1");
+        pair.inject("badblocks_partial_io", "1");
+    }
     for count in 0..4000 {
         pair.step(count);
+        if bad_blocks && count % 4 == 0 {
+            pair.spoil();
+        }
         if count % 64 == 0 {
             pair.break_zone();
         }
@@ -139,20 +163,35 @@ fn agree(name: &str, config: &NullConfig, stream: u64) {
     assert_eq!(pair.product.report(), pair.baseline.report());
 }
 
-#[test]
-fn product_and_one_lock_agree_without_data() {
-    agree("zones", &zones(), 1);
-    agree("limits", &limits(), 2);
+/// The configurations on which the product must agree with every baseline.
+fn agree_on_all<B: ZoneSet>(stream: u64) {
+    let small = NullConfig { zone_capacity: 192 << 10, size: 3 << 20, ..limits() };
+    let full = NullConfig { zone_full: true, ..limits() };
+    let cases = [
+        ("zones", zones()),
+        ("limits", limits()),
+        ("zones with data", with_data(zones())),
+        ("limits with data", with_data(limits())),
+        ("a small capacity", with_data(small)),
+        ("full at first", with_data(full)),
+    ];
+    for (number, (name, config)) in (stream..).zip(&cases) {
+        agree::<B>(name, config, number, false);
+    }
 }
 
 #[test]
-fn product_and_one_lock_agree_with_data() {
-    agree("zones with data", &with_data(zones()), 3);
-    agree("limits with data", &with_data(limits()), 4);
-    agree(
-        "a small capacity",
-        &with_data(NullConfig { zone_capacity: 192 << 10, size: 3 << 20, ..limits() }),
-        5,
-    );
-    agree("full at first", &with_data(NullConfig { zone_full: true, ..limits() }), 6);
+fn product_and_one_lock_agree() {
+    agree_on_all::<OneLock>(1);
+}
+
+#[test]
+fn product_and_locked_zones_agree() {
+    agree_on_all::<LockedZones>(11);
+}
+
+#[test]
+fn product_and_locked_zones_agree_on_bad_blocks() {
+    agree::<LockedZones>("bad blocks", &limits(), 17, true);
+    agree::<LockedZones>("bad blocks with data", &with_data(limits()), 18, true);
 }

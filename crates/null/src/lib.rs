@@ -8,8 +8,8 @@
 //! NullQueue ─ batch ▸ faults, limits ▸ ZoneSet (condition, write pointer) ▸ Data (cache, memory)
 //! ```
 //!
-//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`], and the product's are
-//! [`WordZones`]; [`LockedZones`] are what was there before, to compare with.
+//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`], [`WordZones`] if nothing
+//! else is said.
 //!
 //! [`WordZones`]: blockyard_core::zone::WordZones
 //! [`ZoneSet`]: blockyard_core::zone::ZoneSet
@@ -23,7 +23,6 @@ mod device;
 mod error;
 mod fault_attr;
 mod faults;
-mod locked_zones;
 mod queue;
 mod shape;
 mod storage;
@@ -33,5 +32,4 @@ pub use config::{IrqMode, NullConfig};
 pub use device::Null;
 pub use error::NullError;
 pub use fault_attr::FaultAttr;
-pub use locked_zones::{LockedZones, SleepingZone, SpinningZone};
 pub use queue::NullQueue;

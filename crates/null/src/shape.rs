@@ -2,7 +2,7 @@
 //!
 //! What null_blk corrects silently is corrected here too, and noted in words.
 
-use blockyard_core::{Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
+use blockyard_core::{Geometry, Limits, SECTOR_BYTES, ZoneGeometry};
 
 use crate::config::NullConfig;
 use crate::error::NullError;
@@ -209,11 +209,6 @@ fn limits(config: &NullConfig, geometry: &Geometry) -> Limits {
     limits
 }
 
-/// Length of a zone: the last may be shorter.
-pub(crate) fn zone_sectors(zones: &ZoneGeometry, device_sectors: u64, start: Sector) -> u64 {
-    zones.zone_sectors.min(device_sectors - start.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,7 +286,6 @@ mod tests {
         let shape = Shape::new(&NullConfig { size: (64 << 20) + 8192, ..zoned() }).unwrap();
         let zones = shape.geometry.zones.unwrap();
         assert_eq!(zones.zone_count, 65);
-        assert_eq!(zone_sectors(&zones, shape.geometry.sectors, Sector(64 << 11)), 16);
         assert_eq!(shape.limits.zone_append_sectors_max, 2048);
         let config = NullConfig { bs: 4096, zone_append_max_sectors: 15, ..zoned() };
         assert_eq!(Shape::new(&config).unwrap().limits.zone_append_sectors_max, 8);

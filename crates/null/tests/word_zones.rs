@@ -1,19 +1,15 @@
-//! Zones with a word each: the contract, agreement with zones that have a lock each, and what must
-//! hold when threads meet.
+//! Zones with a word each: the contract, and what must hold when threads meet.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::inject::Injection;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::zone::{WordZones, ZoneCond, ZoneSet};
+use blockyard_core::zone::WordZones;
 use blockyard_core::{Bio, Composed, Disk, Op, SECTOR_BYTES, Sector, Status};
-use blockyard_null::{LockedZones, Null, NullConfig};
+use blockyard_null::{Null, NullConfig};
 use blockyard_sim::contract::{self, Rig, Subject};
-use blockyard_sim::seed::Seed;
-use blockyard_sim::workload::{Mix, Workload};
 
 /// 12 zones of 256 KiB, two of them conventional, and a last one that is short by half.
 fn zones() -> NullConfig {
@@ -38,7 +34,7 @@ fn with_data(config: NullConfig) -> NullConfig {
     NullConfig { memory_backed: true, ..config }
 }
 
-fn null<Z: ZoneSet>(config: &NullConfig) -> Arc<Null<Z>> {
+fn null(config: &NullConfig) -> Arc<Null<WordZones>> {
     Arc::new(Null::open_with(config.clone()).unwrap())
 }
 
@@ -46,121 +42,13 @@ fn null<Z: ZoneSet>(config: &NullConfig) -> Arc<Null<Z>> {
 fn the_contract_is_kept() {
     let cached = NullConfig { cache_size: 1 << 20, ..with_data(limits()) };
     for config in [zones(), limits(), with_data(zones()), with_data(limits()), cached] {
-        contract::run(&Subject::plain("words", config.memory_backed, move || {
-            null::<WordZones>(&config)
-        }));
+        contract::run(&Subject::plain("words", config.memory_backed, move || null(&config)));
     }
 }
 
-fn disk<Z: ZoneSet>(config: &NullConfig) -> Arc<dyn Disk> {
-    let (name, channels) = ("pair".to_owned(), ChannelConfig::default());
-    Arc::new(Composed::new(name, "null", null::<Z>(config), channels, NoneScheduler::new))
-}
-
-/// A wild bio goes to both, and to the model that wild bios come from.
-struct Pair {
-    words: Rig,
-    locks: Rig,
-    workload: Workload,
-}
-
-impl Pair {
-    fn new(config: &NullConfig, seed: Seed, stream: u64) -> Pair {
-        let mix = Mix { hot_zones: 4, ..Mix::wild() };
-        Pair {
-            words: Rig::new(disk::<WordZones>(config), config.memory_backed),
-            locks: Rig::new(disk::<LockedZones>(config), config.memory_backed),
-            workload: Workload::new(seed, stream, mix),
-        }
-    }
-
-    fn rigs(&mut self) -> [&mut Rig; 2] {
-        [&mut self.words, &mut self.locks]
-    }
-
-    /// One bio with the same data on both; status, sector and what a read found must be the same.
-    fn step(&mut self, count: u64) {
-        let bio = self.workload.next(&self.words.model).with_user_data(count);
-        let wanted = if bio.op.has_data() { bio.sectors.saturating_mul(SECTOR_BYTES) } else { 0 };
-        let len = self.words.region.len_bytes().min(usize::try_from(wanted).unwrap_or(usize::MAX));
-        let mut data = vec![0; len];
-        self.workload.fill(&mut data);
-        let ends = self.rigs().map(|rig| {
-            let mut data = data.clone();
-            rig.region.write(0, &data);
-            let end = rig.run(bio.with_buf(rig.buf(0)));
-            rig.region.read(0, &mut data);
-            (end, data)
-        });
-        assert_eq!(ends[0].0, ends[1].0, "end of {bio:?}");
-        assert!(ends[0].1 == ends[1].1, "data after {bio:?}");
-        self.words.model.apply(&bio, &mut data);
-    }
-
-    fn inject(&mut self, name: &str, value: &str) {
-        let injection = Injection::Device { name: name.to_owned(), value: value.to_owned() };
-        let done = self.rigs().map(|rig| rig.disk.inject(&injection));
-        assert_eq!(done[0], done[1]);
-    }
-
-    /// Makes a zone read-only or offline, or good again.
-    fn break_zone(&mut self) {
-        let zones = self.words.report();
-        let zone = zones[self.workload.below(zones.len() as u64) as usize];
-        let (name, cond) = match self.workload.below(2) {
-            0 => ("zone_offline", ZoneCond::Offline),
-            _ => ("zone_readonly", ZoneCond::ReadOnly),
-        };
-        self.inject(name, &zone.start.0.to_string());
-        let geometry = self.words.disk.geometry().zones.clone().unwrap();
-        self.words.model.toggle(geometry.zone_of(zone.start), cond);
-    }
-
-    /// Puts a bad block somewhere, which is good again once it was hit.
-    fn spoil(&mut self) {
-        let sector = self.workload.below(self.words.disk.geometry().sectors);
-        self.inject("badblocks", &format!("+{sector}-{sector}"));
-    }
-}
-
-fn agree(name: &str, config: &NullConfig, stream: u64, bad_blocks: bool) {
-    let seed = Seed::from_env();
-    let _watch = seed.watch(name);
-    let mut pair = Pair::new(config, seed, stream);
-    if bad_blocks {
-        pair.inject("badblocks_once", "1");
-        pair.inject("badblocks_partial_io", "1");
-    }
-    for count in 0..4000 {
-        pair.step(count);
-        if bad_blocks && count % 4 == 0 {
-            pair.spoil();
-        }
-        if count % 64 == 0 {
-            pair.break_zone();
-        }
-        if count % 16 == 0 {
-            assert_eq!(pair.words.report(), pair.locks.report());
-        }
-    }
-    assert_eq!(pair.words.report(), pair.locks.report());
-}
-
-#[test]
-fn words_and_locks_agree() {
-    agree("zones", &zones(), 11, false);
-    agree("limits", &limits(), 12, false);
-    agree("zones with data", &with_data(zones()), 13, false);
-    agree("limits with data", &with_data(limits()), 14, false);
-    let small = NullConfig { zone_capacity: 192 << 10, size: 3 << 20, ..limits() };
-    agree("a small capacity", &with_data(small), 15, false);
-    agree("full at first", &with_data(NullConfig { zone_full: true, ..limits() }), 16, false);
-}
-
-#[test]
-fn words_and_locks_agree_on_bad_blocks() {
-    agree("bad blocks", &limits(), 17, true);
-    agree("bad blocks with data", &with_data(limits()), 18, true);
+fn disk(config: &NullConfig) -> Arc<dyn Disk> {
+    let (name, channels) = ("words".to_owned(), ChannelConfig::default());
+    Arc::new(Composed::new(name, "null", null(config), channels, NoneScheduler::new))
 }
 
 /// The published failure of null_blk: every writer has one active zone at most, so no write may
@@ -177,7 +65,7 @@ fn race(writers: u64, cycles: u64, memory_backed: bool) {
         memory_backed,
         ..NullConfig::default()
     };
-    let device = null::<WordZones>(&config);
+    let device = null(&config);
     let name = "race".to_owned();
     let channels = ChannelConfig::default();
     let disk: Arc<dyn Disk> =
@@ -244,7 +132,7 @@ fn a_read_beside_a_reset_and_a_rewrite_is_no_mixture() {
         memory_backed: true,
         ..NullConfig::default()
     };
-    let disk = disk::<WordZones>(&config);
+    let disk = disk(&config);
     let (stop, ready) = (AtomicBool::new(false), Barrier::new(3));
     let filled = |rig: &mut Rig, op, byte: u8| {
         rig.region.write(0, &vec![byte; (SECTORS * SECTOR_BYTES) as usize]);
@@ -292,7 +180,7 @@ fn appends_of_four_threads_land_apart_while_others_look() {
         memory_backed: true,
         ..NullConfig::default()
     };
-    let disk = disk::<WordZones>(&config);
+    let disk = disk(&config);
     let mut landed: Vec<(u64, u64, u8)> = std::thread::scope(|scope| {
         let append = |thread: u64| {
             let disk = Arc::clone(&disk);

@@ -19,5 +19,4 @@ pub mod spin_lock;
 pub mod tag_budget;
 pub mod token_bucket;
 pub mod zone_resources;
-pub mod zone_table;
 pub mod zone_words;

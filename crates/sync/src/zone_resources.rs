@@ -4,19 +4,17 @@
 //!            first.
 //! Why        a device allows only so many; when a zone has to be opened and none is free, the
 //!            oldest implicitly open zone gives way.
-//! States     a zone is counted by its [`Holding`]. Besides, open tokens may be *in transit*:
-//!            taken from a closed victim, still counted as open, owned by the thread that closed
-//!            it. `open = implicit + explicit + in transit`, `active` counts every zone that is
-//!            not `Nothing`.
-//! Order      rank RESOURCES, under a zone's lock; no zone's lock is ever waited for under it.
+//! States     a zone is counted by its [`Holding`]: `open = implicit + explicit`, and `active` is
+//!            every zone that is not `Nothing`.
+//! Order      rank RESOURCES; no other lock is taken under it.
 //! Common     never touched where no limit is set; else once for each change of a holding, not
 //!            for each write.
 //! Cost       about 5 ns for a change.
 //! Before     one lock, always taken.
 //!
-//! A holding changes under its zone's lock only, together with the zone, so both always agree.
-//! That is what keeps resources from leaking: the kernel's null_blk closes a victim without the
-//! victim's lock, and loses the token of a zone that is filled at that moment.
+//! A zone changes what it holds under this lock only ([`crate::zone_words`]), so zones and accounts
+//! always agree. That is what keeps resources from leaking: the kernel's null_blk closes a victim
+//! without the victim's lock, and loses the token of a zone that is filled at that moment.
 
 use std::collections::TryReserveError;
 
@@ -44,13 +42,15 @@ pub enum Holding {
 }
 
 impl Holding {
+    /// Whether it counts as active.
     #[inline]
-    fn is_active(self) -> bool {
+    pub fn is_active(self) -> bool {
         self != Holding::Nothing
     }
 
+    /// Whether it counts as open.
     #[inline]
-    fn is_open(self) -> bool {
+    pub fn is_open(self) -> bool {
         matches!(self, Holding::Implicit | Holding::Explicit)
     }
 }
@@ -62,19 +62,6 @@ pub struct ZoneLimits {
     pub open_max: u32,
     /// Active zones.
     pub active_max: u32,
-}
-
-/// The answer to a zone that wants to hold more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grant {
-    /// It does now.
-    Yes,
-    /// Not now: let go of the zone, make room, look again.
-    MakeRoom,
-    /// All open zones are explicitly open: nothing gives way.
-    OpenLimit,
-    /// Too many zones are active.
-    ActiveLimit,
 }
 
 /// Why a zone may not hold more.
@@ -89,7 +76,7 @@ pub enum Refusal {
 /// Zones that are counted now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneCounts {
-    /// Open zones, tokens in transit included.
+    /// Open zones.
     pub open: u32,
     /// Explicitly open zones among them.
     pub explicit: u32,
@@ -133,73 +120,7 @@ impl<R: Lock<Accounts>> ZoneResources<R> {
         if limits == ZoneLimits::default() {
             return Ok(None);
         }
-        let count = if limits.open_max == 0 { 0 } else { zones };
-        let mut links = Vec::new();
-        links.try_reserve_exact(count)?;
-        links.resize(count, Link { older: NONE, newer: NONE });
-        let links = links.into_boxed_slice();
-        let accounts =
-            Accounts { counts: ZoneCounts::default(), oldest: NONE, newest: NONE, links };
-        Ok(Some(ZoneResources { limits, accounts: R::new(accounts) }))
-    }
-
-    /// Takes what `zone` needs to hold `to` instead of `from`, or nothing. A token in transit is
-    /// spent first. The caller holds the zone's lock.
-    pub(crate) fn take(
-        &self,
-        zone: u32,
-        from: Holding,
-        to: Holding,
-        in_transit: &mut bool,
-    ) -> Grant {
-        let ZoneLimits { open_max, active_max } = self.limits;
-        let becomes_active = !from.is_active() && to.is_active();
-        let becomes_open = !from.is_open() && to.is_open();
-        self.accounts.with(|accounts| {
-            let counts = &mut accounts.counts;
-            if becomes_active && active_max != 0 && counts.active >= active_max {
-                return Grant::ActiveLimit;
-            }
-            if becomes_open && !*in_transit && open_max != 0 && counts.open >= open_max {
-                let full = counts.explicit >= open_max;
-                return if full { Grant::OpenLimit } else { Grant::MakeRoom };
-            }
-            if becomes_open && *in_transit {
-                // Counted as open already; `change` counts it again.
-                *in_transit = false;
-                counts.open -= 1;
-            }
-            accounts.change(zone, from, to);
-            Grant::Yes
-        })
-    }
-
-    /// Changes to a holding that needs no token that `from` did not have. The caller holds the
-    /// zone's lock.
-    pub(crate) fn settle(&self, zone: u32, from: Holding, to: Holding) {
-        debug_assert!(from.is_active() || !to.is_active());
-        debug_assert!(from.is_open() || !to.is_open());
-        self.accounts.with(|accounts| accounts.change(zone, from, to));
-    }
-
-    /// Closes a victim, `to` being `Closed` or `Nothing`; its open token is in transit then. The
-    /// caller holds the victim's lock.
-    pub(crate) fn close_victim(&self, zone: u32, to: Holding) {
-        self.accounts.with(|accounts| {
-            accounts.change(zone, Holding::Implicit, to);
-            accounts.counts.open += 1;
-        });
-    }
-
-    /// Gives a token in transit back unspent.
-    pub(crate) fn return_open(&self) {
-        self.accounts.with(|accounts| accounts.counts.open -= 1);
-    }
-
-    /// The zone that has been implicitly open for longest.
-    pub(crate) fn oldest(&self) -> Option<u32> {
-        let oldest = self.accounts.with(|accounts| accounts.oldest);
-        (oldest != NONE).then_some(oldest)
+        Ok(Some(ZoneResources { limits, accounts: R::new(Accounts::new(zones, limits)?) }))
     }
 
     /// Works on the accounts under their lock.
@@ -214,6 +135,29 @@ impl<R: Lock<Accounts>> ZoneResources<R> {
 }
 
 impl Accounts {
+    /// Accounts of `zones` zones that hold nothing.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(zones: usize, limits: ZoneLimits) -> Result<Accounts, TryReserveError> {
+        let count = if limits.open_max == 0 { 0 } else { zones };
+        let mut links = Vec::new();
+        links.try_reserve_exact(count)?;
+        links.resize(count, Link { older: NONE, newer: NONE });
+        let links = links.into_boxed_slice();
+        Ok(Accounts { counts: ZoneCounts::default(), oldest: NONE, newest: NONE, links })
+    }
+
+    /// The counts now.
+    pub fn counts(&self) -> ZoneCounts {
+        self.counts
+    }
+
+    /// The zone that has been implicitly open for longest; none is known without an open limit.
+    pub fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
     /// Whether a zone may hold `to` instead of `from`, and which zone has to be closed for it.
     pub(crate) fn permit(
         &self,
@@ -231,10 +175,11 @@ impl Accounts {
         if !becomes_open || open_max == 0 || open < open_max {
             return Ok(None);
         }
-        if self.oldest == NONE { Err(Refusal::OpenLimit) } else { Ok(Some(self.oldest)) }
+        self.oldest().map(Some).ok_or(Refusal::OpenLimit)
     }
 
-    pub(crate) fn change(&mut self, zone: u32, from: Holding, to: Holding) {
+    /// Counts that a zone holds `to` instead of `from`. Whether it may is the caller's to know.
+    pub fn change(&mut self, zone: u32, from: Holding, to: Holding) {
         if from == to {
             return;
         }
@@ -285,46 +230,38 @@ mod tests {
     use Holding::{Closed, Explicit, Implicit, Nothing};
 
     #[test]
-    fn the_oldest_gives_way_and_its_token_is_in_transit() {
+    fn the_oldest_gives_way() {
         let limits = ZoneLimits { open_max: 2, active_max: 3 };
-        let resources = ZoneResources::<AccountsLock>::new(4, limits).unwrap().unwrap();
-        let mut none = false;
-        assert_eq!(resources.take(0, Nothing, Implicit, &mut none), Grant::Yes);
-        assert_eq!(resources.take(1, Nothing, Implicit, &mut none), Grant::Yes);
-        assert_eq!(resources.take(2, Nothing, Implicit, &mut none), Grant::MakeRoom);
-        assert_eq!(resources.oldest(), Some(0));
-        resources.close_victim(0, Closed);
-        assert_eq!(resources.counts(), ZoneCounts { open: 2, explicit: 0, active: 2 });
-        // Somebody else cannot snatch the token.
-        assert_eq!(resources.take(3, Nothing, Implicit, &mut none), Grant::MakeRoom);
-        let mut in_transit = true;
-        assert_eq!(resources.take(2, Nothing, Explicit, &mut in_transit), Grant::Yes);
-        assert!(!in_transit);
-        assert_eq!(resources.counts(), ZoneCounts { open: 2, explicit: 1, active: 3 });
-        assert_eq!(resources.take(3, Nothing, Implicit, &mut none), Grant::ActiveLimit);
+        let mut accounts = Accounts::new(4, limits).unwrap();
+        for zone in [1, 0] {
+            assert_eq!(accounts.permit(limits, Nothing, Implicit), Ok(None));
+            accounts.change(zone, Nothing, Implicit);
+        }
+        assert_eq!(accounts.permit(limits, Nothing, Explicit), Ok(Some(1)));
+        accounts.change(1, Implicit, Closed);
+        accounts.change(2, Nothing, Explicit);
+        assert_eq!(accounts.counts(), ZoneCounts { open: 2, explicit: 1, active: 3 });
+        assert_eq!(accounts.permit(limits, Nothing, Implicit), Err(Refusal::ActiveLimit));
         // A closed zone is active already and needs an open token only.
-        assert_eq!(resources.take(0, Closed, Implicit, &mut none), Grant::MakeRoom);
-        resources.settle(1, Implicit, Explicit);
-        assert_eq!(resources.oldest(), None);
-        assert_eq!(resources.take(0, Closed, Implicit, &mut none), Grant::OpenLimit);
+        assert_eq!(accounts.permit(limits, Closed, Implicit), Ok(Some(0)));
+        accounts.change(0, Implicit, Explicit);
+        assert_eq!(accounts.permit(limits, Closed, Implicit), Err(Refusal::OpenLimit));
     }
 
     #[test]
     fn the_list_keeps_the_order_of_opening() {
-        let limits = ZoneLimits { open_max: 8, active_max: 0 };
-        let resources = ZoneResources::<AccountsLock>::new(8, limits).unwrap().unwrap();
-        let mut none = false;
+        let mut accounts = Accounts::new(8, ZoneLimits { open_max: 8, active_max: 0 }).unwrap();
         for zone in [5, 2, 7, 0] {
-            assert_eq!(resources.take(zone, Nothing, Implicit, &mut none), Grant::Yes);
+            accounts.change(zone, Nothing, Implicit);
         }
-        resources.settle(2, Implicit, Nothing);
-        resources.settle(0, Implicit, Closed);
+        accounts.change(2, Implicit, Nothing);
+        accounts.change(0, Implicit, Closed);
         let mut order = Vec::new();
-        while let Some(zone) = resources.oldest() {
-            resources.settle(zone, Implicit, Nothing);
+        while let Some(zone) = accounts.oldest() {
+            accounts.change(zone, Implicit, Nothing);
             order.push(zone);
         }
         assert_eq!(order, [5, 7]);
-        assert_eq!(resources.counts(), ZoneCounts { open: 0, explicit: 0, active: 1 });
+        assert_eq!(accounts.counts(), ZoneCounts { open: 0, explicit: 0, active: 1 });
     }
 }

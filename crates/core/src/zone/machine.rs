@@ -5,7 +5,6 @@
 //! same for readers, with the cases that depend on the write pointer, and a test compares the two.
 
 use blockyard_sync::zone_resources::{Holding, Refusal};
-use blockyard_sync::zone_table::Openable;
 use blockyard_sync::zone_words::Condition;
 
 use super::info::{ZoneCond, ZoneInfo, ZoneType};
@@ -139,9 +138,6 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// The word ([`Openable::word`]) of a zone that nothing can be read from.
-    pub const UNREADABLE: u64 = u64::MAX;
-
     /// A conventional zone.
     pub fn conventional(start: Sector, sectors: u64) -> Zone {
         let end = start + sectors;
@@ -175,6 +171,12 @@ impl Zone {
     #[inline]
     pub fn cond(&self) -> ZoneCond {
         self.cond
+    }
+
+    /// What it holds of a device's open and active resources.
+    #[inline]
+    pub fn holding(&self) -> Holding {
+        holding_of(self.cond)
     }
 
     /// Its write pointer; see [`ZoneInfo::wp`].
@@ -318,24 +320,6 @@ impl Zone {
             kind,
             cond: self.cond,
         }
-    }
-}
-
-impl Openable for Zone {
-    #[inline]
-    fn holding(&self) -> Holding {
-        holding_of(self.cond)
-    }
-
-    fn close_implicitly(&mut self) {
-        let step = self.step(ZoneOp::Close).expect("implicitly open zones can be closed");
-        self.enter(step.to);
-    }
-
-    /// How far data can be read, [`Zone::UNREADABLE`] for not at all.
-    #[inline]
-    fn word(&self) -> u64 {
-        self.readable_end().map_or(Zone::UNREADABLE, |end| end.0)
     }
 }
 

@@ -10,9 +10,11 @@ use blockyard_core::zone::{
     Erase, Transfer, Zone, ZoneCond, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet,
 };
 use blockyard_core::{Sector, Status, ZoneNo};
-use blockyard_null::{LockedZones, SleepingZone, SpinningZone};
 use blockyard_sync::lock::Lock;
-use blockyard_sync::zone_resources::{Accounts, AccountsLock};
+use blockyard_sync::zone_resources::ZoneCounts;
+
+use super::locked_zones::{LockedZones, SleepingZone, SpinningZone};
+use super::tokens::{Tokens, TokensLock};
 
 /// The name on a command line.
 pub const NAME: &str = "lock-per-zone";
@@ -20,13 +22,20 @@ pub const NAME: &str = "lock-per-zone";
 /// Zones with a lock each that reads take too. The parameters are those of
 /// [`LockedZones`].
 #[derive(Debug)]
-pub struct LockPerZone<S = SpinningZone, D = SleepingZone, R = AccountsLock>(LockedZones<S, D, R>);
+pub struct LockPerZone<S = SpinningZone, D = SleepingZone, R = TokensLock>(LockedZones<S, D, R>);
+
+impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Tokens>> LockPerZone<S, D, R> {
+    /// Open and active zones now; `None` where no limit is set.
+    pub fn counts(&self) -> Option<ZoneCounts> {
+        self.0.counts()
+    }
+}
 
 impl<S, D, R> ZoneSet for LockPerZone<S, D, R>
 where
     S: Lock<Zone> + 'static,
     D: Lock<Zone> + 'static,
-    R: Lock<Accounts> + 'static,
+    R: Lock<Tokens> + 'static,
 {
     fn new(layout: ZoneLayout) -> Result<Self, TryReserveError> {
         LockedZones::new(layout).map(LockPerZone)

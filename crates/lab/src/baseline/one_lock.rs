@@ -20,7 +20,8 @@ use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
-use blockyard_sync::zone_table::Openable;
+
+use super::close_implicitly;
 
 /// The name on a command line.
 pub const NAME: &str = "one-lock";
@@ -99,7 +100,7 @@ impl Zones {
         let implicit =
             (0..self.zones.len()).filter(|&at| self.zones[at].holding() == Holding::Implicit);
         let oldest = implicit.min_by_key(|&at| self.opened[at])?;
-        self.zones[oldest].close_implicitly();
+        close_implicitly(&mut self.zones[oldest]);
         let holds = self.zones[oldest].holding();
         self.count(ZoneNo(oldest as u32), Holding::Implicit, holds);
         Some(())

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use blockyard_core::Disk;
 use blockyard_core::zone::{WordZones, ZoneSet};
-use blockyard_null::{SleepingZone, SpinningZone};
 use blockyard_sync::zone_resources::AccountsLock;
 use blockyard_yard::{stack, uri};
 
 use crate::baseline::lock_per_zone::{self, LockPerZone};
+use crate::baseline::locked_zones::{SleepingZone, SpinningZone};
 use crate::baseline::one_lock::{self, OneLock, SleepingZones, SpinningZones};
+use crate::baseline::tokens::TokensLock;
 use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
@@ -101,7 +102,7 @@ const GUARDINGS: [Guarding; 3] = [
             LockPerZone<
                 Counted<SpinningZone, ZONE_TABLE>,
                 Counted<SleepingZone, ZONE_TABLE>,
-                Counted<AccountsLock, ZONE_RESOURCES>,
+                Counted<TokensLock, ZONE_RESOURCES>,
             >,
         >,
     },

@@ -4,6 +4,7 @@
 //! batch's time passes before and after, where nobody meets anybody.
 
 use crate::baseline::lock_per_zone::{self, LockPerZone};
+use crate::baseline::locked_zones::LockedZones;
 use crate::baseline::one_lock::{self, OneLock};
 use crate::experiments::zone_locks::disk;
 use crate::load::{Load, Pattern};
@@ -17,7 +18,7 @@ pub const PRODUCT: &str = "product";
 pub const VARIANTS: [(&str, Open); 3] = [
     (one_lock::NAME, disk::<OneLock>),
     (lock_per_zone::NAME, disk::<LockPerZone>),
-    (PRODUCT, disk::<blockyard_null::LockedZones>),
+    (PRODUCT, disk::<LockedZones>),
 ];
 
 /// Zones of the experiment's device.

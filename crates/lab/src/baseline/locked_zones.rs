@@ -2,27 +2,23 @@
 //!
 //! Conventional zones have nothing that changes and need no lock, and reads look only at the word
 //! that a zone shows. Open and active zones are counted behind a lock of their own, which is never
-//! touched where no limit is set ([`blockyard_sync::zone_table`]).
-//!
-//! A read beside a reset and a rewrite of its zone may answer with a mixture: what is served has
-//! [`blockyard_core::zone::WordZones`], and these are there to compare with.
+//! touched where no limit is set ([`super::zone_table`]). These were the product's zones until it
+//! kept each in a word; a read beside a reset and a rewrite of its zone may answer with a mixture.
 
 use std::collections::TryReserveError;
 
 use blockyard_core::zone::{
     Erase, Transfer, Zone, ZoneCond, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet, holding_of,
 };
-use blockyard_core::{Sector, Status, ZoneGeometry, ZoneNo};
+use blockyard_core::{Sector, Status, ZoneNo};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
-use blockyard_sync::zone_resources::{
-    Accounts, AccountsLock, Grant, Holding, ZoneCounts, ZoneLimits,
-};
-use blockyard_sync::zone_table::{Attempt, Claim, Openable, ZoneTable};
+use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 
-use crate::shape::zone_sectors;
+use super::tokens::{Grant, Tokens, TokensLock};
+use super::zone_table::{Attempt, Claim, UNREADABLE, ZoneTable};
 
 /// The lock of a zone without data.
 pub type SpinningZone = SpinLock<Zone, { ranks::ZONE }>;
@@ -32,16 +28,15 @@ pub type SleepingZone = SleepLock<Zone, { ranks::ZONE }>;
 /// Zones with a lock each: of the kind `S` without data, `D` with data; and one of the kind `R`
 /// for what is counted.
 #[derive(Debug)]
-pub struct LockedZones<S = SpinningZone, D = SleepingZone, R = AccountsLock> {
+pub struct LockedZones<S = SpinningZone, D = SleepingZone, R = TokensLock> {
     table: Table<S, D, R>,
-    geometry: ZoneGeometry,
-    sectors: u64,
+    layout: ZoneLayout,
 }
 
 #[derive(Debug)]
 enum Table<S, D, R> {
-    Spinning(ZoneTable<Zone, S, R>),
-    Sleeping(ZoneTable<Zone, D, R>),
+    Spinning(ZoneTable<S, R>),
+    Sleeping(ZoneTable<D, R>),
 }
 
 /// Calls a method of whichever table there is.
@@ -54,7 +49,7 @@ macro_rules! on_table {
     };
 }
 
-impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Accounts>> LockedZones<S, D, R> {
+impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Tokens>> LockedZones<S, D, R> {
     /// Open and active zones now; `None` where no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         on_table!(self, table => table.counts())
@@ -65,44 +60,11 @@ impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Accounts>> LockedZones<S, D, R> {
     pub fn look<T>(&self, number: ZoneNo, f: impl FnOnce(&Zone) -> T) -> T {
         on_table!(self, table => table.look(number.0, f))
     }
-
-    /// Where a conventional zone ends.
-    #[inline]
-    fn conventional_end(&self, zone: ZoneNo) -> Sector {
-        Sector(self.geometry.start_of(ZoneNo(zone.0 + 1)).0.min(self.sectors))
-    }
-}
-
-/// A write to a conventional zone: nobody needs to wait for anybody.
-#[inline]
-fn write_anywhere<T: Transfer>(
-    start: Sector,
-    end: Sector,
-    at: Sector,
-    sectors: u64,
-    transfer: &mut T,
-) -> Result<(), Status> {
-    if at < start || at > end || sectors > end - at {
-        return Err(Status::IoErr);
-    }
-    let (sectors, status) = transfer.admit(at, sectors);
-    transfer.copy(at, sectors);
-    if status.is_ok() { Ok(()) } else { Err(status) }
-}
-
-/// The status that goes with a refusal, if it is one.
-#[inline]
-fn refusal(grant: Grant) -> Status {
-    match grant {
-        Grant::Yes | Grant::MakeRoom => Status::Ok,
-        Grant::OpenLimit => Status::ZoneOpenResource,
-        Grant::ActiveLimit => Status::ZoneActiveResource,
-    }
 }
 
 /// Writes to a zone that is locked and has permitted it, which leads to `to`.
 #[inline]
-fn put<R: Lock<Accounts>, T: Transfer>(
+fn put<R: Lock<Tokens>, T: Transfer>(
     zone: &mut Zone,
     claim: &mut Claim<'_, R>,
     to: ZoneCond,
@@ -114,7 +76,7 @@ fn put<R: Lock<Accounts>, T: Transfer>(
         match claim.take(zone.holding(), holding_of(to)) {
             Grant::Yes => zone.enter(to),
             Grant::MakeRoom => return Attempt::MakeRoom,
-            limit => return Attempt::Done(Err(refusal(limit))),
+            Grant::No(refusal) => return Attempt::Done(Err(refusal.into())),
         }
     }
     let (sectors, status) = transfer.admit(at, sectors);
@@ -126,8 +88,8 @@ fn put<R: Lock<Accounts>, T: Transfer>(
     Attempt::Done(if status.is_ok() { Ok(at) } else { Err(status) })
 }
 
-fn manage<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
-    table: &ZoneTable<Zone, L, R>,
+fn manage<L: Lock<Zone>, R: Lock<Tokens>, E: Erase>(
+    table: &ZoneTable<L, R>,
     number: ZoneNo,
     op: ZoneOp,
     erase: &mut E,
@@ -140,7 +102,7 @@ fn manage<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
         match claim.take(zone.holding(), step.through) {
             Grant::Yes => {}
             Grant::MakeRoom => return Attempt::MakeRoom,
-            limit => return Attempt::Done(Err(refusal(limit))),
+            Grant::No(refusal) => return Attempt::Done(Err(refusal.into())),
         }
         if step.to == ZoneCond::Empty && zone.wp() > zone.start() {
             claim.show(zone.start().0);
@@ -152,8 +114,8 @@ fn manage<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
     })
 }
 
-fn break_zone<L: Lock<Zone>, R: Lock<Accounts>, E: Erase>(
-    table: &ZoneTable<Zone, L, R>,
+fn break_zone<L: Lock<Zone>, R: Lock<Tokens>, E: Erase>(
+    table: &ZoneTable<L, R>,
     number: ZoneNo,
     cond: ZoneCond,
     erase: &mut E,
@@ -176,30 +138,18 @@ impl<S, D, R> ZoneSet for LockedZones<S, D, R>
 where
     S: Lock<Zone> + 'static,
     D: Lock<Zone> + 'static,
-    R: Lock<Accounts> + 'static,
+    R: Lock<Tokens> + 'static,
 {
     fn new(layout: ZoneLayout) -> Result<Self, TryReserveError> {
-        let ZoneLayout { zones: geometry, sectors, full, data } = layout;
-        let zone = |number: u32| {
-            let start = geometry.start_of(ZoneNo(number));
-            let length = zone_sectors(&geometry, sectors, start);
-            if geometry.is_conventional(ZoneNo(number)) {
-                return Zone::conventional(start, length);
-            }
-            let capacity = geometry.zone_capacity_sectors.min(length);
-            let mut zone = Zone::sequential(start, length, capacity);
-            if full {
-                zone.fill();
-            }
-            zone
-        };
+        let geometry = &layout.zones;
         let limits = ZoneLimits { open_max: geometry.open_max, active_max: geometry.active_max };
-        let zones = (0..geometry.zone_count as usize).map(|number| zone(number as u32));
-        let table = match data {
+        let zones =
+            (0..geometry.zone_count as usize).map(|number| layout.zone(ZoneNo(number as u32)));
+        let table = match layout.data {
             false => Table::Spinning(ZoneTable::new(zones, limits)?),
             true => Table::Sleeping(ZoneTable::new(zones, limits)?),
         };
-        Ok(LockedZones { table, geometry, sectors })
+        Ok(LockedZones { table, layout })
     }
 
     #[inline]
@@ -210,9 +160,8 @@ where
         sectors: u64,
         transfer: &mut T,
     ) -> Result<(), Status> {
-        if self.geometry.is_conventional(number) {
-            let start = self.geometry.start_of(number);
-            return write_anywhere(start, self.conventional_end(number), at, sectors, transfer);
+        if self.layout.zones.is_conventional(number) {
+            return self.layout.write_conventional(number, at, sectors, transfer);
         }
         let write = |zone: &mut Zone, claim: &mut Claim<'_, R>| match zone.step_write(at, sectors) {
             Ok(to) => put(zone, claim, to, at, sectors, transfer),
@@ -240,7 +189,8 @@ where
     }
 
     fn reset_all<E: Erase>(&self, erase: &mut E) {
-        for number in self.geometry.conventional_count..self.geometry.zone_count {
+        let geometry = &self.layout.zones;
+        for number in geometry.conventional_count..geometry.zone_count {
             // No zone refuses to be one of all.
             let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
             debug_assert_eq!(done, Ok(()));
@@ -249,11 +199,11 @@ where
 
     #[inline]
     fn readable_end(&self, number: ZoneNo) -> Result<Sector, Status> {
-        if self.geometry.is_conventional(number) {
-            return Ok(self.conventional_end(number));
+        if self.layout.zones.is_conventional(number) {
+            return Ok(self.layout.range(number).1);
         }
         match on_table!(self, table => table.word(number.0)) {
-            Zone::UNREADABLE => Err(Status::IoErr),
+            UNREADABLE => Err(Status::IoErr),
             end => Ok(Sector(end)),
         }
     }
