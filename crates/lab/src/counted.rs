@@ -213,7 +213,6 @@ mod tests {
     use blockyard_sync::rank::ranks;
     use blockyard_sync::sleep_lock::SleepLock;
     use blockyard_sync::spin_lock::SpinLock;
-    use std::sync::Barrier;
 
     fn counts_what_happens<L: Lock<u64>>() {
         let lock = Counted::<L, ZONE_TABLE>::new(0);
@@ -239,37 +238,42 @@ mod tests {
         counts_what_happens::<SleepLock<u64, { ranks::ZONE }>>();
     }
 
+    /// A lock that says once, to whoever tries first, that it is held.
+    struct HeldOnce(SpinLock<bool, { ranks::ZONE }>, SpinLock<u64, { ranks::ZONE }>);
+
+    impl Lock<u64> for HeldOnce {
+        fn new(value: u64) -> Self {
+            HeldOnce(Lock::new(true), Lock::new(value))
+        }
+
+        fn with<R>(&self, f: impl FnOnce(&mut u64) -> R) -> R {
+            self.0.with(|held| *held = false);
+            self.1.with(f)
+        }
+
+        fn try_with<R, F: FnOnce(&mut u64) -> R>(&self, f: F) -> Result<R, F> {
+            if self.0.with(std::mem::take) { Err(f) } else { Ok(self.with(f)) }
+        }
+    }
+
     /// A thread that finds the lock held has met somebody, and one that only tries gets its
     /// closure back.
     #[test]
     fn a_meeting_is_counted_by_who_waits() {
-        let lock = Counted::<SleepLock<u64, { ranks::ZONE }>, ONE_LOCK>::new(0);
-        let held = Barrier::new(2);
-        let mut met = std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                begin();
-                held.wait();
-                assert_eq!(lock.try_with(|_| ()).err().map(|_| "refused"), Some("refused"));
-                held.wait();
-                lock.with(|count| *count += 1);
-                end()
-            });
-            lock.with(|count| {
-                held.wait();
-                held.wait();
-                // Held until the waiter has had every chance to come; whether it has is up to the
-                // scheduler, so nothing below depends on it.
-                std::thread::yield_now();
-                *count += 1;
-            });
-            waiter.join().unwrap()
-        });
+        let lock = Counted::<HeldOnce, ONE_LOCK>::new(0);
+        begin();
+        lock.with(|count| *count += 1);
+        lock.with(|count| *count += 1);
+        lock.0.0.with(|held| *held = true);
+        assert_eq!(lock.try_with(|_| ()).err().map(|_| "refused"), Some("refused"));
+        let mut met = end();
+        assert_eq!(lock.with(|count| *count), 2);
         let other = met.clone();
         met.add(&other);
         let rooms = met.rooms();
-        assert_eq!(rooms[0].acquisitions, 2);
-        assert!(rooms[0].contended <= 2);
-        assert_eq!(lock.with(|count| *count), 2);
+        assert_eq!((rooms.len(), rooms[0].room.as_str()), (1, "one lock"));
+        // Twice two sections, of each the first met somebody; who only tried took nothing.
+        assert_eq!((rooms[0].acquisitions, rooms[0].contended), (4, 2));
     }
 
     #[test]

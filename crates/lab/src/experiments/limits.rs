@@ -218,6 +218,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::error::LabError;
     use crate::metric::Metric;
     use crate::stop::Stop;
 
@@ -238,7 +239,10 @@ mod tests {
             }
             match measure(&round) {
                 Ok(reading) => assert!(reading.ns_per_op > 0.0, "{name} with {jobs}: {reading:?}"),
-                Err(error) => assert!(!error.to_string().is_empty()),
+                // Too busy for so short a time, or without a second processor.
+                Err(LabError::Failed { what, .. }) if what == "measurement" => {}
+                Err(LabError::Missing { what, .. }) if what == "a second processor" => {}
+                Err(error) => panic!("{name} with {jobs}: {error}"),
             }
         }
     }

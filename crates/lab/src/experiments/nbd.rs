@@ -24,7 +24,10 @@ const READ_BYTES: u64 = 10 << 30;
 /// The stream's device has so many bytes for each second that a measurement is to take.
 const STREAM_BYTES_PER_SECOND: f64 = 2e9;
 /// Bounds of it.
-const STREAM_BYTES: [u64; 2] = [256 << 20, 16 << 30];
+///
+/// The least takes any server a second or so: starting nbdcopy, some ten milliseconds, must not
+/// matter.
+const STREAM_BYTES: [u64; 2] = [4 << 30, 16 << 30];
 /// What starting and ending fio and a server take.
 const OVERHEAD: Duration = Duration::from_millis(400);
 /// A side that keeps so much of the processors busy that it can use is the limit.
@@ -150,7 +153,8 @@ fn read_cell(
             round.stop,
         )?;
         let cpu = server.cpu()?.saturating_sub(before);
-        let sample = read_sample(&report, cpu, jobs, settings.processors)?;
+        let used = processors_of(server_kind, jobs, &settings);
+        let sample = read_sample(&report, cpu, used, settings.processors)?;
         Ok(noted(sample, is_ours(server_kind)))
     };
     Cell::new(server_kind.name, workload, jobs, body).overhead(OVERHEAD)
@@ -176,7 +180,7 @@ fn read_line(uri: &str, depth: u32, jobs: u32) -> Fio {
 fn read_sample(
     report: &fio::Report,
     server_cpu: Duration,
-    jobs: u32,
+    used: [f64; 2],
     processors: usize,
 ) -> Result<Sample, LabError> {
     if server_cpu.is_zero() {
@@ -190,15 +194,15 @@ fn read_sample(
         .with(Metric::BANDWIDTH, report.bandwidth)
         .with(Metric::CPUS, server_cpus)
         .with(Metric::CLIENT_CPUS, report.cpus());
-    let limit = limit(jobs, server_cpus, report.cpus(), processors);
+    let limit = limit(used, [server_cpus, report.cpus()], processors);
     Ok(Sample { limit: Some(limit.into()), ..report.latencies(sample) })
 }
 
-fn stream_cell(server: &'static ServerKind, settings: &Settings) -> Cell {
+fn stream_cell(kind: &'static ServerKind, settings: &Settings) -> Cell {
     let settings = settings.clone();
     let body = move |round: &Round<'_>| {
         let bytes = stream_bytes(round.duration);
-        let server = server.start(&settings, bytes, round.stop)?;
+        let server = kind.start(&settings, bytes, round.stop)?;
         let before = server.cpu()?;
         let ended = copy::run(&server.uri(), round)?;
         let server_seconds = server.cpu()?.saturating_sub(before).as_secs_f64();
@@ -208,10 +212,11 @@ fn stream_cell(server: &'static ServerKind, settings: &Settings) -> Cell {
             .with(BANDWIDTH_PER_CPU, bytes / server_seconds)
             .with(Metric::CPUS, server_cpus)
             .with(Metric::CLIENT_CPUS, client_cpus);
-        let limit = limit(1, server_cpus, client_cpus, settings.processors);
+        let used = processors_of(kind, 1, &settings);
+        let limit = limit(used, [server_cpus, client_cpus], settings.processors);
         Ok(Sample { limit: Some(limit.into()), ..sample })
     };
-    Cell::new(server.name, STREAM.name, 1, body).overhead(OVERHEAD)
+    Cell::new(kind.name, STREAM.name, 1, body).overhead(OVERHEAD)
 }
 
 /// A device that takes about this long, in whole requests.
@@ -221,13 +226,19 @@ fn stream_bytes(duration: Duration) -> u64 {
     bytes.clamp(least, most).next_multiple_of(copy::REQUEST_BYTES)
 }
 
+/// How many processors a server and its client can use: one for each connection, as far as there
+/// are that many, but some servers do everything in one thread.
+fn processors_of(server: &ServerKind, jobs: u32, settings: &Settings) -> [f64; 2] {
+    let client = (jobs as usize).min(settings.processors) as f64;
+    [server.threads_max.map_or(client, |most| client.min(f64::from(most))), client]
+}
+
 /// Who was busy all the time; if nobody was, who was busier.
 ///
-/// A side with one connection can use one processor, one with more as many as there are.
-fn limit(jobs: u32, server: f64, client: f64, processors: usize) -> &'static str {
-    let most = (jobs as usize).min(processors) as f64;
-    let is_busy = |cpus: f64| cpus >= BUSY * most;
-    match (is_busy(server), is_busy(client)) {
+/// `used` has how many processors each can use, `busy` how many it used: first the server.
+fn limit(used: [f64; 2], busy: [f64; 2], processors: usize) -> &'static str {
+    let [server, client] = busy;
+    match (server >= BUSY * used[0], client >= BUSY * used[1]) {
         (true, true) => "both",
         (true, false) => "server",
         (false, true) => CLIENT,
@@ -279,20 +290,30 @@ mod tests {
 
     #[test]
     fn the_limit_is_who_is_busy() {
-        assert_eq!(limit(1, 1.0, 0.5, 2), "server");
-        assert_eq!(limit(1, 0.5, 1.0, 2), "client");
-        assert_eq!(limit(1, 0.95, 1.0, 2), "both");
-        assert_eq!(limit(1, 0.5, 0.6, 2), "neither; the client is busier");
-        assert_eq!(limit(4, 0.8, 1.2, 2), "machine, most of it the client's");
-        assert_eq!(limit(4, 1.2, 0.8, 2), "machine, most of it the server's");
-        assert_eq!(limit(4, 1.9, 0.1, 2), "server");
+        let (one, all) = ([1.0, 1.0], [2.0, 2.0]);
+        assert_eq!(limit(one, [1.0, 0.5], 2), "server");
+        assert_eq!(limit(one, [0.5, 1.0], 2), "client");
+        assert_eq!(limit(one, [0.95, 1.0], 2), "both");
+        assert_eq!(limit(one, [0.5, 0.6], 2), "neither; the client is busier");
+        assert_eq!(limit(all, [0.8, 1.2], 2), "machine, most of it the client's");
+        assert_eq!(limit(all, [1.2, 0.8], 2), "machine, most of it the server's");
+        assert_eq!(limit(all, [1.9, 0.1], 2), "server");
+        let settings = settings(false);
+        let used = |name, jobs| {
+            let kind = KINDS.iter().find(|kind| kind.name == name).unwrap();
+            processors_of(kind, jobs, &settings)
+        };
+        assert_eq!(used("blockyard", 4), [2.0, 2.0]);
+        assert_eq!(used("blockyard", 1), [1.0, 1.0]);
+        assert_eq!(used("qemu-nbd", 4), [1.0, 2.0]);
+        assert_eq!(limit(used("qemu-nbd", 4), [0.97, 0.9], 2), "server");
     }
 
     #[test]
     fn a_stream_is_bounded_and_whole() {
-        assert_eq!(stream_bytes(Duration::ZERO), 256 << 20);
+        assert_eq!(stream_bytes(Duration::ZERO), 4 << 30);
         assert_eq!(stream_bytes(Duration::from_secs(3600)), 16 << 30);
-        assert_eq!(stream_bytes(Duration::from_millis(1501)) % copy::REQUEST_BYTES, 0);
+        assert_eq!(stream_bytes(Duration::from_millis(3501)) % copy::REQUEST_BYTES, 0);
     }
 
     #[test]
@@ -305,7 +326,7 @@ mod tests {
             cpu: Duration::from_secs(2),
             latency: None,
         };
-        let sample = read_sample(&report, Duration::from_secs(1), 1, 2).unwrap();
+        let sample = read_sample(&report, Duration::from_secs(1), [1.0, 1.0], 2).unwrap();
         assert_eq!(sample.limit.as_deref(), Some("client"));
         let notes = |is_ours| noted(sample.clone(), is_ours).notes;
         assert!(notes(true)[0].starts_with("Where blockyard is limited by its client"));
@@ -314,6 +335,6 @@ mod tests {
         assert!(sample.values.contains(&(Metric::IOS_PER_CPU_SECOND, 1000.0)));
         assert!(sample.values.contains(&(Metric::CPUS, 0.5)));
         assert!(sample.values.contains(&(Metric::CLIENT_CPUS, 1.0)));
-        assert!(read_sample(&report, Duration::ZERO, 1, 2).is_err());
+        assert!(read_sample(&report, Duration::ZERO, [1.0, 1.0], 2).is_err());
     }
 }
