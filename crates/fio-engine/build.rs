@@ -2,7 +2,7 @@
 //! cdylib only: unit tests and other crates know nothing of fio. Without `FIO_SRC` there is none.
 
 use std::path::Path;
-use std::{env, process};
+use std::{env, fs, process};
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FIO_SRC");
@@ -21,12 +21,17 @@ fn main() {
         }
         println!("cargo::rerun-if-changed={}", fio.join(file).display());
     }
+    let Some(version) = version(fio) else {
+        println!("cargo::error=FIO_SRC: `{}` does not say which fio it is", fio.display());
+        process::exit(1);
+    };
     let objects = cc::Build::new()
         .cargo_metadata(false)
         .file("src/shim.c")
         .include(fio)
         .flag("-include")
         .flag(fio.join("config-host.h"))
+        .define("BUILT_FOR", &*format!("\"{version}\""))
         .define("_GNU_SOURCE", None)
         .define("_LARGEFILE_SOURCE", None)
         .define("_FILE_OFFSET_BITS", "64")
@@ -46,4 +51,12 @@ fn main() {
     // it, and stonewalled jobs find the data of those before them.
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
     println!("cargo::rustc-cfg=fio_shim");
+}
+
+/// The version of a source tree, `fio-3.33`: where its `FIO-VERSION-GEN` sets what it falls back to.
+fn version(fio: &Path) -> Option<String> {
+    let script = fs::read_to_string(fio.join("FIO-VERSION-GEN")).ok()?;
+    let version = script.lines().find_map(|line| line.strip_prefix("DEF_VER="))?.trim();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
+    version.chars().all(is_plain).then(|| version.to_owned())
 }

@@ -3,6 +3,7 @@
  * What fio sees of Blockyard: its table of hooks. The C compiler knows the layout of fio's
  * structures, so this file reads and fills them; what the hooks do stands in exports.rs.
  */
+#include <ctype.h>
 #include "fio.h"
 #include "lib/roundup.h"
 #include "optgroup.h"
@@ -85,12 +86,25 @@ static struct ask ask_of(struct thread_data *td, struct fio_file *f)
 	};
 }
 
+/* fio compares the number of its interface, but not the layout of its structures. */
+static bool is_built_for(const char *fio)
+{
+	size_t len = strlen(BUILT_FOR);
+
+	return !strncmp(fio, BUILT_FOR, len) && fio[len] != '.' && !isdigit(fio[len]);
+}
+
 static struct job *job_of(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
 
 	if (job)
 		return job;
+	if (!is_built_for(fio_version_string)) {
+		log_err("fio: blockyard: built for " BUILT_FOR ", and this is %s: run `make fio` with "
+			"FIO_SRC= the source of this one\n", fio_version_string);
+		return NULL;
+	}
 	job = calloc(1, sizeof(*job));
 	if (job && (job->yard = blockyard_fio_job()))
 		return td->io_ops_data = job;
