@@ -17,6 +17,7 @@ mod place;
 mod qemu;
 mod readme;
 mod run;
+mod smr;
 mod tls;
 mod yard;
 mod zoned;

@@ -12,7 +12,7 @@ const ABOUT: &str = "Makes block devices (null, zoned or not, in memory or not) 
 
 const AFTER_HELP: &str = "\
 Begin with:
-  blockyard serve                            the default yard: zoned0, null0 and mem0
+  blockyard serve                            the default yard: zoned0, null0, mem0 and smr0
   blockyard list                             from another terminal: what is served
   blockyard zone report zoned0 -c 4          the first zones of a zoned device
   blockyard add 'null:///fast?size=10G'      one more device, at run time
@@ -95,7 +95,8 @@ pub(crate) enum Command {
 
 const SERVE_HELP: &str = "\
 Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
-null0 (plain, keeps nothing) and mem0 (plain, in memory); `blockyard init` writes it out. Without
+null0 (plain, keeps nothing), mem0 (plain, in memory) and smr0 (a shingled disk that speaks SCSI, in
+memory); `blockyard init` writes it out. Without
 --nbd, NBD is served on nbd.sock in the runtime directory and on 127.0.0.1:10809.
 
 The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort

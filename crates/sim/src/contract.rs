@@ -25,7 +25,7 @@ use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::sched::NoneScheduler;
 
 use crate::clock::ManualClock;
-use crate::model::Model;
+use crate::model::{Model, Rules};
 use crate::seed::Seed;
 
 pub use rig::{Door, Rig};
@@ -41,6 +41,7 @@ pub struct Subject {
     name: String,
     make: Box<dyn Fn() -> Arc<dyn Disk> + Sync>,
     keeps_data: bool,
+    rules: Rules,
 }
 
 impl Subject {
@@ -59,7 +60,14 @@ impl Subject {
         keeps_data: bool,
         make: impl Fn() -> Arc<dyn Disk> + Sync + 'static,
     ) -> Subject {
-        Subject { name: name.to_owned(), make: Box::new(make), keeps_data }
+        let (name, rules) = (name.to_owned(), Rules::NullBlk);
+        Subject { name, make: Box::new(make), keeps_data, rules }
+    }
+
+    /// The same with zones by other rules.
+    #[must_use]
+    pub fn with_rules(self, rules: Rules) -> Subject {
+        Subject { rules, ..self }
     }
 
     /// The same under [`Delayed`].
@@ -105,12 +113,14 @@ impl Subject {
 
     /// A fresh disk's channel, with the model beside it.
     pub fn rig(&self) -> Rig {
-        Rig::new(self.disk(), self.keeps_data)
+        let disk = self.disk();
+        let model = self.model(&*disk);
+        Rig::with_model(disk, model)
     }
 
     /// The model of a fresh disk.
     fn model(&self, disk: &dyn Disk) -> Model {
-        Model::new(disk.geometry(), disk.limits(), self.keeps_data)
+        Model::new(disk.geometry(), disk.limits(), self.keeps_data).with_rules(self.rules)
     }
 }
 
@@ -168,11 +178,24 @@ pub fn run_wrapped<D: Device>(
     keeps_data: bool,
     make: impl Fn() -> D + Sync + Clone + 'static,
 ) {
-    run(&Subject::plain(name, keeps_data, make.clone()));
-    run(&Subject::delayed(name, keeps_data, make.clone()));
-    run(&Subject::faulty(name, keeps_data, make.clone()));
-    run(&Subject::traced(name, keeps_data, make.clone()));
+    run_wrapped_by(Rules::NullBlk, name, keeps_data, make);
+}
+
+/// The same for devices whose zones keep other rules.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_wrapped_by<D: Device>(
+    rules: Rules,
+    name: &str,
+    keeps_data: bool,
+    make: impl Fn() -> D + Sync + Clone + 'static,
+) {
+    run(&Subject::plain(name, keeps_data, make.clone()).with_rules(rules));
+    run(&Subject::delayed(name, keeps_data, make.clone()).with_rules(rules));
+    run(&Subject::faulty(name, keeps_data, make.clone()).with_rules(rules));
+    run(&Subject::traced(name, keeps_data, make.clone()).with_rules(rules));
     let seed = Seed::from_env();
     let _watch = seed.watch(&format!("faulty {name}: failed bios have no effect"));
-    faults::injected(make, keeps_data, seed);
+    faults::injected(make, keeps_data, rules, seed);
 }

@@ -24,6 +24,7 @@ use blockyard_core::units::{SECTOR_BYTES, Sector, ZoneNo};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 
 pub use medium::{BadBlocks, Medium};
+pub use zones::Rules;
 use zones::Zones;
 
 /// What a bio must come back with.
@@ -56,6 +57,30 @@ impl Model {
             zones: geometry.zones.as_ref().map(|zones| Zones::new(zones, geometry.sectors)),
             bad: BadBlocks::default(),
         }
+    }
+
+    /// The same by other rules for its zones.
+    #[must_use]
+    pub fn with_rules(mut self, rules: Rules) -> Model {
+        if let Some(zones) = &mut self.zones {
+            zones.rules = rules;
+            zones.write_sectors = match rules {
+                Rules::NullBlk => 1,
+                Rules::Zbc => u64::from(self.geometry.physical_block_bytes) / SECTOR_BYTES,
+            };
+        }
+        self
+    }
+
+    /// The rules for its zones.
+    pub fn rules(&self) -> Rules {
+        self.zones.as_ref().map_or(Rules::NullBlk, |zones| zones.rules)
+    }
+
+    /// Writes to sequential zones start and end at multiples of so many sectors.
+    pub fn write_sectors(&self) -> u64 {
+        let zones = self.zones.as_ref().map_or(1, |zones| zones.write_sectors);
+        zones.max(self.geometry.block_sectors())
     }
 
     /// The shape of the device.
@@ -166,10 +191,11 @@ impl Model {
         let mut wp = u64::MAX;
         if let Some(zones) = &self.zones {
             let zone = zones.at(at);
-            if zone.cond == ZoneCond::Offline {
-                return Err(Status::IoErr);
+            let gap = zones.rules == Rules::Zbc && at + sectors > zone.limit();
+            if zone.cond == ZoneCond::Offline || gap {
+                return Err(zones.rules.refused());
             }
-            if !zone.is_conventional() {
+            if zones.rules == Rules::NullBlk && !zone.is_conventional() {
                 wp = zone.wp;
             }
         }
@@ -217,6 +243,16 @@ impl Model {
     }
 
     fn discard(&mut self, at: u64, sectors: u64) -> Result<(), Status> {
+        if let Some(zones) = self.zones.as_ref().filter(|zones| zones.rules == Rules::Zbc) {
+            let zone = zones.at(at);
+            let broken = matches!(zone.cond, ZoneCond::ReadOnly | ZoneCond::Offline);
+            if broken || at + sectors > zone.limit() {
+                return Err(zones.rules.refused());
+            }
+            if !zone.is_conventional() {
+                return Ok(());
+            }
+        }
         let (clean, result) = self.bad.hit(at, sectors, self.geometry.block_sectors());
         self.medium.forget(at..at + clean);
         result

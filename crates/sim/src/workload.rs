@@ -189,6 +189,12 @@ impl Workload {
         let zone = self.zone(&model.report());
         let sectors = self.length(model, op);
         let (start, end) = (zone.start.0, zone.start.0 + zone.sectors);
+        // Most writes end where they may.
+        let unit = model.write_sectors();
+        let sectors = match op == Op::Read || odd {
+            true => sectors,
+            false => sectors.next_multiple_of(unit),
+        };
         let limit = start + zone.capacity_sectors;
         let writes = op != Op::Read && zone.kind == ZoneType::SequentialWriteRequired;
         let wp = if zone.wp == Sector::NONE { start } else { zone.wp.0 };

@@ -20,6 +20,8 @@ use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 use crate::param::Form;
 use crate::spec::DeviceSpec;
 
+mod smr;
+
 /// A device that is made, and what was corrected in the making.
 pub struct Made {
     /// The device.
@@ -117,6 +119,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
             let notes = notes(spec, &null);
             Ok(Made { disk: with_delay(spec, null)?, notes })
         }
+        "smr" => smr::open(spec),
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     }
 }
@@ -126,6 +129,9 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
+    if spec.kind().name == "smr" {
+        return smr::check(spec);
+    }
     let null = null::<WordZones>(spec)?;
     Ok(notes(spec, &null))
 }
@@ -277,7 +283,8 @@ mod tests {
         for spec in parse(TEMPLATE).unwrap().devices {
             let made = open(&spec).unwrap();
             assert_eq!(made.notes, Vec::<String>::new());
-            assert_eq!(made.disk.geometry().zones.is_some(), spec.switch("zoned"));
+            let zoned = spec.kind().name == "smr" || spec.switch("zoned");
+            assert_eq!(made.disk.geometry().zones.is_some(), zoned);
         }
     }
 

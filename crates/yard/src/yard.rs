@@ -189,6 +189,13 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
         let kept = spec.switch("memory_backed");
         text += if kept { ", keeps data in memory" } else { ", keeps nothing" };
     }
+    if spec.kind().name == "smr" {
+        text += &match (spec.text("device"), spec.text("backing")) {
+            (Some(device), _) => format!(", drives {device}"),
+            (None, Some(backing)) => format!(", keeps data in {backing}"),
+            (None, None) => ", keeps data in memory".to_owned(),
+        };
+    }
     if geometry.logical_block_bytes != 512 {
         text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));
     }

@@ -135,7 +135,8 @@ impl Work<'_> {
                 let seconds = DEADLINE.as_secs();
                 format!(": the device gave no answer for {seconds} s, and may still carry it out")
             }
-            Status::IoErr => {
+            // By the null device, and by SMR disks.
+            Status::IoErr | Status::Target => {
                 let hindrance = self.hindrance(zone);
                 hindrance.map(|what| format!(": zone {zone} is {what}")).unwrap_or_default()
             }

@@ -12,6 +12,7 @@ use blockyard_core::units::Sector;
 
 use super::lockstep::fill;
 use super::rig::{Rig, data_bytes};
+use crate::model::{Model, Rules};
 use crate::seed::Seed;
 use crate::workload::{Mix, Workload};
 
@@ -19,7 +20,7 @@ use crate::workload::{Mix, Workload};
 const INJECTED: Status = Status::Protection;
 
 /// One rule for writes in the first half, one for anything with a bound, one for appends.
-fn rules(sectors: u64) -> [Rule; 3] {
+fn injections(sectors: u64) -> [Rule; 3] {
     let rule = |op, start, sectors, chance, times| Rule {
         op,
         start: Sector(start),
@@ -36,13 +37,19 @@ fn rules(sectors: u64) -> [Rule; 3] {
 }
 
 /// See the module.
-pub(super) fn injected<D: Device>(make: impl Fn() -> D, keeps_data: bool, seed: Seed) {
+pub(super) fn injected<D: Device>(
+    make: impl Fn() -> D,
+    keeps_data: bool,
+    rules: Rules,
+    seed: Seed,
+) {
     let device = Arc::new(Faulty::new(make(), seed.0));
     let disk = super::disk(Arc::clone(&device));
-    for rule in rules(device.geometry().sectors) {
+    for rule in injections(device.geometry().sectors) {
         disk.inject(&Injection::AddRule(rule)).expect("the injector takes rules");
     }
-    let mut rig = Rig::new(disk, keeps_data);
+    let model = Model::new(disk.geometry(), disk.limits(), keeps_data).with_rules(rules);
+    let mut rig = Rig::with_model(disk, model);
     let mut mix = Mix::wild();
     mix.data_sectors_max = 32;
     let mut workload = Workload::new(seed, 7, mix);

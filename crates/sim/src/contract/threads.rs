@@ -99,7 +99,7 @@ pub(super) fn disjoint(subject: &Subject, seed: Seed) {
 
 /// A bio that makes sense for one of the zones in `area`.
 fn zone_step(rig: &Rig, workload: &mut Workload, area: &Range<u64>) -> Bio {
-    let block = rig.model.geometry().block_sectors();
+    let block = rig.model.write_sectors();
     let zones: Vec<ZoneInfo> = rig.model.report().into_iter().collect();
     let mine: Vec<&ZoneInfo> = zones.iter().filter(|zone| area.contains(&zone.start.0)).collect();
     let zone = mine[workload.below(mine.len().min(4) as u64) as usize];
@@ -138,7 +138,7 @@ pub(super) fn appends(subject: &Subject, _: Seed) {
     }
     let zone_start = u64::from(first) * zones.zone_sectors;
     let capacity = zones.zone_capacity_sectors.min(disk.geometry().sectors - zone_start);
-    let block = disk.geometry().block_sectors();
+    let block = subject.model(&*disk).write_sectors();
     let landed = on_threads(subject, &disk, 8, |number, mut rig| {
         // Lengths differ by thread, so that places do not line up by luck.
         let sectors = (block * (1 + number % 3)).min(max / block * block);
@@ -248,7 +248,7 @@ pub(super) fn limits(subject: &Subject, seed: Seed) {
 
 /// One step of a thread on a zone of its own; refusals for lack of resources are in order.
 fn limited_step(rig: &mut Rig, geometry: &ZoneGeometry, zone: u32, rng: &mut fastrand::Rng) {
-    let block = rig.disk.geometry().block_sectors();
+    let block = rig.model.write_sectors();
     let start = Sector(u64::from(zone) * geometry.zone_sectors);
     let mut report = Vec::new();
     rig.disk.report_zones(start, 1, &mut report).expect("the zone exists");

@@ -38,7 +38,7 @@ pub(super) fn report_in_parts(subject: &Subject, _: Seed) {
 pub(super) fn limits(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let Some(zones) = rig.disk.geometry().zones.clone() else { return };
-    let block = rig.disk.geometry().block_sectors();
+    let (block, refused) = (rig.model.write_sectors(), rig.model.rules().refused());
     let first = zones.conventional_count;
     let start = |zone: u32| Sector(u64::from(zone) * zones.zone_sectors);
     // Write one block to every sequential zone, twice: the model knows who gives way.
@@ -46,7 +46,7 @@ pub(super) fn limits(subject: &Subject, _: Seed) {
         for zone in first..zones.zone_count {
             let wp = rig.model.report()[zone as usize].wp;
             let in_order = rig.both(Bio::new(Op::Write, wp, block)).status;
-            assert!(round == 1 || in_order != Status::IoErr, "zone {zone}: {in_order}");
+            assert!(round == 1 || in_order != refused, "zone {zone}: {in_order}");
         }
         rig.same_report();
     }
@@ -67,7 +67,7 @@ pub(super) fn limits(subject: &Subject, _: Seed) {
 pub(super) fn order(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let Some(zones) = rig.disk.geometry().zones.clone() else { return };
-    let block = rig.disk.geometry().block_sectors();
+    let (block, refused) = (rig.model.write_sectors(), rig.model.rules().refused());
     let start = u64::from(zones.conventional_count) * zones.zone_sectors;
     let write = |rig: &Rig, at: u64, user_data: u64| {
         let buf = rig.buf(user_data * block * 512);
@@ -80,7 +80,7 @@ pub(super) fn order(subject: &Subject, _: Seed) {
         assert_eq!(rig.channel.push(&bios), 2);
         let mut done = rig.finish();
         done.sort_by_key(|completion| completion.user_data);
-        let wanted = if right { [Status::Ok, Status::Ok] } else { [Status::IoErr, Status::Ok] };
+        let wanted = if right { [Status::Ok, Status::Ok] } else { [refused, Status::Ok] };
         assert_eq!(done.iter().map(|done| done.status).collect::<Vec<_>>(), wanted);
         at += if right { 2 * block } else { block };
     }

@@ -9,6 +9,36 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 
 use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWp, Offline, ReadOnly};
 
+/// Whose rules hold where the kinds of zoned devices differ.
+///
+/// | case | null_blk | ZBC, through Linux's `sd` |
+/// | --- | --- | --- |
+/// | what a zone refuses | IOERR | TARGET |
+/// | open or close of a full zone, close of an empty one | refused | nothing to do |
+/// | a write to a sequential zone ends | at a logical block | at a physical block |
+/// | write pointer of a zone that was written full | its capacity | its end |
+/// | reads above the write pointer | 0xFF | zeros |
+/// | access behind the capacity | 0xFF | refused: a gap |
+/// | discard in a sequential zone | forgets | is a hint that nothing is done about |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// null_blk's, which are those of ZNS but for some status codes.
+    #[default]
+    NullBlk,
+    /// ZBC-2's.
+    Zbc,
+}
+
+impl Rules {
+    /// What a bio fails with that a zone refuses.
+    pub fn refused(self) -> Status {
+        match self {
+            Rules::NullBlk => Status::IoErr,
+            Rules::Zbc => Status::Target,
+        }
+    }
+}
+
 /// One zone.
 #[derive(Clone, Debug)]
 pub(super) struct Zone {
@@ -39,6 +69,11 @@ impl Zone {
         self.start..self.start + self.sectors
     }
 
+    /// The first sector behind what can be written.
+    pub(super) fn limit(&self) -> u64 {
+        self.start + self.capacity
+    }
+
     /// To closed, or to empty where nothing was written.
     fn shut(&mut self) {
         self.cond = if self.wp == self.start { Empty } else { Closed };
@@ -49,6 +84,9 @@ impl Zone {
 #[derive(Clone, Debug)]
 pub(super) struct Zones {
     zones: Vec<Zone>,
+    pub(super) rules: Rules,
+    /// Writes to sequential zones end at multiples of this.
+    pub(super) write_sectors: u64,
     zone_sectors: u64,
     open_max: usize,
     active_max: usize,
@@ -78,6 +116,8 @@ impl Zones {
             .collect();
         Zones {
             zones,
+            rules: Rules::NullBlk,
+            write_sectors: 1,
             zone_sectors: geometry.zone_sectors,
             open_max: geometry.open_max as usize,
             active_max: geometry.active_max as usize,
@@ -123,11 +163,13 @@ impl Zones {
     ) -> Result<u64, Status> {
         let zone = &self.zones[index];
         if matches!(zone.cond, Full | ReadOnly | Offline | NotWp) {
-            return Err(Status::IoErr);
+            return Err(self.rules.refused());
         }
         let at = want.unwrap_or(zone.wp);
-        if at != zone.wp || at + sectors > zone.start + zone.capacity {
-            return Err(Status::IoErr);
+        let end = at + sectors;
+        let whole = end.is_multiple_of(self.write_sectors);
+        if at != zone.wp || end > zone.start + zone.capacity || !whole {
+            return Err(self.rules.refused());
         }
         if matches!(zone.cond, Empty | Closed) {
             self.admit(index)?;
@@ -144,6 +186,9 @@ impl Zones {
         zone.wp += sectors;
         if zone.wp == zone.start + zone.capacity {
             zone.cond = Full;
+            if self.rules == Rules::Zbc {
+                zone.wp = zone.start + zone.sectors;
+            }
         }
     }
 
@@ -151,7 +196,8 @@ impl Zones {
         match self.zones[index].cond {
             Empty | Closed => self.admit(index)?,
             ImplicitOpen | ExplicitOpen => {}
-            Full | ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+            Full if self.rules == Rules::Zbc => return Ok(()),
+            Full | ReadOnly | Offline | NotWp => return Err(self.rules.refused()),
         }
         self.zones[index].cond = ExplicitOpen;
         Ok(())
@@ -161,7 +207,8 @@ impl Zones {
         match self.zones[index].cond {
             ImplicitOpen | ExplicitOpen => self.zones[index].shut(),
             Closed => {}
-            Empty | Full | ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+            Empty | Full if self.rules == Rules::Zbc => {}
+            Empty | Full | ReadOnly | Offline | NotWp => return Err(self.rules.refused()),
         }
         Ok(())
     }
@@ -171,7 +218,7 @@ impl Zones {
             Empty | Closed => self.admit(index)?,
             ImplicitOpen | ExplicitOpen => {}
             Full => return Ok(()),
-            ReadOnly | Offline | NotWp => return Err(Status::IoErr),
+            ReadOnly | Offline | NotWp => return Err(self.rules.refused()),
         }
         let zone = &mut self.zones[index];
         zone.cond = Full;
@@ -183,7 +230,7 @@ impl Zones {
     pub(super) fn reset(&mut self, index: usize) -> Result<Range<u64>, Status> {
         let zone = &mut self.zones[index];
         if matches!(zone.cond, ReadOnly | Offline | NotWp) {
-            return Err(Status::IoErr);
+            return Err(self.rules.refused());
         }
         zone.cond = Empty;
         zone.wp = zone.start;

@@ -25,13 +25,22 @@ const fn text(len_max: usize) -> Form {
 }
 
 /// Every kind of device.
-pub const KINDS: &[Kind] = &[Kind {
-    name: "null",
-    doc: "null device, zoned or not, with or without memory; as Linux's null_blk",
-    params: NULL,
-    faults: NULL_FAULTS,
-    hints: NULL_HINTS,
-}];
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "null",
+        doc: "null device, zoned or not, with or without memory; as Linux's null_blk",
+        params: NULL,
+        faults: NULL_FAULTS,
+        hints: NULL_HINTS,
+    },
+    Kind {
+        name: "smr",
+        doc: "host-managed SMR disk behind SCSI (ZBC): emulated, in memory or in files, or a real drive",
+        params: SMR,
+        faults: SMR_FAULTS,
+        hints: SMR_HINTS,
+    },
+];
 
 /// What every kind takes.
 pub const COMMON: &[Param] = &[
@@ -98,6 +107,64 @@ const NULL: &[Param] = &[
         "when a request that never completes ends with a timeout, in milliseconds",
     ),
     param("requeue", text(64), "", "requests that are requeued: interval,probability,space,times"),
+];
+
+const SMR: &[Param] = &[
+    param("size", size(4096, SIZE_MAX), "14T", "capacity"),
+    param("bs", Form::Sizes(&[512, 4096]), "512", "logical block size: 512 or 4k"),
+    param(
+        "physical_bs",
+        Form::Sizes(&[512, 4096]),
+        "4096",
+        "writes to sequential zones are whole blocks of this size: 512 or 4k",
+    ),
+    param("zone_size", size(4096, SIZE_MAX), "256M", "zone size: a power of two"),
+    param(
+        "zone_capacity",
+        size(0, SIZE_MAX),
+        "0",
+        "length of a sequential zone, with a gap zone behind it; 0: zone_size, no gaps",
+    ),
+    param("zone_nr_conv", count(0, u32::MAX as u64), "0", "conventional zones at the start"),
+    param("zone_max_open", count(0, u32::MAX as u64), "128", "most open zones; 0: no limit"),
+    param(
+        "cache",
+        Form::Choice(&["none", "volatile"]),
+        "none",
+        "volatile: what is not flushed is lost with the power",
+    ),
+    param(
+        "backing",
+        text(4 * KIB as usize),
+        "",
+        "keep data in files in this directory; empty: in memory",
+    ),
+    param("timing", Form::Switch, "0", "take the time of a real drive (seeks, rotation, transfer)"),
+    param(
+        "device",
+        text(4 * KIB as usize),
+        "",
+        "a real drive instead, e.g. /dev/sg0; takes its own shape",
+    ),
+];
+
+/// Faults of the emulated SMR disk's own.
+const SMR_FAULTS: &[&str] = &["zone_readonly", "zone_offline"];
+
+/// Names that people try on SMR disks.
+const SMR_HINTS: &[(&str, &str)] = &[
+    ("capacity", "write size=14T, or zone_capacity=192M for zones with gaps"),
+    ("block_size", "write bs=512"),
+    ("max_open", "write zone_max_open"),
+    ("zone_max_active", "SMR disks have no such limit; zone_max_open there is"),
+    ("zoned", "SMR disks always are; leave it out"),
+    ("memory_backed", "it keeps its data in memory unless backing=DIR is given; leave it out"),
+    ("cache_size", "write cache=volatile"),
+    ("path", "write backing=DIR for files, device=/dev/sg0 for a real drive"),
+    ("dir", "write backing=DIR"),
+    ("zone_readonly", "set it at run time: blockyard inject NAME zone_readonly=SECTOR"),
+    ("zone_offline", "set it at run time: blockyard inject NAME zone_offline=SECTOR"),
+    ("name", "the name is the path of the URI: smr:///NAME"),
 ];
 
 /// Faults of the null device's own.

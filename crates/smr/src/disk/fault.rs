@@ -1,0 +1,93 @@
+//! Faults that the emulated disk can be given while it runs.
+//!
+//! | name | value | effect |
+//! | --- | --- | --- |
+//! | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
+
+use blockyard_core::inject::Injection;
+use blockyard_core::zone::ZoneCond;
+use blockyard_core::{DeviceError, Sector};
+
+use super::Disk;
+use crate::layout::Part;
+use crate::media::Media;
+
+impl<M: Media> Disk<M> {
+    /// Carries a fault out.
+    pub(super) fn fault(&self, injection: &Injection) -> Result<(), DeviceError> {
+        match injection {
+            Injection::Device { name, value } if name == "zone_readonly" => {
+                self.break_zone_at("zone_readonly", value, ZoneCond::ReadOnly)
+            }
+            Injection::Device { name, value } if name == "zone_offline" => {
+                self.break_zone_at("zone_offline", value, ZoneCond::Offline)
+            }
+            other => Err(DeviceError::NoSuchFault { fault: other.name().to_owned() }),
+        }
+    }
+
+    fn break_zone_at(
+        &self,
+        field: &'static str,
+        value: &str,
+        cond: ZoneCond,
+    ) -> Result<(), DeviceError> {
+        let invalid = |wanted: &str| {
+            let (value, wanted) = (value.to_owned(), wanted.to_owned());
+            DeviceError::Invalid { field, value, wanted }
+        };
+        let sector = value.trim().parse().map(Sector).map_err(|_| invalid("a sector"))?;
+        let sectors = self.layout().sectors();
+        if sector.0 >= sectors {
+            return Err(DeviceError::OutOfRange { sector, sectors });
+        }
+        let place = self.layout().place_of(sector);
+        if place.part != Part::Sequential {
+            return Err(invalid("a sector of a sequential zone"));
+        }
+        self.break_zone(place.slot, cond).map_err(|error| DeviceError::Os {
+            what: "the medium does not keep the zone's state",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DiskConfig;
+    use crate::media::Memory;
+    use crate::transport::ScsiTransport;
+
+    fn inject(disk: &Disk<Memory>, name: &str, value: &str) -> Result<(), DeviceError> {
+        disk.inject(&Injection::Device { name: name.to_owned(), value: value.to_owned() })
+    }
+
+    #[test]
+    fn zones_break_and_are_mended() {
+        let config = DiskConfig {
+            size: 8 << 20,
+            zone_size: 1 << 20,
+            zone_nr_conv: 1,
+            ..DiskConfig::default()
+        };
+        let memory = Memory::new(config.size, config.zone_size).unwrap();
+        let disk = Disk::open(config, memory).unwrap();
+        for (name, cond) in
+            [("zone_readonly", ZoneCond::ReadOnly), ("zone_offline", ZoneCond::Offline)]
+        {
+            inject(&disk, name, "4097").unwrap();
+            assert_eq!(disk.zone(2).cond, cond);
+            inject(&disk, name, "4097").unwrap();
+            assert_eq!(disk.zone(2).cond, ZoneCond::Empty);
+            for (value, wanted) in [("x", "a sector"), ("0", "a sector of a sequential zone")] {
+                let error = inject(&disk, name, value).unwrap_err().to_string();
+                assert!(error.contains(wanted), "{error}");
+            }
+            let error = inject(&disk, name, "99999999").unwrap_err();
+            assert!(matches!(error, DeviceError::OutOfRange { .. }));
+        }
+        let error = inject(&disk, "badblocks", "1").unwrap_err();
+        assert!(matches!(error, DeviceError::NoSuchFault { .. }));
+    }
+}

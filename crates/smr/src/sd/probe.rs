@@ -1,0 +1,296 @@
+//! What a disk is, asked as Linux asks it (drivers/scsi: scsi_scan.c, sd.c, sd_zbc.c): INQUIRY, TEST
+//! UNIT READY, the pages of vital product data, the capacity, the cache, and all zones.
+
+use blockyard_core::{Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
+
+use super::command;
+use super::error::SdError;
+use super::pages::{
+    BlockLimits, Caching, Capacity, Inquiry, Provisioning, ZONE_DESCRIPTOR_LEN, ZoneReport,
+    ZonedCharacteristics, is_supported, vital_product_data,
+};
+use super::verdict::{Verdict, verdict};
+use super::walk::ZoneWalk;
+use crate::cdb::Command;
+use crate::sense::SenseKey;
+use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
+
+/// Zones are reported in pieces of so many bytes: 1023 zones.
+pub(super) const REPORT_BYTES: usize = 64 << 10;
+/// So often a command is given again that something came between.
+pub(super) const RETRIES_MAX: u32 = 5;
+/// Longest request, in bytes: each queue has a buffer of that length.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Longest WRITE SAME(16) where the disk does not say, in blocks: Linux's `SD_MAX_WS16_BLOCKS`.
+const WRITE_SAME_BLOCKS_MAX: u64 = 0x7f_ffff;
+/// Commands of one queue that may be under way: what SATA drives take.
+const QUEUE_DEPTH: u16 = 32;
+/// A host-managed zoned disk that is there.
+const HOST_MANAGED: u8 = 0x14;
+/// A disk, host-aware or without zones.
+const DIRECT_ACCESS: u8 = 0x00;
+/// WRITE SAME(16).
+const WRITE_SAME_16: u8 = 0x93;
+/// Length of the pages that are asked for, in bytes: all of those that are read are shorter.
+const PAGE_LEN: u16 = 255;
+
+/// How blocks are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Discard {
+    /// Not at all.
+    None,
+    /// By UNMAP.
+    Unmap,
+    /// By WRITE SAME(16) with the bit UNMAP.
+    WriteSame,
+}
+
+/// A disk that can be driven.
+#[derive(Clone, Debug)]
+pub(super) struct Probed {
+    pub(super) inquiry: Inquiry,
+    pub(super) geometry: Geometry,
+    pub(super) limits: Limits,
+    pub(super) discard: Discard,
+}
+
+/// Asks a disk what it is.
+pub(super) fn probe(transport: &impl ScsiTransport) -> Result<Probed, SdError> {
+    let mut probe = Probe { transport, buffer: vec![0; REPORT_BYTES] };
+    let inquiry = probe.inquiry()?;
+    probe.wait_until_ready()?;
+    let capacity = probe.capacity()?;
+    let zoned = probe.zoned_characteristics()?;
+    let block_limits = probe.page(0xb0)?.map(BlockLimits::read).unwrap_or_default();
+    let provisioning = match capacity.provisioned {
+        true => probe.page(0xb2)?.map(Provisioning::read).unwrap_or_default(),
+        false => Provisioning::default(),
+    };
+    let caching = probe.caching()?;
+    let write_same = probe.has_write_same()?;
+    let (zones, blocks) = probe.zones(&capacity, &zoned)?;
+    let block = u64::from(capacity.block_bytes) / SECTOR_BYTES;
+    let discard = discard(&provisioning, &block_limits, write_same);
+    let physical_block_bytes = capacity.block_bytes << capacity.physical_exponent;
+    let geometry = Geometry {
+        sectors: blocks * block,
+        logical_block_bytes: capacity.block_bytes,
+        physical_block_bytes,
+        zones: Some(ZoneGeometry {
+            zone_sectors: zones.zone_sectors * block,
+            zone_capacity_sectors: zones.zone_capacity_sectors * block,
+            ..zones
+        }),
+    };
+    let bytes_max = (transport.bytes_max() as u64).min(REQUEST_BYTES_MAX);
+    let transfer_max = not_zero(block_limits.transfer_blocks_max.into());
+    let blocks_max = (bytes_max / u64::from(capacity.block_bytes)).min(transfer_max);
+    if blocks_max * block * SECTOR_BYTES < u64::from(physical_block_bytes) {
+        return Err(SdError::unfit(format!(
+            "a command moves at most {blocks_max} blocks, which is less than a physical block of \
+             {physical_block_bytes} bytes"
+        )));
+    }
+    let write_same_max =
+        not_zero(block_limits.write_same_blocks_max).min(WRITE_SAME_BLOCKS_MAX) * block;
+    let limits = Limits {
+        sectors_max: blocks_max * block,
+        chunk_sectors: zones.zone_sectors * block,
+        discard_sectors_max: match discard {
+            Discard::None => 0,
+            Discard::Unmap => u64::from(block_limits.unmap_blocks_max) * block,
+            Discard::WriteSame => write_same_max,
+        },
+        write_zeroes_sectors_max: if write_same { write_same_max } else { 0 },
+        write_cache: caching.write_cache,
+        fua: caching.write_cache && caching.fua,
+        read_only: caching.write_protected,
+        ..Limits::unlimited(QUEUE_DEPTH)
+    };
+    Ok(Probed { inquiry, geometry, limits, discard })
+}
+
+/// A limit for which a disk reports 0 is none.
+fn not_zero(limit: u64) -> u64 {
+    if limit == 0 { u64::MAX } else { limit }
+}
+
+fn discard(provisioning: &Provisioning, limits: &BlockLimits, write_same: bool) -> Discard {
+    let unmaps = limits.unmap_blocks_max > 0 && limits.unmap_descriptors_max > 0;
+    match provisioning {
+        Provisioning { unmap: true, .. } if unmaps => Discard::Unmap,
+        Provisioning { write_same: true, .. } if write_same => Discard::WriteSame,
+        _ => Discard::None,
+    }
+}
+
+/// Gives a command, and gives it again where something came between.
+pub(super) fn execute(
+    transport: &impl ScsiTransport,
+    command: &Command,
+    into: &mut [u8],
+) -> (Verdict, Result<Outcome, TransportError>) {
+    let cdb = command.print();
+    let mut tries = 0;
+    loop {
+        let data = if into.is_empty() { Data::None } else { Data::In(&mut *into) };
+        let ended = transport.execute(&cdb, data);
+        match verdict(&ended) {
+            Verdict::Retry(_) if tries < RETRIES_MAX => tries += 1,
+            judged => return (judged, ended),
+        }
+    }
+}
+
+struct Probe<'t, T> {
+    transport: &'t T,
+    buffer: Vec<u8>,
+}
+
+impl<T: ScsiTransport> Probe<'_, T> {
+    /// The answer to a command that the disk must know.
+    fn ask(&mut self, command: &Command, len: usize) -> Result<&[u8], SdError> {
+        match self.try_ask(command, len)? {
+            Ok(len) => Ok(&self.buffer[..len]),
+            Err(sense) => Err(SdError::Refused { command: command.operation().name, sense }),
+        }
+    }
+
+    /// The answer to a command that the disk may not know.
+    fn ask_whether(&mut self, command: &Command, len: usize) -> Result<Option<&[u8]>, SdError> {
+        let len = self.try_ask(command, len)?.ok();
+        Ok(len.map(|len| &self.buffer[..len]))
+    }
+
+    /// The length of the answer, or what the disk says against the command.
+    fn try_ask(&mut self, command: &Command, len: usize) -> Result<Result<usize, String>, SdError> {
+        let name = command.operation().name;
+        let into = &mut self.buffer[..len];
+        into.fill(0);
+        let (judged, ended) = execute(self.transport, command, into);
+        let outcome = ended.map_err(|source| SdError::Transport { command: name, source })?;
+        if judged == Verdict::Done {
+            return Ok(Ok(outcome.transferred.min(len)));
+        }
+        let said = match outcome.sense {
+            Some(sense) => sense.to_string(),
+            None => format!("status {:?}", outcome.status),
+        };
+        let unknown = outcome.sense.is_some_and(|sense| sense.key == SenseKey::IllegalRequest);
+        if unknown { Ok(Err(said)) } else { Err(SdError::Refused { command: name, sense: said }) }
+    }
+
+    fn inquiry(&mut self) -> Result<Inquiry, SdError> {
+        let data = self.ask(&command::inquiry(None, PAGE_LEN), PAGE_LEN.into())?;
+        let inquiry = Inquiry::read(data);
+        match inquiry.peripheral {
+            HOST_MANAGED => Ok(inquiry),
+            DIRECT_ACCESS => Err(SdError::unfit(format!(
+                "{} {} is a disk without zones, or with zones that the host may ignore; wanted a \
+                 host-managed one (device type 14h)",
+                inquiry.vendor, inquiry.product
+            ))),
+            other => Err(SdError::unfit(format!(
+                "{} {} is no host-managed disk: its device type is {other:02x}h, wanted 14h",
+                inquiry.vendor, inquiry.product
+            ))),
+        }
+    }
+
+    /// The first commands after a reset meet unit attentions, one for each thing that has happened.
+    fn wait_until_ready(&mut self) -> Result<(), SdError> {
+        self.ask(&Command::TestUnitReady, 0).map(drop)
+    }
+
+    fn capacity(&mut self) -> Result<Capacity, SdError> {
+        let command = Command::ReadCapacity16 { allocation: Capacity::LEN as u32 };
+        let data = self.ask(&command, Capacity::LEN)?;
+        let short = || SdError::unfit("its READ CAPACITY(16) data are short");
+        let capacity = Capacity::read(data).ok_or_else(short)?;
+        let block = capacity.block_bytes;
+        if !block.is_power_of_two() || !(512..=4096).contains(&block) {
+            return Err(SdError::unfit(format!(
+                "its blocks have {block} bytes; 512, 1024, 2048 and 4096 will do"
+            )));
+        }
+        if capacity.physical_exponent > 8 {
+            return Err(SdError::unfit(format!(
+                "its physical blocks have 2^{} logical ones; at most 2^8 will do",
+                capacity.physical_exponent
+            )));
+        }
+        Ok(capacity)
+    }
+
+    /// A page of vital product data, if the disk has it.
+    fn page(&mut self, page: u8) -> Result<Option<&[u8]>, SdError> {
+        let command = command::inquiry(Some(page), PAGE_LEN);
+        let data = self.ask_whether(&command, PAGE_LEN.into())?;
+        Ok(data.and_then(|data| vital_product_data(data, page)))
+    }
+
+    fn zoned_characteristics(&mut self) -> Result<ZonedCharacteristics, SdError> {
+        let page = self.page(0xb6)?.map(ZonedCharacteristics::read);
+        let page = page.ok_or_else(|| {
+            SdError::unfit("it has no page B6h (zoned block device characteristics)")
+        })?;
+        if !page.unrestricted_reads {
+            return Err(SdError::unfit(
+                "constrained reads devices are not supported (URSWRZ is 0)",
+            ));
+        }
+        Ok(page)
+    }
+
+    fn caching(&mut self) -> Result<Caching, SdError> {
+        let command = command::mode_sense(Caching::PAGE, 192);
+        let data = self.ask_whether(&command, 192)?;
+        Ok(data.map(Caching::read).unwrap_or_default())
+    }
+
+    fn has_write_same(&mut self) -> Result<bool, SdError> {
+        let command = command::report_opcode(WRITE_SAME_16, 512);
+        let data = self.ask_whether(&command, 512)?;
+        Ok(data.is_some_and(is_supported))
+    }
+
+    /// The zones and the capacity of the disk, both in blocks.
+    fn zones(
+        &mut self,
+        capacity: &Capacity,
+        zoned: &ZonedCharacteristics,
+    ) -> Result<(ZoneGeometry, u64), SdError> {
+        let mut walk = ZoneWalk::new(zoned);
+        let mut lba_last = capacity.lba_last;
+        loop {
+            let lba = walk.next_lba();
+            let command = command::report_zones(lba, REPORT_BYTES as u32);
+            let data = self.ask(&command, REPORT_BYTES)?;
+            let report = ZoneReport::read(data).ok_or_else(|| {
+                SdError::unfit(format!(
+                    "its zone report has {} bytes; wanted {ZONE_DESCRIPTOR_LEN} at least",
+                    data.len()
+                ))
+            })?;
+            if !capacity.whole_disk {
+                lba_last = report.lba_last;
+            }
+            let blocks = lba_last.checked_add(1).filter(|blocks| {
+                let bytes = blocks.checked_mul(capacity.block_bytes.into());
+                bytes.is_some_and(|bytes| bytes < Sector(u64::MAX >> 9).bytes())
+            });
+            let blocks = blocks.ok_or_else(|| {
+                SdError::unfit(format!("its last block would be number {lba_last}"))
+            })?;
+            for zone in report.zones() {
+                walk.step(&zone, blocks)?;
+            }
+            if walk.next_lba() == blocks {
+                return Ok((walk.geometry()?, blocks));
+            }
+            if walk.next_lba() == lba {
+                return Err(SdError::unfit(format!("missing zones from block {lba}")));
+            }
+        }
+    }
+}

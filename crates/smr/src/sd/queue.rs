@@ -1,0 +1,243 @@
+//! What one channel holds of a disk: requests become commands, one after the other.
+//!
+//! A command is executed while its request is started; the buffer that it goes through is the
+//! queue's own. Where the disk has a model of time, the completion waits until the command would
+//! be done.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use blockyard_core::{
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Sector, Single, Started, Status, Work,
+};
+
+use super::buffer::Buffer;
+use super::command::{self, UNMAP_LIST_LEN};
+use super::device::Shared;
+use super::probe::{Discard, RETRIES_MAX};
+use super::verdict::{Verdict, verdict};
+use crate::cdb::{Blocks, Command, ZoneAction};
+use crate::transport::{Data, ScsiTransport};
+
+/// After how many nanoseconds a disk that is busy is asked again.
+const BUSY_RETRY_NS: u64 = 1_000_000;
+/// So often a request is given again to a disk that is busy: ten seconds long at least.
+const BUSY_RETRIES_MAX: u32 = 10_000;
+
+/// What one channel holds of a disk.
+pub struct SdQueue<T: ScsiTransport> {
+    shared: Arc<Shared<T>>,
+    buffer: Buffer,
+    /// Requests that are carried out and complete later, oldest first, and when each does.
+    held: Done,
+    held_until: VecDeque<Nanos>,
+    /// When what was left in the batch is worth another try, because the disk is busy.
+    retry_at: Option<Nanos>,
+    /// How often in a row the disk was busy.
+    busy: u32,
+}
+
+/// The data of a command.
+enum Payload {
+    None,
+    /// The request's own, to the disk.
+    Out,
+    /// The request's own, from the disk.
+    In,
+    /// A block of zeros.
+    Zeros,
+    /// A list of what to unmap.
+    List([u8; UNMAP_LIST_LEN]),
+}
+
+impl<T: ScsiTransport> SdQueue<T> {
+    pub(super) fn new(shared: Arc<Shared<T>>) -> SdQueue<T> {
+        let depth = usize::from(shared.limits.queue_depth);
+        SdQueue {
+            buffer: Buffer::new(shared.request_bytes_max()),
+            held: Done::with_capacity(depth),
+            held_until: VecDeque::with_capacity(depth),
+            retry_at: None,
+            busy: 0,
+            shared,
+        }
+    }
+
+    /// The command for a request, and its data; the status of one that the disk has no command for.
+    fn command(&self, work: &impl Work) -> Result<(Command, Payload), Status> {
+        let shift = self.shared.block_shift;
+        let lba = work.sector().0 >> shift;
+        // Limits bound what has a range far below 2^32 blocks, UNMAP at that.
+        let count = u32::try_from(work.sectors() >> shift).map_err(|_| Status::NotSupp)?;
+        let blocks = Blocks { lba, count };
+        let zone = |action| (command::zone(action, lba), Payload::None);
+        Ok(match work.op() {
+            Op::Read => (command::read(blocks), Payload::In),
+            Op::Write => {
+                let fua = work.flags().contains(Flags::FUA);
+                (command::write(blocks, fua), Payload::Out)
+            }
+            Op::Flush => (command::synchronize_cache(), Payload::None),
+            Op::WriteZeroes => {
+                if self.shared.limits.write_zeroes_sectors_max == 0 {
+                    return Err(Status::NotSupp);
+                }
+                (command::write_same(blocks, false), Payload::Zeros)
+            }
+            Op::Discard => match self.shared.discard {
+                Discard::None => return Err(Status::NotSupp),
+                Discard::Unmap => {
+                    let list_bytes = UNMAP_LIST_LEN as u16;
+                    let list = command::unmap_list(blocks);
+                    (Command::Unmap { list_bytes }, Payload::List(list))
+                }
+                Discard::WriteSame => (command::write_same(blocks, true), Payload::Zeros),
+            },
+            Op::ZoneReset => zone(ZoneAction::Reset),
+            Op::ZoneResetAll => (command::reset_all(), Payload::None),
+            Op::ZoneOpen => zone(ZoneAction::Open),
+            Op::ZoneClose => zone(ZoneAction::Close),
+            Op::ZoneFinish => zone(ZoneAction::Finish),
+            // No such command: the emulation above makes writes of appends.
+            Op::ZoneAppend => return Err(Status::NotSupp),
+        })
+    }
+
+    /// Carries a request out, and says when it is done.
+    fn carry_out(&mut self, now: Nanos, work: &impl Work) -> (Verdict, Nanos) {
+        let (command, payload) = match self.command(work) {
+            Ok(command) => command,
+            Err(status) => return (Verdict::Failed(status), now),
+        };
+        let cdb = command.print();
+        let len = Sector(work.sectors()).bytes() as usize;
+        match payload {
+            Payload::Out => {
+                self.buffer.gather(work.segments());
+            }
+            Payload::Zeros => {
+                self.buffer.bytes(self.shared.geometry.logical_block_bytes as usize).fill(0)
+            }
+            Payload::List(list) => self.buffer.bytes(UNMAP_LIST_LEN).copy_from_slice(&list),
+            Payload::None | Payload::In => {}
+        }
+        let data_len = match payload {
+            Payload::None => 0,
+            Payload::In | Payload::Out => len,
+            Payload::Zeros => self.shared.geometry.logical_block_bytes as usize,
+            Payload::List(_) => UNMAP_LIST_LEN,
+        };
+        let mut tries = 0;
+        let judged = loop {
+            let bytes = self.buffer.bytes(data_len);
+            let data = match payload {
+                Payload::None => Data::None,
+                Payload::In => Data::In(bytes),
+                Payload::Out | Payload::Zeros | Payload::List(_) => Data::Out(bytes),
+            };
+            let ended = self.shared.transport.execute(&cdb, data);
+            match verdict(&ended) {
+                Verdict::Retry(_) if tries < RETRIES_MAX => tries += 1,
+                Verdict::Retry(status) => break Verdict::Failed(status),
+                Verdict::Done => {
+                    let whole = ended.is_ok_and(|outcome| outcome.transferred == data_len);
+                    break if whole { Verdict::Done } else { Verdict::Failed(Status::IoErr) };
+                }
+                judged => break judged,
+            }
+        };
+        if judged == Verdict::Done && work.op() == Op::Read {
+            self.buffer.scatter(work.segments());
+        }
+        let due = match judged {
+            Verdict::Later(_) => now,
+            _ => self.shared.transport.due(now, &cdb),
+        };
+        (judged, due)
+    }
+
+    /// Completes a request, now or when it is due.
+    fn complete(
+        &mut self,
+        now: Nanos,
+        due: Nanos,
+        (started, status): (Started, Status),
+        done: &mut Done,
+    ) {
+        // Completions keep their order, as the disk works on one command after the other.
+        let due = self.held_until.back().map_or(due, |&last| due.max(last));
+        if due <= now {
+            done.complete(started, status);
+        } else {
+            self.held.complete(started, status);
+            self.held_until.push_back(due);
+        }
+    }
+}
+
+impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        if self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.retry_at = None;
+        while self.room() > 0
+            && let Some(started) = batch.next()
+        {
+            let (judged, due) = self.carry_out(now, &started);
+            let status = match judged {
+                Verdict::Done => Status::Ok,
+                Verdict::Later(_) if self.busy < BUSY_RETRIES_MAX => {
+                    self.busy += 1;
+                    self.retry_at = Some(now + BUSY_RETRY_NS);
+                    return batch.put_back(started);
+                }
+                // Some of its bios may be no worse for it.
+                _ if started.is_merged() => return batch.break_up(started),
+                Verdict::Failed(status) | Verdict::Retry(status) | Verdict::Later(status) => status,
+            };
+            self.busy = 0;
+            self.complete(now, due, (started, status), done);
+        }
+    }
+
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        if self.retry_at.is_some() || !self.shared.transport.is_immediate() {
+            return None;
+        }
+        match self.carry_out(Nanos(0), &single).0 {
+            Verdict::Done => Some(Status::Ok),
+            Verdict::Failed(status) => Some(status),
+            Verdict::Retry(_) | Verdict::Later(_) => None,
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        while self.held_until.front().is_some_and(|&until| until <= now) {
+            self.held_until.pop_front();
+            done.take_from(&mut self.held);
+        }
+    }
+
+    fn room(&self) -> usize {
+        usize::from(self.shared.limits.queue_depth) - self.held_until.len()
+    }
+
+    fn due(&self) -> Due {
+        let retry = self.retry_at.map_or(Due::Never, Due::At);
+        let held = self.held_until.front().map_or(Due::Never, |&until| Due::At(until));
+        held.earlier(retry)
+    }
+
+    fn abort(&mut self, done: &mut Done) {
+        self.held_until.clear();
+        while done.take_from(&mut self.held) {}
+    }
+}
+
+impl<T: ScsiTransport> fmt::Debug for SdQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SdQueue").field("held", &self.held_until.len()).finish_non_exhaustive()
+    }
+}

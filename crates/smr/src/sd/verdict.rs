@@ -1,0 +1,144 @@
+//! What the end of a command means for the request: done, failed with a status, or worth another
+//! try. The same decisions as Linux's (`scsi_check_sense`, `scsi_io_completion`), as a table.
+
+use blockyard_core::Status;
+
+use crate::sense::{ScsiStatus, Sense, SenseKey};
+use crate::transport::{Outcome, TransportError};
+
+/// What to do about a command that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done.
+    Done,
+    /// It failed, and will fail again.
+    Failed(Status),
+    /// Something came between; the same command is worth another try at once.
+    Retry(Status),
+    /// The disk has too much to do, or is not ready yet; the same command is worth another try
+    /// later.
+    Later(Status),
+}
+
+/// Judges a command by what the transport says of it.
+pub fn verdict(ended: &Result<Outcome, TransportError>) -> Verdict {
+    match ended {
+        Ok(outcome) => of_outcome(outcome),
+        Err(TransportError::Timeout) => Verdict::Failed(Status::Timeout),
+        Err(TransportError::Gone) => Verdict::Failed(Status::Offline),
+        Err(TransportError::Link { .. }) => Verdict::Failed(Status::Transport),
+        Err(_) => Verdict::Failed(Status::IoErr),
+    }
+}
+
+fn of_outcome(outcome: &Outcome) -> Verdict {
+    match outcome.status {
+        ScsiStatus::Good => Verdict::Done,
+        ScsiStatus::CheckCondition => match outcome.sense {
+            Some(sense) => of_sense(&sense),
+            None => Verdict::Failed(Status::IoErr),
+        },
+        ScsiStatus::Busy | ScsiStatus::TaskSetFull => Verdict::Later(Status::DevResource),
+        ScsiStatus::ReservationConflict => Verdict::Failed(Status::ResvConflict),
+        ScsiStatus::TaskAborted => Verdict::Retry(Status::IoErr),
+        _ => Verdict::Failed(Status::IoErr),
+    }
+}
+
+/// Judges sense data.
+///
+/// | sense | verdict |
+/// | --- | --- |
+/// | none, recovered, completed | done |
+/// | not ready, becoming so (04/01) and its like | later |
+/// | not ready otherwise | IOERR |
+/// | medium, unrecovered (11, 13, 14) | MEDIUM; other codes: again |
+/// | hardware | TARGET |
+/// | illegal request: no such command, field or place, write-protected | TARGET |
+/// | illegal request: protection information (10) | PROTECTION |
+/// | unit attention, aborted command | again |
+/// | data protect: zone resources (55/0E, 55/0F, 0C/12) | ZONE_OPEN_RESOURCE |
+/// | data protect: space allocation failed (27/07) | NOSPC |
+/// | data protect otherwise, blank check, overflow, miscompare | TARGET |
+pub fn of_sense(sense: &Sense) -> Verdict {
+    let (asc, ascq) = (sense.asc, sense.ascq);
+    match sense.key {
+        SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Verdict::Done,
+        SenseKey::NotReady => match (asc, ascq) {
+            // Becoming ready, rebuilding, formatting, and other things that pass (SPC-5, table F).
+            (0x04, 0x01 | 0x04..=0x09 | 0x0a | 0x11 | 0x14 | 0x1a | 0x24) => {
+                Verdict::Later(Status::IoErr)
+            }
+            _ => Verdict::Failed(Status::IoErr),
+        },
+        SenseKey::MediumError => match asc {
+            0x11 | 0x13 | 0x14 => Verdict::Failed(Status::Medium),
+            _ => Verdict::Retry(Status::Medium),
+        },
+        SenseKey::HardwareError => Verdict::Failed(Status::Target),
+        SenseKey::IllegalRequest => match asc {
+            0x10 => Verdict::Failed(Status::Protection),
+            0x20 | 0x21 | 0x22 | 0x24 | 0x26 | 0x27 => Verdict::Failed(Status::Target),
+            _ => Verdict::Failed(Status::IoErr),
+        },
+        SenseKey::UnitAttention => Verdict::Retry(Status::IoErr),
+        SenseKey::AbortedCommand if asc == 0x10 => Verdict::Failed(Status::Protection),
+        SenseKey::AbortedCommand => Verdict::Retry(Status::IoErr),
+        SenseKey::DataProtect => match (asc, ascq) {
+            // Insufficient zone resources; writing to them (SBC: 0C/12) is the same to a host.
+            (0x55, 0x0e | 0x0f) | (0x0c, 0x12) => Verdict::Failed(Status::ZoneOpenResource),
+            (0x27, 0x07) => Verdict::Failed(Status::NoSpc),
+            _ => Verdict::Failed(Status::Target),
+        },
+        SenseKey::BlankCheck
+        | SenseKey::CopyAborted
+        | SenseKey::VolumeOverflow
+        | SenseKey::Miscompare => Verdict::Failed(Status::Target),
+        _ => Verdict::Failed(Status::IoErr),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(sense: Sense) -> Status {
+        match verdict(&Ok(Outcome::check(sense))) {
+            Verdict::Failed(status) => status,
+            other => panic!("{sense:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn zones_give_what_linux_gives() {
+        assert_eq!(failed(Sense::INSUFFICIENT_ZONE_RESOURCES), Status::ZoneOpenResource);
+        for sense in [
+            Sense::UNALIGNED_WRITE,
+            Sense::WRITE_BOUNDARY_VIOLATION,
+            Sense::INVALID_FIELD_IN_CDB,
+            Sense::LBA_OUT_OF_RANGE,
+            Sense::GAP_ZONE_ACCESS,
+            Sense::ZONE_IS_READ_ONLY,
+            Sense::ZONE_IS_OFFLINE,
+            Sense::INVALID_OPERATION_CODE,
+        ] {
+            assert_eq!(failed(sense), Status::Target, "{sense:?}");
+        }
+    }
+
+    #[test]
+    fn what_passes_is_tried_again() {
+        let of = |key, asc, ascq| of_sense(&Sense::new(key, asc, ascq));
+        assert_eq!(of(SenseKey::UnitAttention, 0x29, 0), Verdict::Retry(Status::IoErr));
+        assert_eq!(of(SenseKey::AbortedCommand, 0, 0), Verdict::Retry(Status::IoErr));
+        assert_eq!(of(SenseKey::AbortedCommand, 0x10, 1), Verdict::Failed(Status::Protection));
+        assert_eq!(of(SenseKey::NotReady, 4, 1), Verdict::Later(Status::IoErr));
+        assert_eq!(of(SenseKey::NotReady, 0x3a, 0), Verdict::Failed(Status::IoErr));
+        assert_eq!(of(SenseKey::MediumError, 0x11, 0), Verdict::Failed(Status::Medium));
+        assert_eq!(of(SenseKey::MediumError, 0x0c, 0), Verdict::Retry(Status::Medium));
+        assert_eq!(of(SenseKey::RecoveredError, 0x18, 0), Verdict::Done);
+        let busy = Outcome { status: ScsiStatus::Busy, sense: None, transferred: 0 };
+        assert_eq!(verdict(&Ok(busy)), Verdict::Later(Status::DevResource));
+        assert_eq!(verdict(&Err(TransportError::Gone)), Verdict::Failed(Status::Offline));
+    }
+}

@@ -1,0 +1,149 @@
+//! SMR disks: the emulated one in memory or in files, or a real drive.
+
+use std::path::Path;
+
+use blockyard_smr::config::{DiskConfig, DiskError};
+use blockyard_smr::disk::Disk;
+use blockyard_smr::media::{Media, Memory};
+use blockyard_smr::sd::{Sd, SdError};
+use blockyard_smr::sg::Sg;
+use blockyard_smr::transport::ScsiTransport;
+
+use super::{Made, StackError, as_given, with_delay};
+use crate::spec::DeviceSpec;
+
+/// Makes the device.
+pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let notes = check(spec)?;
+    if let Some(path) = spec.text("device") {
+        let refused = |error: String| StackError::Refused {
+            field: "device",
+            message: format!("device: {error}"),
+        };
+        let drive = Sg::open(Path::new(&path)).map_err(|error| refused(error.to_string()))?;
+        let sd = Sd::open(drive).map_err(|error| refused(format!("`{path}`: {error}")))?;
+        return Ok(Made { disk: with_delay(spec, sd)?, notes });
+    }
+    let config = disk_config(spec);
+    let refused = |error: std::io::Error| StackError::Refused {
+        field: "size",
+        message: format!("size: no memory for {} bytes: {error}", config.size),
+    };
+    let memory = Memory::new(config.size, config.zone_size).map_err(refused)?;
+    on(spec, config, memory, notes)
+}
+
+/// Checks that the parameters go together, without leaving a trace.
+pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
+    if spec.text("device").is_some() {
+        return Ok(idle(spec));
+    }
+    disk_config(spec).check().map_err(|error| invalid(spec, error))?;
+    Ok(Vec::new())
+}
+
+/// A sentence for each parameter that a real drive answers itself.
+fn idle(spec: &DeviceSpec) -> Vec<String> {
+    let own =
+        |name: &str| spec.kind().params.iter().any(|param| param.name == name) && name != "device";
+    let given =
+        spec.given().filter(|(param, value)| own(param.name) && **value != param.default_value());
+    given.map(|(param, _)| format!("{}: ignored with device", param.name)).collect()
+}
+
+/// The emulated disk on a medium.
+fn on<M: Media + 'static>(
+    spec: &DeviceSpec,
+    config: DiskConfig,
+    media: M,
+    notes: Vec<String>,
+) -> Result<Made, StackError> {
+    let disk = Disk::open(config, media).map_err(|error| invalid(spec, error))?;
+    drive(spec, disk, notes)
+}
+
+fn drive<T: ScsiTransport + 'static>(
+    spec: &DeviceSpec,
+    transport: T,
+    notes: Vec<String>,
+) -> Result<Made, StackError> {
+    let sd = Sd::open(transport).map_err(|error: SdError| StackError::Refused {
+        field: "size",
+        message: error.to_string(),
+    })?;
+    Ok(Made { disk: with_delay(spec, sd)?, notes })
+}
+
+/// A disk's objection, by the names that the parameters have here.
+fn invalid(spec: &DeviceSpec, error: DiskError) -> StackError {
+    let error = match error {
+        DiskError::Invalid { field, value, wanted } => {
+            let field = match field {
+                "logical_block" => "bs",
+                "physical_block" => "physical_bs",
+                other => other,
+            };
+            StackError::Invalid { field, value, wanted }
+        }
+        other => StackError::Refused { field: "backing", message: other.to_string() },
+    };
+    as_given(spec, error)
+}
+
+fn disk_config(spec: &DeviceSpec) -> DiskConfig {
+    DiskConfig {
+        size: spec.number("size"),
+        zone_size: spec.number("zone_size"),
+        zone_capacity: spec.number("zone_capacity"),
+        zone_nr_conv: spec.small("zone_nr_conv"),
+        zone_max_open: spec.small("zone_max_open"),
+        logical_block: spec.small("bs"),
+        physical_block: spec.small("physical_bs"),
+        write_cache: spec.choice("cache") == 1,
+        ..DiskConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{check, open};
+    use crate::uri;
+
+    fn refused(uri: &str) -> String {
+        match open(&uri::parse(uri).unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{uri} was made"),
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_by_field() {
+        for (query, want) in [
+            ("zone_size=3M", "zone_size: `3M` will not do"),
+            ("bs=4k&physical_bs=512", "physical_bs: `512` will not do"),
+            ("size=1G&zone_nr_conv=4", "zone_nr_conv: `4` will not do"),
+            ("size=1000001k", "size: `1000001k` will not do"),
+            ("zone_capacity=1G", "zone_capacity: `1G` will not do"),
+            ("device=/no/such/drive", "device: `/no/such/drive` cannot be opened"),
+            ("device=/dev/null", "device: `/dev/null` takes no SCSI commands"),
+        ] {
+            let error = refused(&format!("smr:///s?{query}"));
+            assert!(error.starts_with(want), "{query}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_disk_of_the_size_of_a_real_one_is_made() {
+        let uri = "smr:///s0?size=14T&zone_size=256M&zone_nr_conv=524";
+        let made = open(&uri::parse(uri).unwrap()).unwrap();
+        let zones = made.disk.geometry().zones.clone().unwrap();
+        assert_eq!((zones.zone_count, zones.conventional_count), (57_344, 524));
+        assert_eq!(made.notes, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_real_drive_has_a_shape_of_its_own() {
+        let spec = uri::parse("smr:///s?device=/dev/null&size=1T&zone_max_open=128").unwrap();
+        assert_eq!(check(&spec).unwrap(), ["size: ignored with device"]);
+    }
+}
