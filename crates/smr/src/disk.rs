@@ -10,13 +10,15 @@
 //! happens to it that its only user did not do.
 
 mod access;
+mod fault;
 mod manage;
 mod report;
 
 use std::io;
 
+use blockyard_core::inject::Injection;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{SECTOR_SHIFT, Sector};
+use blockyard_core::{DeviceError, SECTOR_SHIFT, Sector};
 use blockyard_sync::zone_resources::ZoneCounts;
 
 use crate::cdb::{Blocks, CdbError, Command};
@@ -201,6 +203,10 @@ impl<M: Media> ScsiTransport for Disk<M> {
             Err(Stop::Refused(sense)) => Ok(Outcome::check(sense)),
             Err(Stop::Transport(error)) => Err(error),
         }
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.fault(injection)
     }
 }
 

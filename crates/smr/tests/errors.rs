@@ -1,5 +1,7 @@
 //! What becomes of a request when the disk, or the way to it, is not well: it is tried again where
 //! that helps, and ends with the right status where it does not.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
+#![allow(clippy::disallowed_types)] // What a test's transport does is not the data path.
 
 use std::sync::{Arc, Mutex};
 

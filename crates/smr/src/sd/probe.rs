@@ -1,5 +1,5 @@
-//! What a disk is, asked as Linux asks it (drivers/scsi: scsi_scan.c, sd.c, sd_zbc.c): INQUIRY, TEST
-//! UNIT READY, the pages of vital product data, the capacity, the cache, and all zones.
+//! What a disk is, asked as Linux asks it (drivers/scsi: scsi_scan.c, sd.c, sd_zbc.c): INQUIRY,
+//! TEST UNIT READY, the pages of vital product data, the capacity, the cache, and all zones.
 
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
 
