@@ -25,8 +25,7 @@ fn command(yard: &Yard, verb: &str, zone: u64) -> crate::run::Run {
 }
 
 fn write(yard: &Yard, zone: u64, sectors_in: u64, sectors: u64) -> crate::run::Run {
-    let script =
-        format!("h.pwrite(b'z' * ({sectors} * 512), {} * 512)", zone * ZONE + sectors_in);
+    let script = format!("h.pwrite(b'z' * ({sectors} * 512), {} * 512)", zone * ZONE + sectors_in);
     run(&["nbdsh", "--uri", &yard.uri("s0"), "--command", &script])
 }
 
