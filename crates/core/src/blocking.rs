@@ -40,6 +40,16 @@ impl Io {
         self
     }
 
+    /// The adapter's buffer, for callers that fill it themselves.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// The adapter's buffer from its start on, as a bio of the caller's own refers to it.
+    pub fn buffer(&self) -> BufRef {
+        BufRef { region: self.region_id, offset: 0 }
+    }
+
     /// Carries one bio out and says where it landed. Its user data are the adapter's to choose.
     ///
     /// # Errors
@@ -103,7 +113,6 @@ impl Io {
         if !whole || len_bytes > self.region.len_bytes() {
             return Err(Status::Inval);
         }
-        let buf = BufRef { region: self.region_id, offset: 0 };
-        Ok(Bio::new(op, sector, len_bytes as u64 / SECTOR_BYTES).with_buf(buf))
+        Ok(Bio::new(op, sector, len_bytes as u64 / SECTOR_BYTES).with_buf(self.buffer()))
     }
 }
