@@ -1,0 +1,538 @@
+//! A file: one zone, or several conventional ones. Appends, writes and reads.
+//!
+//! Nothing is held exclusively over an append: any number of threads append to one file at once,
+//! and the device says where their data landed. What must have a file for itself (truncating it,
+//! opening and closing its zone, finding out what an error has left) waits for the I/Os in flight
+//! and keeps new ones out.
+//!
+//! Locks, in the order in which they are taken: `order`, `passage`, `state`.
+// The locks are those of an inode, above the block layer; over an append only `passage` is held,
+// and that one is shared.
+#![allow(clippy::disallowed_types)]
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::SystemTime;
+
+use blockyard_core::zone::ZoneCond;
+use blockyard_core::{Flags, Op, SECTOR_BYTES, Sector, Status};
+
+use crate::attributes::FileKind;
+use crate::door::{BUFFER_BYTES, Door};
+use crate::error::FileError;
+use crate::fs::ZoneFs;
+use crate::layout::Shape;
+
+/// Bits of [`File::bits`].
+pub(crate) mod bit {
+    /// The zone can neither be read nor written, or is treated so.
+    pub(crate) const OFFLINE: u32 = 1;
+    /// The zone can only be read, or is treated so.
+    pub(crate) const READ_ONLY: u32 = 2;
+    /// The file can neither be read nor written.
+    pub(crate) const UNREADABLE: u32 = 4;
+    /// The file does not change any more.
+    pub(crate) const IMMUTABLE: u32 = OFFLINE | READ_ONLY;
+}
+
+/// What all who have a file open share.
+pub(crate) struct File {
+    pub(crate) kind: FileKind,
+    /// Number of its first zone.
+    pub(crate) zone: u32,
+    /// How many zones it has.
+    pub(crate) zones: u32,
+    /// First sector.
+    pub(crate) start: Sector,
+    /// Most bytes.
+    pub(crate) capacity: u64,
+    /// Held over a positioned write to a sequential file, and over a change of part of a block: of
+    /// these there is one at a time.
+    pub(crate) order: Mutex<()>,
+    /// Shared by I/Os in flight.
+    passage: RwLock<()>,
+    /// Bytes that can be read. Grows in any order of completions, shrinks with the passage closed.
+    size: AtomicU64,
+    /// See [`bit`]. Changes with the passage closed.
+    bits: AtomicU32,
+    state: Mutex<State>,
+}
+
+/// What changes rarely.
+pub(crate) struct State {
+    /// Permissions.
+    pub(crate) permissions: u16,
+    /// Owner.
+    pub(crate) uid: u32,
+    /// Group.
+    pub(crate) gid: u32,
+    /// How many have it open for writing, if it is sequential.
+    pub(crate) writers: u32,
+    /// Whether its zone is open because of them.
+    pub(crate) zone_open: bool,
+    /// When it was last written or truncated.
+    pub(crate) modified: SystemTime,
+}
+
+impl File {
+    pub(crate) fn new(shape: &Shape, permissions: u16, uid: u32, gid: u32) -> File {
+        let bits = match shape.cond {
+            ZoneCond::Offline => bit::OFFLINE | bit::UNREADABLE,
+            // Where its write pointer is nobody knows, so nothing of it can be read.
+            ZoneCond::ReadOnly => bit::READ_ONLY | bit::UNREADABLE,
+            _ => 0,
+        };
+        let permissions = if bits == 0 { permissions } else { 0 };
+        let modified = SystemTime::now();
+        File {
+            kind: shape.kind,
+            zone: shape.zone,
+            zones: shape.zones,
+            start: shape.start,
+            capacity: shape.capacity,
+            order: Mutex::new(()),
+            passage: RwLock::new(()),
+            size: AtomicU64::new(shape.written),
+            bits: AtomicU32::new(bits),
+            state: Mutex::new(State {
+                permissions,
+                uid,
+                gid,
+                writers: 0,
+                zone_open: false,
+                modified,
+            }),
+        }
+    }
+
+    /// Held by an I/O in flight, with others.
+    pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        // It guards no data that a holder that panicked could have left half done.
+        self.passage.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the I/Os in flight and keeps new ones out.
+    pub(crate) fn close_passage(&self) -> RwLockWriteGuard<'_, ()> {
+        self.passage.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Its fields are set one by one and do not depend on each other.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_order(&self) -> MutexGuard<'_, ()> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        // Acquire: pairs with the Release of `grow`, so that who sees the size reads the data.
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The file reaches at least to `end`.
+    fn grow(&self, end: u64) {
+        // Release: pairs with the Acquire in `size`.
+        self.size.fetch_max(end, Ordering::Release);
+    }
+
+    /// The file's size is this. For who has closed the passage.
+    pub(crate) fn set_size(&self, size: u64) {
+        // Release: pairs with the Acquire in `size`.
+        self.size.store(size, Ordering::Release);
+    }
+
+    pub(crate) fn bits(&self) -> u32 {
+        // Relaxed: set with the passage closed, which orders them for every I/O.
+        self.bits.load(Ordering::Relaxed)
+    }
+
+    /// For who has closed the passage.
+    pub(crate) fn add_bits(&self, bits: u32) {
+        // Relaxed: as for `bits`.
+        self.bits.fetch_or(bits, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is(&self, bits: u32) -> bool {
+        self.bits() & bits != 0
+    }
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To be read.
+    Read,
+    /// To be written, and read as well.
+    Write,
+}
+
+/// How a write is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// At the write pointer, wherever that is.
+    pub(crate) append: bool,
+    /// Durable when it returns.
+    pub(crate) durable: bool,
+}
+
+/// A file that is open. Closing it is dropping it.
+///
+/// Threads share a `ZoneFile` and bring a [`Door`] each.
+pub struct ZoneFile {
+    pub(crate) fs: Arc<ZoneFs>,
+    pub(crate) file: Arc<File>,
+    pub(crate) access: Access,
+}
+
+/// Why an I/O failed: refused before the device saw it, or by the device.
+enum Failed {
+    Refused(FileError),
+    ByDevice(Status),
+    /// The device did something else than it was asked for.
+    Misplaced,
+}
+
+impl From<FileError> for Failed {
+    fn from(error: FileError) -> Failed {
+        Failed::Refused(error)
+    }
+}
+
+impl ZoneFile {
+    /// Which kind of file it is.
+    pub fn kind(&self) -> FileKind {
+        self.file.kind
+    }
+
+    /// Its size in bytes: up to the write pointer of a sequential file.
+    pub fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    /// The most bytes it can have.
+    pub fn capacity(&self) -> u64 {
+        self.file.capacity
+    }
+
+    /// Appends whole blocks at once, and says at which byte of the file they landed. Any number of
+    /// threads append to one file at the same time.
+    ///
+    /// # Errors
+    /// [`FileError::NoRoom`] if they do not fit, which changes nothing; [`FileError::TooLong`] if
+    /// they are more than [`ZoneFs::append_bytes_max`].
+    pub fn append(&self, door: &mut Door, data: &[u8]) -> Result<u64, FileError> {
+        if data.len() > BUFFER_BYTES {
+            return Err(FileError::TooLong { max: self.fs.append_bytes_max() });
+        }
+        door.buffer().write(0, data);
+        self.append_buffer(door, data.len())
+    }
+
+    /// Appends the first `len_bytes` of the door's buffer, as [`ZoneFile::append`] does.
+    ///
+    /// # Errors
+    /// As [`ZoneFile::append`].
+    pub fn append_buffer(&self, door: &mut Door, len_bytes: usize) -> Result<u64, FileError> {
+        self.append_part(door, len_bytes, false)
+    }
+
+    fn append_part(
+        &self,
+        door: &mut Door,
+        len_bytes: usize,
+        durable: bool,
+    ) -> Result<u64, FileError> {
+        if self.file.kind == FileKind::Conventional {
+            return Err(FileError::AppendConventional);
+        }
+        if len_bytes > self.fs.append_bytes_max() {
+            return Err(FileError::TooLong { max: self.fs.append_bytes_max() });
+        }
+        if !self.fs.is_aligned(len_bytes as u64) {
+            return Err(FileError::Unaligned);
+        }
+        let done = {
+            let _order = (!self.fs.appends_natively()).then(|| self.file.in_order());
+            let _in_flight = self.file.enter();
+            self.append_in_flight(door, None, len_bytes, durable)
+        };
+        done.map_err(|failed| self.after_write(failed, len_bytes as u64))
+    }
+
+    /// Appends the first `len_bytes` of the door's buffer. Where nobody else appends, the caller
+    /// knows where they must land.
+    fn append_in_flight(
+        &self,
+        door: &mut Door,
+        known: Option<u64>,
+        len_bytes: usize,
+        durable: bool,
+    ) -> Result<u64, Failed> {
+        self.check_write()?;
+        let (file, len) = (&self.file, len_bytes as u64);
+        let before = file.size();
+        if before + len > file.capacity {
+            return Err(FileError::NoRoom.into());
+        }
+        if len == 0 {
+            return Ok(before);
+        }
+        let (op, sector) = match self.fs.appends_natively() {
+            true => (Op::ZoneAppend, file.start),
+            // The caller keeps others out.
+            false => (Op::Write, file.start + before / SECTOR_BYTES),
+        };
+        let flags = if durable { Flags::FUA } else { Flags::NONE };
+        let landed = door.transfer(op, sector, len / SECTOR_BYTES, 0, flags);
+        let landed = landed.map_err(Failed::ByDevice)?;
+        let landed = if op == Op::Write { sector } else { landed };
+        let inside = landed >= file.start;
+        let offset = landed.0.saturating_sub(file.start.0) * SECTOR_BYTES;
+        let elsewhere = known.is_some_and(|known| known != offset);
+        if !inside || elsewhere || offset > file.capacity - len {
+            return Err(Failed::Misplaced);
+        }
+        file.grow(offset + len);
+        Ok(offset)
+    }
+
+    /// Writes whole blocks at `offset`, and says how many bytes: fewer where they cross the
+    /// capacity. In a sequential file `offset` is the present size.
+    ///
+    /// # Errors
+    /// The first that applies of docs/zonefs.md's table.
+    pub fn write(&self, door: &mut Door, offset: u64, data: &[u8]) -> Result<usize, FileError> {
+        self.write_direct(door, offset, data, Manner::default())
+    }
+
+    pub(crate) fn write_direct(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        data: &[u8],
+        manner: Manner,
+    ) -> Result<usize, FileError> {
+        let sequential = self.file.kind == FileKind::Sequential;
+        self.check_write()?;
+        if manner.append && !sequential {
+            return Err(FileError::AppendConventional);
+        }
+        let _order = sequential.then(|| self.file.in_order());
+        let offset = if manner.append { self.file.size() } else { offset };
+        if offset >= self.file.capacity {
+            return Err(FileError::NoRoom);
+        }
+        let len = (self.file.capacity - offset).min(data.len() as u64) as usize;
+        if !self.fs.is_aligned(offset) || !self.fs.is_aligned(len as u64) {
+            return Err(FileError::Unaligned);
+        }
+        if sequential && offset != self.file.size() {
+            return Err(FileError::NotAtWritePointer);
+        }
+        let piece = if sequential { self.fs.append_bytes_max() } else { BUFFER_BYTES };
+        let mut done = 0;
+        for part in data[..len].chunks(piece) {
+            let at = offset + done as u64;
+            let end = {
+                let _in_flight = self.file.enter();
+                door.buffer().write(0, part);
+                match sequential {
+                    true => {
+                        let landed =
+                            self.append_in_flight(door, Some(at), part.len(), manner.durable);
+                        landed.map(drop)
+                    }
+                    false => self.write_anywhere(door, at, part.len(), manner.durable),
+                }
+            };
+            end.map_err(|failed| self.after_write(failed, 0))?;
+            done += part.len();
+        }
+        Ok(done)
+    }
+
+    /// Writes what is in the buffer to a conventional file.
+    fn write_anywhere(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        len_bytes: usize,
+        durable: bool,
+    ) -> Result<(), Failed> {
+        self.check_write()?;
+        let sector = self.file.start + offset / SECTOR_BYTES;
+        let flags = if durable { Flags::FUA } else { Flags::NONE };
+        let sectors = len_bytes as u64 / SECTOR_BYTES;
+        door.transfer(Op::Write, sector, sectors, 0, flags).map(drop).map_err(Failed::ByDevice)
+    }
+
+    /// Writes any bytes of a conventional file: of blocks that are written in part, the rest is
+    /// read first.
+    pub(crate) fn write_buffered(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        data: &[u8],
+        manner: Manner,
+    ) -> Result<usize, FileError> {
+        self.check_write()?;
+        let sequential = self.file.kind == FileKind::Sequential;
+        if manner.append && !sequential {
+            return Err(FileError::AppendConventional);
+        }
+        let offset = if manner.append { self.file.size() } else { offset };
+        if offset >= self.file.capacity {
+            return Err(FileError::NoRoom);
+        }
+        if sequential {
+            return Err(FileError::Buffered);
+        }
+        let block = u64::from(self.fs.block_bytes());
+        let len = (self.file.capacity - offset).min(data.len() as u64) as usize;
+        let _order = self.file.in_order();
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let first = at - at % block;
+            let skip = (at - first) as usize;
+            let part = (len - done).min(BUFFER_BYTES - skip);
+            let covered = (skip + part).next_multiple_of(block as usize);
+            if skip != 0 || covered != skip + part {
+                // Only the first and the last block can have bytes that stay.
+                self.fill(door, first, 0, block as usize)?;
+                if covered > block as usize {
+                    let last = covered - block as usize;
+                    self.fill(door, first + last as u64, last, block as usize)?;
+                }
+            }
+            door.buffer().write(skip as u64, &data[done..done + part]);
+            let end = {
+                let _in_flight = self.file.enter();
+                self.write_anywhere(door, first, covered, manner.durable)
+            };
+            end.map_err(|failed| self.after_write(failed, 0))?;
+            done += part;
+        }
+        Ok(done)
+    }
+
+    /// Reads up to `into.len()` bytes at `offset`, and says how many: fewer at the end.
+    ///
+    /// # Errors
+    /// If the zone cannot be read or the device fails.
+    pub fn read(&self, door: &mut Door, offset: u64, into: &mut [u8]) -> Result<usize, FileError> {
+        let size = self.readable()?;
+        let len = size.saturating_sub(offset).min(into.len() as u64) as usize;
+        let block = u64::from(self.fs.block_bytes());
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let first = at - at % block;
+            let skip = (at - first) as usize;
+            let part = (len - done).min(BUFFER_BYTES - skip);
+            self.fill(door, first, 0, (skip + part).next_multiple_of(block as usize))?;
+            door.buffer().read(skip as u64, &mut into[done..done + part]);
+            done += part;
+        }
+        Ok(done)
+    }
+
+    /// The same with whole blocks only, as O_DIRECT has it.
+    pub(crate) fn read_direct(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, FileError> {
+        let len = self.readable()?.saturating_sub(offset).min(into.len() as u64);
+        if len > 0 && !(self.fs.is_aligned(offset) && self.fs.is_aligned(len)) {
+            return Err(FileError::Unaligned);
+        }
+        self.read(door, offset, &mut into[..len as usize])
+    }
+
+    /// The size, if the file can be read.
+    fn readable(&self) -> Result<u64, FileError> {
+        match self.file.is(bit::UNREADABLE) {
+            true => Err(FileError::Immutable),
+            false => Ok(self.file.size()),
+        }
+    }
+
+    /// Reads whole blocks into the door's buffer, from its byte `at` on.
+    fn fill(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        at: usize,
+        len_bytes: usize,
+    ) -> Result<(), FileError> {
+        let sector = self.file.start + offset / SECTOR_BYTES;
+        let end = {
+            let _in_flight = self.file.enter();
+            let sectors = len_bytes as u64 / SECTOR_BYTES;
+            door.transfer(Op::Read, sector, sectors, at, Flags::NONE)
+        };
+        end.map(drop).map_err(|status| {
+            self.fs.recover(&self.file, false);
+            FileError::Device(status)
+        })
+    }
+
+    /// Makes all that was written durable.
+    ///
+    /// # Errors
+    /// If the zone is read-only or offline, or the device fails.
+    pub fn sync(&self, door: &mut Door) -> Result<(), FileError> {
+        if self.file.is(bit::IMMUTABLE) {
+            return Err(FileError::Immutable);
+        }
+        let end = {
+            let _in_flight = self.file.enter();
+            door.run(Op::Flush, Sector(0))
+        };
+        end.map_err(|status| {
+            self.fs.recover(&self.file, true);
+            FileError::Device(status)
+        })
+    }
+
+    /// Whether a write is allowed at all.
+    fn check_write(&self) -> Result<(), FileError> {
+        if self.access == Access::Read {
+            Err(FileError::NotOpenForThat)
+        } else if self.file.is(bit::IMMUTABLE) {
+            Err(FileError::Immutable)
+        } else if self.fs.is_read_only() {
+            Err(FileError::ReadOnly)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What a failed write comes to, after recovery. `wanted` is the length of an append that
+    /// others may have taken the room from, else 0.
+    fn after_write(&self, failed: Failed, wanted: u64) -> FileError {
+        let error = match failed {
+            Failed::Refused(error) => return error,
+            Failed::Misplaced => FileError::Misplaced,
+            Failed::ByDevice(status) => FileError::Device(status),
+        };
+        if wanted > 0 && self.fs.has_no_room(&self.file, wanted) {
+            return FileError::NoRoom;
+        }
+        self.fs.recover(&self.file, true);
+        error
+    }
+}
+
+impl std::fmt::Debug for ZoneFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ZoneFile")
+            .field("zone", &self.file.zone)
+            .field("size", &self.size())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! Making a file system: every sequential zone is reset, and the superblock written.
+
+use blockyard_core::blocking::Io;
+use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
+use blockyard_core::{Bio, Disk, Flags, Op, SECTOR_BYTES, Sector, Status};
+
+use crate::attributes::FileKind;
+use crate::error::{Problem, ZoneFsError};
+use crate::layout;
+use crate::options::FormatOptions;
+use crate::superblock::{LABEL_BYTES, MAGIC, SUPERBLOCK_BYTES, Superblock};
+use crate::uuid::Uuid;
+
+/// How much of the start of a device is looked at before it is overwritten: where file systems,
+/// volume managers and partition tables have their marks; btrfs's is the last, at 64 KiB.
+const LOOKED_AT_BYTES: usize = (64 << 10) + 4096;
+
+/// What a new file system is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Format {
+    /// Overwrite what is there.
+    pub force: bool,
+    /// A name for people, at most 64 bytes.
+    pub label: String,
+    /// A name for programs; a random one if there is none.
+    pub uuid: Option<Uuid>,
+    /// What `-o` said.
+    pub options: FormatOptions,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Formatted {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// Files in `cnv`.
+    pub conventional_files: u32,
+    /// Files in `seq`.
+    pub sequential_files: u32,
+    /// Whether zone 0, which holds the superblock, was sequential and is full now.
+    pub zone_0_finished: bool,
+}
+
+/// A label that will not do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("label: `{label}` will not do: wanted at most {LABEL_BYTES} bytes, none of them zero")]
+pub struct LabelError {
+    label: String,
+}
+
+/// Checks a label.
+///
+/// # Errors
+/// If it does not fit the superblock.
+pub fn check_label(label: &str) -> Result<(), LabelError> {
+    match label.len() <= LABEL_BYTES && !label.contains('\0') {
+        true => Ok(()),
+        false => Err(LabelError { label: label.chars().take(80).collect() }),
+    }
+}
+
+/// Makes a file system on a device. The caller has checked the label.
+///
+/// # Errors
+/// If the device has no zones or too few, is read-only, holds something and `force` is not set,
+/// fails, or keeps nothing.
+///
+/// # Panics
+/// If the label is longer than the superblock has room for.
+pub fn format(disk: &dyn Disk, format: &Format) -> Result<Formatted, ZoneFsError> {
+    let failed = |problem| ZoneFsError { device: disk.name().to_owned(), problem };
+    let zones = layout::report(disk)?;
+    let [conventional, sequential] = layout::files(&zones, format.options.aggregate_conventional);
+    if conventional.is_empty() && sequential.is_empty() {
+        return Err(failed(Problem::NoUsableZone));
+    }
+    if disk.limits().read_only {
+        return Err(failed(Problem::ReadOnly));
+    }
+    let channel = disk.open().map_err(|error| failed(error.into()))?;
+    let mut io = Io::new(channel, LOOKED_AT_BYTES);
+    if !format.force {
+        look(&zones, &mut io).map_err(failed)?;
+    }
+    let superblock = superblock(format).map_err(|error| failed(Problem::Random(error)))?;
+    let zone_0_finished = write(disk, &mut io, &zones, &superblock).map_err(failed)?;
+    Ok(Formatted {
+        superblock,
+        conventional_files: conventional.len() as u32,
+        sequential_files: sequential.len() as u32,
+        zone_0_finished,
+    })
+}
+
+fn superblock(format: &Format) -> Result<Superblock, String> {
+    let uuid = match format.uuid {
+        Some(uuid) => uuid,
+        None => Uuid::random().map_err(|error| error.to_string())?,
+    };
+    let mut superblock = Superblock::new(uuid);
+    superblock.label[..format.label.len()].copy_from_slice(format.label.as_bytes());
+    let FormatOptions { aggregate_conventional, uid, gid, permissions } = format.options;
+    Ok(Superblock { aggregate_conventional, uid, gid, permissions, ..superblock })
+}
+
+/// Refuses a device that holds something. Above a write pointer there is nothing.
+fn look(zones: &[ZoneInfo], io: &mut Io) -> Result<(), Problem> {
+    let what = "looking for what the device holds";
+    let end = LOOKED_AT_BYTES as u64 / SECTOR_BYTES;
+    for zone in zones.iter().take_while(|zone| zone.start.0 < end) {
+        let bytes = match zone.kind {
+            ZoneType::Conventional => zone.sectors * SECTOR_BYTES,
+            ZoneType::SequentialWriteRequired => {
+                layout::written(zone, zone.capacity_sectors * SECTOR_BYTES)
+            }
+        };
+        let mut bytes = vec![0; bytes.min((end - zone.start.0) * SECTOR_BYTES) as usize];
+        if bytes.is_empty() {
+            continue;
+        }
+        io.read(zone.start, &mut bytes).map_err(|status| Problem::Io { what, status })?;
+        if zone.start == Sector(0) && bytes.starts_with(&MAGIC.to_le_bytes()) {
+            return Err(Problem::Holds { what: "a zonefs" });
+        } else if bytes.iter().any(|byte| *byte != 0) {
+            return Err(Problem::Holds { what: "data, perhaps another file system" });
+        }
+    }
+    Ok(())
+}
+
+/// Resets the zones, writes the superblock and reads it back. Says whether zone 0 was finished.
+fn write(
+    disk: &dyn Disk,
+    io: &mut Io,
+    zones: &[ZoneInfo],
+    superblock: &Superblock,
+) -> Result<bool, Problem> {
+    let io_problem = |what| move |status: Status| Problem::Io { what, status };
+    reset(io, zones).map_err(io_problem("resetting the zones"))?;
+    let first_is_sequential = zones[0].kind == ZoneType::SequentialWriteRequired;
+    // Blocks may be longer than the superblock; what is behind it is zeros.
+    let block = disk.geometry().physical_block_bytes as usize;
+    let mut bytes = superblock.encode().to_vec();
+    bytes.resize(SUPERBLOCK_BYTES.next_multiple_of(block), 0);
+    io.write(Sector(0), &bytes, Flags::NONE).map_err(io_problem("writing the superblock"))?;
+    if first_is_sequential {
+        let finish = Bio::new(Op::ZoneFinish, zones[0].start, 0);
+        io.run(finish).map_err(io_problem("finishing zone 0"))?;
+    }
+    io.run(Bio::flush()).map_err(io_problem("flushing"))?;
+    // What is in the adapter's buffer must come from the device.
+    let mut back = vec![0; bytes.len()];
+    io.region().write(0, &back);
+    io.read(Sector(0), &mut back).map_err(io_problem("reading the superblock back"))?;
+    if back == bytes { Ok(first_is_sequential) } else { Err(Problem::Forgetful) }
+}
+
+/// Resets all sequential zones, at once where the device can. Those that are read-only or offline
+/// stay as they are.
+fn reset(io: &mut Io, zones: &[ZoneInfo]) -> Result<(), Status> {
+    match io.run(Bio::new(Op::ZoneResetAll, Sector(0), 0)) {
+        Err(Status::NotSupp) => {}
+        end => return end.map(drop),
+    }
+    let can = |zone: &&ZoneInfo| {
+        zone.kind == ZoneType::SequentialWriteRequired
+            && !matches!(zone.cond, ZoneCond::Empty | ZoneCond::ReadOnly | ZoneCond::Offline)
+    };
+    zones
+        .iter()
+        .filter(can)
+        .try_for_each(|zone| io.run(Bio::new(Op::ZoneReset, zone.start, 0)).map(drop))
+}
+
+impl Formatted {
+    /// How many files there are of a kind.
+    pub fn files(&self, kind: FileKind) -> u32 {
+        match kind {
+            FileKind::Conventional => self.conventional_files,
+            FileKind::Sequential => self.sequential_files,
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Open files by number.
+// A table that opens and closes change; an I/O only looks into it.
+#![allow(clippy::disallowed_types)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use crate::file::ZoneFile;
+
+/// Open files by the number that the kernel is told.
+#[derive(Default)]
+pub(super) struct Handles {
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    open: HashMap<u64, Arc<ZoneFile>>,
+}
+
+impl Handles {
+    /// Takes a file and gives it a number, which no other has had.
+    pub(super) fn insert(&self, file: ZoneFile) -> u64 {
+        let mut table = self.change();
+        table.next += 1;
+        let number = table.next;
+        table.open.insert(number, Arc::new(file));
+        number
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<Arc<ZoneFile>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.open.get(&number).cloned()
+    }
+
+    /// Gives the file back. It is closed by who drops it last: with the table unlocked.
+    pub(super) fn remove(&self, number: u64) -> Option<Arc<ZoneFile>> {
+        self.change().open.remove(&number)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Table> {
+        // Every change is one call: a holder that panicked has left it whole.
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,246 @@
+//! What is rare and has a file for itself: opening, closing, truncating it, and its permissions.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use blockyard_core::{Op, Status};
+
+use crate::attributes::{FileKind, Node};
+use crate::error::FileError;
+use crate::file::{Access, File, State, ZoneFile, bit};
+use crate::fs::ZoneFs;
+
+/// A change of permissions or owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// New permissions.
+    pub permissions: Option<u16>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New time of the last change; nothing to a directory.
+    pub modified: Option<SystemTime>,
+}
+
+impl ZoneFs {
+    /// Opens the file of this number in its directory.
+    ///
+    /// # Errors
+    /// To be written: if the zone is read-only or offline, the file system is read-only, or, with
+    /// `explicit-open`, no more zones can be open.
+    pub fn open_file(
+        self: &Arc<ZoneFs>,
+        kind: FileKind,
+        number: u32,
+        access: Access,
+    ) -> Option<Result<ZoneFile, FileError>> {
+        let file = Arc::clone(self.file(kind, number)?);
+        Some(self.open_for(file, access))
+    }
+
+    fn open_for(
+        self: &Arc<ZoneFs>,
+        file: Arc<File>,
+        access: Access,
+    ) -> Result<ZoneFile, FileError> {
+        if access == Access::Write {
+            if file.is(bit::IMMUTABLE) {
+                return Err(FileError::Immutable);
+            }
+            if self.is_read_only() {
+                return Err(FileError::ReadOnly);
+            }
+            if file.kind == FileKind::Sequential {
+                self.begin_writing(&file)?;
+            }
+        }
+        Ok(ZoneFile { fs: Arc::clone(self), file, access })
+    }
+
+    /// One more has the sequential file open for writing. The first opens its zone, if that was
+    /// asked for.
+    fn begin_writing(&self, file: &File) -> Result<(), FileError> {
+        let _alone = file.close_passage();
+        let mut state = file.state();
+        if state.writers == 0 {
+            let others = self.add_writer();
+            let opened = if self.opens_explicitly() {
+                self.open_zone(file, &mut state, others)
+            } else {
+                Ok(())
+            };
+            if let Err(error) = opened {
+                self.remove_writer();
+                return Err(error);
+            }
+        }
+        state.writers += 1;
+        Ok(())
+    }
+
+    fn open_zone(&self, file: &File, state: &mut State, others: u32) -> Result<(), FileError> {
+        let max = self.open_max();
+        if max != 0 && others >= max {
+            return Err(FileError::TooManyOpen);
+        }
+        if file.size() < file.capacity {
+            self.control().run(Op::ZoneOpen, file.start).map_err(zone_error)?;
+            state.zone_open = true;
+        }
+        Ok(())
+    }
+
+    /// One fewer has the file open for writing. The last closes its zone.
+    fn end_writing(&self, file: &File) {
+        let _alone = file.close_passage();
+        let mut state = file.state();
+        state.writers -= 1;
+        if state.writers > 0 {
+            return;
+        }
+        let zone_open = std::mem::take(&mut state.zone_open);
+        // A zone that has become full, read-only or offline is not open any more.
+        if zone_open && file.size() < file.capacity && !file.is(bit::IMMUTABLE) {
+            let closed = self.close_zone(file.start, file.size());
+            if let Err(status) = closed {
+                self.recover_alone(file, &mut state, false);
+                if !file.is(bit::IMMUTABLE) {
+                    // Zones that stay open would soon keep others from being written.
+                    let why = format!("closing zone {} failed with {status}", file.zone);
+                    self.become_read_only(&why);
+                }
+            }
+        }
+        self.remove_writer();
+    }
+
+    /// Closes a zone. One with nothing written is reset: devices may keep it active otherwise.
+    pub(crate) fn close_zone(
+        &self,
+        start: blockyard_core::Sector,
+        written: u64,
+    ) -> Result<(), Status> {
+        let op = if written == 0 { Op::ZoneReset } else { Op::ZoneClose };
+        self.control().run(op, start)
+    }
+
+    /// Changes permissions or owner, until the file system is closed. Who may do so is the
+    /// caller's to check.
+    ///
+    /// # Errors
+    /// If the zone is read-only or offline, the file system is read-only, or a directory is to
+    /// become writable.
+    pub fn change(&self, node: Node, change: Change) -> Result<(), FileError> {
+        if self.is_read_only() {
+            return Err(FileError::ReadOnly);
+        }
+        let set = |permissions: &mut u16, uid: &mut u32, gid: &mut u32| {
+            *permissions = change.permissions.unwrap_or(*permissions);
+            *uid = change.uid.unwrap_or(*uid);
+            *gid = change.gid.unwrap_or(*gid);
+        };
+        let Node::File(kind, number) = node else {
+            if change.permissions.is_some_and(|bits| bits & 0o222 != 0) {
+                return Err(FileError::Immutable);
+            }
+            self.with_directory(node, |directory| {
+                set(&mut directory.permissions, &mut directory.uid, &mut directory.gid);
+            });
+            return Ok(());
+        };
+        let Some(file) = self.file(kind, number) else { return Err(FileError::NotOpenForThat) };
+        let mut state = file.state();
+        if file.is(bit::IMMUTABLE) {
+            return Err(FileError::Immutable);
+        }
+        let State { permissions, uid, gid, modified, .. } = &mut *state;
+        set(permissions, uid, gid);
+        *modified = change.modified.unwrap_or(*modified);
+        Ok(())
+    }
+
+    /// Truncates a sequential file to nothing, which resets its zone, or to its capacity, which
+    /// finishes it.
+    ///
+    /// # Errors
+    /// If the file or the length allows no truncation, or the device fails.
+    pub fn truncate(
+        &self,
+        kind: FileKind,
+        number: u32,
+        len_bytes: u64,
+    ) -> Option<Result<(), FileError>> {
+        Some(self.truncate_file(self.file(kind, number)?, len_bytes))
+    }
+
+    pub(crate) fn truncate_file(&self, file: &File, len_bytes: u64) -> Result<(), FileError> {
+        if file.is(bit::IMMUTABLE) {
+            return Err(FileError::Immutable);
+        }
+        if self.is_read_only() {
+            return Err(FileError::ReadOnly);
+        }
+        let op = match len_bytes {
+            _ if file.kind == FileKind::Conventional => return Err(FileError::NotTruncatable),
+            0 => Op::ZoneReset,
+            len if len == file.capacity => Op::ZoneFinish,
+            _ => return Err(FileError::NotTruncatable),
+        };
+        let _alone = file.close_passage();
+        let mut state = file.state();
+        if file.size() == len_bytes {
+            return Ok(());
+        }
+        if let Err(status) = self.control().run(op, file.start) {
+            self.recover_alone(file, &mut state, true);
+            return Err(FileError::Device(status));
+        }
+        file.set_size(len_bytes);
+        state.modified = SystemTime::now();
+        if state.zone_open {
+            // Either closes the zone; an empty one is to take writes again.
+            state.zone_open = false;
+            if len_bytes == 0 {
+                self.control().run(Op::ZoneOpen, file.start).map_err(zone_error)?;
+                state.zone_open = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A zone operation's status as an error of a file.
+fn zone_error(status: Status) -> FileError {
+    match status {
+        Status::ZoneOpenResource | Status::ZoneActiveResource => FileError::TooManyOpen,
+        other => FileError::Device(other),
+    }
+}
+
+impl ZoneFile {
+    /// Truncates the file; see [`ZoneFs::truncate`]. It waits for what is in flight.
+    ///
+    /// # Errors
+    /// As [`ZoneFs::truncate`].
+    pub fn truncate(&self, len_bytes: u64) -> Result<(), FileError> {
+        match self.access {
+            Access::Read => Err(FileError::NotOpenForThat),
+            Access::Write => self.fs.truncate_file(&self.file, len_bytes),
+        }
+    }
+
+    /// Notes that the file was written just now: callers that show times to others do so once for
+    /// each of their requests.
+    pub(crate) fn touch(&self) {
+        self.file.state().modified = SystemTime::now();
+    }
+}
+
+impl Drop for ZoneFile {
+    fn drop(&mut self) {
+        if self.access == Access::Write && self.file.kind == FileKind::Sequential {
+            self.fs.end_writing(&self.file);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What an error of the device leads to.
+//!
+//! After a failed write, flush or zone operation, and after a failed read of a zone that turns out
+//! bad, the zone is reported and the file is brought to agree with it, as `errors=` says:
+//!
+//! | errors= | zone | size | file read | file write |
+//! | --- | --- | --- | --- | --- |
+//! | remount-ro | good | fixed, never grown | yes | no, in no file |
+//! | zone-ro | good | as is | yes | no |
+//! | zone-offline | good | 0 | no | no |
+//! | repair | good | fixed | yes | yes |
+//! | any but zone-offline | read-only | as is | yes | no |
+//! | zone-offline | read-only | 0 | no | no |
+//! | any | offline | 0 | no | no |
+
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+
+use crate::attributes::FileKind;
+use crate::file::{File, State, bit};
+use crate::fs::ZoneFs;
+use crate::layout::{worst, written};
+use crate::options::OnError;
+
+impl ZoneFs {
+    /// Finds out what an error has left of the file. `writing` says that something was to be
+    /// changed.
+    pub(crate) fn recover(&self, file: &File, writing: bool) {
+        let _alone = file.close_passage();
+        self.recover_alone(file, &mut file.state(), writing);
+    }
+
+    /// The same for who has closed the file's passage.
+    pub(crate) fn recover_alone(&self, file: &File, state: &mut State, writing: bool) {
+        let Some((cond, in_zone)) = self.find_out(file) else {
+            self.warn(&format!("zone {} gives no report", file.zone));
+            return self.become_read_only("an error cannot be recovered from");
+        };
+        let size = file.size();
+        match cond {
+            ZoneCond::Offline => file.add_bits(bit::OFFLINE),
+            ZoneCond::ReadOnly => file.add_bits(bit::READ_ONLY),
+            _ => {}
+        }
+        if !file.is(bit::IMMUTABLE) && !writing && size == in_zone {
+            return;
+        }
+        if size != in_zone {
+            let zone = file.zone;
+            self.warn(&format!("inode {zone}: invalid size {size} (should be {in_zone})"));
+        }
+        let fixed = self.settle(file, size, in_zone);
+        self.update_permissions(file, state);
+        if file.is(bit::IMMUTABLE) {
+            // Such a zone needs no closing.
+            state.zone_open = false;
+        }
+        if self.options().errors == OnError::RemountRo {
+            self.become_read_only("an error of the device, and errors=remount-ro");
+        }
+        file.set_size(fixed);
+    }
+
+    /// Sets the bits that the options ask for, and says which size the file is to have.
+    fn settle(&self, file: &File, size: u64, in_zone: u64) -> u64 {
+        let errors = self.options().errors;
+        if file.is(bit::OFFLINE) || errors == OnError::ZoneOffline {
+            self.warn(&format!("inode {}: read and write access disabled", file.zone));
+            file.add_bits(bit::OFFLINE);
+            0
+        } else if file.is(bit::READ_ONLY) || errors == OnError::ZoneRo {
+            self.warn(&format!("inode {}: write access disabled", file.zone));
+            file.add_bits(bit::READ_ONLY);
+            size
+        } else if errors == OnError::RemountRo {
+            // Beyond the old size may be anything: it was never acknowledged.
+            in_zone.min(size)
+        } else {
+            in_zone
+        }
+    }
+
+    fn update_permissions(&self, file: &File, state: &mut State) {
+        if file.is(bit::OFFLINE) {
+            state.permissions &= !0o777;
+        } else if file.is(bit::READ_ONLY) {
+            state.permissions &= !0o222;
+        }
+        if file.is(bit::IMMUTABLE) && state.permissions & 0o777 == 0 {
+            file.add_bits(bit::UNREADABLE);
+        }
+    }
+
+    /// The condition of the file's zones, the worst of several, and how many bytes they hold. A
+    /// read-only zone's pointer is unknown: then it is what the file has.
+    fn find_out(&self, file: &File) -> Option<(ZoneCond, u64)> {
+        let mut zones: Vec<ZoneInfo> = Vec::with_capacity(file.zones as usize);
+        self.disk().report_zones(file.start, file.zones as usize, &mut zones).ok()?;
+        let first = zones.first().filter(|first| first.start == file.start)?;
+        if zones.len() != file.zones as usize {
+            return None;
+        }
+        let cond = zones.iter().fold(first.cond, |cond, zone| worst(cond, zone.cond));
+        let in_zone = match (cond, file.kind) {
+            (ZoneCond::Offline, _) => 0,
+            (_, FileKind::Conventional) => file.capacity,
+            (ZoneCond::ReadOnly, _) => file.size(),
+            _ => written(first, file.capacity),
+        };
+        Some((cond, in_zone))
+    }
+
+    /// Whether the device had to refuse an append of so many bytes because others were faster: the
+    /// zone is well, and full up to less than that.
+    pub(crate) fn has_no_room(&self, file: &File, wanted: u64) -> bool {
+        let _alone = file.close_passage();
+        let well = |cond| !matches!(cond, ZoneCond::Offline | ZoneCond::ReadOnly);
+        self.find_out(file).is_some_and(|(cond, in_zone)| {
+            well(cond) && in_zone == file.size() && in_zone + wanted > file.capacity
+        })
+    }
+}

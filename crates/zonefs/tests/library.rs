@@ -1,0 +1,401 @@
+//! Files in process: the rules of the file system without a mount.
+#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+
+mod common;
+
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::{Bio, Flags, Op, Sector, Status};
+use blockyard_null::NullConfig;
+use blockyard_zonefs::format::{Format, format};
+use blockyard_zonefs::superblock::SuperblockError;
+use blockyard_zonefs::{
+    Access, Change, FileError, FileKind, Node, Superblock, Uuid, ZoneFile, ZoneFs,
+};
+use common::{CAPACITY, ZONE, break_zone, config, disk, fail, formatted, open, pattern};
+
+const SEQ: FileKind = FileKind::Sequential;
+const CNV: FileKind = FileKind::Conventional;
+const BLOCK: usize = 4096;
+
+fn seq(fs: &Arc<ZoneFs>, number: u32) -> ZoneFile {
+    fs.open_file(SEQ, number, Access::Write).unwrap().unwrap()
+}
+
+#[test]
+fn the_tree_has_a_file_for_each_zone_but_the_first() {
+    let fs = open(&formatted("d", config()), "");
+    assert_eq!((fs.file_count(CNV), fs.file_count(SEQ)), (2, 13));
+    let root = fs.attributes(Node::Root).unwrap();
+    assert_eq!((root.ino, root.size, root.nlink, root.permissions), (16, 4, 4, 0o555));
+    let dir = fs.attributes(Node::Directory(SEQ)).unwrap();
+    assert_eq!((dir.ino, dir.size, dir.nlink), (18, 13, 2));
+    let file = fs.attributes(Node::File(SEQ, 0)).unwrap();
+    assert_eq!((file.ino, file.size, file.permissions), (3, 0, 0o640));
+    assert_eq!((file.blocks, file.block_bytes), (CAPACITY / 512, 4096));
+    let file = fs.attributes(Node::File(CNV, 1)).unwrap();
+    assert_eq!((file.ino, file.size), (2, ZONE));
+    assert_eq!(fs.lookup(Node::Root, b"seq"), Some(Node::Directory(SEQ)));
+    assert_eq!(fs.lookup(Node::Directory(SEQ), b"12"), Some(Node::File(SEQ, 12)));
+    for name in ["13", "012", "-1", ""] {
+        assert_eq!(fs.lookup(Node::Directory(SEQ), name.as_bytes()), None, "{name}");
+    }
+    for node in [Node::Root, Node::Directory(CNV), Node::File(CNV, 1), Node::File(SEQ, 12)] {
+        assert_eq!(fs.node(fs.attributes(node).unwrap().ino), Some(node));
+    }
+    let space = fs.space();
+    assert_eq!(space.blocks, (2 * ZONE + 13 * CAPACITY) / 4096);
+    assert_eq!((space.free, space.files), (13 * CAPACITY / 4096, 17));
+}
+
+#[test]
+fn the_superblock_says_how_files_look() {
+    let device = disk("d", config());
+    let mut wanted = Format { label: "logs".to_owned(), ..Format::default() };
+    wanted.options = "aggr_cnv,uid=1000,gid=100,perm=600".parse().unwrap();
+    let made = format(device.as_ref(), &wanted).unwrap();
+    assert_eq!((made.conventional_files, made.sequential_files), (1, 13));
+    let fs = open(&device, "");
+    assert_eq!(fs.superblock().label_text(), "logs");
+    let file = fs.attributes(Node::File(CNV, 0)).unwrap();
+    assert_eq!((file.uid, file.gid, file.permissions), (1000, 100, 0o600));
+    assert_eq!((file.size, file.ino), (2 * ZONE, 1));
+    // One file over two zones.
+    let file = fs.open_file(CNV, 0, Access::Write).unwrap().unwrap();
+    let (mut door, data) = (fs.door().unwrap(), pattern(1, 2 * ZONE as usize));
+    assert_eq!(file.write(&mut door, 0, &data), Ok(data.len()));
+    let mut back = vec![0; data.len()];
+    assert_eq!(file.read(&mut door, 0, &mut back), Ok(data.len()));
+    assert!(back == data);
+}
+
+#[test]
+fn a_sequential_file_is_written_at_its_end() {
+    let fs = open(&formatted("d", config()), "");
+    let (file, mut door) = (seq(&fs, 0), fs.door().unwrap());
+    let data = pattern(2, 3 * BLOCK);
+    assert_eq!(file.write(&mut door, 0, &data), Ok(data.len()));
+    assert_eq!(file.append(&mut door, &data), Ok(data.len() as u64));
+    for (offset, len, error) in [
+        (0, BLOCK, FileError::NotAtWritePointer),
+        (7 * BLOCK as u64, BLOCK, FileError::NotAtWritePointer),
+        (6 * BLOCK as u64, 512, FileError::Unaligned),
+        (512, BLOCK, FileError::Unaligned),
+        (CAPACITY, BLOCK, FileError::NoRoom),
+    ] {
+        assert_eq!(file.write(&mut door, offset, &data[..len]), Err(error));
+    }
+    let mut back = vec![0; 8 * BLOCK];
+    assert_eq!(file.read(&mut door, 0, &mut back), Ok(6 * BLOCK));
+    assert!(back[..3 * BLOCK] == data && back[3 * BLOCK..6 * BLOCK] == data);
+    assert_eq!(file.read(&mut door, 100, &mut back[..1000]), Ok(1000));
+    assert!(back[..1000] == data[100..1100]);
+    assert_eq!(file.read(&mut door, 6 * BLOCK as u64, &mut back), Ok(0));
+    // What crosses the capacity is shortened; an append is not.
+    let rest = pattern(3, CAPACITY as usize);
+    assert_eq!(file.append(&mut door, &rest), Err(FileError::NoRoom));
+    let fits = CAPACITY as usize - 6 * BLOCK;
+    assert_eq!(file.write(&mut door, 6 * BLOCK as u64, &rest), Ok(fits));
+    assert_eq!(file.size(), CAPACITY);
+    assert_eq!(file.append(&mut door, &data[..BLOCK]), Err(FileError::NoRoom));
+    assert!(!fs.is_read_only());
+}
+
+#[test]
+fn truncating_resets_and_finishes() {
+    let device = formatted("d", config());
+    let fs = open(&device, "");
+    let (file, mut door) = (seq(&fs, 1), fs.door().unwrap());
+    file.append(&mut door, &pattern(4, BLOCK)).unwrap();
+    for len in [1, BLOCK as u64, CAPACITY - 1, CAPACITY + 1] {
+        assert_eq!(file.truncate(len), Err(FileError::NotTruncatable));
+    }
+    file.truncate(CAPACITY).unwrap();
+    assert_eq!(file.size(), CAPACITY);
+    file.truncate(0).unwrap();
+    assert_eq!(file.size(), 0);
+    file.append(&mut door, &pattern(5, BLOCK)).unwrap();
+    let conventional = fs.open_file(CNV, 0, Access::Write).unwrap().unwrap();
+    assert_eq!(conventional.truncate(0), Err(FileError::NotTruncatable));
+    // The next mount finds what this one left.
+    drop((file, conventional, fs));
+    let again = open(&device, "");
+    assert_eq!(again.attributes(Node::File(SEQ, 1)).unwrap().size, BLOCK as u64);
+}
+
+#[test]
+fn threads_append_to_one_file_and_lose_nothing() {
+    let fs = open(&formatted("d", config()), "");
+    let file = seq(&fs, 0);
+    let blocks = CAPACITY as usize / BLOCK;
+    let taken: Vec<(u64, u64)> = std::thread::scope(|scope| {
+        let work = |thread: u64| {
+            let (fs, file) = (&fs, &file);
+            move || {
+                let mut door = fs.door().unwrap();
+                let mut mine = Vec::new();
+                // More than there is room for: the last ones are refused, and nothing breaks.
+                for round in 0..blocks as u64 / 4 + 2 {
+                    let seed = thread << 32 | round;
+                    match file.append(&mut door, &pattern(seed, BLOCK)) {
+                        Ok(offset) => mine.push((offset, seed)),
+                        Err(error) => assert_eq!(error, FileError::NoRoom),
+                    }
+                }
+                mine
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(taken.len(), blocks);
+    assert_eq!(file.size(), CAPACITY);
+    assert!(!fs.is_read_only());
+    let mut door = fs.door().unwrap();
+    for (offset, seed) in taken {
+        let mut back = vec![0; BLOCK];
+        file.read(&mut door, offset, &mut back).unwrap();
+        assert!(back == pattern(seed, BLOCK), "offset {offset}");
+    }
+}
+
+#[test]
+fn a_device_without_append_is_written_in_turns() {
+    let device = formatted("d", NullConfig { zone_append_max_sectors: 0, ..config() });
+    let fs = open(&device, "");
+    if fs.appends_natively() {
+        // A stack that emulates appends has them natively, as far as a file system can see.
+        return;
+    }
+    let file = seq(&fs, 0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut door = fs.door().unwrap();
+                (0..20).for_each(|_| assert!(file.append(&mut door, &[1; BLOCK]).is_ok()));
+            });
+        }
+    });
+    assert_eq!(file.size(), 40 * BLOCK as u64);
+}
+
+#[test]
+fn only_devices_with_a_good_superblock_are_opened() {
+    let device = disk("d", config());
+    let refused = |device: &Arc<_>| {
+        ZoneFs::open(Arc::clone(device), Default::default()).unwrap_err().to_string()
+    };
+    assert!(refused(&device).starts_with("zonefs (d) ERROR: the device holds no zonefs"));
+    let mut bytes = Superblock::new(Uuid([1; 16])).encode();
+    bytes[100] = 1;
+    let mut io = Io::new(device.open().unwrap(), bytes.len());
+    io.write(Sector(0), &bytes, Flags::NONE).unwrap();
+    assert!(refused(&device).starts_with("zonefs (d) ERROR: Invalid checksum (Expected 0x"));
+    let plain = disk("p", NullConfig { zoned: false, ..config() });
+    assert_eq!(refused(&plain), "zonefs (p) ERROR: Not a zoned block device");
+    assert_eq!(SuperblockError::Reserved.to_string(), "Reserved area is being used");
+}
+
+#[test]
+fn a_format_looks_before_it_overwrites() {
+    let device = formatted("d", config());
+    let again = |force| format(device.as_ref(), &Format { force, ..Format::default() });
+    let error = again(false).unwrap_err().to_string();
+    assert_eq!(error, "zonefs (d) ERROR: the device holds a zonefs; -f overwrites it");
+    let fs = open(&device, "");
+    let (file, mut door) = (seq(&fs, 2), fs.door().unwrap());
+    file.append(&mut door, &[1; BLOCK]).unwrap();
+    drop((file, fs));
+    again(true).unwrap();
+    assert_eq!(open(&device, "").attributes(Node::File(SEQ, 2)).unwrap().size, 0);
+    let plain = disk("p", NullConfig { zoned: false, ..config() });
+    let error = format(plain.as_ref(), &Format::default()).unwrap_err().to_string();
+    assert_eq!(error, "zonefs (p) ERROR: Not a zoned block device");
+    let forgetful = disk("f", NullConfig { memory_backed: false, ..config() });
+    let error = format(forgetful.as_ref(), &Format::default()).unwrap_err().to_string();
+    assert!(error.starts_with("zonefs (f) ERROR: the superblock cannot be read back"), "{error}");
+    // A sequential first zone is full afterwards: nobody appends to the superblock.
+    let sequential = disk("s", NullConfig { zone_nr_conv: 0, ..config() });
+    assert!(format(sequential.as_ref(), &Format::default()).unwrap().zone_0_finished);
+    let fs = open(&sequential, "");
+    assert_eq!((fs.file_count(CNV), fs.file_count(SEQ)), (0, 15));
+    assert_eq!(fs.attributes(Node::Root).unwrap().nlink, 3);
+}
+
+#[test]
+fn explicit_open_holds_zones_and_counts_them() {
+    let device = formatted("d", NullConfig { zone_max_open: 2, zone_max_active: 3, ..config() });
+    let fs = open(&device, "explicit-open");
+    let cond = |number: u64| {
+        let mut zones = Vec::new();
+        device.report_zones(Sector((3 + number) * ZONE / 512), 1, &mut zones).unwrap();
+        zones[0].cond.short()
+    };
+    let (first, second) = (seq(&fs, 0), seq(&fs, 1));
+    assert_eq!((cond(0), cond(1)), ("oe", "oe"));
+    assert_eq!(fs.open_file(SEQ, 2, Access::Write).unwrap().unwrap_err(), FileError::TooManyOpen);
+    assert_eq!(fs.resources().write_open, 2);
+    // A second opener of the same file, and readers, take nothing.
+    let (again, reader) = (seq(&fs, 0), fs.open_file(SEQ, 2, Access::Read).unwrap().unwrap());
+    drop((again, reader));
+    assert_eq!(cond(0), "oe");
+    let mut door = fs.door().unwrap();
+    second.append(&mut door, &[1; BLOCK]).unwrap();
+    second.truncate(0).unwrap();
+    assert_eq!(cond(1), "oe");
+    second.append(&mut door, &[1; BLOCK]).unwrap();
+    drop((first, second));
+    // One with nothing in it holds nothing afterwards.
+    assert_eq!((cond(0), cond(1)), ("em", "cl"));
+    let third = seq(&fs, 2);
+    third.truncate(CAPACITY).unwrap();
+    drop(third);
+    assert_eq!(cond(2), "fu");
+    assert_eq!((fs.resources().write_open, fs.resources().active), (0, 1));
+    // Without limits there is nothing to hold.
+    let free = formatted("f", config());
+    assert!(!open(&free, "explicit-open").options().explicit_open);
+}
+
+#[test]
+fn a_mount_closes_the_zones_that_it_finds_open() {
+    let device = formatted("d", config());
+    let mut io = Io::new(device.open().unwrap(), BLOCK);
+    io.run(Bio::new(Op::ZoneOpen, Sector(4 * ZONE / 512), 0)).unwrap();
+    io.write(Sector(5 * ZONE / 512), &[1; BLOCK], Flags::NONE).unwrap();
+    let fs = open(&device, "");
+    let mut zones = Vec::new();
+    device.report_zones(Sector(4 * ZONE / 512), 2, &mut zones).unwrap();
+    assert_eq!((zones[0].cond.short(), zones[1].cond.short()), ("em", "cl"));
+    assert_eq!(fs.resources().active, 1);
+}
+
+#[test]
+fn permissions_and_owners_live_in_memory() {
+    let device = formatted("d", config());
+    let fs = open(&device, "");
+    let change = |permissions, uid| Change { permissions, uid, ..Change::default() };
+    fs.change(Node::File(SEQ, 0), change(Some(0o600), Some(7))).unwrap();
+    let file = fs.attributes(Node::File(SEQ, 0)).unwrap();
+    assert_eq!((file.permissions, file.uid), (0o600, 7));
+    let writable = fs.change(Node::Directory(SEQ), change(Some(0o755), None));
+    assert_eq!(writable.unwrap_err().errno(), 1);
+    fs.change(Node::Directory(SEQ), change(Some(0o500), None)).unwrap();
+    assert_eq!(fs.attributes(Node::Directory(SEQ)).unwrap().permissions, 0o500);
+    drop(fs);
+    assert_eq!(open(&device, "").attributes(Node::File(SEQ, 0)).unwrap().permissions, 0o640);
+}
+
+/// What a file is after an error.
+#[derive(Debug, PartialEq, Eq)]
+struct After {
+    size: u64,
+    permissions: u16,
+    /// Whether the file can be read, written, and other files written.
+    reads: bool,
+    writes: bool,
+    others: bool,
+}
+
+/// Three blocks are written, then `fault` happens and a write fails.
+fn after(options: &str, fault: Option<&str>) -> After {
+    let device = formatted("d", config());
+    let fs = open(&device, options);
+    let (file, other, mut door) = (seq(&fs, 0), seq(&fs, 1), fs.door().unwrap());
+    file.append(&mut door, &pattern(1, 3 * BLOCK)).unwrap();
+    match fault {
+        Some(fault) => break_zone(device.as_ref(), fault, 3),
+        None => {
+            // Somebody else writes: our pointer is wrong from then on.
+            let mut io = Io::new(device.open().unwrap(), BLOCK);
+            let wp = Sector(3 * ZONE / 512 + 3 * BLOCK as u64 / 512);
+            io.write(wp, &[9; BLOCK], Flags::NONE).unwrap();
+        }
+    }
+    assert!(file.write(&mut door, 3 * BLOCK as u64, &[1; BLOCK]).is_err());
+    let attributes = fs.attributes(Node::File(SEQ, 0)).unwrap();
+    After {
+        size: attributes.size / BLOCK as u64,
+        permissions: attributes.permissions,
+        reads: file.read(&mut door, 0, &mut [0; BLOCK]).is_ok(),
+        writes: file.write(&mut door, attributes.size, &[1; BLOCK]).is_ok(),
+        others: other.append(&mut door, &[1; BLOCK]).is_ok(),
+    }
+}
+
+/// `errors=` by condition of the zone: docs/zonefs.md has the table.
+#[test]
+fn errors_lead_to_what_was_asked_for() {
+    let want = |size, permissions, reads, writes, others| After {
+        size,
+        permissions,
+        reads,
+        writes,
+        others,
+    };
+    let (ro, off) = (Some("zone_readonly"), Some("zone_offline"));
+    for (options, fault, wanted) in [
+        // The append lands behind the foreign block: remount-ro shows neither, repair both.
+        ("errors=remount-ro", None, want(3, 0o640, true, false, false)),
+        ("errors=remount-ro", ro, want(3, 0o440, true, false, false)),
+        ("errors=remount-ro", off, want(0, 0, false, false, false)),
+        ("errors=zone-ro", None, want(3, 0o440, true, false, true)),
+        ("errors=zone-ro", ro, want(3, 0o440, true, false, true)),
+        ("errors=zone-ro", off, want(0, 0, false, false, true)),
+        ("errors=zone-offline", None, want(0, 0, false, false, true)),
+        ("errors=zone-offline", ro, want(0, 0, false, false, true)),
+        ("errors=zone-offline", off, want(0, 0, false, false, true)),
+        ("errors=repair", None, want(5, 0o640, true, true, true)),
+        ("errors=repair", ro, want(3, 0o440, true, false, true)),
+        ("errors=repair", off, want(0, 0, false, false, true)),
+    ] {
+        assert_eq!(after(options, fault), wanted, "{options} {fault:?}");
+    }
+}
+
+#[test]
+fn an_error_that_changed_nothing_is_told_and_recovered_from() {
+    let device = formatted("d", config());
+    let fs = open(&device, "errors=repair");
+    let (file, mut door) = (seq(&fs, 0), fs.door().unwrap());
+    file.append(&mut door, &[1; BLOCK]).unwrap();
+    fail(device.as_ref(), Op::ZoneAppend, 1);
+    let failed = file.append(&mut door, &[2; BLOCK]);
+    assert_eq!(failed, Err(FileError::Device(Status::IoErr)));
+    assert_eq!(file.append(&mut door, &[2; BLOCK]), Ok(BLOCK as u64));
+    // A read of a good zone fails alone.
+    fail(device.as_ref(), Op::Read, 1);
+    assert!(file.read(&mut door, 0, &mut [0; BLOCK]).is_err());
+    assert!(file.read(&mut door, 0, &mut [0; BLOCK]).is_ok());
+    // A flush that fails is a write that fails.
+    let strict = open(&device, "");
+    fail(device.as_ref(), Op::Flush, 1);
+    let file = seq(&strict, 0);
+    assert!(file.sync(&mut door).is_err() || !device.limits().write_cache);
+}
+
+#[test]
+fn zones_that_are_bad_at_mount_are_empty_and_closed_to_all() {
+    let device = formatted("d", config());
+    break_zone(device.as_ref(), "zone_readonly", 3);
+    break_zone(device.as_ref(), "zone_offline", 4);
+    let fs = open(&device, "");
+    for number in [0, 1] {
+        let file = fs.attributes(Node::File(SEQ, number)).unwrap();
+        assert_eq!((file.size, file.permissions), (0, 0));
+        let opened = fs.open_file(SEQ, number, Access::Write).unwrap();
+        assert_eq!(opened.unwrap_err(), FileError::Immutable);
+        let reader = fs.open_file(SEQ, number, Access::Read).unwrap().unwrap();
+        let read = reader.read(&mut fs.door().unwrap(), 0, &mut [0; BLOCK]);
+        assert_eq!(read.unwrap_err().errno(), 1);
+        let kept = fs.change(Node::File(SEQ, number), Change { uid: Some(1), ..Change::default() });
+        assert_eq!(kept, Err(FileError::Immutable));
+    }
+    let read_only = open(&device, "ro");
+    assert_eq!(
+        read_only.open_file(SEQ, 5, Access::Write).unwrap().unwrap_err(),
+        FileError::ReadOnly
+    );
+    assert_eq!(read_only.truncate(SEQ, 5, 0), Some(Err(FileError::ReadOnly)));
+}
