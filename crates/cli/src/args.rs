@@ -64,6 +64,11 @@ pub(crate) enum Command {
     /// Report or manage the zones of a device, with the words of blkzone
     #[command(subcommand)]
     Zone(ZoneCommand),
+    /// Make a file system with a file per zone on a zoned device
+    Mkzonefs(MkzonefsArgs),
+    /// Mount and unmount such file systems
+    #[command(subcommand)]
+    Zonefs(ZonefsCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
     /// List the NBD clients of a yard
@@ -256,6 +261,100 @@ pub(crate) struct ZoneArgs {
     /// Length of the range in zones
     #[arg(short, long, value_name = "ZONES", value_parser = number)]
     pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+const MKZONEFS_HELP: &str = "\
+All sequential zones are reset, whatever they hold. Zone 0 takes the superblock and is no file.
+
+Options of -o, with commas between them:
+  aggr_cnv     contiguous conventional zones become one file
+  uid=NUMBER   owner of the files [default: root, or whoever mounts]
+  gid=NUMBER   group of the files [default: root, or whoever mounts]
+  perm=OCTAL   permissions of the files [default: 640]
+
+Examples:
+  blockyard mkzonefs zoned0
+  blockyard mkzonefs -f -v -L logs -o aggr_cnv,uid=1000,gid=1000 zoned0
+";
+
+/// `mkzonefs`.
+#[derive(Args, Debug)]
+#[command(after_help = MKZONEFS_HELP)]
+pub(crate) struct MkzonefsArgs {
+    /// A device of a yard by its name, or one of this command's own by its URI
+    #[arg(value_name = "DEVICE|URI")]
+    pub(crate) device: String,
+    /// Overwrite what the device holds
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Say what was made
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// A label of up to 64 bytes
+    #[arg(short = 'L', long)]
+    pub(crate) label: Option<String>,
+    /// The UUID; a random one without it
+    #[arg(short = 'U', long)]
+    pub(crate) uuid: Option<String>,
+    /// Options, see below
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub(crate) options: Vec<String>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `zonefs`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ZonefsCommand {
+    /// Mount the file system of a zoned device
+    Mount(ZonefsMountArgs),
+    /// Unmount the file system of a device of a yard
+    #[command(visible_alias = "umount")]
+    Unmount(ZonefsUnmountArgs),
+    /// List what a yard has mounted
+    List(TalkArgs),
+}
+
+const ZONEFS_MOUNT_HELP: &str = "\
+The device of a yard is served by the yard: the command returns when it is mounted, and
+`zonefs unmount`, umount or `fusermount3 -u` end the mount. A device by URI is this command's own:
+it serves until it is unmounted, or until SIGINT, SIGTERM or SIGHUP, which unmount it.
+
+Options of -o, with commas between them:
+  errors=remount-ro    an error of the device makes the file system read-only [default]
+  errors=zone-ro       ... makes the file read-only
+  errors=zone-offline  ... makes the file inaccessible
+  errors=repair        ... sets the file's size right, and it goes on
+  explicit-open        a file open for writing has its zone open; no more than the device allows
+  ro                   no changes
+  allow_other          other users may use it
+
+Without root it needs fusermount3, and allow_other needs `user_allow_other` in /etc/fuse.conf.
+";
+
+/// `zonefs mount`.
+#[derive(Args, Debug)]
+#[command(after_help = ZONEFS_MOUNT_HELP)]
+pub(crate) struct ZonefsMountArgs {
+    /// A device of a yard by its name, or one of this command's own by its URI
+    #[arg(value_name = "DEVICE|URI")]
+    pub(crate) device: String,
+    /// The directory to mount at
+    pub(crate) dir: PathBuf,
+    /// Options, see below
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub(crate) options: Vec<String>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `zonefs unmount`.
+#[derive(Args, Debug)]
+pub(crate) struct ZonefsUnmountArgs {
+    /// The device's name
+    pub(crate) device: String,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

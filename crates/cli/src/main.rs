@@ -11,6 +11,7 @@ mod run;
 mod serve;
 mod stats;
 mod zone;
+mod zonefs;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -37,6 +38,8 @@ fn main() -> ExitCode {
         Command::Connections(talk) => devices::connections(&talk, &mut out),
         Command::Inject(args) => devices::inject(&args, &mut out),
         Command::Zone(command) => zone::run(&command, &mut out),
+        Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
+        Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),

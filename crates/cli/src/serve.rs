@@ -67,7 +67,7 @@ fn wait(daemon: &Daemon, mut running: Option<Running>) -> ExitCode {
     loop {
         match daemon.next_event() {
             Event::CommandDone(code) => return ExitCode::from(code),
-            Event::StdioDone => return ExitCode::SUCCESS,
+            Event::StdioDone | Event::Unmounted => return ExitCode::SUCCESS,
             Event::Signal(name) => {
                 tracing::info!(signal = name, "ending");
                 match running.take() {
@@ -119,7 +119,7 @@ fn follow_parent(parent: Option<Pid>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failure> {
+pub(crate) fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failure> {
     let filter = filter.unwrap_or(default);
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         let wanted = "wanted a level (error, warn, info, debug, trace), or MODULE=LEVEL, with \

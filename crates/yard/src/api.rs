@@ -4,6 +4,7 @@
 //! at once, so that a slow one holds up nobody but who asked for it. What only looks takes short
 //! locks and is answered at once.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -24,10 +25,12 @@ use crate::inject;
 use crate::litter::Litter;
 use crate::metrics;
 use crate::view::{
-    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, RootView,
-    StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
+    InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
+    ZoneRequest, ZonesView,
 };
 use crate::yard::{Entry, Yard};
+use crate::zonefs;
 use crate::zones::{self, Verb};
 
 /// The number in the paths.
@@ -57,7 +60,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 11] = [
+pub const PATHS: [&str; 14] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -66,6 +69,9 @@ pub const PATHS: [&str; 11] = [
     "/v1/devices/{name}/zones",
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/inject",
+    "/v1/devices/{name}/mkzonefs",
+    "/v1/devices/{name}/zonefs",
+    "/v1/zonefs",
     "/v1/stats",
     "/v1/connections",
     "/metrics",
@@ -82,6 +88,9 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones", get(report))
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
+        .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
+        .route("/v1/zonefs", get(zonefs_mounts))
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
         .route("/metrics", get(metrics))
@@ -122,6 +131,10 @@ impl From<YardError> for Refusal {
             | YardError::Busy { .. }
             | YardError::Export(_)
             | YardError::NotZoned { .. }
+            | YardError::Mounted { .. }
+            | YardError::NotMounted { .. }
+            | YardError::ZoneFs(_)
+            | YardError::Mount(_)
             | YardError::Zone { .. }
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
             YardError::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
@@ -250,6 +263,9 @@ async fn remove(
         if before.clients > 0 && !asked.force {
             return Err(YardError::Busy { name, clients: before.clients });
         }
+        if let Some(dir) = control.yard.zonefs_place(&name).filter(|_| !asked.force) {
+            return Err(YardError::Mounted { name, dir: Some(dir) });
+        }
         control.yard.remove(&name, Duration::from_millis(drain_ms))?;
         tracing::info!(device = name, "device removed");
         Ok(before)
@@ -290,6 +306,60 @@ async fn manage(
         zones::manage(entry.disk.as_ref(), verb, &request)
     })
     .await
+}
+
+async fn format_zonefs(
+    State(control): Shared,
+    name: Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<FormatView> {
+    let (name, request): (String, FormatRequest) = (path(name)?, read(body)?);
+    let place = control.yard.find(&name)?.begin_work()?;
+    blocking(move || {
+        let _place = place;
+        let view = control.yard.format_zonefs(&name, &request)?;
+        tracing::info!(device = name, uuid = view.uuid, "zonefs made");
+        Ok(view)
+    })
+    .await
+}
+
+async fn mount_zonefs(
+    State(control): Shared,
+    name: Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<MountView> {
+    let (name, request): (String, MountRequest) = (path(name)?, read(body)?);
+    let options = zonefs::read_mount_options(&request.options)?;
+    let dir = PathBuf::from(request.dir);
+    if !dir.is_absolute() {
+        let (value, wanted) = (dir.display().to_string(), "a path from the root on".to_owned());
+        return Err(YardError::Argument { field: "dir", value, wanted }.into());
+    }
+    let place = control.yard.find(&name)?.begin_work()?;
+    blocking(move || {
+        let _place = place;
+        let view = control.yard.mount_zonefs(&name, &dir, options, || {})?;
+        tracing::info!(device = name, dir = view.dir, "zonefs mounted");
+        Ok(view)
+    })
+    .await
+}
+
+async fn unmount_zonefs(State(control): Shared, name: Name) -> Answer<MountView> {
+    let name = path(name)?;
+    let place = control.yard.find(&name)?.begin_work()?;
+    blocking(move || {
+        let _place = place;
+        let view = control.yard.unmount_zonefs(&name)?;
+        tracing::info!(device = name, dir = view.dir, "zonefs unmounted");
+        Ok(view)
+    })
+    .await
+}
+
+async fn zonefs_mounts(State(control): Shared) -> Answer<Vec<MountView>> {
+    Ok(axum::Json(control.yard.zonefs_mounts()))
 }
 
 async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {

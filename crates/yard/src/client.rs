@@ -12,8 +12,9 @@ use serde::de::DeserializeOwned;
 
 use crate::uri::encode;
 use crate::view::{
-    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, InjectRequest, StatsView,
-    VersionView, ZoneDone, ZoneRequest, ZonesView,
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
+    InjectRequest, MountRequest, MountView, StatsView, VersionView, ZoneDone, ZoneRequest,
+    ZonesView,
 };
 
 /// Longest answer that is read, in bytes.
@@ -162,6 +163,46 @@ impl Client {
         let body = serde_json::to_vec(&InjectRequest { fault: fault.to_owned() })
             .expect("a text is always JSON");
         self.exchange("POST", &device_path(name, "/inject"), &body).map(drop)
+    }
+
+    /// Makes a zonefs on a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn format_zonefs(
+        &self,
+        name: &str,
+        request: &FormatRequest,
+    ) -> Result<FormatView, ClientError> {
+        self.json("POST", &device_path(name, "/mkzonefs"), request)
+    }
+
+    /// Mounts a device's zonefs, by the daemon and at a directory of the daemon's.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn mount_zonefs(
+        &self,
+        name: &str,
+        request: &MountRequest,
+    ) -> Result<MountView, ClientError> {
+        self.json("POST", &device_path(name, "/zonefs"), request)
+    }
+
+    /// Unmounts a device's zonefs.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn unmount_zonefs(&self, name: &str) -> Result<MountView, ClientError> {
+        self.parse(self.exchange("DELETE", &device_path(name, "/zonefs"), b"")?)
+    }
+
+    /// Every zonefs that is mounted.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn zonefs_mounts(&self) -> Result<Vec<MountView>, ClientError> {
+        self.get("/v1/zonefs")
     }
 
     /// The metrics in the OpenMetrics text format.

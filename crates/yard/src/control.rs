@@ -32,6 +32,8 @@ pub enum Event {
     Signal(&'static str),
     /// The client on standard input has left.
     StdioDone,
+    /// The file system that it serves is no longer mounted.
+    Unmounted,
     /// The command that it ran for has ended, with this exit code.
     CommandDone(u8),
 }

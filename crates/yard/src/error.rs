@@ -1,7 +1,10 @@
 //! Why the yard refused something: one error for the control API, the commands and the log.
 
+use std::path::PathBuf;
+
 use blockyard_core::{DeviceError, Status};
 use blockyard_export::nbd::ExportError;
+use blockyard_zonefs::{MountError, ZoneFsError};
 
 use crate::inject::InjectError;
 use crate::param::{Kind, ParamError, shown};
@@ -84,6 +87,29 @@ pub enum YardError {
     /// The export table refused.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// A file system is mounted on the device.
+    #[error(
+        "`{name}` is mounted at {}; unmount it first",
+        dir.as_deref().map_or("the moment".into(), |dir| dir.to_string_lossy())
+    )]
+    Mounted {
+        /// The device.
+        name: String,
+        /// Where; unknown while that is under way.
+        dir: Option<PathBuf>,
+    },
+    /// No file system is mounted on the device.
+    #[error("`{name}` is not mounted")]
+    NotMounted {
+        /// The device.
+        name: String,
+    },
+    /// The file system cannot be opened or made.
+    #[error(transparent)]
+    ZoneFs(#[from] ZoneFsError),
+    /// It cannot be mounted or unmounted.
+    #[error(transparent)]
+    Mount(#[from] MountError),
     /// The device has no zones.
     #[error("`{name}` is not a zoned device")]
     NotZoned {
@@ -148,6 +174,10 @@ impl YardError {
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
+            YardError::Mounted { .. } => "mounted",
+            YardError::NotMounted { .. } => "not_mounted",
+            YardError::ZoneFs(_) => "zonefs",
+            YardError::Mount(_) => "mount_failed",
             YardError::Zone { .. } => "zone_operation_failed",
             YardError::NoSuchFault { .. } | YardError::Device(DeviceError::NoSuchFault { .. }) => {
                 "no_such_fault"
@@ -171,6 +201,8 @@ impl YardError {
             YardError::NoSuchDevice { name, .. }
             | YardError::Taken { name }
             | YardError::NotZoned { name }
+            | YardError::Mounted { name, .. }
+            | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
             | YardError::Overloaded { name, .. }
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),

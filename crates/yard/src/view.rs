@@ -420,3 +420,73 @@ mod tests {
         assert_eq!(dense(&sparse(&buckets)), buckets);
     }
 }
+
+/// A request to make a zonefs.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FormatRequest {
+    /// Overwrite what is there.
+    pub force: bool,
+    /// A name for people.
+    pub label: String,
+    /// A UUID; a random one if there is none.
+    pub uuid: Option<String>,
+    /// As `-o` takes them: `aggr_cnv`, `uid=`, `gid=`, `perm=`, with commas between them.
+    pub options: String,
+}
+
+/// A zonefs that was made.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct FormatView {
+    /// The device.
+    pub device: String,
+    /// The label.
+    pub label: String,
+    /// The UUID.
+    pub uuid: String,
+    /// Files in `cnv`.
+    pub conventional_files: u32,
+    /// Files in `seq`.
+    pub sequential_files: u32,
+    /// Whether the superblock's zone was sequential, and was finished.
+    pub zone_0_finished: bool,
+}
+
+/// A request to mount a zonefs.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MountRequest {
+    /// The directory, from the root on.
+    pub dir: String,
+    /// As `-o` takes them: `errors=`, `explicit-open`, `ro`, `allow_other`.
+    pub options: String,
+}
+
+/// A zonefs that is mounted.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct MountView {
+    /// The device.
+    pub device: String,
+    /// Where it is mounted.
+    pub dir: String,
+    /// The options, all of them.
+    pub options: String,
+    /// Whether writes are refused, from the beginning or since an error.
+    pub read_only: bool,
+    /// The label.
+    pub label: String,
+    /// The UUID.
+    pub uuid: String,
+    /// Files in `cnv`.
+    pub conventional_files: u32,
+    /// Files in `seq`.
+    pub sequential_files: u32,
+    /// Sequential files open for writing.
+    pub write_open: u32,
+    /// The most that `explicit-open` allows; 0: no limit.
+    pub write_open_max: u32,
+    /// Sequential files that are partly written or explicitly open.
+    pub active: u32,
+    /// The most active zones that the device allows; 0: no limit.
+    pub active_max: u32,
+}

@@ -1,11 +1,13 @@
 //! The devices of one process, by name: made, listed, exported and taken away while they are used.
 #![allow(clippy::disallowed_types)] // The table of devices is control plane.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use blockyard_export::nbd::{ExportOptions, Exports};
+use blockyard_zonefs::MountOptions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::DEVICES_MAX;
@@ -13,6 +15,8 @@ use crate::error::YardError;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::stack::{self, StackError};
+use crate::view::{FormatRequest, FormatView, MountView};
+use crate::zonefs::Mounts;
 
 /// Most requests of the control API that one device works on at once.
 pub const WORK_MAX: usize = 4;
@@ -47,6 +51,7 @@ impl Entry {
 pub struct Yard {
     devices: Mutex<Devices>,
     exports: Arc<Exports>,
+    mounts: Mounts,
 }
 
 #[derive(Default)]
@@ -83,7 +88,7 @@ impl Drop for Reserved<'_> {
 
 impl Default for Yard {
     fn default() -> Yard {
-        Yard { devices: Mutex::default(), exports: Exports::new() }
+        Yard { devices: Mutex::default(), exports: Exports::new(), mounts: Mounts::default() }
     }
 }
 
@@ -156,8 +161,53 @@ impl Yard {
             (devices.entries.remove(index), Reserved { yard: self, name: name.to_owned() })
         };
         // Outside the lock: it waits for clients.
+        self.mounts.remove(name);
         self.exports.remove(name, drain)?;
         Ok(entry)
+    }
+
+    /// Makes a zonefs on a device.
+    ///
+    /// # Errors
+    /// If there is no such device, it is mounted, the request makes no sense, or it refuses.
+    pub fn format_zonefs(
+        &self,
+        name: &str,
+        request: &FormatRequest,
+    ) -> Result<FormatView, YardError> {
+        self.mounts.format(&self.find(name)?, request)
+    }
+
+    /// Mounts the zonefs of a device. `ended` is called when it is no longer mounted.
+    ///
+    /// # Errors
+    /// If there is no such device, it is mounted or holds no zonefs, or the system refuses.
+    pub fn mount_zonefs(
+        &self,
+        name: &str,
+        dir: &Path,
+        options: MountOptions,
+        ended: impl FnOnce() + Send + Sync + 'static,
+    ) -> Result<MountView, YardError> {
+        self.mounts.mount(&self.find(name)?, dir, options, ended)
+    }
+
+    /// Unmounts the zonefs of a device.
+    ///
+    /// # Errors
+    /// If it is not mounted, or programs use it.
+    pub fn unmount_zonefs(&self, name: &str) -> Result<MountView, YardError> {
+        self.mounts.unmount(name)
+    }
+
+    /// Where the zonefs of a device is mounted.
+    pub fn zonefs_place(&self, name: &str) -> Option<PathBuf> {
+        self.mounts.place(name)
+    }
+
+    /// Every zonefs that is mounted.
+    pub fn zonefs_mounts(&self) -> Vec<MountView> {
+        self.mounts.list()
     }
 
     /// The device of this name.

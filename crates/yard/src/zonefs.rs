@@ -1,0 +1,208 @@
+//! zonefs on the yard's devices: made, mounted and unmounted by name.
+#![allow(clippy::disallowed_types)] // The table of mounts is control plane.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockyard_zonefs::format::{Format, Formatted, check_label, format};
+use blockyard_zonefs::{FileKind, Mount, MountOptions, ZoneFs};
+
+use crate::error::YardError;
+use crate::view::{FormatRequest, FormatView, MountView};
+use crate::yard::Entry;
+
+/// The file systems that are mounted.
+#[derive(Default)]
+pub(crate) struct Mounts(Mutex<Vec<Slot>>);
+
+/// A device that has a file system mounted, or is busy with one.
+struct Slot {
+    device: String,
+    /// `None` while a file system is made, mounted or unmounted on it.
+    mount: Option<Mount>,
+}
+
+/// A device that nobody else may format or mount until this is dropped.
+struct Reserved<'m> {
+    mounts: &'m Mounts,
+    device: String,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let free = |slot: &Slot| slot.device != self.device || slot.mount.is_some();
+        self.mounts.slots().retain(free);
+    }
+}
+
+impl Mounts {
+    /// Makes a file system.
+    ///
+    /// # Errors
+    /// If one is mounted on the device, the request makes no sense, or the device refuses.
+    pub(crate) fn format(
+        &self,
+        entry: &Entry,
+        request: &FormatRequest,
+    ) -> Result<FormatView, YardError> {
+        let wanted = read_format(request)?;
+        let _reserved = self.reserve(entry.spec.name())?;
+        let made = format(entry.disk.as_ref(), &wanted)?;
+        Ok(FormatView::new(entry.spec.name(), &made))
+    }
+
+    /// Mounts a device's file system.
+    ///
+    /// # Errors
+    /// If one is mounted on the device, it has none, or the system refuses.
+    pub(crate) fn mount(
+        &self,
+        entry: &Entry,
+        dir: &Path,
+        options: MountOptions,
+        ended: impl FnOnce() + Send + Sync + 'static,
+    ) -> Result<MountView, YardError> {
+        let name = entry.spec.name();
+        let _reserved = self.reserve(name)?;
+        let fs = ZoneFs::open(Arc::clone(&entry.disk), options)?;
+        let mount = Mount::new(fs, dir, Box::new(ended))?;
+        let view = view(name, &mount);
+        let mut slots = self.slots();
+        let slot = slots.iter_mut().find(|slot| slot.device == name);
+        slot.expect("it is reserved").mount = Some(mount);
+        Ok(view)
+    }
+
+    /// Unmounts a device's file system.
+    ///
+    /// # Errors
+    /// If none is mounted, or programs use it.
+    pub(crate) fn unmount(&self, device: &str) -> Result<MountView, YardError> {
+        let mut slots = self.slots();
+        let index = slots.iter().position(|slot| slot.device == device && slot.mount.is_some());
+        let index =
+            index.ok_or_else(|| YardError::NotMounted { name: crate::param::shown(device) })?;
+        // Out of the table while it may take its time; the place stays taken.
+        let mount = slots[index].mount.take().expect("it was looked for");
+        drop(slots);
+        let view = view(device, &mount);
+        let reserved = Reserved { mounts: self, device: device.to_owned() };
+        if let Err(error) = mount.unmount() {
+            let mut slots = self.slots();
+            let slot = slots.iter_mut().find(|slot| slot.device == device);
+            slot.expect("it is reserved").mount = Some(mount);
+            drop(slots);
+            drop(reserved);
+            return Err(error.into());
+        }
+        Ok(view)
+    }
+
+    /// Takes a device's mount away, if there is one, whoever uses it.
+    pub(crate) fn remove(&self, device: &str) {
+        let slot = {
+            let mut slots = self.slots();
+            let index = slots.iter().position(|slot| slot.device == device && slot.mount.is_some());
+            index.map(|index| slots.remove(index))
+        };
+        // Outside the lock: it waits for what is in flight.
+        drop(slot);
+    }
+
+    /// Where a device's file system is mounted.
+    pub(crate) fn place(&self, device: &str) -> Option<PathBuf> {
+        let slots = self.slots();
+        let mut mounts = slots.iter().filter(|slot| slot.device == device);
+        mounts.find_map(|slot| Some(slot.mount.as_ref()?.path().to_owned()))
+    }
+
+    /// What is mounted.
+    pub(crate) fn list(&self) -> Vec<MountView> {
+        let slots = self.slots();
+        slots.iter().filter_map(|slot| Some(view(&slot.device, slot.mount.as_ref()?))).collect()
+    }
+
+    fn reserve(&self, device: &str) -> Result<Reserved<'_>, YardError> {
+        let mut slots = self.slots();
+        if let Some(slot) = slots.iter().find(|slot| slot.device == device) {
+            let dir = slot.mount.as_ref().map(|mount| mount.path().to_owned());
+            return Err(YardError::Mounted { name: device.to_owned(), dir });
+        }
+        slots.push(Slot { device: device.to_owned(), mount: None });
+        Ok(Reserved { mounts: self, device: device.to_owned() })
+    }
+
+    /// The table, without mounts that somebody else has unmounted.
+    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+        // Every change is one call: a holder that panicked has left it whole.
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.retain(|slot| !slot.mount.as_ref().is_some_and(Mount::has_ended));
+        slots
+    }
+}
+
+fn view(device: &str, mount: &Mount) -> MountView {
+    let (fs, resources) = (mount.fs(), mount.fs().resources());
+    MountView {
+        device: device.to_owned(),
+        dir: mount.path().display().to_string(),
+        options: fs.options().to_string(),
+        read_only: fs.is_read_only(),
+        label: fs.superblock().label_text(),
+        uuid: fs.superblock().uuid.to_string(),
+        conventional_files: fs.file_count(FileKind::Conventional),
+        sequential_files: fs.file_count(FileKind::Sequential),
+        write_open: resources.write_open,
+        write_open_max: resources.write_open_max,
+        active: resources.active,
+        active_max: resources.active_max,
+    }
+}
+
+/// A request to make a file system, checked.
+///
+/// # Errors
+/// If a field makes no sense.
+pub fn read_format(request: &FormatRequest) -> Result<Format, YardError> {
+    let argument = |field, value: &str, wanted: String| YardError::Argument {
+        field,
+        value: crate::param::shown(value),
+        wanted,
+    };
+    let FormatRequest { force, label, uuid, options } = request;
+    check_label(label)
+        .map_err(|_| argument("label", label, "at most 64 bytes, none of them zero".to_owned()))?;
+    let uuid = uuid
+        .as_deref()
+        .map(|text| text.parse().map_err(|wanted: String| argument("uuid", text, wanted)));
+    let options = options.parse().map_err(|error: blockyard_zonefs::options::OptionError| {
+        argument("options", &error.option, error.wanted.to_owned())
+    })?;
+    Ok(Format { force: *force, label: label.clone(), uuid: uuid.transpose()?, options })
+}
+
+/// Options of a mount, checked.
+///
+/// # Errors
+/// If one makes no sense.
+pub fn read_mount_options(text: &str) -> Result<MountOptions, YardError> {
+    text.parse().map_err(|error: blockyard_zonefs::options::OptionError| YardError::Argument {
+        field: "options",
+        value: error.option,
+        wanted: error.wanted.to_owned(),
+    })
+}
+
+impl FormatView {
+    /// What was made on a device.
+    pub fn new(device: &str, made: &Formatted) -> FormatView {
+        FormatView {
+            device: device.to_owned(),
+            label: made.superblock.label_text(),
+            uuid: made.superblock.uuid.to_string(),
+            conventional_files: made.conventional_files,
+            sequential_files: made.sequential_files,
+            zone_0_finished: made.zone_0_finished,
+        }
+    }
+}
