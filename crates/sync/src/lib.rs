@@ -18,5 +18,7 @@ pub mod sleep_lock;
 pub mod spin_lock;
 pub mod tag_budget;
 pub mod token_bucket;
+pub mod wp_cache;
+pub mod zone_gate;
 pub mod zone_resources;
 pub mod zone_words;

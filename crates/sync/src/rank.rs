@@ -5,6 +5,8 @@
 
 /// Rank of a lock, lowest first. The table in docs/locks.md is this list.
 pub mod ranks {
+    /// Who is next in a zone.
+    pub const GATE: u8 = 5;
     /// A zone's lock.
     pub const ZONE: u8 = 10;
     /// A part of the volatile write cache.

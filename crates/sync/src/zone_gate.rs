@@ -1,0 +1,545 @@
+//! Room: whose turn it is in a zone.
+//!
+//! Protects   for each zone that is being written: which channel has its turn, and who waits behind
+//!            it, in the order of arrival.
+//! Why        a write must reach its zone after the one that it follows, and the two may come from
+//!            different channels. Who waits here holds nothing else that others need.
+//! States     a zone that nobody writes to has nothing here. A channel enters with a *ticket*; the
+//!            first ticket of a zone has the turn, each other follows the one that entered before
+//!            it. A channel whose ticket is the last of a zone adds to that one instead. Who leaves
+//!            hands the turn to the next ticket, by a ring at its channel's *inbox*.
+//! Order      rank GATE for a bucket of zones; the inbox has a lock of its own, a leaf, taken when
+//!            the bucket is free again.
+//! Common     one bucket's lock to enter, once more to leave, while no other channel writes to the
+//!            zone; the inbox is only looked at, by one load.
+//! Cost       about 5 ns for either. A hand-over costs a lock of the inbox at both ends, and wakes
+//!            the channel's thread if it sleeps.
+//! Before     a bit per zone that is tried at dispatch, with the requests waiting in the scheduler
+//!            and all of them looked at again; in the lab.
+//!
+//! Tickets are made with a seat and are linked into the zones' queues in place, so that nothing is
+//! allocated and no queue can be full: the number of tickets is that of the requests.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::atomics::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
+use crate::cell::RoomCell;
+use crate::lock::Lock;
+use crate::pad::Padded;
+use crate::rank::ranks;
+
+/// The lock of a bucket; a model has enough to do without looking at a word that spins.
+#[cfg(loom)]
+type BucketLock = crate::sleep_lock::SleepLock<Bucket, { ranks::GATE }>;
+/// The lock of a bucket.
+#[cfg(not(loom))]
+type BucketLock = crate::spin_lock::SpinLock<Bucket, { ranks::GATE }>;
+
+/// Most buckets. Zones that are written at the same time seldom share one of so many.
+const BUCKETS_MAX: u32 = if cfg!(loom) { 1 } else { 256 };
+
+/// A ticket that no queue holds.
+const NO_ZONE: u32 = u32::MAX;
+
+/// The queues of a device's zones.
+#[derive(Debug)]
+pub struct ZoneGate {
+    buckets: Box<[Padded<BucketLock>]>,
+}
+
+/// The zones of one bucket that are being written: the first ticket of each, chained.
+#[derive(Debug, Default)]
+struct Bucket {
+    first: Option<NonNull<Ticket>>,
+}
+
+// SAFETY: the pointers are followed under the bucket's lock only, and lead to tickets that stay
+// where they are until they have been taken out under that lock (`Seat::drop`).
+unsafe impl Send for Bucket {}
+
+/// A place in the queue of one zone at a time.
+#[derive(Debug)]
+struct Ticket {
+    inbox: Arc<Inbox>,
+    number: u16,
+    links: RoomCell<Links>,
+}
+
+// SAFETY: `links` is reached under the lock of the zone's bucket only; the rest never changes.
+unsafe impl Send for Ticket {}
+// SAFETY: as above.
+unsafe impl Sync for Ticket {}
+
+/// Where a ticket stands. Guarded by its zone's bucket.
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    zone: u32,
+    /// The ticket behind this one.
+    next: Option<NonNull<Ticket>>,
+    /// Of a zone's first ticket: its last one.
+    last: Option<NonNull<Ticket>>,
+    /// Of a zone's first ticket: that of the next zone in the bucket.
+    chain: Option<NonNull<Ticket>>,
+}
+
+/// How a ticket came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entered {
+    /// The zone was free: the ticket has the turn.
+    First,
+    /// The ticket waits behind others, until its inbox names it.
+    Behind,
+    /// It was not needed: this one of the same seat is the zone's last.
+    Joined(u16),
+}
+
+/// What was handed to a channel and not taken yet.
+#[derive(Debug)]
+struct Inbox {
+    /// Something is in it: a hint, so that an empty one costs a load.
+    full: AtomicBool,
+    numbers: Mutex<Vec<u16>>,
+    bell: Condvar,
+}
+
+impl Inbox {
+    fn numbers(&self) -> MutexGuard<'_, Vec<u16>> {
+        self.numbers.lock().expect("no holder panics: it pushes and pops within the capacity")
+    }
+
+    fn post(&self, number: u16) {
+        let mut numbers = self.numbers();
+        numbers.push(number);
+        // Release: pairs with the Acquire in `take`.
+        self.full.store(true, Ordering::Release);
+        drop(numbers);
+        self.bell.notify_one();
+    }
+
+    #[inline]
+    fn take(&self) -> Option<u16> {
+        // Acquire: pairs with the Release in `post`.
+        if !self.full.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut numbers = self.numbers();
+        let number = numbers.pop();
+        // Relaxed: written under the lock, like the list itself.
+        self.full.store(!numbers.is_empty(), Ordering::Relaxed);
+        number
+    }
+
+    fn sleep(&self, at_most: Duration) {
+        let numbers = self.numbers();
+        if numbers.is_empty() {
+            drop(self.bell.wait_timeout(numbers, at_most));
+        }
+    }
+}
+
+impl ZoneGate {
+    /// Queues for so many zones, all of them free.
+    pub fn new(zones: u32) -> Arc<ZoneGate> {
+        let buckets = zones.clamp(1, BUCKETS_MAX).next_power_of_two();
+        let bucket = |_| Padded(BucketLock::new(Bucket::default()));
+        Arc::new(ZoneGate { buckets: (0..buckets).map(bucket).collect() })
+    }
+
+    #[inline]
+    fn bucket(&self, zone: u32) -> &BucketLock {
+        &self.buckets[zone as usize & (self.buckets.len() - 1)]
+    }
+}
+
+/// Works on a ticket's links.
+///
+/// # Safety
+/// The ticket is alive, the caller holds its zone's bucket, and `f` looks at no other ticket.
+#[inline]
+unsafe fn links<R>(ticket: NonNull<Ticket>, f: impl FnOnce(&mut Links) -> R) -> R {
+    // SAFETY: by this function's contract.
+    unsafe { ticket.as_ref().links.with_mut(f) }
+}
+
+impl Bucket {
+    /// The first ticket of a zone.
+    ///
+    /// # Safety
+    /// This is the bucket of the zone, and the caller holds its lock.
+    #[inline]
+    unsafe fn find(&self, zone: u32) -> Option<NonNull<Ticket>> {
+        let mut at = self.first;
+        while let Some(ticket) = at {
+            // SAFETY: a ticket in the chain is alive, and this bucket's.
+            let found = unsafe { links(ticket, |links| *links) };
+            if found.zone == zone {
+                return at;
+            }
+            at = found.chain;
+        }
+        None
+    }
+
+    /// Puts `other` where `ticket` stands in the chain.
+    ///
+    /// # Safety
+    /// `ticket` is in the chain, and the caller holds the bucket's lock.
+    unsafe fn replace(&mut self, ticket: NonNull<Ticket>, other: Option<NonNull<Ticket>>) {
+        if self.first == Some(ticket) {
+            self.first = other;
+            return;
+        }
+        let mut at = self.first;
+        while let Some(before) = at {
+            // SAFETY: a ticket in the chain is alive, and this bucket's.
+            at = unsafe {
+                links(before, |links| {
+                    let next = links.chain;
+                    if next == Some(ticket) {
+                        links.chain = other;
+                        return None;
+                    }
+                    next
+                })
+            };
+        }
+    }
+
+    /// Takes a zone's first ticket out; answers the one behind it, which is the first now.
+    ///
+    /// # Safety
+    /// `ticket` is the first of a zone of this bucket, and the caller holds the bucket's lock.
+    unsafe fn pop(&mut self, ticket: NonNull<Ticket>) -> Option<NonNull<Ticket>> {
+        // SAFETY: by this function's contract; tickets behind the first one are alive too.
+        unsafe {
+            let Links { next, last, chain, .. } = links(ticket, |links| *links);
+            if let Some(next) = next {
+                links(next, |links| (links.last, links.chain) = (last, chain));
+            }
+            self.replace(ticket, next.or(chain));
+            next
+        }
+    }
+
+    /// Takes a ticket out that waits behind `head`.
+    ///
+    /// # Safety
+    /// `head` is the first of the ticket's zone, the ticket is behind it, and the caller holds the
+    /// bucket's lock.
+    unsafe fn unlink(&mut self, head: NonNull<Ticket>, ticket: NonNull<Ticket>) {
+        let mut before = head;
+        // SAFETY: tickets between the first and the last are alive, and this bucket's.
+        unsafe {
+            while let Some(next) = links(before, |links| links.next)
+                && next != ticket
+            {
+                before = next;
+            }
+            let behind = links(ticket, |links| links.next);
+            links(before, |links| links.next = behind);
+            if behind.is_none() {
+                links(head, |links| links.last = Some(before));
+            }
+        }
+    }
+}
+
+/// A channel's part of the room: its tickets and its inbox. Belongs to one thread at a time.
+#[derive(Debug)]
+pub struct Seat {
+    gate: Arc<ZoneGate>,
+    tickets: Arc<[Ticket]>,
+    /// The zone that each ticket is in, or `NO_ZONE`.
+    zones: Box<[u32]>,
+    inbox: Arc<Inbox>,
+}
+
+impl Seat {
+    /// A seat with so many tickets.
+    pub fn new(gate: &Arc<ZoneGate>, tickets: u16) -> Seat {
+        let inbox = Arc::new(Inbox {
+            full: AtomicBool::new(false),
+            numbers: Mutex::new(Vec::with_capacity(tickets.into())),
+            bell: Condvar::new(),
+        });
+        let ticket = |number| Ticket {
+            inbox: Arc::clone(&inbox),
+            number,
+            links: RoomCell::new(Links { zone: NO_ZONE, next: None, last: None, chain: None }),
+        };
+        Seat {
+            gate: Arc::clone(gate),
+            tickets: (0..tickets).map(ticket).collect(),
+            zones: vec![NO_ZONE; tickets.into()].into_boxed_slice(),
+            inbox,
+        }
+    }
+
+    #[inline]
+    fn ticket(&self, number: u16) -> NonNull<Ticket> {
+        NonNull::from(&self.tickets[usize::from(number)])
+    }
+
+    /// Enters the queue of a zone with `spare`, a ticket that is in none.
+    #[inline]
+    pub fn enter(&mut self, zone: u32, spare: u16) -> Entered {
+        debug_assert_eq!(self.zones[usize::from(spare)], NO_ZONE, "ticket {spare} is in use");
+        let (me, inbox) = (self.ticket(spare), &self.inbox);
+        let entered = self.gate.bucket(zone).with(|bucket| {
+            // SAFETY: the bucket is the zone's and its lock is held; `me` is in no queue, so that
+            // its links are this thread's; tickets in queues are alive.
+            unsafe {
+                let Some(head) = bucket.find(zone) else {
+                    let chain = bucket.first.replace(me);
+                    let new = Links { zone, next: None, last: Some(me), chain };
+                    links(me, |links| *links = new);
+                    return Entered::First;
+                };
+                let last = links(head, |links| links.last).unwrap_or(head);
+                if Arc::ptr_eq(&last.as_ref().inbox, inbox) {
+                    return Entered::Joined(last.as_ref().number);
+                }
+                links(me, |links| *links = Links { zone, next: None, last: None, chain: None });
+                links(last, |links| links.next = Some(me));
+                links(head, |links| links.last = Some(me));
+                Entered::Behind
+            }
+        });
+        if !matches!(entered, Entered::Joined(_)) {
+            self.zones[usize::from(spare)] = zone;
+        }
+        entered
+    }
+
+    /// Gives up the turn that a ticket has. Answers the next ticket if it is of this seat; another
+    /// seat's is told.
+    #[inline]
+    pub fn leave(&mut self, number: u16) -> Option<u16> {
+        let zone = std::mem::replace(&mut self.zones[usize::from(number)], NO_ZONE);
+        let me = self.ticket(number);
+        let next = self.gate.bucket(zone).with(|bucket| {
+            // SAFETY: the bucket is the zone's and its lock is held; who has the turn is first.
+            unsafe {
+                debug_assert_eq!(bucket.find(zone), Some(me), "ticket {number} has no turn");
+                bucket.pop(me).map(|next| heir(next))
+            }
+        });
+        let (inbox, next) = next?;
+        if Arc::ptr_eq(&inbox, &self.inbox) {
+            return Some(next);
+        }
+        inbox.post(next);
+        None
+    }
+
+    /// A ticket that waited and has the turn now.
+    #[inline]
+    pub fn granted(&mut self) -> Option<u16> {
+        self.inbox.take()
+    }
+
+    /// Sleeps until a ticket may have been granted, but not for longer.
+    pub fn sleep(&self, at_most: Duration) {
+        self.inbox.sleep(at_most);
+    }
+
+    /// Takes a ticket out, whether it has the turn or waits.
+    fn withdraw(&mut self, number: u16) {
+        let zone = std::mem::replace(&mut self.zones[usize::from(number)], NO_ZONE);
+        if zone == NO_ZONE {
+            return;
+        }
+        let me = self.ticket(number);
+        let next = self.gate.bucket(zone).with(|bucket| {
+            // SAFETY: the bucket is the zone's and its lock is held; the ticket is in its queue,
+            // so that there is a first one.
+            unsafe {
+                let head = bucket.find(zone)?;
+                if head == me {
+                    return bucket.pop(me).map(|next| heir(next));
+                }
+                bucket.unlink(head, me);
+                None
+            }
+        });
+        if let Some((inbox, number)) = next {
+            inbox.post(number);
+        }
+    }
+}
+
+/// Whom to tell that a ticket has the turn. Its seat may be gone as soon as the lock is.
+///
+/// # Safety
+/// The ticket is in a queue whose bucket's lock the caller holds.
+unsafe fn heir(ticket: NonNull<Ticket>) -> (Arc<Inbox>, u16) {
+    // SAFETY: a ticket in a queue is alive.
+    let ticket = unsafe { ticket.as_ref() };
+    (Arc::clone(&ticket.inbox), ticket.number)
+}
+
+/// Nobody waits for a channel that is gone.
+impl Drop for Seat {
+    fn drop(&mut self) {
+        for number in 0..self.tickets.len() {
+            self.withdraw(number as u16);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    fn seats<const N: usize>() -> (Arc<ZoneGate>, [Seat; N]) {
+        let gate = ZoneGate::new(1000);
+        let seats = [(); N].map(|()| Seat::new(&gate, 4));
+        (gate, seats)
+    }
+
+    #[test]
+    fn turns_come_in_the_order_of_arrival_and_the_last_is_added_to() {
+        let (_gate, [mut a, mut b]) = seats();
+        assert_eq!(a.enter(7, 0), Entered::First);
+        assert_eq!(a.enter(7, 1), Entered::Joined(0));
+        assert_eq!(b.enter(7, 3), Entered::Behind);
+        assert_eq!(b.enter(7, 2), Entered::Joined(3));
+        // Not behind its own first one any more: the other came in between.
+        assert_eq!(a.enter(7, 1), Entered::Behind);
+        assert_eq!(b.enter(7, 0), Entered::Behind);
+        assert_eq!((a.granted(), b.granted()), (None, None));
+        assert_eq!(a.leave(0), None);
+        assert_eq!((b.granted(), b.granted()), (Some(3), None));
+        assert_eq!(b.leave(3), None);
+        assert_eq!(a.granted(), Some(1));
+        assert_eq!(a.leave(1), None);
+        assert_eq!(b.granted(), Some(0));
+        assert_eq!(b.leave(0), None);
+        assert_eq!(b.enter(7, 0), Entered::First);
+    }
+
+    #[test]
+    fn zones_of_a_bucket_do_not_meet() {
+        let (_gate, [mut a, mut b]) = seats();
+        for (ticket, zone) in [3, 3 + 256, 3 + 512].into_iter().enumerate() {
+            assert_eq!(a.enter(zone, ticket as u16), Entered::First);
+            assert_eq!(b.enter(zone, ticket as u16), Entered::Behind);
+        }
+        for ticket in [1, 0, 2] {
+            assert_eq!(a.leave(ticket), None);
+            assert_eq!(b.granted(), Some(ticket));
+        }
+        for ticket in [2, 0, 1] {
+            assert_eq!(b.leave(ticket), None);
+        }
+        assert_eq!(a.enter(3 + 256, 1), Entered::First);
+    }
+
+    #[test]
+    fn a_seat_that_goes_leaves_no_gap() {
+        let (_gate, [mut a, mut b, mut c]) = seats();
+        assert_eq!(a.enter(1, 0), Entered::First);
+        assert_eq!(b.enter(1, 0), Entered::Behind);
+        assert_eq!(c.enter(1, 0), Entered::Behind);
+        drop(b);
+        assert_eq!(a.enter(1, 1), Entered::Behind);
+        drop(a);
+        assert_eq!(c.granted(), Some(0));
+        assert_eq!(c.enter(1, 1), Entered::Joined(0));
+        assert_eq!(c.leave(0), None);
+        assert_eq!(c.enter(1, 1), Entered::First);
+    }
+
+    #[test]
+    fn four_threads_take_turns_and_none_is_forgotten() {
+        let (gate, []) = seats();
+        let inside = crate::atomics::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut seat = Seat::new(&gate, 2);
+                    for round in 0..2000 {
+                        let zone = round % 3;
+                        if seat.enter(zone, 0) == Entered::Behind {
+                            while seat.granted().is_none() {
+                                seat.sleep(Duration::from_secs(60));
+                            }
+                        }
+                        let bit = 1 << zone;
+                        assert_eq!(inside.fetch_xor(bit, Ordering::AcqRel) & bit, 0);
+                        assert_eq!(inside.fetch_xor(bit, Ordering::AcqRel) & bit, bit);
+                        assert_eq!(seat.leave(0), None);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+
+    fn turn(seat: &mut Seat, inside: &RoomCell<u32>) {
+        if seat.enter(0, 0) == Entered::Behind {
+            while seat.granted().is_none() {
+                seat.sleep(Duration::from_secs(60));
+            }
+        }
+        // SAFETY: the turn excludes others; loom checks it.
+        unsafe { inside.with_mut(|count| *count += 1) };
+        assert_eq!(seat.leave(0), None);
+    }
+
+    struct Shared(RoomCell<u32>);
+    // SAFETY: reached by who has the turn only; loom checks it.
+    unsafe impl Sync for Shared {}
+    // SAFETY: as above.
+    unsafe impl Send for Shared {}
+
+    /// Turns exclude each other, and each one is handed on.
+    #[test]
+    fn turns_exclude_each_other_and_nobody_is_left_asleep() {
+        loom::model(|| {
+            let gate = ZoneGate::new(1);
+            let inside = Arc::new(Shared(RoomCell::new(0)));
+            let other = {
+                let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+                loom::thread::spawn(move || {
+                    let mut seat = Seat::new(&gate, 1);
+                    turn(&mut seat, &inside.0);
+                    turn(&mut seat, &inside.0);
+                })
+            };
+            turn(&mut Seat::new(&gate, 1), &inside.0);
+            other.join().unwrap();
+            // SAFETY: the other thread has ended.
+            assert_eq!(unsafe { inside.0.with_mut(|count| *count) }, 3);
+        });
+    }
+
+    /// A seat that goes while it waits, beside the one that hands it the turn.
+    #[test]
+    fn a_seat_that_goes_hands_on_what_it_was_given() {
+        loom::model(|| {
+            let gate = ZoneGate::new(1);
+            let mut first = Seat::new(&gate, 1);
+            let mut goes = Seat::new(&gate, 1);
+            let mut last = Seat::new(&gate, 1);
+            assert_eq!(first.enter(0, 0), Entered::First);
+            assert_eq!(goes.enter(0, 0), Entered::Behind);
+            assert_eq!(last.enter(0, 0), Entered::Behind);
+            let leaver = loom::thread::spawn(move || drop(first));
+            drop(goes);
+            while last.granted().is_none() {
+                last.sleep(Duration::from_secs(60));
+            }
+            leaver.join().unwrap();
+            assert_eq!(last.leave(0), None);
+            assert_eq!(last.enter(0, 0), Entered::First);
+        });
+    }
+}
