@@ -13,6 +13,7 @@ use crate::units::Sector;
 mod bare;
 mod check;
 mod flush;
+pub(crate) mod merge;
 mod plug;
 mod slots;
 mod split;
@@ -21,7 +22,7 @@ mod stats;
 mod tags;
 
 pub use bare::Bare;
-pub use stack::{ChannelConfig, Stack};
+pub use stack::{ChannelConfig, Floors, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 
 /// One thread's door to a device: register memory, push bios, submit them, reap what is done.
@@ -29,6 +30,9 @@ pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 /// A channel belongs to one thread at a time. Every pushed bio gets exactly one completion, on the
 /// channel that pushed it, in any order. Dropping a channel waits for what the device has started
 /// and forgets the rest: reap everything first where it matters.
+///
+/// While bios are in flight somebody has to reap: where changes of a zone wait for each other
+/// ([`crate::zone::gate`]), those of other channels wait for this one to see that its own are done.
 pub trait Channel: Send {
     /// Makes memory known to the channel, which keeps it alive until it is unregistered.
     fn register(&mut self, region: Arc<Region>) -> RegionId;

@@ -28,6 +28,11 @@ impl Monotonic {
     pub fn nanos_of(instant: Instant) -> Nanos {
         Nanos(instant.saturating_duration_since(start()).as_nanos() as u64)
     }
+
+    /// The time that is left until an instant, but no more than `bound`.
+    pub fn until(instant: Option<Instant>, bound: Duration) -> Duration {
+        instant.map_or(bound, |at| at.saturating_duration_since(Instant::now()).min(bound))
+    }
 }
 
 impl Clock for Monotonic {

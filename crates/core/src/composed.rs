@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats};
+use crate::channel::{Channel, ChannelConfig, ChannelStats, Floors, Stack, Stats};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
 use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
@@ -17,10 +17,11 @@ use crate::sched::Scheduler;
 use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
+use crate::zone::gate::{Gate, GateView, Gates, Ungated};
 use crate::{Bio, BufRef, Op, RegionId};
 
-/// A named device under a scheduler.
-pub struct Composed<D, S, C = Monotonic> {
+/// A named device under a scheduler and, where writes to a zone need one, a gate.
+pub struct Composed<D, S, C = Monotonic, W = Ungated> {
     name: String,
     kind: &'static str,
     device: D,
@@ -28,6 +29,7 @@ pub struct Composed<D, S, C = Monotonic> {
     config: ChannelConfig,
     /// Makes the scheduler of a channel with so many bios.
     scheduler: fn(usize) -> S,
+    gates: W,
     clock: C,
     registry: Arc<Registry>,
 }
@@ -56,9 +58,19 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
         clock: C,
     ) -> Composed<D, S, C> {
         let limits = device.limits().clone();
-        Composed { name, kind, device, limits, config, scheduler, clock, registry: Arc::default() }
+        let (gates, registry) = (Ungated, Arc::default());
+        Composed { name, kind, device, limits, config, scheduler, gates, clock, registry }
     }
 
+    /// The same disk with a gate before its zones.
+    pub fn with_gates<W: Gates>(self, gates: W) -> Composed<D, S, C, W> {
+        let limits = gates.limits(&self.limits);
+        let Composed { name, kind, device, config, scheduler, clock, registry, .. } = self;
+        Composed { name, kind, device, limits, config, scheduler, gates, clock, registry }
+    }
+}
+
+impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
     /// The same disk, but every change is refused.
     pub fn read_only(mut self) -> Self {
         self.limits.read_only = true;
@@ -74,24 +86,31 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
     ///
     /// # Errors
     /// If the device is gone or can serve no more queues.
-    pub fn open_stack(&self) -> Result<Stack<S, D::Queue, C>, DeviceError> {
+    pub fn open_stack(&self) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
         self.stack(ChannelStats::new())
     }
 
-    fn stack(&self, stats: Arc<ChannelStats>) -> Result<Stack<S, D::Queue, C>, DeviceError> {
-        Ok(Stack::new(
-            self.config,
-            self.device.geometry(),
-            &self.limits,
-            (self.scheduler)(usize::from(self.config.depth)),
-            self.device.open_queue()?,
-            self.clock.clone(),
-            stats,
-        ))
+    fn stack(
+        &self,
+        stats: Arc<ChannelStats>,
+    ) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
+        let floors = Floors {
+            gate: self.gates.open(self.config.depth),
+            sched: (self.scheduler)(usize::from(self.config.depth)),
+            queue: self.device.open_queue()?,
+        };
+        let (config, geometry) = (self.config, self.device.geometry());
+        Ok(Stack::with_gate(config, geometry, &self.limits, floors, self.clock.clone(), stats))
     }
 }
 
-impl<D: Device, S: Scheduler, C: Clock + Clone + Sync> Disk for Composed<D, S, C> {
+impl<D, S, C, W> Disk for Composed<D, S, C, W>
+where
+    D: Device,
+    S: Scheduler,
+    C: Clock + Clone + Sync,
+    W: Gates,
+{
     fn name(&self) -> &str {
         &self.name
     }
@@ -129,7 +148,14 @@ impl<D: Device, S: Scheduler, C: Clock + Clone + Sync> Disk for Composed<D, S, C
     }
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
-        self.device.inject(injection)
+        let done = self.device.inject(injection);
+        // A fault may have changed zones, even one that was refused in the end.
+        self.gates.zones_changed();
+        done
+    }
+
+    fn gate(&self) -> Option<GateView> {
+        self.device.geometry().zones.as_ref().map(|_| self.gates.view())
     }
 
     fn stats(&self) -> Stats {
@@ -137,7 +163,7 @@ impl<D: Device, S: Scheduler, C: Clock + Clone + Sync> Disk for Composed<D, S, C
     }
 }
 
-impl<D, S, C> fmt::Debug for Composed<D, S, C> {
+impl<D, S, C, W> fmt::Debug for Composed<D, S, C, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Composed { name, kind, .. } = self;
         f.debug_struct("Composed").field("name", name).field("kind", kind).finish_non_exhaustive()
@@ -192,12 +218,12 @@ impl Drop for Entry {
 
 /// A stack that is counted in its disk's registry. Fields drop in this order: the stack first, so
 /// that the counts of its last completions are in.
-struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock> {
-    stack: Stack<S, Q, C>,
+struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> {
+    stack: Stack<S, Q, C, G>,
     _entry: Entry,
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Registered<S, Q, C> {
+impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, Q, C, G> {
     fn register(&mut self, region: Arc<Region>) -> RegionId {
         self.stack.register(region)
     }

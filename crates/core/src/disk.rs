@@ -7,6 +7,7 @@ use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
+use crate::zone::gate::GateView;
 
 /// A composed device: the device itself, its middleware and its scheduler, behind one name.
 ///
@@ -50,6 +51,11 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// If nothing here has such a fault, or the value does not fit it.
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError>;
+
+    /// How changes of a zone are kept in order; `None` for a device without zones.
+    fn gate(&self) -> Option<GateView> {
+        None
+    }
 
     /// The sum over all channels, those already closed included.
     fn stats(&self) -> Stats;

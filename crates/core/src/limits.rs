@@ -22,6 +22,9 @@ pub struct Limits {
     pub fua: bool,
     /// All changes are refused.
     pub read_only: bool,
+    /// Requests that one queue starts reach their zone in the order in which they are started, so
+    /// that several writes to a zone may be in flight.
+    pub ordered: bool,
     /// Most requests that one queue of the device works on at once: the number of tags.
     pub queue_depth: u16,
 }
@@ -39,6 +42,7 @@ impl Limits {
             write_cache: false,
             fua: false,
             read_only: false,
+            ordered: true,
             queue_depth,
         }
     }

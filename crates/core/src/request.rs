@@ -205,6 +205,24 @@ impl Request {
         self.0
     }
 
+    /// The number of its first bio's slot, below the channel's depth: for a gate that keeps
+    /// something about each request.
+    #[inline]
+    pub fn index(&self) -> u16 {
+        self.slot().index
+    }
+
+    /// An append as the write at `sector` that it is emulated by. It comes home as an append, which
+    /// landed there.
+    pub(crate) fn append_at(mut self, sector: Sector) -> Request {
+        debug_assert_eq!(self.op(), Op::ZoneAppend);
+        let slot = self.slot_mut();
+        slot.op = Op::Write;
+        slot.sector = sector;
+        slot.flags = slot.flags | Flags::NOMERGE;
+        self
+    }
+
     /// Takes the bios of `next`, which starts where this one ends, behind its own.
     #[inline]
     pub(crate) fn merge_back(&mut self, next: Request) {
@@ -444,9 +462,29 @@ impl Batch {
 
 /// A completed request on its way home.
 #[derive(Debug)]
-pub(crate) struct Ended(Request);
+#[must_use = "its bios wait for their completions"]
+pub struct Ended(Request);
 
 impl Ended {
+    /// What was to be done.
+    #[inline]
+    pub fn op(&self) -> Op {
+        self.0.op()
+    }
+
+    /// Its length in sectors.
+    #[inline]
+    pub fn sectors(&self) -> u64 {
+        self.0.sectors()
+    }
+
+    /// The number of its first bio's slot, below the channel's depth: for a gate that keeps
+    /// something about each request.
+    #[inline]
+    pub fn index(&self) -> u16 {
+        self.0.index()
+    }
+
     /// The slot of its first bio; the channel owns the slots again.
     #[inline]
     pub(crate) fn head(&self) -> NonNull<Slot> {
@@ -462,13 +500,13 @@ impl Ended {
 
     /// How it ended.
     #[inline]
-    pub(crate) fn status(&self) -> Status {
+    pub fn status(&self) -> Status {
         self.0.slot().status
     }
 
     /// Where it landed, for an append that succeeded; otherwise its first sector.
     #[inline]
-    pub(crate) fn sector(&self) -> Sector {
+    pub fn sector(&self) -> Sector {
         self.0.sector()
     }
 }
@@ -517,6 +555,12 @@ impl Done {
     pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
         request.slot_mut().status = status;
         self.requests.push_back(Ended(request));
+    }
+
+    /// Adds a completed request that was taken out.
+    #[inline]
+    pub(crate) fn put(&mut self, ended: Ended) {
+        self.requests.push_back(ended);
     }
 
     /// Takes the oldest completion.

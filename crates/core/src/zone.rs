@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod document;
+pub mod gate;
 mod info;
 mod machine;
 mod word_zones;

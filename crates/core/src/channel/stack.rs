@@ -1,8 +1,8 @@
-//! The stack: plug, tags, scheduler and device queue, compiled into one channel.
+//! The stack: plug, gate, scheduler, tags and device queue, compiled into one channel.
 //!
 //! ```text
-//! push ─ check ▸ split ▸ plug        submit ─ plug ▸ scheduler ▸ tags ▸ device queue
-//! reap ◂─ completions ◂─ flush sequence, pieces ◂─ tag freed ◂─ done ring ◂─┘
+//! push ─ check ▸ split ▸ plug        submit ─ plug ▸ gate ▸ scheduler ▸ tags ▸ device queue
+//! reap ◂─ completions ◂─ flush sequence, pieces ◂─ tag freed ◂─ gate ◂─ done ring ◂─┘
 //! ```
 //!
 //! Everything here belongs to one thread. After it is made nothing is allocated, and the clock is
@@ -11,7 +11,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Channel;
 use super::check::{self, Rules};
@@ -21,7 +21,7 @@ use super::slots::Slots;
 use super::split::{self, Rest};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::tags::Tags;
-use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
+use crate::bio::{Bio, BufRef, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
 use crate::device::{DeviceQueue, Due};
@@ -33,6 +33,14 @@ use crate::sched::Scheduler;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
 use crate::work::Single;
+use crate::zone::gate::{Gate, NoGate, Passage};
+
+mod gated;
+mod leftovers;
+
+/// Longest sleep before a gate without another look. Other channels ring; this is a bound, so that
+/// a wait has one.
+const GATE_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +56,23 @@ impl Default for ChannelConfig {
     }
 }
 
-/// A channel over a scheduler and a device queue.
-pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic> {
+/// The floors of a channel that differ from device to device, from the top down.
+#[derive(Debug)]
+pub struct Floors<G, S, Q> {
+    /// Puts writes to a zone in order.
+    pub gate: G,
+    /// Decides which request is next.
+    pub sched: S,
+    /// What the channel holds of the device.
+    pub queue: Q,
+}
+
+/// A channel over a gate, a scheduler and a device queue.
+pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     queue: Q,
     sched: S,
+    gate: G,
+    passage: Passage,
     clock: C,
     rules: Rules,
     plug: Plug,
@@ -69,7 +90,8 @@ pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic> {
 }
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
-    /// A channel of `config.depth` bios over a queue of a device with this geometry and limits.
+    /// A channel of `config.depth` bios over a queue of a device with this geometry and limits,
+    /// without a gate.
     ///
     /// # Panics
     /// If the depth is out of its range: it comes from our own configuration, checked there.
@@ -82,11 +104,32 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         clock: C,
         stats: Arc<ChannelStats>,
     ) -> Stack<S, Q, C> {
+        let floors = Floors { gate: NoGate, sched, queue };
+        Stack::with_gate(config, geometry, limits, floors, clock, stats)
+    }
+}
+
+impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
+    /// The same with a gate. The limits are those that the channel's user sees.
+    ///
+    /// # Panics
+    /// As [`Stack::new`].
+    pub fn with_gate(
+        config: ChannelConfig,
+        geometry: &Geometry,
+        limits: &Limits,
+        floors: Floors<G, S, Q>,
+        clock: C,
+        stats: Arc<ChannelStats>,
+    ) -> Stack<S, Q, C, G> {
         assert!((4..=32768).contains(&config.depth), "depth {} is out of range", config.depth);
         let depth = usize::from(config.depth);
+        let Floors { gate, sched, queue } = floors;
         Stack {
             queue,
             sched,
+            gate,
+            passage: Passage::new(if G::ACTIVE { depth } else { 0 }, Arc::clone(&stats)),
             clock,
             rules: Rules::new(geometry, limits),
             plug: Plug::new(depth, limits),
@@ -135,7 +178,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the request.
             let request = unsafe { Request::of(slot) };
-            self.done.enter(request, status);
+            self.homeward().enter(request, status);
         } else if self.rules.piece_sectors(bio) < bio.sectors {
             self.split(slot, bio, data);
         } else {
@@ -182,7 +225,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             Route::Nothing => {
                 // SAFETY: the slot was just taken and stays so until `reap` has seen the request.
                 let request = unsafe { Request::of(slot) };
-                self.done.enter(request, Status::Ok);
+                self.homeward().enter(request, Status::Ok);
             }
             Route::Sequence(stage) => {
                 // SAFETY: as above.
@@ -257,49 +300,13 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         }
     }
 
-    /// Gives what the device did not start back to the scheduler, in order; says whether a request
-    /// was broken up, so that it is worth while to try again now.
-    #[cold]
-    fn take_leftovers(&mut self) -> bool {
-        let broken = self.batch.take_broken();
-        while let Some((request, tag)) = self.batch.unstart_last() {
-            self.tags.put(tag);
-            if broken && self.batch.is_empty() {
-                self.requeue_bios(request);
-            } else {
-                self.sched.requeue(request);
-            }
-        }
-        broken
-    }
-
-    /// Requeues a merged request as its single bios, which then stay single.
-    fn requeue_bios(&mut self, request: Request) {
-        // The chain is reversed in place, because what is requeued last comes first.
-        let mut next = Some(request.head());
-        let mut reversed: Option<NonNull<Slot>> = None;
-        while let Some(mut slot) = next {
-            // SAFETY: the chain is that of a request which only this function holds.
-            let slot_ref = unsafe { slot.as_mut() };
-            next = slot_ref.next;
-            slot_ref.next = reversed;
-            reversed = Some(slot);
-        }
-        while let Some(mut slot) = reversed {
-            // SAFETY: as above; the slot's new request is the only one that refers to it.
-            let single = unsafe {
-                reversed = slot.as_mut().next.take();
-                slot.as_mut().bio.flags = slot.as_ref().bio.flags | Flags::NOMERGE;
-                Request::of(slot)
-            };
-            self.sched.requeue(single);
-        }
-    }
-
     /// Moves what was pushed on to the scheduler, stamped, and starts what can be started. Where
     /// the scheduler would only pass it on, it goes to the device directly, as in Linux.
     #[inline]
     fn unplug(&mut self, now: Nanos) {
+        if G::ACTIVE {
+            return self.unplug_into_gate(now);
+        }
         let direct = if S::PASSES_ON && self.sched.is_empty() {
             self.queue.room().min(self.tags.room())
         } else {
@@ -327,6 +334,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
             return false;
         }
         self.queue.start(now, &mut self.batch, &mut self.done);
+        if G::ACTIVE {
+            self.leave_gate(now);
+        }
         self.batch.is_empty() || self.take_leftovers()
     }
 
@@ -407,7 +417,23 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     fn follow(&mut self, slot: NonNull<Slot>, stage: Stage, now: Nanos) {
         // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
         let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
-        self.sched.insert(request, now);
+        if G::ACTIVE {
+            self.enter_gate(request, now);
+        } else {
+            self.sched.insert(request, now);
+        }
+    }
+
+    /// When something is next to be found, whatever comes through the gate.
+    fn due_below(&self) -> Due {
+        if !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home()) {
+            return Due::At(Nanos(0));
+        }
+        let room = self.queue.room().min(self.tags.room());
+        if room > 0 && !self.sched.is_empty() && self.queue.due() == Due::Never {
+            return Due::At(Nanos(0));
+        }
+        self.queue.due()
     }
 
     /// Tells the submitter of a bio's end and frees its slot.
@@ -432,7 +458,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
     }
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
+impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C, G> {
     fn register(&mut self, region: Arc<Region>) -> RegionId {
         let free = self.regions.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -478,6 +504,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
         if self.in_flight > 0 || !S::PASSES_ON || !self.rules.is_plain_range(op, sector, sectors) {
             return None;
         }
+        if G::ACTIVE && !self.gate.may_carry(op, sector) {
+            return None;
+        }
         let data = self.address(buf, sectors)?;
         let status = self.queue.carry(Single::new(op, sector, sectors, data))?;
         self.stats.carried(op, status.is_ok(), sectors);
@@ -491,19 +520,22 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
         let before = out.len();
         let now = self.clock.now();
         self.queue.poll(now, &mut self.done);
+        if G::ACTIVE {
+            self.poll_gate(now);
+        }
         loop {
-            while let Some(ended) = self.done.take() {
+            while let Some(ended) = self.homeward().take() {
                 self.finish(&ended, now, out);
             }
             if self.rest.as_ref().is_some_and(|rest| !rest.waits) {
                 self.cut_rest();
                 self.unplug(now);
-            } else if self.sched.is_empty() {
-                break;
-            } else {
+            } else if !self.sched.is_empty() {
                 self.dispatch(now);
+            } else if !(G::ACTIVE && self.catch_up(now)) {
+                break;
             }
-            if self.done.is_empty() {
+            if self.homeward().is_empty() && !(G::ACTIVE && self.catch_up(now)) {
                 break;
             }
         }
@@ -512,6 +544,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
     }
 
     fn wait(&mut self, deadline: Option<Instant>) {
+        if G::ACTIVE && self.gate.waits() && self.due_below() == Due::Never {
+            return self.gate.sleep(Monotonic::until(deadline, GATE_SLEEP_MAX));
+        }
         let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
         match self.due() {
             Due::Never => {}
@@ -524,14 +559,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
     }
 
     fn due(&self) -> Due {
-        if !self.done.is_empty() {
-            return Due::At(Nanos(0));
-        }
-        let room = self.queue.room().min(self.tags.room());
-        if room > 0 && !self.sched.is_empty() && self.queue.due() == Due::Never {
-            return Due::At(Nanos(0));
-        }
-        self.queue.due()
+        let due = self.due_below();
+        if G::ACTIVE { due.earlier(self.gate.due()) } else { due }
     }
 
     fn in_flight(&self) -> usize {
@@ -541,9 +570,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Channel for Stack<S, Q, C> {
 
 /// Waits for what the device has started, because it holds pointers into the slots and regions.
 /// What was not started yet is forgotten: nobody is left to be told of it.
-impl<S: Scheduler, Q: DeviceQueue, C: Clock> Drop for Stack<S, Q, C> {
+impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G> {
     fn drop(&mut self) {
         drop(self.plug.drain());
+        self.gate.close();
         self.rest = None;
         self.closing = true;
         let mut out = Vec::new();
