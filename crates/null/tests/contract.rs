@@ -117,3 +117,28 @@ fn channels_share_a_hardware_queue() {
 fn a_bandwidth_limit() {
     suite("mbps", NullConfig { mbps: 500, ..backed() });
 }
+
+fn gated(name: &str, config: NullConfig) {
+    contract::run_gated(name, config.memory_backed, move || {
+        Null::open(config.clone()).expect("the configuration fits")
+    });
+}
+
+#[test]
+fn behind_a_gate() {
+    gated("zones", NullConfig { memory_backed: true, ..zoned() });
+    gated("zones with limits", limited());
+    gated("softirq, zones", NullConfig { irqmode: IrqMode::Softirq, ..limited() });
+}
+
+/// No append of its own, so that the gate makes it of writes.
+#[test]
+fn appends_made_of_writes() {
+    let none = |config| NullConfig { zone_append_max_sectors: 0, ..config };
+    gated("zones", none(NullConfig { memory_backed: true, ..zoned() }));
+    gated("zones with limits", none(limited()));
+    gated("timer, zones", none(NullConfig { irqmode: IrqMode::Timer, ..limited() }));
+    let size = (8 << 20) - (256 << 10);
+    gated("runt", none(NullConfig { size, zone_capacity: 0, ..limited() }));
+    gated("cache, zones", none(NullConfig { cache_size: 1 << 20, fua: false, ..limited() }));
+}

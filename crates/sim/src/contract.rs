@@ -23,6 +23,7 @@ use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::sched::NoneScheduler;
+use blockyard_core::zone::gate::ZoneGates;
 
 use crate::clock::ManualClock;
 use crate::model::{Model, Rules};
@@ -90,6 +91,15 @@ impl Subject {
         Subject::plain(&format!("faulty {name}"), keeps_data, move || Faulty::new(make(), 1))
     }
 
+    /// The same behind a gate, with appends made of writes where the device has none.
+    pub fn gated<D: Device>(
+        name: &str,
+        keeps_data: bool,
+        make: impl Fn() -> D + Sync + 'static,
+    ) -> Subject {
+        Subject::disks(&format!("gated {name}"), keeps_data, move || gated(make()))
+    }
+
     /// The same under [`Traced`].
     pub fn traced<D: Device>(
         name: &str,
@@ -132,6 +142,19 @@ fn disk<D: Device>(device: D) -> Arc<dyn Disk> {
     Arc::new(Composed::with_clock(name, "subject", device, config, NoneScheduler::new, clock))
 }
 
+/// The same behind a gate, if it has zones.
+fn gated<D: Device>(device: D) -> Arc<dyn Disk> {
+    let config = ChannelConfig { depth: DEPTH };
+    let (clock, device) = (ManualClock::new(), Arc::new(device));
+    let name = "subject".to_owned();
+    let gates = ZoneGates::new(Arc::clone(&device)).expect("there is memory for it");
+    let disk = Composed::with_clock(name, "subject", device, config, NoneScheduler::new, clock);
+    match gates {
+        Some(gates) => Arc::new(disk.with_gates(gates)),
+        None => Arc::new(disk),
+    }
+}
+
 /// One clause of the contract.
 type Clause = fn(&Subject, Seed);
 
@@ -169,6 +192,38 @@ pub fn run(subject: &Subject) {
     }
 }
 
+/// The suite behind a gate: alone, with completions held back, and under an injector.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_gated<D: Device>(
+    name: &str,
+    keeps_data: bool,
+    make: impl Fn() -> D + Sync + Clone + 'static,
+) {
+    run_gated_by(Rules::NullBlk, name, keeps_data, make);
+}
+
+/// The same for devices whose zones keep other rules.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_gated_by<D: Device>(
+    rules: Rules,
+    name: &str,
+    keeps_data: bool,
+    make: impl Fn() -> D + Sync + Clone + 'static,
+) {
+    run(&Subject::gated(name, keeps_data, make.clone()).with_rules(rules));
+    let delayed = make.clone();
+    let delayed = move || Delayed::new(delayed(), DELAY_NS);
+    let name = format!("delayed {name}");
+    run(&Subject::gated(&name, keeps_data, delayed).with_rules(rules));
+    let seed = Seed::from_env();
+    let _watch = seed.watch(&format!("gated, faulty, {name}: failed bios have no effect"));
+    faults::injected(make, keeps_data, rules, gated, seed);
+}
+
 /// The suite under everything that may wrap a device, and under an injector that fails some bios.
 ///
 /// # Panics
@@ -197,5 +252,5 @@ pub fn run_wrapped_by<D: Device>(
     run(&Subject::traced(name, keeps_data, make.clone()).with_rules(rules));
     let seed = Seed::from_env();
     let _watch = seed.watch(&format!("faulty {name}: failed bios have no effect"));
-    faults::injected(make, keeps_data, rules, seed);
+    faults::injected(make, keeps_data, rules, disk, seed);
 }

@@ -7,6 +7,7 @@ use blockyard_core::bio::{Bio, Flags, Op};
 use blockyard_core::completion::Completion;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
 use blockyard_core::zone::ZoneInfo;
+use blockyard_core::zone::gate::GateMode;
 
 use super::rig::{BUFFER_BYTES, Rig, data_bytes, same_bytes};
 use super::{DEPTH, Subject};
@@ -61,7 +62,7 @@ fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
     let mut user_data = 0;
     for _ in 0..ROUNDS {
         let count = 1 + workload.below(u64::from(DEPTH));
-        let mut batch = Batch::default();
+        let mut batch = Batch { coupled: is_coupled(rig), ..Batch::default() };
         for _ in 0..count {
             let Some(bio) = batch.next(rig, &mut workload, user_data, flags) else { continue };
             user_data += 1;
@@ -81,6 +82,9 @@ fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
 struct Batch {
     wanted: Vec<Wanted>,
     claims: Vec<Claim>,
+    /// Changes of different zones may meet the limits that they share in another order than that
+    /// of their pushes: a gate holds back some of them.
+    coupled: bool,
 }
 
 /// A range that a bio of the batch uses.
@@ -149,6 +153,10 @@ impl Batch {
 
     fn is_free(&self, claim: &Claim) -> bool {
         self.claims.iter().all(|other| {
+            let changes = claim.class != Class::Reads && other.class != Class::Reads;
+            if self.coupled && changes && other.range != claim.range {
+                return false;
+            }
             let apart =
                 claim.range.end <= other.range.start || other.range.end <= claim.range.start;
             apart || (claim.class == other.class && claim.class != Class::Exclusive)
@@ -168,6 +176,13 @@ impl Batch {
             }
         }
     }
+}
+
+/// Whether there is a gate, and limits that zones share.
+fn is_coupled(rig: &Rig) -> bool {
+    let gated = rig.disk.gate().is_some_and(|gate| gate.mode == GateMode::Plug);
+    let zones = rig.disk.geometry().zones.as_ref();
+    gated && zones.is_some_and(|zones| zones.open_max + zones.active_max > 0)
 }
 
 /// What a bio uses. On a zoned device whole zones; where limits couple zones, or all zones are

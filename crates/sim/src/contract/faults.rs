@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use blockyard_core::bio::{Flags, Op};
 use blockyard_core::device::Device;
+use blockyard_core::disk::Disk;
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
 use blockyard_core::status::Status;
@@ -41,10 +42,11 @@ pub(super) fn injected<D: Device>(
     make: impl Fn() -> D,
     keeps_data: bool,
     rules: Rules,
+    compose: impl Fn(Arc<Faulty<D>>) -> Arc<dyn Disk>,
     seed: Seed,
 ) {
     let device = Arc::new(Faulty::new(make(), seed.0));
-    let disk = super::disk(Arc::clone(&device));
+    let disk = compose(Arc::clone(&device));
     for rule in injections(device.geometry().sectors) {
         disk.inject(&Injection::AddRule(rule)).expect("the injector takes rules");
     }
