@@ -93,6 +93,8 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ));
         rows.push(("open at most", limit(zoned.open_max)));
         rows.push(("active at most", limit(zoned.active_max)));
+        rows.push(("gate", zoned.gate.clone()));
+        rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {

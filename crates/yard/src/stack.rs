@@ -3,7 +3,7 @@
 //! Each step matches one choice and calls the next with one type more, so that kinds add up:
 //!
 //! ```text
-//! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ Arc<dyn Disk>
+//! kind ▸ delay and trace ▸ error injector ▸ gate ▸ scheduler ▸ Arc<dyn Disk>
 //! ```
 
 use std::fs::{File, TryLockError};
@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
-use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::{NoneScheduler, Scheduler};
+use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
 use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
@@ -92,7 +93,9 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
         let given = *value != param.default_value();
         let needs = match param.name {
             "completion_nsec" if !timer => "irqmode=timer",
-            name if name.starts_with("zone_") && !spec.switch("zoned") => "zoned=1",
+            name if (name.starts_with("zone_") || name == "gate") && !spec.switch("zoned") => {
+                "zoned=1"
+            }
             _ => return None,
         };
         given.then(|| format!("{}: ignored without {needs}", param.name))
@@ -182,20 +185,67 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
 }
 
 fn with_faults<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
-    with_scheduler(spec, Faulty::new(device, seed(spec.name())))
+    with_gate(spec, Arc::new(Faulty::new(device, seed(spec.name()))))
 }
 
-fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+/// The gate's mode; `auto` is what the device can do.
+fn gate_mode<D: Device>(spec: &DeviceSpec, device: &D) -> Result<GateMode, StackError> {
+    if device.geometry().zones.is_none() {
+        return Ok(GateMode::Pipeline);
+    }
+    let limits = device.limits();
+    let why = match (limits.ordered, limits.zone_append_sectors_max) {
+        (false, _) => Some("the device does not keep the order of writes"),
+        (true, 0) => Some("the device has no append of its own, and what it is made of needs that"),
+        (true, _) => None,
+    };
+    match (spec.choice("gate"), why) {
+        (1, Some(why)) => Err(StackError::Invalid {
+            field: "gate",
+            value: "pipeline".to_owned(),
+            wanted: format!("plug: {why}"),
+        }),
+        (0 | 1, None) => Ok(GateMode::Pipeline),
+        _ => Ok(GateMode::Plug),
+    }
+}
+
+fn with_gate<D: Device>(spec: &DeviceSpec, device: Arc<D>) -> Result<Arc<dyn Disk>, StackError> {
+    if gate_mode(spec, &*device)? == GateMode::Pipeline {
+        return with_scheduler(spec, device, Ungated);
+    }
+    let gates = ZoneGates::new(Arc::clone(&device)).map_err(|error| StackError::Refused {
+        field: "size",
+        message: format!("no memory for the write pointers: {error}"),
+    })?;
+    match gates {
+        Some(gates) => with_scheduler(spec, device, gates),
+        None => with_scheduler(spec, device, Ungated),
+    }
+}
+
+fn with_scheduler<D: Device, W: Gates>(
+    spec: &DeviceSpec,
+    device: Arc<D>,
+    gates: W,
+) -> Result<Arc<dyn Disk>, StackError> {
+    match spec.choice("sched") {
+        0 => Ok(composed(spec, device, gates, NoneScheduler::new)),
+        other => unreachable!("the table has scheduler number {other}, and nothing makes it"),
+    }
+}
+
+fn composed<D: Device, W: Gates, S: Scheduler>(
+    spec: &DeviceSpec,
+    device: Arc<D>,
+    gates: W,
+    scheduler: fn(usize) -> S,
+) -> Arc<dyn Disk> {
     let (name, kind) = (spec.name().to_owned(), spec.kind().name);
     // Twice the device's own depth, so that the plug has something to merge while it is busy.
     let config = ChannelConfig { depth: 2 * device.limits().queue_depth.clamp(128, 16_384) };
-    match spec.choice("sched") {
-        0 => {
-            let disk = Composed::new(name, kind, device, config, NoneScheduler::new);
-            Ok(if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) })
-        }
-        other => unreachable!("the table has scheduler number {other}, and nothing makes it"),
-    }
+    let disk = Composed::new(name, kind, device, config, scheduler).with_gates(gates);
+    if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) }
 }
 
 /// The injector's dice fall the same way for the same name: FNV-1a.

@@ -1,6 +1,7 @@
 //! What the control API says, as types: written by the daemon, read by the commands.
 
 use blockyard_core::channel::Stats;
+use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
@@ -78,6 +79,10 @@ pub struct ZonedView {
     pub open_max: u32,
     /// Most active zones; 0: no limit.
     pub active_max: u32,
+    /// How changes of a zone are kept in order: `pipeline`, `plug`.
+    pub gate: String,
+    /// Whether zone append is made of writes, because the device has none of its own.
+    pub append_emulated: bool,
 }
 
 /// What a device takes in one request. Lengths in sectors of 512 bytes; `null`: no limit.
@@ -103,7 +108,7 @@ impl DeviceView {
     /// A device with so many NBD clients.
     pub fn new(entry: &Entry, clients: u64) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
-        let geometry = disk.geometry();
+        let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
             name: disk.name().to_owned(),
             kind: disk.kind().to_owned(),
@@ -120,6 +125,8 @@ impl DeviceView {
                 conventional_count: zones.conventional_count,
                 open_max: zones.open_max,
                 active_max: zones.active_max,
+                gate: gate.map_or(GateMode::default(), |gate| gate.mode).to_string(),
+                append_emulated: gate.is_some_and(|gate| gate.emulates_append),
             }),
             limits: LimitsView {
                 sectors_max: limit(limits.sectors_max),

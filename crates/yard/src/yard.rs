@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
+use blockyard_core::zone::gate::GateMode;
 use blockyard_export::nbd::{ExportOptions, Exports};
 use blockyard_zonefs::MountOptions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -263,6 +264,13 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
                 text += &format!(", {count} {what}");
             }
         }
+    }
+    if let Some(gate) = disk.gate() {
+        text += match gate.mode {
+            GateMode::Pipeline => "",
+            GateMode::Plug => ", one write of a zone at a time",
+        };
+        text += if gate.emulates_append { ", append emulated" } else { "" };
     }
     if disk.limits().read_only {
         text += ", read-only";

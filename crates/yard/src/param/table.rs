@@ -45,6 +45,12 @@ pub const KINDS: &[Kind] = &[
 /// What every kind takes.
 pub const COMMON: &[Param] = &[
     param("sched", Form::Choice(&["none"]), "none", "I/O scheduler"),
+    param(
+        "gate",
+        Form::Choice(&["auto", "pipeline", "plug"]),
+        "auto",
+        "changes of a zone in flight: plug: one, pipeline: many, auto: by what the device can do",
+    ),
     param("read_only", Form::Switch, "0", "refuse every change"),
     param(
         "delay_nsec",
@@ -93,7 +99,7 @@ const NULL: &[Param] = &[
         "zone_append_max_sectors",
         count(0, u32::MAX as u64),
         "2147483647",
-        "longest zone append in sectors; 0: no zone append",
+        "longest zone append in sectors; 0: none of its own, made of writes",
     ),
     param("zone_full", Form::Switch, "0", "sequential zones start full"),
     param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. +8-15,+64-64"),
