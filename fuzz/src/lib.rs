@@ -3,6 +3,7 @@
 //! A target is a function from bytes that returns, or panics with what it has found.
 
 pub mod bios;
+pub mod cdb;
 pub mod input;
 pub mod nbd;
 pub mod texts;
