@@ -1,0 +1,486 @@
+//! A simulated directory of files, which keeps a record of every operation and can cut the power
+//! behind each: what a program finds then is any mixture of what was not synced.
+//!
+//! What may be left of operations that nothing made durable:
+//! - of each unit of a file (a sector, as a rule) any of its contents since the last sync of the
+//!   file, whatever its neighbours have: writes are torn and reordered, within a file and across;
+//! - of creations, renames and removals any number, but the first ones first, as the journal of a
+//!   file system has them;
+//! - a file whose name is not durable is gone with all that was synced of it.
+//!
+//! A kill of the process, in contrast, leaves everything.
+#![allow(clippy::disallowed_types)] // The record of operations, in tests only.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Length of a sector in bytes: what a disk writes whole or not at all.
+pub const SECTOR: usize = 512;
+
+/// One operation that changed something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A file of so many zeros was made under a name.
+    Create {
+        /// Its number: files are counted in the order of their creation.
+        file: usize,
+        /// Its name.
+        name: String,
+        /// Its length in bytes.
+        len: u64,
+        /// What is written of it whole or not at all, in bytes.
+        unit: usize,
+    },
+    /// Bytes were written.
+    Write {
+        /// The file.
+        file: usize,
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// A range was made zeros.
+    Punch {
+        /// The file.
+        file: usize,
+        /// Where.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// A file was synced.
+    Sync {
+        /// The file.
+        file: usize,
+    },
+    /// A file got another name.
+    Rename {
+        /// The old one.
+        from: String,
+        /// The new one.
+        to: String,
+    },
+    /// A name was removed.
+    Remove {
+        /// The name.
+        name: String,
+    },
+    /// The names were synced.
+    SyncNames,
+}
+
+/// Names and the files that they stand for.
+type Names = BTreeMap<String, usize>;
+
+#[derive(Debug, Default)]
+struct State {
+    names: Names,
+    files: Vec<Vec<u8>>,
+    units: Vec<usize>,
+    changes: Vec<Change>,
+    /// Runs of the kernel: a power cut begins a new one.
+    boot: u64,
+    ids: u64,
+    /// Syncs of files that still succeed, if they are to fail.
+    syncs_left: Option<u64>,
+}
+
+/// A simulated directory. Clones are the same directory.
+#[derive(Clone, Debug, Default)]
+pub struct Directory(Arc<Mutex<State>>);
+
+/// A file in a simulated directory.
+#[derive(Clone, Debug)]
+pub struct File {
+    directory: Directory,
+    number: usize,
+}
+
+impl Directory {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operations so far.
+    pub fn changes(&self) -> Vec<Change> {
+        self.state().changes.clone()
+    }
+
+    /// How many operations there were so far.
+    pub fn change_count(&self) -> usize {
+        self.state().changes.len()
+    }
+
+    /// Forgets the record of operations: what is there now was always there, and is durable.
+    pub fn settle(&self) {
+        self.state().changes.clear();
+    }
+
+    /// Lets so many syncs of files succeed, and none after them.
+    pub fn fail_syncs_after(&self, count: u64) {
+        self.state().syncs_left = Some(count);
+    }
+
+    /// What the disk holds now, all of it durable.
+    pub fn medium(&self) -> Medium {
+        let state = self.state();
+        let units = state.files.iter().zip(&state.units);
+        let files = units.map(|(bytes, unit)| Pages::durable(bytes.clone(), *unit)).collect();
+        Medium {
+            names: state.names.clone(),
+            pending_names: Vec::new(),
+            files,
+            boot: state.boot,
+            ids: state.ids,
+        }
+    }
+
+    /// Names this run of the kernel.
+    pub fn boot(&self) -> u64 {
+        self.state().boot
+    }
+
+    /// A number that nobody else gets.
+    pub fn fresh_id(&self) -> u64 {
+        let mut state = self.state();
+        state.ids += 1;
+        state.ids
+    }
+
+    /// Opens a file, if there is one of this name.
+    pub fn open(&self, name: &str) -> Option<File> {
+        let number = *self.state().names.get(name)?;
+        Some(File { directory: self.clone(), number })
+    }
+
+    /// Makes a file of zeros, of which `unit` bytes are written whole or not at all: a sector, or
+    /// less, for files that are too small to be torn otherwise.
+    pub fn create(&self, name: &str, len: u64, unit: usize) -> File {
+        let mut state = self.state();
+        let file = state.files.len();
+        state.files.push(vec![0; len as usize]);
+        state.units.push(unit);
+        state.names.insert(name.to_owned(), file);
+        state.changes.push(Change::Create { file, name: name.to_owned(), len, unit });
+        File { directory: self.clone(), number: file }
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// If there is none of the old name.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.state();
+        let file = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        state.names.insert(to.to_owned(), file);
+        state.changes.push(Change::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
+    }
+
+    /// Removes a name, if it is there.
+    pub fn remove(&self, name: &str) {
+        let mut state = self.state();
+        if state.names.remove(name).is_some() {
+            state.changes.push(Change::Remove { name: name.to_owned() });
+        }
+    }
+
+    /// Makes the names durable.
+    pub fn sync_names(&self) {
+        self.state().changes.push(Change::SyncNames);
+    }
+
+    /// The names of all files.
+    pub fn names(&self) -> Vec<String> {
+        self.state().names.keys().cloned().collect()
+    }
+}
+
+impl File {
+    /// Does something to the bytes of a range.
+    fn range<R>(
+        &self,
+        offset: u64,
+        len: usize,
+        f: impl FnOnce(&mut [u8]) -> (R, Option<Change>),
+    ) -> io::Result<R> {
+        let mut state = self.directory.state();
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let end = start.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let bytes = state.files[self.number].get_mut(start..end);
+        let (done, change) = f(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        state.changes.extend(change);
+        Ok(done)
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> u64 {
+        self.directory.state().files[self.number].len() as u64
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// If the file ends before.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.range(offset, into.len(), |bytes| {
+            into.copy_from_slice(bytes);
+            ((), None)
+        })
+    }
+
+    /// Writes.
+    ///
+    /// # Errors
+    /// If the file ends before.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.range(offset, from.len(), |bytes| {
+            bytes.copy_from_slice(from);
+            let bytes = from.to_vec();
+            ((), Some(Change::Write { file: self.number, offset, bytes }))
+        })
+    }
+
+    /// Makes a range zeros.
+    ///
+    /// # Errors
+    /// If the file ends before.
+    pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.range(offset, len as usize, |bytes| {
+            bytes.fill(0);
+            ((), Some(Change::Punch { file: self.number, offset, len }))
+        })
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// Where that was asked for: what was written is then dropped, but not from the page cache, and
+    /// the next sync says that all is well, as Linux has it.
+    pub fn sync(&self) -> io::Result<()> {
+        let mut state = self.directory.state();
+        if let Some(left) = &mut state.syncs_left {
+            if *left == 0 {
+                return Err(io::Error::other("a simulated sync fails"));
+            }
+            *left -= 1;
+        }
+        state.changes.push(Change::Sync { file: self.number });
+        Ok(())
+    }
+}
+
+/// A file's units: what is durable, and every content since.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pages {
+    unit: usize,
+    bytes: Vec<u8>,
+    /// What is visible.
+    now: Vec<u8>,
+    /// By unit, the contents since the last sync, oldest first.
+    pending: BTreeMap<usize, Vec<Vec<u8>>>,
+}
+
+impl Pages {
+    fn durable(bytes: Vec<u8>, unit: usize) -> Pages {
+        Pages { unit, now: bytes.clone(), bytes, pending: BTreeMap::new() }
+    }
+
+    fn write(&mut self, offset: u64, len: usize, fill: impl Fn(usize) -> u8) {
+        let start = offset as usize;
+        for at in 0..len {
+            self.now[start + at] = fill(at);
+        }
+        for number in start / self.unit..(start + len).div_ceil(self.unit) {
+            let range = number * self.unit..((number + 1) * self.unit).min(self.now.len());
+            let now = self.now[range.clone()].to_vec();
+            let versions = self.pending.entry(number).or_default();
+            let last = versions.last().map_or(&self.bytes[range], Vec::as_slice);
+            if last != now {
+                versions.push(now);
+            }
+        }
+        self.pending.retain(|_, versions| !versions.is_empty());
+    }
+
+    fn sync(&mut self) {
+        self.bytes.clone_from(&self.now);
+        self.pending.clear();
+    }
+}
+
+/// The disk below a directory: what is durable, and what may be.
+#[derive(Clone, Debug)]
+pub struct Medium {
+    names: Names,
+    pending_names: Vec<Names>,
+    files: Vec<Pages>,
+    boot: u64,
+    ids: u64,
+}
+
+impl Medium {
+    /// An empty directory.
+    pub fn new() -> Medium {
+        Directory::default().medium()
+    }
+
+    /// The names as they are visible.
+    fn names_now(&self) -> Names {
+        self.pending_names.last().unwrap_or(&self.names).clone()
+    }
+
+    /// Goes on by one operation.
+    pub fn apply(&mut self, change: &Change) {
+        let mut names = self.names_now();
+        match change {
+            Change::Create { file, name, len, unit } => {
+                assert_eq!(*file, self.files.len(), "files are counted by creation");
+                self.files.push(Pages::durable(vec![0; *len as usize], *unit));
+                names.insert(name.clone(), *file);
+                self.pending_names.push(names);
+            }
+            Change::Write { file, offset, bytes } => {
+                self.files[*file].write(*offset, bytes.len(), |at| bytes[at]);
+            }
+            Change::Punch { file, offset, len } => {
+                self.files[*file].write(*offset, *len as usize, |_| 0);
+            }
+            Change::Sync { file } => self.files[*file].sync(),
+            Change::Rename { from, to } => {
+                let file = names.remove(from).expect("what was renamed was there");
+                names.insert(to.clone(), file);
+                self.pending_names.push(names);
+            }
+            Change::Remove { name } => {
+                names.remove(name);
+                self.pending_names.push(names);
+            }
+            Change::SyncNames => {
+                self.names = names;
+                self.pending_names.clear();
+            }
+        }
+    }
+
+    /// How many choices a power cut has now, for each thing that it chooses: the names, then each
+    /// unit with contents that are not durable. 0 always means what is durable, the last one what
+    /// is visible.
+    pub fn choices(&self) -> Vec<usize> {
+        let sectors = self.files.iter().flat_map(|file| file.pending.values());
+        let sectors = sectors.map(|versions| versions.len() + 1);
+        std::iter::once(self.pending_names.len() + 1).chain(sectors).collect()
+    }
+
+    /// Cuts the power: what is there when it returns. `choose` is asked for each of `choices`.
+    pub fn cut(&self, mut choose: impl FnMut(usize, usize) -> usize) -> Directory {
+        let mut asked = 0;
+        let mut next = |count: usize| {
+            asked += 1;
+            choose(asked - 1, count)
+        };
+        let names = match next(self.pending_names.len() + 1) {
+            0 => self.names.clone(),
+            kept => self.pending_names[kept - 1].clone(),
+        };
+        let mut files: Vec<Vec<u8>> = self.files.iter().map(|file| file.bytes.clone()).collect();
+        for (bytes, file) in files.iter_mut().zip(&self.files) {
+            for (number, versions) in &file.pending {
+                let kept = next(versions.len() + 1);
+                if kept > 0 {
+                    let version = &versions[kept - 1];
+                    bytes[number * file.unit..][..version.len()].copy_from_slice(version);
+                }
+            }
+        }
+        self.directory(names, files, self.boot + 1)
+    }
+
+    /// Kills the process: all that it did is there.
+    pub fn kill(&self) -> Directory {
+        let files = self.files.iter().map(|file| file.now.clone()).collect();
+        self.directory(self.names_now(), files, self.boot)
+    }
+
+    fn directory(&self, names: Names, files: Vec<Vec<u8>>, boot: u64) -> Directory {
+        let units = self.files.iter().map(|file| file.unit).collect();
+        // The next process draws its own.
+        let ids = self.ids + 1_000_000;
+        let state = State { names, files, units, boot, ids, ..State::default() };
+        Directory(Arc::new(Mutex::new(state)))
+    }
+}
+
+impl Default for Medium {
+    fn default() -> Medium {
+        Medium::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn medium(directory: &Directory) -> Medium {
+        let mut medium = Medium::new();
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        medium
+    }
+
+    fn content(directory: &Directory, name: &str) -> Option<Vec<u8>> {
+        let file = directory.open(name)?;
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        Some(bytes)
+    }
+
+    #[test]
+    fn a_cut_keeps_what_was_synced_and_any_part_of_the_rest() {
+        let directory = Directory::default();
+        let file = directory.create("a", 1024, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        file.sync().unwrap();
+        file.write_at(256, &[2; 512]).unwrap();
+        file.write_at(0, &[3; 4]).unwrap();
+        let medium = medium(&directory);
+        assert_eq!(medium.choices(), [1, 3, 2]);
+        let mut found = std::collections::BTreeSet::new();
+        for choice in 0..6 {
+            let kept = [0, choice % 3, choice / 3];
+            let after = medium.cut(|at, count| kept[at].min(count - 1));
+            assert_eq!(after.boot(), 1);
+            found.insert(content(&after, "a").unwrap());
+        }
+        assert_eq!(found.len(), 6);
+        assert!(found.contains(&vec![1; 1024]));
+        assert_eq!(content(&medium.kill(), "a"), content(&directory, "a"));
+    }
+
+    #[test]
+    fn a_file_without_a_durable_name_is_gone() {
+        let directory = Directory::default();
+        directory.create("new", 512, SECTOR).sync().unwrap();
+        directory.rename("new", "old").unwrap();
+        let medium = medium(&directory);
+        let names: Vec<_> = (0..3).map(|kept| medium.cut(|_, _| kept).names()).collect();
+        assert_eq!(names, [vec![], vec!["new".to_owned()], vec!["old".to_owned()]]);
+        directory.sync_names();
+        let medium = self::medium(&directory);
+        assert_eq!(medium.choices(), [1]);
+        assert_eq!(medium.cut(|_, _| 0).names(), ["old"]);
+    }
+
+    #[test]
+    fn a_sync_fails_when_it_is_told_to() {
+        let directory = Directory::default();
+        let file = directory.create("a", 512, SECTOR);
+        directory.fail_syncs_after(1);
+        assert!(file.sync().is_ok());
+        assert!(file.sync().is_err());
+        assert_eq!(directory.change_count(), 2);
+    }
+}
