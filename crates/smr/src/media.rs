@@ -3,12 +3,31 @@
 //! Zones are numbered from 0 by their place: zone `n` starts at `n` times the zone size, and what
 //! follows a zone that is shorter than that (a gap) belongs to its number.
 
+mod directory;
+pub mod error;
+mod files;
+mod geometry;
+pub mod journal;
+pub mod live;
+mod log;
+mod overlay;
+mod recovery;
+pub mod store;
+pub mod superblock;
+pub mod tables;
+pub mod word;
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use blockyard_core::zone::ZoneCond;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+
+pub use directory::Directory;
+pub use error::{FormatError, MediaError};
+pub use files::{CacheMode, Files, Options};
+pub use geometry::MediaGeometry;
 
 /// The state of a zone as a medium keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +46,11 @@ impl ZoneRecord {
     /// An empty zone.
     pub const EMPTY: ZoneRecord =
         ZoneRecord { cond: ZoneCond::Empty, written_sectors: 0, erasures: 0 };
+
+    /// Whether it is the later one of two records of a zone, or says the same.
+    pub fn follows(&self, other: &ZoneRecord) -> bool {
+        (self.erasures, self.written_sectors) >= (other.erasures, other.written_sectors)
+    }
 }
 
 /// A medium. All offsets and lengths are bytes from the start of the disk, and multiples of 512;
@@ -76,6 +100,15 @@ pub trait Media: Send + Sync {
     /// # Errors
     /// If some of it may not be.
     fn flush(&self) -> io::Result<()>;
+
+    /// Makes everything durable that was done to the zones of a range before; perhaps more.
+    ///
+    /// # Errors
+    /// If some of it may not be.
+    fn flush_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        self.flush()
+    }
 
     /// The zones as they were found when the medium was opened, by number; conventional ones have a
     /// record that nobody looks at. Nothing for a new medium.

@@ -9,6 +9,10 @@ pub mod ranks {
     pub const GATE: u8 = 5;
     /// A zone's lock.
     pub const ZONE: u8 = 10;
+    /// What a medium in files knows of a zone.
+    pub const MEDIA_ZONE: u8 = 12;
+    /// Which zones of a medium's file have changed since the last flush.
+    pub const MEDIA_DIRTY: u8 = 14;
     /// A part of the volatile write cache.
     pub const CACHE: u8 = 20;
     /// Open and active zones.

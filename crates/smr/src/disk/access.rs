@@ -81,7 +81,8 @@ impl<M: Media> Disk<M> {
         self.may_read(start, start + sectors)?;
         if fua && self.config.write_cache {
             // SBC-4 4.16: such a read gives what the medium holds.
-            self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
+            let flushed = self.media.flush_range(start.bytes(), len);
+            flushed.map_err(|_| Sense::WRITE_ERROR)?;
         }
         let mut at = start;
         let mut rest = &mut *room;
@@ -173,7 +174,10 @@ impl<M: Media> Disk<M> {
         let bytes = sent(data, len)?;
         if len > 0 {
             self.put(start, sectors, &Content::Bytes(bytes))?;
-            self.settle(fua)?;
+            if fua || !self.config.write_cache {
+                let flushed = self.media.flush_range(start.bytes(), len);
+                flushed.map_err(|_| Sense::WRITE_ERROR)?;
+            }
         }
         Ok(Outcome::good(bytes.len()))
     }
@@ -203,7 +207,7 @@ impl<M: Media> Disk<M> {
             false => Content::Repeated(block),
         };
         self.put(start, sectors, &content)?;
-        self.settle(false)?;
+        self.settle()?;
         Ok(Outcome::good(block.len()))
     }
 
@@ -253,8 +257,8 @@ impl<M: Media> Disk<M> {
     }
 
     /// Makes durable what a command has changed, where it has to be when the command ends.
-    pub(super) fn settle(&self, fua: bool) -> Result<(), Sense> {
-        if fua || !self.config.write_cache {
+    pub(super) fn settle(&self) -> Result<(), Sense> {
+        if !self.config.write_cache {
             self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
         }
         Ok(())
@@ -290,7 +294,7 @@ impl<M: Media> Disk<M> {
             let zeroed = self.media.zero(start.bytes(), bytes_of(conventional));
             zeroed.map_err(|_| Sense::WRITE_ERROR.at(blocks.lba))?;
         }
-        self.settle(false)?;
+        self.settle()?;
         Ok(Outcome::good(list.len()))
     }
 

@@ -35,7 +35,7 @@ impl<M: Media> Disk<M> {
             return Err(Sense::invalid_field(ZONE_ID, None).into());
         }
         self.change(place.slot, op_of(action), false)?;
-        self.settle(false)?;
+        self.settle()?;
         Ok(Outcome::good(0))
     }
 
@@ -50,7 +50,7 @@ impl<M: Media> Disk<M> {
                 }
             }
         }
-        self.settle(false)?;
+        self.settle()?;
         Ok(Outcome::good(0))
     }
 

@@ -1,0 +1,139 @@
+//! A real directory as a [`Store`], locked against a second process.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+
+use super::error::MediaError;
+use super::store::{Store, StoreFile};
+use super::word::Id;
+
+/// The file that is locked.
+pub(crate) const LOCK: &str = "lock";
+
+/// Where Linux says which run of the kernel this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Where Linux gives identities away.
+const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
+
+/// A directory that this process has for itself.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Locked until it is dropped, or the process dies.
+    _lock: File,
+}
+
+impl Directory {
+    /// Takes a directory for this process alone; makes it if it does not exist.
+    ///
+    /// # Errors
+    /// If it cannot be made, or if another process has it.
+    pub fn take(path: &Path) -> Result<Directory, MediaError> {
+        let what = |doing: &str| format!("{doing} {}", path.display());
+        std::fs::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
+        let lock = path.join(LOCK);
+        let lock =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(lock);
+        let lock = lock.map_err(MediaError::io(what("cannot write to")))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Directory { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(MediaError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(source)) => Err(MediaError::io(what("cannot lock"))(source)),
+        }
+    }
+}
+
+impl Store for Directory {
+    type File = File;
+
+    fn title(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<File>> {
+        match OpenOptions::new().read(true).write(true).open(self.path.join(name)) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(self.path.join(name))?;
+        file.set_len(len)?;
+        Ok(file)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = std::fs::read_dir(&self.path)?;
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn boot(&self) -> io::Result<Id> {
+        id_in(BOOT_ID)
+    }
+
+    fn fresh_id(&self) -> io::Result<Id> {
+        id_in(FRESH_ID)
+    }
+}
+
+/// The identity that a file of the kernel shows, as 32 hexadecimal digits with dashes.
+fn id_in(file: &str) -> io::Result<Id> {
+    let text = std::fs::read_to_string(file)?;
+    let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+    match u128::from_str_radix(&digits, 16) {
+        Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
+        _ => Err(io::Error::other(format!("{file} says `{}`, which is no identity", text.trim()))),
+    }
+}
+
+impl StoreFile for File {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    #[inline]
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(into, offset)
+    }
+
+    #[inline]
+    fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.write_all_at(from, offset)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(self, flags, offset, len)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}

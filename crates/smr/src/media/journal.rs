@@ -1,0 +1,191 @@
+//! The journal: what became of zones since the last checkpoint, one record of 32 bytes each.
+//!
+//! A record counts if its checksum is right, its checkpoint is that of the table, its index is its
+//! place, and all before it count. Where the power failed while records were written, the rest does
+//! not count: those were never said to be durable. A record also says how many before it had been
+//! made durable when it was written; if one of those does not count, the journal was damaged later,
+//! and that is an error.
+
+use super::ZoneRecord;
+use super::error::FormatError;
+use super::geometry::MediaGeometry;
+use super::word::{crc, u32_at, u64_at, unpack};
+
+/// Its file.
+pub const FILE: &str = "journal";
+
+/// Length of a record in bytes.
+pub const RECORD_BYTES: usize = 32;
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its place: the first after a checkpoint is 0.
+    pub index: u32,
+    /// The checkpoint that it follows.
+    pub checkpoint: u64,
+    /// The zone.
+    pub zone: u32,
+    /// How many records before it were durable when it was written.
+    pub durable: u32,
+    /// The zone's state.
+    pub word: u64,
+}
+
+impl Record {
+    /// The bytes of a record.
+    pub fn print(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.checkpoint.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.zone.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.durable.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.word.to_le_bytes());
+        let crc = crc(&bytes[4..]);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The record in its bytes, if its checksum is right.
+    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+        let record = Record {
+            index: u32_at(bytes, 4),
+            checkpoint: u64_at(bytes, 8),
+            zone: u32_at(bytes, 16),
+            durable: u32_at(bytes, 20),
+            word: u64_at(bytes, 24),
+        };
+        (crc(&bytes[4..]) == u32_at(bytes, 0)).then_some(record)
+    }
+}
+
+/// What the journal adds to a checkpoint's table, in order.
+///
+/// # Errors
+/// If a record that counts says what cannot be, or if something durable is missing.
+pub fn replay(
+    bytes: &[u8],
+    checkpoint: u64,
+    geometry: &MediaGeometry,
+) -> Result<Vec<(u32, ZoneRecord)>, FormatError> {
+    let mut changes = Vec::new();
+    let mut counting = true;
+    for (place, chunk) in bytes.as_chunks::<RECORD_BYTES>().0.iter().enumerate() {
+        let record = Record::parse(chunk);
+        let counts =
+            |record: &Record| record.checkpoint == checkpoint && record.index as usize == place;
+        match record {
+            Some(record) if counting && counts(&record) => {
+                changes.push(state(&record, geometry)?);
+            }
+            record => {
+                counting = false;
+                if let Some(record) = record {
+                    check_nothing_lost(&record, checkpoint, changes.len())?;
+                }
+            }
+        }
+    }
+    Ok(changes)
+}
+
+/// The zone of a record, and its state.
+fn state(record: &Record, geometry: &MediaGeometry) -> Result<(u32, ZoneRecord), FormatError> {
+    let Record { zone, word, .. } = *record;
+    let known = (zone < geometry.zone_count()).then(|| unpack(word, zone, geometry)).flatten();
+    match known {
+        Some(state) => Ok((zone, state)),
+        None => Err(FormatError::Zone { file: FILE, zone, word }),
+    }
+}
+
+/// Whether a record behind the end shows that something was durable which does not count.
+fn check_nothing_lost(record: &Record, checkpoint: u64, count: usize) -> Result<(), FormatError> {
+    if record.checkpoint > checkpoint {
+        // A checkpoint is durable before its first record is written.
+        let what = format!("the table of checkpoint {}", record.checkpoint);
+        return Err(FormatError::Lost { file: super::tables::FILE, what });
+    }
+    if record.checkpoint == checkpoint && record.durable as usize > count {
+        return Err(FormatError::Lost { file: FILE, what: format!("record {count}") });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockyard_core::zone::ZoneCond;
+
+    const GEOMETRY: MediaGeometry = MediaGeometry {
+        bytes: 16 << 20,
+        zone_bytes: 1 << 20,
+        zone_capacity_bytes: 1 << 20,
+        conventional_zones: 2,
+        block_bytes: 512,
+    };
+
+    fn record(index: u32, checkpoint: u64, durable: u32) -> Record {
+        Record { index, checkpoint, zone: 3 + index, durable, word: u64::from(index + 1) << 8 | 4 }
+    }
+
+    fn file(records: &[Record]) -> Vec<u8> {
+        records.iter().flat_map(Record::print).collect()
+    }
+
+    fn zones(bytes: &[u8], checkpoint: u64) -> Vec<u32> {
+        let changes = replay(bytes, checkpoint, &GEOMETRY).unwrap();
+        changes.into_iter().map(|(zone, _)| zone).collect()
+    }
+
+    #[test]
+    fn records_count_until_one_does_not() {
+        let old = Record { zone: 9, ..record(2, 6, 2) };
+        let bytes = file(&[record(0, 7, 0), record(1, 7, 0), old]);
+        assert_eq!(zones(&bytes, 7), [3, 4]);
+        assert_eq!(zones(&bytes[..33], 7), [3], "a record that was cut");
+        let changes = replay(&bytes, 7, &GEOMETRY).unwrap();
+        assert_eq!(changes[1].1.cond, ZoneCond::Closed);
+        assert_eq!(changes[1].1.written_sectors, 2);
+    }
+
+    /// Sectors of a file reach the disk in any order: a record may be there and one before it not.
+    #[test]
+    fn what_follows_a_gap_does_not_count() {
+        let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 0)]);
+        bytes[32..64].fill(0);
+        assert_eq!(zones(&bytes, 7), [3]);
+    }
+
+    #[test]
+    fn damage_to_what_was_durable_is_an_error() {
+        let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 2)]);
+        bytes[40] ^= 4;
+        let lost = replay(&bytes, 7, &GEOMETRY).unwrap_err();
+        assert_eq!(
+            lost.to_string(),
+            "`journal` is damaged: record 1 was durable and is not there any more"
+        );
+        let bytes = file(&[record(0, 8, 0)]);
+        let lost = replay(&bytes, 7, &GEOMETRY).unwrap_err();
+        assert!(lost.to_string().contains("the table of checkpoint 8"));
+    }
+
+    #[test]
+    fn what_counts_must_make_sense() {
+        for (zone, word) in [(16, 0x104), (3, 0x100), (1, 0x104), (3, 2049 << 8 | 4)] {
+            let bytes = file(&[Record { zone, word, ..record(0, 7, 0) }]);
+            assert!(matches!(replay(&bytes, 7, &GEOMETRY), Err(FormatError::Zone { .. })));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let bytes = record(1, 7, 1).print();
+        for bit in 0..RECORD_BYTES * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::parse(&flipped), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The live file: every zone as it is now, one word each, in the kernel's page cache.
+//!
+//! It is what survives when the process is killed: each change is written here before its command
+//! completes, and never synced. When the power fails, pages reach the disk in any order, so a word
+//! here may speak of data that are not there; hence the file counts only for as long as the kernel
+//! runs that it was written under. The head names that run.
+
+use super::ZoneRecord;
+use super::error::FormatError;
+use super::geometry::MediaGeometry;
+use super::superblock::check_head;
+use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+
+/// Its file.
+pub const FILE: &str = "live";
+
+const MAGIC: [u8; 8] = *b"BLKYLIV\n";
+
+/// Length of the head in bytes. The words follow a page later, so that none shares its sector.
+const HEAD: usize = 64;
+
+/// Where the words begin, in bytes.
+pub const WORDS: u64 = 4096;
+
+/// Length of the file in bytes.
+pub fn len_bytes(geometry: &MediaGeometry) -> u64 {
+    WORDS + 8 * u64::from(geometry.zone_count())
+}
+
+/// Where a zone's word is.
+pub fn place_of(zone: u32) -> u64 {
+    WORDS + 8 * u64::from(zone)
+}
+
+/// The head of the file of a disk under a run of the kernel.
+pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[16..32].copy_from_slice(id);
+    bytes[32..48].copy_from_slice(boot);
+    bytes[48..52].copy_from_slice(&zones.to_le_bytes());
+    let crc = crc(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+/// The zones, if the file was written under this run of the kernel; `None` if not, or if it was not
+/// finished.
+///
+/// # Errors
+/// If it was, and holds what cannot be.
+pub fn parse(
+    bytes: &[u8],
+    id: &Id,
+    boot: &Id,
+    geometry: &MediaGeometry,
+) -> Result<Option<Vec<ZoneRecord>>, FormatError> {
+    // The head is written last and the power has not failed since, so an unreadable one is that of
+    // a file that was being made.
+    if check_head(FILE, bytes, HEAD, MAGIC).is_err() || id_at(bytes, 32) != *boot {
+        return Ok(None);
+    }
+    if id_at(bytes, 16) != *id {
+        return Err(FormatError::Foreign { file: FILE });
+    }
+    let (zones, found) = (geometry.zone_count(), u32_at(bytes, 48));
+    if found != zones {
+        let (field, value) = ("zones", u64::from(found));
+        let want = "as many as in `superblock`";
+        return Err(FormatError::Field { file: FILE, field, value, want });
+    }
+    let want = len_bytes(geometry);
+    let Some(words) = bytes.get(WORDS as usize..).filter(|_| bytes.len() as u64 >= want) else {
+        return Err(FormatError::Short { file: FILE, len: bytes.len() as u64, want });
+    };
+    let records = (0..zones).zip(words.chunks_exact(8)).map(|(zone, chunk)| {
+        let word = u64_at(chunk, 0);
+        unpack(word, zone, geometry).ok_or(FormatError::Zone { file: FILE, zone, word })
+    });
+    Ok(Some(records.collect::<Result<Vec<_>, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::word::{pack, pristine};
+    use super::*;
+
+    const GEOMETRY: MediaGeometry = MediaGeometry {
+        bytes: 16 << 20,
+        zone_bytes: 1 << 20,
+        zone_capacity_bytes: 1 << 20,
+        conventional_zones: 2,
+        block_bytes: 512,
+    };
+    const ID: Id = *b"0123456789abcdef";
+    const BOOT: Id = *b"this run of it..";
+
+    fn file() -> Vec<u8> {
+        let mut bytes = print_head(&ID, &BOOT, 16);
+        bytes.resize(WORDS as usize, 0);
+        for zone in 0..16 {
+            bytes.extend(pack(pristine(zone, &GEOMETRY)).to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn it_counts_under_its_own_kernel_only() {
+        let found = parse(&file(), &ID, &BOOT, &GEOMETRY).unwrap().unwrap();
+        assert_eq!(found.len(), 16);
+        assert_eq!(parse(&file(), &ID, b"another run.....", &GEOMETRY), Ok(None));
+        assert_eq!(parse(&[0; 8192], &ID, &BOOT, &GEOMETRY), Ok(None));
+        assert_eq!(parse(&[], &ID, &BOOT, &GEOMETRY), Ok(None));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let mut bytes = file();
+        bytes[WORDS as usize + 8 * 5] = 0x77;
+        let refused = parse(&bytes, &ID, &BOOT, &GEOMETRY);
+        assert!(matches!(refused, Err(FormatError::Zone { zone: 5, .. })));
+        let refused = parse(&file()[..4200], &ID, &BOOT, &GEOMETRY);
+        assert!(matches!(refused, Err(FormatError::Short { .. })));
+        let refused = parse(&file(), b"fedcba9876543210", &BOOT, &GEOMETRY);
+        assert_eq!(refused, Err(FormatError::Foreign { file: FILE }));
+    }
+}

@@ -1,0 +1,258 @@
+//! Opening a disk: what a kill or a power cut has left, made whole.
+//!
+//! Under the same run of the kernel the live file counts; else the tables and the journal do. What
+//! lies beyond a zone's state is forgotten, all data are synced, a checkpoint is written, and only
+//! then does anything new begin: to be cut down anywhere in between leads to the same state again.
+#![allow(clippy::disallowed_types)] // Makes the locks of `files`.
+
+use std::sync::{Mutex, OnceLock};
+
+use blockyard_core::SECTOR_BYTES;
+use blockyard_core::zone::ZoneCond;
+use blockyard_sync::lock::Lock;
+use blockyard_sync::sleep_lock::SleepLock;
+
+use super::directory::LOCK;
+use super::error::MediaError;
+use super::files::{CacheMode, Cell, DataFile, Files, Options};
+use super::journal::RECORD_BYTES;
+use super::log::Log;
+use super::overlay::Overlay;
+use super::store::{Store, StoreFile, load};
+use super::superblock::{JOURNAL_RECORDS_MAX, Superblock};
+use super::word::{pack, pristine};
+use super::{ZoneRecord, journal, live, superblock, tables};
+
+/// The superblock while it is written.
+const SUPERBLOCK_NEW: &str = "superblock.new";
+
+/// Name of a data file.
+fn data_name(number: u32) -> String {
+    format!("data.{number:02x}")
+}
+
+/// An error of the system about a file.
+fn about<S: Store>(
+    store: &S,
+    doing: &str,
+    name: &str,
+) -> impl FnOnce(std::io::Error) -> MediaError + use<S> {
+    MediaError::io(format!("cannot {doing} {}/{name}", store.title()))
+}
+
+/// What was found of a disk.
+struct Found {
+    superblock: Superblock,
+    checkpoint: u64,
+    /// Closed in order: nothing lies beyond the zones' states.
+    clean: bool,
+    records: Vec<ZoneRecord>,
+}
+
+impl<S: Store> Files<S> {
+    /// Opens the disk in a store, or makes one in an empty store.
+    ///
+    /// # Errors
+    /// If it holds something else or another shape of disk, or if it is damaged.
+    pub fn open_in(store: S, options: &Options) -> Result<Files<S>, MediaError> {
+        options.geometry.check("the configuration")?;
+        let superblock = match load(&store, superblock::FILE, superblock::BYTES as u64) {
+            Ok(Some(bytes)) => Superblock::parse(&bytes)?,
+            Ok(None) => make(&store, options)?,
+            Err(error) => return Err(about(&store, "read", superblock::FILE)(error)),
+        };
+        compare(&superblock, options)?;
+        let found = find(&store, superblock)?;
+        resume(store, found, options)
+    }
+}
+
+/// Whether the disk is the one asked for.
+fn compare(superblock: &Superblock, options: &Options) -> Result<(), MediaError> {
+    let asked = options.geometry.fields();
+    for ((field, kept), (_, asked)) in superblock.geometry.fields().into_iter().zip(asked) {
+        if kept != asked {
+            return Err(MediaError::Geometry { field, kept, asked });
+        }
+    }
+    Ok(())
+}
+
+/// Makes a disk. The superblock comes last: without it, what there is was never finished.
+fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError> {
+    let names = store.names().map_err(about(store, "list", ""))?;
+    if let Some(name) = names.into_iter().find(|name| !is_ours(name)) {
+        return Err(MediaError::Stranger { name });
+    }
+    let geometry = options.geometry;
+    let superblock = Superblock {
+        id: store.fresh_id().map_err(MediaError::io("cannot draw an identity"))?,
+        geometry,
+        data_files: options.data_files.clamp(1, geometry.zone_count()),
+        journal_records: options.journal_records.clamp(1, JOURNAL_RECORDS_MAX),
+    };
+    let zones = geometry.zone_count();
+    for number in 0..superblock.data_files {
+        let slots = u64::from((zones - number).div_ceil(superblock.data_files));
+        let name = data_name(number);
+        let file = store.create(&name, slots * geometry.zone_bytes);
+        let file = file.map_err(about(store, "make", &name))?;
+        // Where space cannot be given back a disk would only ever grow; better to know it now.
+        file.punch(0, geometry.zone_bytes).map_err(about(store, "punch holes into", &name))?;
+        file.sync().map_err(about(store, "sync", &name))?;
+    }
+    // Written and not only made: a sync of a file that has its blocks need not wait for more.
+    let zeros = vec![0; superblock.journal_records as usize * RECORD_BYTES];
+    write_new(store, journal::FILE, &zeros)?;
+    let words: Vec<u64> = (0..zones).map(|zone| pack(pristine(zone, &geometry))).collect();
+    let table = tables::print(&superblock.id, 1, true, &words);
+    let mut slots = vec![0; 2 * tables::slot_bytes(&geometry) as usize];
+    let start = tables::slot_of(1, &geometry) as usize;
+    slots[start..start + table.len()].copy_from_slice(&table);
+    write_new(store, tables::FILE, &slots)?;
+    write_new(store, SUPERBLOCK_NEW, &superblock.print())?;
+    store.sync_names().map_err(about(store, "sync", ""))?;
+    let renamed = store.rename(SUPERBLOCK_NEW, superblock::FILE);
+    renamed.map_err(about(store, "rename", SUPERBLOCK_NEW))?;
+    store.sync_names().map_err(about(store, "sync", ""))?;
+    Ok(superblock)
+}
+
+/// Whether a disk that was being made may have left this file.
+fn is_ours(name: &str) -> bool {
+    let data = name.strip_prefix("data.").is_some_and(|number| {
+        number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_hexdigit())
+    });
+    data || [LOCK, journal::FILE, tables::FILE, SUPERBLOCK_NEW, live::FILE].contains(&name)
+}
+
+/// Makes a file with these bytes, durably but for its name.
+fn write_new<S: Store>(store: &S, name: &str, bytes: &[u8]) -> Result<(), MediaError> {
+    let file = store.create(name, bytes.len() as u64).map_err(about(store, "make", name))?;
+    file.write_at(0, bytes).map_err(about(store, "write", name))?;
+    file.sync().map_err(about(store, "sync", name))
+}
+
+/// The state of a disk as its files have it.
+fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError> {
+    let Superblock { id, geometry, .. } = superblock;
+    let bytes = |name, len| match load(store, name, len) {
+        Ok(bytes) => Ok(bytes.unwrap_or_default()),
+        Err(error) => Err(about(store, "read", name)(error)),
+    };
+    let slots = bytes(tables::FILE, 2 * tables::slot_bytes(&geometry))?;
+    let table = tables::newest(&slots, &id, &geometry)?;
+    let records = u64::from(superblock.journal_records) * RECORD_BYTES as u64;
+    let changes = journal::replay(&bytes(journal::FILE, records)?, table.checkpoint, &geometry)?;
+    let clean = table.clean && changes.is_empty();
+    let mut records = table.records;
+    for (zone, record) in changes {
+        records[zone as usize] = record;
+    }
+    let boot =
+        store.boot().map_err(MediaError::io("cannot tell which run of the kernel this is"))?;
+    let live = bytes(live::FILE, live::len_bytes(&geometry))?;
+    // A clean table is newer than a live file: closing writes the one, then removes the other.
+    let live = if clean { None } else { live::parse(&live, &id, &boot, &geometry)? };
+    let records = live.unwrap_or(records);
+    Ok(Found { superblock, checkpoint: table.checkpoint, clean, records })
+}
+
+/// Goes on with a disk as it was found.
+fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S>, MediaError> {
+    let Found { superblock, checkpoint, clean, records } = found;
+    let Superblock { id, geometry, data_files, journal_records } = superblock;
+    let open = |name: &str| match store.open(name) {
+        Ok(Some(file)) => Ok(file),
+        Ok(None) => Err(about(&store, "find", name)(std::io::ErrorKind::NotFound.into())),
+        Err(error) => Err(about(&store, "open", name)(error)),
+    };
+    let mut data = Vec::with_capacity(data_files as usize);
+    for number in 0..data_files {
+        let overlay = match options.cache {
+            CacheMode::Through => None,
+            CacheMode::Volatile { bytes } => Some(Overlay::new(bytes / u64::from(data_files))),
+        };
+        let file = open(&data_name(number))?;
+        data.push(DataFile { file, dirty: SleepLock::new(Vec::new()), overlay });
+    }
+    let log = Log {
+        journal: open(journal::FILE)?,
+        tables: open(tables::FILE)?,
+        id,
+        slot_bytes: tables::slot_bytes(&geometry),
+        image: records.iter().map(|record| pack(*record)).collect(),
+        checkpoint,
+        next: 0,
+        durable: 0,
+        room: journal_records,
+    };
+    let cells = records.iter().map(|record| SleepLock::new(Cell { record: *record, dirty: false }));
+    let cells = cells.collect();
+    let mut files = Files {
+        store,
+        geometry,
+        data: data.into_boxed_slice(),
+        cells,
+        live: None,
+        flushing: Mutex::new(()),
+        log: Mutex::new(log),
+        broken: OnceLock::new(),
+        found: records,
+    };
+    if !clean {
+        files.forget_beyond()?;
+    }
+    let log = files.log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+    log.checkpoint(false).map_err(about(&files.store, "write", tables::FILE))?;
+    match options.cache {
+        CacheMode::Through => files.start_live()?,
+        CacheMode::Volatile { .. } => {
+            files.store.remove(live::FILE).map_err(about(&files.store, "remove", live::FILE))?;
+        }
+    }
+    Ok(files)
+}
+
+impl<S: Store> Files<S> {
+    /// Forgets what lies beyond what zones have written, and makes durable what does not: the
+    /// checkpoint that follows counts on it.
+    fn forget_beyond(&self) -> Result<(), MediaError> {
+        for (zone, record) in (0..).zip(&self.found) {
+            if !matches!(record.cond, ZoneCond::Empty | ZoneCond::Closed) {
+                continue;
+            }
+            let place = self.place(zone);
+            let written = record.written_sectors * SECTOR_BYTES;
+            let (offset, len) = (place.start + written, place.len.saturating_sub(written));
+            let punched = place.file.punch(offset, len);
+            punched.map_err(about(&self.store, "punch holes into", "data"))?;
+        }
+        for data in &self.data {
+            data.file.sync().map_err(about(&self.store, "sync", "data"))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the live file anew: the words, then the head that makes them count. The checkpoint of
+    /// the same words is durable, so that nothing is lost if it is not finished.
+    fn start_live(&mut self) -> Result<(), MediaError> {
+        let store = &self.store;
+        let id = locked_id(&mut self.log);
+        let boot = store.boot();
+        let boot = boot.map_err(MediaError::io("cannot tell which run of the kernel this is"))?;
+        let file = store.create(live::FILE, live::len_bytes(&self.geometry));
+        let file = file.map_err(about(store, "make", live::FILE))?;
+        let words: Vec<u8> = self.found.iter().flat_map(|r| pack(*r).to_le_bytes()).collect();
+        let head = live::print_head(&id, &boot, self.geometry.zone_count());
+        let written = file.write_at(live::WORDS, &words).and_then(|()| file.write_at(0, &head));
+        written.map_err(about(store, "write", live::FILE))?;
+        self.live = Some(file);
+        Ok(())
+    }
+}
+
+/// The identity that the log knows.
+fn locked_id<F>(log: &mut Mutex<Log<F>>) -> super::word::Id {
+    log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).id
+}

@@ -1,0 +1,167 @@
+//! The superblock: which disk a backing directory holds. Written once, when the disk is made.
+
+use super::error::FormatError;
+use super::geometry::MediaGeometry;
+use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at};
+
+/// Its file.
+pub const FILE: &str = "superblock";
+
+/// Its length in bytes, in every version.
+pub const BYTES: usize = 4096;
+
+const MAGIC: [u8; 8] = *b"BLKYSMR\n";
+
+/// Where the last field ends; what follows must be zero.
+const END: usize = 72;
+
+/// Most files that the data are spread over.
+pub const DATA_FILES_MAX: u32 = 256;
+
+/// Most records of a journal.
+pub const JOURNAL_RECORDS_MAX: u32 = 1 << 20;
+
+/// Which disk a backing directory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Drawn by chance when the disk was made; every file of it has it.
+    pub id: Id,
+    /// The disk's shape.
+    pub geometry: MediaGeometry,
+    /// Number of files that the data are spread over: zone `n` is in file `n % data_files`.
+    pub data_files: u32,
+    /// Room for records in the journal.
+    pub journal_records: u32,
+}
+
+impl Superblock {
+    /// The bytes of the file.
+    pub fn print(&self) -> Vec<u8> {
+        let mut bytes = vec![0; BYTES];
+        let geometry = &self.geometry;
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.id);
+        bytes[32..40].copy_from_slice(&geometry.bytes.to_le_bytes());
+        bytes[40..48].copy_from_slice(&geometry.zone_bytes.to_le_bytes());
+        bytes[48..56].copy_from_slice(&geometry.zone_capacity_bytes.to_le_bytes());
+        bytes[56..60].copy_from_slice(&geometry.conventional_zones.to_le_bytes());
+        bytes[60..64].copy_from_slice(&geometry.block_bytes.to_le_bytes());
+        bytes[64..68].copy_from_slice(&self.data_files.to_le_bytes());
+        bytes[68..72].copy_from_slice(&self.journal_records.to_le_bytes());
+        let crc = crc(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the bytes of the file.
+    ///
+    /// # Errors
+    /// If they are not those of a superblock that this program knows.
+    pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        check_head(FILE, bytes, BYTES, MAGIC)?;
+        let superblock = Superblock {
+            id: id_at(bytes, 16),
+            geometry: MediaGeometry {
+                bytes: u64_at(bytes, 32),
+                zone_bytes: u64_at(bytes, 40),
+                zone_capacity_bytes: u64_at(bytes, 48),
+                conventional_zones: u32_at(bytes, 56),
+                block_bytes: u32_at(bytes, 60),
+            },
+            data_files: u32_at(bytes, 64),
+            journal_records: u32_at(bytes, 68),
+        };
+        superblock.geometry.check(FILE)?;
+        let bounded = |field, value: u32, max, want| match (1..=max).contains(&value) {
+            true => Ok(()),
+            false => Err(FormatError::Field { file: FILE, field, value: u64::from(value), want }),
+        };
+        bounded("data_files", superblock.data_files, DATA_FILES_MAX, "1 to 256")?;
+        let records = superblock.journal_records;
+        bounded("journal_records", records, JOURNAL_RECORDS_MAX, "1 to 1048576")?;
+        match bytes[END..BYTES].iter().find(|byte| **byte != 0) {
+            None => Ok(superblock),
+            Some(byte) => Err(FormatError::Field {
+                file: FILE,
+                field: "a reserved byte",
+                value: u64::from(*byte),
+                want: "0; a newer program may have made this disk",
+            }),
+        }
+    }
+}
+
+/// Checks what superblock, tables and the live file begin with: eight bytes that say what follows,
+/// the checksum of everything after it, the version.
+pub(crate) fn check_head(
+    file: &'static str,
+    bytes: &[u8],
+    len: usize,
+    magic: [u8; 8],
+) -> Result<(), FormatError> {
+    if bytes.len() < len {
+        return Err(FormatError::Short { file, len: bytes.len() as u64, want: len as u64 });
+    }
+    if bytes[..8] != magic {
+        return Err(FormatError::Magic { file });
+    }
+    let (found, want) = (crc(&bytes[12..len]), u32_at(bytes, 8));
+    if found != want {
+        return Err(FormatError::Checksum { file, found, want });
+    }
+    match u32_at(bytes, 12) {
+        VERSION => Ok(()),
+        found => Err(FormatError::Version { file, found, known: VERSION }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        let geometry = MediaGeometry {
+            bytes: 14 << 40,
+            zone_bytes: 256 << 20,
+            zone_capacity_bytes: 255 << 20,
+            conventional_zones: 524,
+            block_bytes: 4096,
+        };
+        Superblock { id: *b"0123456789abcdef", geometry, data_files: 16, journal_records: 32_768 }
+    }
+
+    /// Bytes of a superblock with one changed, and the checksum put right again.
+    fn forged(at: usize, byte: u8) -> Vec<u8> {
+        let mut bytes = superblock().print();
+        bytes[at] = byte;
+        let crc = crc(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        assert_eq!(Superblock::parse(&superblock().print()), Ok(superblock()));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let bytes = superblock().print();
+        for bit in 0..BYTES * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::parse(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        let text = |bytes: &[u8]| Superblock::parse(bytes).unwrap_err().to_string();
+        assert!(text(&forged(12, 2)).contains("version 2; this program knows version 1"));
+        assert!(text(&forged(100, 1)).contains("a reserved byte = 1"));
+        assert!(text(&forged(64, 0)).contains("data_files = 0"));
+        assert!(text(&superblock().print()[..4095]).contains("has 4095 bytes, not 4096"));
+        assert!(text(&[0; BYTES]).contains("does not begin with the mark"));
+    }
+}

@@ -1,0 +1,271 @@
+//! Kills a process with `kill -9` while it writes, and looks at what its disk has.
+//!
+//! The test starts itself as the process to be killed: threads of it write zone by zone and tell on
+//! standard output what was completed. Nothing of that may be missing afterwards; with a volatile
+//! cache, nothing that was flushed, and what was never flushed is gone.
+#![allow(clippy::unwrap_used)] // A test may.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use blockyard_core::zone::ZoneCond;
+use blockyard_smr::media::{
+    CacheMode, Files, Media, MediaError, MediaGeometry, Options, ZoneRecord,
+};
+
+/// Names the directory of the process that is to be killed.
+const DIRECTORY: &str = "BLOCKYARD_SMR_KILL_DIRECTORY";
+/// Set for a volatile cache there.
+const VOLATILE: &str = "BLOCKYARD_SMR_KILL_VOLATILE";
+
+const BLOCK: u64 = 4096;
+const ZONE: u64 = 1 << 20;
+const CONVENTIONAL: u32 = 2;
+const THREADS: u32 = 4;
+/// Zones that each thread goes through, over and over.
+const ZONES_EACH: u32 = 3;
+
+fn options(cache: CacheMode) -> Options {
+    let geometry = MediaGeometry {
+        // A disk that is far larger than any file system that this runs on.
+        bytes: 14 << 40,
+        zone_bytes: 1 << 30,
+        zone_capacity_bytes: ZONE,
+        conventional_zones: CONVENTIONAL,
+        block_bytes: 4096,
+    };
+    Options { cache, journal_records: 64, ..Options::new(geometry) }
+}
+
+/// The bytes of a block, which say where it is and how often its zone was emptied.
+fn block(zone: u32, number: u64, erasures: u64) -> Vec<u8> {
+    let word = u64::from(zone) << 48 | number << 32 | erasures;
+    word.to_le_bytes().repeat(BLOCK as usize / 8)
+}
+
+fn record(blocks: u64, erasures: u64) -> ZoneRecord {
+    let cond = match blocks {
+        0 => ZoneCond::Empty,
+        _ if blocks == ZONE / BLOCK => ZoneCond::Full,
+        _ => ZoneCond::ImplicitOpen,
+    };
+    ZoneRecord { cond, written_sectors: blocks * BLOCK / 512, erasures }
+}
+
+/// What a killed process has said of a zone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    erasures: u64,
+    blocks: u64,
+    flushed: Option<(u64, u64)>,
+}
+
+/// The process to be killed: it writes until then.
+#[test]
+fn victim() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let volatile = std::env::var_os(VOLATILE).is_some();
+    let cache = match volatile {
+        true => CacheMode::Volatile { bytes: 1 << 20 },
+        false => CacheMode::Through,
+    };
+    let files = Files::open(Path::new(&directory), &options(cache)).unwrap();
+    let say = |text: String| std::io::stdout().write_all(text.as_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (files, say) = (&files, &say);
+            scope.spawn(move || {
+                for erasures in 1.. {
+                    for zone in (0..ZONES_EACH).map(|at| CONVENTIONAL + thread * ZONES_EACH + at) {
+                        write_zone(files, zone, erasures, say);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Empties a zone and fills it. Zones of odd numbers are flushed now and then.
+fn write_zone(files: &Files, zone: u32, erasures: u64, say: &impl Fn(String)) {
+    files.reset(zone, record(0, erasures)).unwrap();
+    say(format!("\nreset {zone} {erasures} 0\n"));
+    let start = u64::from(zone) * (1 << 30);
+    for number in 0..ZONE / BLOCK {
+        files.write(start + number * BLOCK, &block(zone, number, erasures)).unwrap();
+        files.zone_changed(zone, record(number + 1, erasures)).unwrap();
+        say(format!("\nwrote {zone} {erasures} {}\n", number + 1));
+        if zone % 2 == 1 && number % 16 == 15 {
+            match number % 64 == 63 {
+                true => files.flush().unwrap(),
+                false => files.flush_range(start, BLOCK).unwrap(),
+            }
+            say(format!("\nflushed {zone} {erasures} {}\n", number + 1));
+        }
+    }
+}
+
+fn start(directory: &Path, volatile: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "victim", "--nocapture", "--test-threads=1"]);
+    command.env(DIRECTORY, directory).stdout(Stdio::piped());
+    if volatile {
+        command.env(VOLATILE, "1");
+    }
+    command.spawn().unwrap()
+}
+
+/// Starts the victim, kills it when it has said so many things, and gathers what it has said.
+fn kill_after(directory: &Path, volatile: bool, count: usize) -> HashMap<u32, Said> {
+    let mut child = start(directory, volatile);
+    let mut said: HashMap<u32, Said> = HashMap::new();
+    let mut lines = 0;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let numbers: Option<Vec<u64>> = words[1..].iter().map(|word| word.parse().ok()).collect();
+        // A line that the kill has cut, and what the test harness says, count for nothing.
+        let (verb, Some([zone, erasures, blocks])) = (words[0], numbers.as_deref()) else {
+            continue;
+        };
+        let said = said.entry(*zone as u32).or_default();
+        match verb {
+            "reset" | "wrote" => (said.erasures, said.blocks) = (*erasures, *blocks),
+            "flushed" => said.flushed = Some((*erasures, *blocks)),
+            _ => continue,
+        }
+        lines += 1;
+        if lines == count {
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(lines >= count, "the victim has died of something else");
+    said
+}
+
+/// How often the zone was emptied when its first blocks were written, all of which must agree.
+fn erasures_of(files: &Files, zone: u32, blocks: u64) -> u64 {
+    let start = u64::from(zone) * (1 << 30);
+    let mut bytes = vec![0; (blocks * BLOCK) as usize];
+    files.read(start, &mut bytes).unwrap();
+    let erasures = u64::from(u32::from_le_bytes(bytes[..4].try_into().unwrap()));
+    for (number, found) in (0..).zip(bytes.chunks(BLOCK as usize)) {
+        assert!(found == block(zone, number, erasures), "block {number} of zone {zone}");
+    }
+    let mut above = vec![1; BLOCK as usize];
+    if blocks < ZONE / BLOCK {
+        files.read(start + blocks * BLOCK, &mut above).unwrap();
+        assert!(above.iter().all(|byte| *byte == 0), "zone {zone} has something above its end");
+    }
+    erasures
+}
+
+/// A directory of its own, removed at the end.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("blockyard-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_kill_loses_nothing_that_was_completed() {
+    let scratch = Scratch::new("kill-through");
+    for count in [1, 7, 300, 2000, 5000] {
+        let said = kill_after(&scratch.0, false, count);
+        let files = Files::open(&scratch.0, &options(CacheMode::Through)).unwrap();
+        let zones = files.zones();
+        for (zone, said) in said {
+            let blocks = zones[zone as usize].written_sectors * 512 / BLOCK;
+            if blocks == 0 {
+                // Empty, or emptied again by what was not completed any more.
+                assert!(said.blocks == 0 || said.blocks == ZONE / BLOCK, "zone {zone}: {said:?}");
+                continue;
+            }
+            let found = (erasures_of(&files, zone, blocks), blocks);
+            assert!(found >= (said.erasures, said.blocks), "zone {zone}: {found:?}, {said:?}");
+        }
+    }
+}
+
+#[test]
+fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
+    let scratch = Scratch::new("kill-volatile");
+    for count in [1, 300, 3000, 5000] {
+        let said = kill_after(&scratch.0, true, count);
+        let cache = CacheMode::Volatile { bytes: 1 << 20 };
+        let files = Files::open(&scratch.0, &options(cache)).unwrap();
+        let zones = files.zones();
+        for (zone, said) in said {
+            let blocks = zones[zone as usize].written_sectors * 512 / BLOCK;
+            // Flushes of all zones, by other threads, may have covered any zone.
+            let found = match blocks {
+                0 => None,
+                _ => Some((erasures_of(&files, zone, blocks), blocks)),
+            };
+            let flushed = said.flushed.filter(|(erasures, _)| *erasures == said.erasures);
+            let emptied = said.blocks == ZONE / BLOCK;
+            assert!(
+                found >= flushed || (found.is_none() && emptied),
+                "zone {zone}: {found:?}, {said:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_processes_do_not_share_a_disk() {
+    let scratch = Scratch::new("kill-shared");
+    let mut child = start(&scratch.0, false);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.find(|line| line.as_ref().unwrap().starts_with("reset")).unwrap().unwrap();
+    let refused = Files::open(&scratch.0, &options(CacheMode::Through)).unwrap_err();
+    assert!(matches!(refused, MediaError::InUse { .. }), "{refused}");
+    assert!(refused.to_string().ends_with("stop it, or give another backing"), "{refused}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    Files::open(&scratch.0, &options(CacheMode::Through)).unwrap();
+}
+
+#[test]
+fn what_is_closed_in_order_is_found_so_and_costs_little() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new("kill-closed");
+    let mut options = options(CacheMode::Volatile { bytes: 1 << 20 });
+    let files = Files::open(&scratch.0, &options).unwrap();
+    write_zone(&files, 5, 1, &|_| {});
+    files.write(BLOCK, &[9; 512]).unwrap();
+    files.close().unwrap();
+    let used = std::fs::read_dir(&scratch.0).unwrap();
+    let used: u64 = used.map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum();
+    assert!(used < 8 << 20, "14 TB take {used} bytes");
+    assert!(!scratch.0.join("live").exists());
+    let files = Files::open(&scratch.0, &options).unwrap();
+    assert_eq!(files.zones()[5], ZoneRecord { erasures: 0, ..record(ZONE / BLOCK, 0) });
+    assert_eq!(erasures_of(&files, 5, ZONE / BLOCK), 1);
+    let mut bytes = [0; 1024];
+    files.read(BLOCK, &mut bytes).unwrap();
+    assert_eq!((bytes[..512] == [9; 512], bytes[512..] == [0; 512]), (true, true));
+    drop(files);
+    options.geometry.zone_bytes = 2 << 30;
+    let refused = Files::open(&scratch.0, &options).unwrap_err().to_string();
+    let want = "the backing holds a disk with zone_size=1073741824, not zone_size=2147483648; ask \
+                for zone_size=1073741824, or give another backing";
+    assert_eq!(refused, want);
+    let strange = Scratch::new("kill-strange");
+    std::fs::create_dir_all(&strange.0).unwrap();
+    std::fs::write(strange.0.join("thesis.tex"), "x").unwrap();
+    let refused = Files::open(&strange.0, &options).unwrap_err().to_string();
+    assert!(refused.starts_with("the backing holds `thesis.tex` and no SMR disk"), "{refused}");
+}

@@ -1,0 +1,383 @@
+//! Cuts the power of a medium behind every write, sync and change of a name, and looks at what is
+//! there when it returns: of each zone a prefix of what was done to it, and at least what a flush
+//! had covered. A kill of the process leaves all that was completed, or with a volatile cache what
+//! was flushed, and only that.
+//!
+//! The workload runs once, on a simulated directory that records every operation; then each prefix
+//! of the record is a moment at which it may have ended.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod history;
+mod simulated;
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use blockyard_core::zone::ZoneCond;
+use blockyard_sim::directory::{Directory, Medium};
+use blockyard_sim::seed::Seed;
+use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
+
+use history::{BLOCK, Done, Durable, History, ZONE_BLOCKS};
+use simulated::{Liars, Simulated};
+
+/// Zones of the disk: two conventional ones, the last one a runt.
+const ZONES: u32 = 6;
+
+/// More undurable choices than this are drawn by chance instead of gone through.
+const EXHAUSTIVE_MAX: usize = 64;
+
+/// Images drawn by chance of one moment.
+const SAMPLES: usize = 12;
+
+fn options(cache: CacheMode) -> Options {
+    let zone_bytes = ZONE_BLOCKS * BLOCK;
+    let geometry = MediaGeometry {
+        bytes: u64::from(ZONES) * zone_bytes - 2 * BLOCK,
+        zone_bytes,
+        zone_capacity_bytes: zone_bytes,
+        conventional_zones: 2,
+        block_bytes: BLOCK as u32,
+    };
+    // A small journal, so that checkpoints happen all the time.
+    Options { cache, journal_records: 7, data_files: 2, ..Options::new(geometry) }
+}
+
+fn open(directory: &Directory, cache: CacheMode) -> Files<Simulated> {
+    open_store(Simulated::new(directory), cache)
+}
+
+fn open_store(store: Simulated, cache: CacheMode) -> Files<Simulated> {
+    let opened = Files::open_in(store, &options(cache));
+    opened.unwrap_or_else(|error| panic!("the disk does not open: {error}"))
+}
+
+/// A disk after some steps by chance; the history says which operations each step took.
+fn work(files: &Files<Simulated>, directory: &Directory, seed: Seed, stream: u64) -> History {
+    let mut random = seed.rng(stream);
+    let mut history = History::new(&options(CacheMode::Through).geometry);
+    for serial in 1..=70 {
+        let begun = directory.change_count();
+        let step = history.draw(&mut random, serial);
+        history.carry_out(files, &step).unwrap();
+        history.note(step, Done { begun, ended: directory.change_count() });
+    }
+    history
+}
+
+/// Calls `check` with every directory that a power cut may leave, or with some of them by chance.
+fn each_cut(medium: &Medium, random: &mut fastrand::Rng, mut check: impl FnMut(Directory)) {
+    let choices = medium.choices();
+    let all = choices.iter().try_fold(1usize, |product, count| product.checked_mul(*count));
+    match all.filter(|all| *all <= EXHAUSTIVE_MAX) {
+        Some(all) => {
+            for mut number in 0..all {
+                check(medium.cut(|_, count| {
+                    let choice = number % count;
+                    number /= count;
+                    choice
+                }));
+            }
+        }
+        None => {
+            check(medium.cut(|_, _| 0));
+            check(medium.cut(|_, count| count - 1));
+            for _ in 0..SAMPLES {
+                check(medium.cut(|_, count| random.usize(..count)));
+            }
+        }
+    }
+}
+
+/// What a directory holds, as a number.
+fn fingerprint(directory: &Directory) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for name in directory.names() {
+        let file = directory.open(&name).expect("it has just been named");
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).expect("it is as long as it says");
+        (name, bytes).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Cuts the power behind every operation of a workload; `again` does so in the recovery too.
+fn cut_everywhere(cache: CacheMode, stream: u64, again: bool) {
+    let _watch = Seed::from_env().watch("cut_everywhere");
+    cut_everywhere_in(cache, stream, again, &[]);
+}
+
+fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
+    let seed = Seed::from_env();
+    let directory = Directory::default();
+    drop(open(&directory, cache));
+    directory.settle();
+    let mut medium = directory.medium();
+    let files = open_store(Simulated::lying(&directory, liars), cache);
+    let history = work(&files, &directory, seed, stream);
+    let changes = directory.changes();
+    drop(files);
+    let mut random = seed.rng(stream + 1000);
+    let mut images = 0;
+    for moment in 0..=changes.len() {
+        let mut seen = HashSet::new();
+        each_cut(&medium, &mut random, |found| {
+            if !seen.insert(fingerprint(&found)) {
+                return;
+            }
+            images += 1;
+            if again {
+                cut_again(&history, moment, &found, cache);
+            } else {
+                check(&history, moment, &found, cache, Durable::Flushed);
+            }
+        });
+        if let Some(change) = changes.get(moment) {
+            medium.apply(change);
+        }
+    }
+    assert!(images > changes.len(), "{images} images of {} moments", changes.len());
+}
+
+/// Cuts the power behind every operation of opening what a cut has left: the outcome is the same.
+fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMode) {
+    let mut medium = found.medium();
+    let first = open(found, cache);
+    let zones = first.zones();
+    let changes = found.changes();
+    std::mem::forget(first);
+    for change in changes {
+        medium.apply(&change);
+        let second = open(&medium.cut(|at, count| (at + moment) % count), cache);
+        assert_eq!(zones, second.zones(), "recovery cut behind {change:?}");
+        history.check(&second, moment, Durable::Flushed);
+        std::mem::forget(second);
+    }
+}
+
+/// Opens what is there and compares; then goes on with it.
+fn check(history: &History, moment: usize, found: &Directory, cache: CacheMode, durable: Durable) {
+    let files = open(found, cache);
+    history.check(&files, moment, durable);
+    // It works: what is written and flushed now is there after another cut.
+    let writable = |record: &ZoneRecord| !matches!(record.cond, ZoneCond::NotWp | ZoneCond::Full);
+    let zones = files.zones();
+    let Some(zone) = zones.iter().position(writable) else { return };
+    let written = zones[zone].written_sectors * 512;
+    let start = zone as u64 * ZONE_BLOCKS * BLOCK;
+    let mut above = [7; BLOCK as usize];
+    files.read(start + written, &mut above).unwrap();
+    assert_eq!(above, [0; BLOCK as usize], "nothing is left above the write pointer");
+    files.write(start + written, &[0xee; BLOCK as usize]).unwrap();
+    let written_sectors = (written + BLOCK) / 512;
+    let state = ZoneRecord { cond: ZoneCond::ImplicitOpen, written_sectors, erasures: 0 };
+    files.zone_changed(zone as u32, state).unwrap();
+    files.flush().unwrap();
+    std::mem::forget(files);
+    let mut medium = found.medium();
+    medium = medium.cut(|_, count| count - 1).medium();
+    let files = open(&medium.cut(|_, _| 0), cache);
+    assert_eq!(files.zones()[zone].written_sectors, written_sectors);
+}
+
+#[test]
+fn a_power_cut_leaves_a_prefix_that_respects_flushes() {
+    for stream in 0..4 {
+        cut_everywhere(CacheMode::Through, stream, false);
+    }
+}
+
+#[test]
+fn a_power_cut_with_a_volatile_cache_leaves_a_prefix_that_respects_flushes() {
+    for stream in 10..14 {
+        cut_everywhere(CacheMode::Volatile { bytes: 16 << 10 }, stream, false);
+    }
+}
+
+#[test]
+fn a_power_cut_during_recovery_changes_nothing() {
+    cut_everywhere(CacheMode::Through, 20, true);
+    cut_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, 21, true);
+}
+
+/// The judge is judged too: where syncs do nothing, it must notice.
+#[test]
+fn a_disk_without_syncs_does_not_pass() {
+    let all: [(Liars, CacheMode); 4] = [
+        (&["data"], CacheMode::Through),
+        (&["data"], CacheMode::Volatile { bytes: 16 << 10 }),
+        (&["journal"], CacheMode::Through),
+        (&["tables"], CacheMode::Through),
+    ];
+    for (liars, cache) in all {
+        let passed = std::panic::catch_unwind(|| cut_everywhere_in(cache, 1, false, liars));
+        assert!(passed.is_err(), "{cache:?}: nobody has noticed that {liars:?} are not synced");
+    }
+}
+
+/// A flush looks at the zones, syncs the data, then writes the journal. A reset in between came
+/// after the look, and its record stands before the flush's: the zone must stay empty.
+#[test]
+fn a_reset_during_a_flush_is_not_undone_by_it() {
+    for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
+        let directory = Directory::default();
+        let mut medium = Medium::new();
+        let store = Simulated::new(&directory);
+        let files = Arc::new(open_store(store.clone(), cache));
+        let state =
+            |cond, written_sectors, erasures| ZoneRecord { cond, written_sectors, erasures };
+        files.write(3 * ZONE_BLOCKS * BLOCK, &[1; 1024]).unwrap();
+        files.zone_changed(3, state(ZoneCond::ImplicitOpen, 2, 0)).unwrap();
+        files.flush().unwrap();
+        files.write(3 * ZONE_BLOCKS * BLOCK + 1024, &[2; 512]).unwrap();
+        files.zone_changed(3, state(ZoneCond::ImplicitOpen, 3, 0)).unwrap();
+        let other = Arc::clone(&files);
+        store.meanwhile(move || {
+            other.reset(3, state(ZoneCond::Empty, 0, 1)).unwrap();
+            other.write(3 * ZONE_BLOCKS * BLOCK, &[9; 512]).unwrap();
+            other.zone_changed(3, state(ZoneCond::ImplicitOpen, 1, 1)).unwrap();
+        });
+        files.flush().unwrap();
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        let found = open(&medium.cut(|_, _| 0), cache);
+        assert_eq!(found.zones()[3], state(ZoneCond::Empty, 0, 0));
+        // What was written meanwhile is the next flush's.
+        files.flush().unwrap();
+        let mut medium = Medium::new();
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        let found = open(&medium.cut(|_, _| 0), cache);
+        assert_eq!(found.zones()[3], state(ZoneCond::Closed, 1, 0));
+        // The hook holds the medium no more.
+        assert!(Arc::into_inner(files).is_some());
+    }
+}
+
+/// The same with a flush of the zone alone in between, by another thread: the long flush has looked
+/// before, and its older state came to stand behind the newer one, which was lost at a cut. A
+/// killed process showed it.
+#[test]
+fn a_flush_does_not_take_back_what_another_has_made_durable() {
+    let cache = CacheMode::Volatile { bytes: 4096 };
+    let directory = Directory::default();
+    let store = Simulated::new(&directory);
+    let files = Arc::new(open_store(store.clone(), cache));
+    let at = 3 * ZONE_BLOCKS * BLOCK;
+    let state = |cond, written_sectors| ZoneRecord { cond, written_sectors, erasures: 0 };
+    files.write(at, &[1; 512]).unwrap();
+    files.zone_changed(3, state(ZoneCond::ImplicitOpen, 1)).unwrap();
+    let other = Arc::clone(&files);
+    store.meanwhile(move || {
+        other.write(at + 512, &[2; 1024]).unwrap();
+        other.zone_changed(3, state(ZoneCond::ImplicitOpen, 3)).unwrap();
+        other.flush_range(at, BLOCK).unwrap();
+    });
+    files.flush().unwrap();
+    let mut medium = Medium::new();
+    directory.changes().iter().for_each(|change| medium.apply(change));
+    let found = open(&medium.cut(|_, _| 0), cache);
+    assert_eq!(found.zones()[3], state(ZoneCond::Closed, 3));
+}
+
+/// Kills the process behind every operation.
+fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("kill_everywhere");
+    let directory = Directory::default();
+    let files = open(&directory, cache);
+    directory.settle();
+    let mut medium = directory.medium();
+    let history = work(&files, &directory, seed, stream);
+    let changes = directory.changes();
+    drop(files);
+    for moment in 0..=changes.len() {
+        check(&history, moment, &medium.kill(), cache, durable);
+        // Killed again while it is opened.
+        let found = medium.kill();
+        let mut second = found.medium();
+        std::mem::forget(open(&found, cache));
+        for change in found.changes() {
+            second.apply(&change);
+            let files = open(&second.kill(), cache);
+            history.check(&files, moment, durable);
+            std::mem::forget(files);
+        }
+        if let Some(change) = changes.get(moment) {
+            medium.apply(change);
+        }
+    }
+}
+
+#[test]
+fn a_kill_loses_nothing_that_was_completed() {
+    for stream in 30..33 {
+        kill_everywhere(CacheMode::Through, stream, Durable::Completed);
+    }
+}
+
+#[test]
+fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
+    for stream in 40..43 {
+        kill_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, stream, Durable::FlushedOnly);
+    }
+}
+
+/// A disk that is killed while it is made is made anew; no half of one is ever opened.
+#[test]
+fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("a_power_cut_while_a_disk_is_made_leaves_one_or_none");
+    let mut random = seed.rng(50);
+    let directory = Directory::default();
+    let mut medium = Medium::new();
+    std::mem::forget(open(&directory, CacheMode::Through));
+    for change in directory.changes() {
+        medium.apply(&change);
+        each_cut(&medium, &mut random, |found| {
+            let files = open(&found, CacheMode::Through);
+            assert!(files.zones().iter().skip(2).all(|zone| zone.cond == ZoneCond::Empty));
+        });
+        let files = open(&medium.kill(), CacheMode::Through);
+        assert_eq!(files.zones().len(), ZONES as usize);
+    }
+}
+
+/// A sync that fails is not tried again: the system has dropped the data by then, and would say
+/// yes.
+#[test]
+fn after_a_failed_sync_nothing_more_is_acknowledged() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("after_a_failed_sync_nothing_more_is_acknowledged");
+    for good in 0..60 {
+        for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
+            let directory = Directory::default();
+            let files = open(&directory, cache);
+            directory.settle();
+            let mut medium = directory.medium();
+            directory.fail_syncs_after(good);
+            let mut random = seed.rng(60 + good);
+            let mut history = History::new(&options(cache).geometry);
+            let mut failed = false;
+            for serial in 1..=60 {
+                let begun = directory.change_count();
+                let step = history.draw(&mut random, serial);
+                let done = history.carry_out(&files, &step);
+                assert!(!failed || done.is_err() || step.is_free(), "{step:?} after a failure");
+                failed |= done.is_err();
+                let ended = if done.is_ok() { directory.change_count() } else { usize::MAX };
+                history.note(step, Done { begun, ended });
+                if failed && serial % 7 == 0 {
+                    break;
+                }
+            }
+            let changes = directory.changes();
+            drop(files);
+            changes.iter().for_each(|change| medium.apply(change));
+            let mut random = seed.rng(61 + good);
+            each_cut(&medium, &mut random, |found| {
+                let files = open(&found, cache);
+                history.check(&files, changes.len(), Durable::Flushed);
+            });
+        }
+    }
+}
