@@ -72,3 +72,16 @@ fn a_last_zone_that_is_short() {
 fn a_volatile_cache() {
     suite("smr, cache", DiskConfig { write_cache: true, ..limited() });
 }
+
+/// Behind the gate, where appends become writes, as Linux makes them for such disks.
+#[test]
+fn appends_that_become_writes() {
+    for (name, config) in [
+        ("smr", zoned()),
+        ("smr, limited", limited()),
+        ("smr, 512e", DiskConfig { physical_block: 4096, ..zoned() }),
+        ("smr, gaps", DiskConfig { zone_capacity: 384 << 10, ..limited() }),
+    ] {
+        contract::run_gated_by(Rules::Zbc, name, true, move || open(&config));
+    }
+}

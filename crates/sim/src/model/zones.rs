@@ -13,7 +13,7 @@ use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWp, Offline, 
 ///
 /// | case | null_blk | ZBC, through Linux's `sd` |
 /// | --- | --- | --- |
-/// | what a zone refuses | IOERR | TARGET |
+/// | what a zone refuses | IOERR | TARGET; of appends, which the host makes writes of, IOERR |
 /// | open or close of a full zone, close of an empty one | refused | nothing to do |
 /// | a write to a sequential zone ends | at a logical block | at a physical block |
 /// | write pointer of a zone that was written full | its capacity | its end |
@@ -162,13 +162,17 @@ impl Zones {
         sectors: u64,
     ) -> Result<u64, Status> {
         let zone = &self.zones[index];
+        // An append that the host makes a write of never gets to a zone that has no room for it.
+        let refused = if want.is_some() { self.rules.refused() } else { Status::IoErr };
         if matches!(zone.cond, Full | ReadOnly | Offline | NotWp) {
-            return Err(self.rules.refused());
+            return Err(refused);
         }
         let at = want.unwrap_or(zone.wp);
         let end = at + sectors;
-        let whole = end.is_multiple_of(self.write_sectors);
-        if at != zone.wp || end > zone.start + zone.capacity || !whole {
+        if at != zone.wp || end > zone.start + zone.capacity {
+            return Err(refused);
+        }
+        if !end.is_multiple_of(self.write_sectors) {
             return Err(self.rules.refused());
         }
         if matches!(zone.cond, Empty | Closed) {
