@@ -7,3 +7,4 @@ pub mod cdb;
 pub mod input;
 pub mod nbd;
 pub mod texts;
+pub mod zonefs;

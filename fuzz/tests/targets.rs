@@ -30,3 +30,5 @@ target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);
 target!(fault, blockyard_fuzz::texts::fault);
+target!(zonefs_superblock, blockyard_fuzz::zonefs::superblock);
+target!(zonefs_options, blockyard_fuzz::zonefs::options);

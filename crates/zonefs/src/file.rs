@@ -452,12 +452,14 @@ impl ZoneFile {
         self.read(door, offset, &mut into[..len as usize])
     }
 
+    /// Whether it can be read at all: its zone is not offline, and was not read-only at mount.
+    pub fn is_readable(&self) -> bool {
+        !self.file.is(bit::UNREADABLE)
+    }
+
     /// The size, if the file can be read.
     fn readable(&self) -> Result<u64, FileError> {
-        match self.file.is(bit::UNREADABLE) {
-            true => Err(FileError::Immutable),
-            false => Ok(self.file.size()),
-        }
+        if self.is_readable() { Ok(self.file.size()) } else { Err(FileError::Immutable) }
     }
 
     /// Reads whole blocks into the door's buffer, from its byte `at` on.

@@ -90,11 +90,13 @@ impl Server {
             _ => Access::Write,
         };
         let opened = self.fs.open_file(kind, number, access).ok_or(Errno::ENOENT)?;
-        let handle = self.handles.insert(opened.map_err(errno)?);
+        let opened = opened.map_err(errno)?;
         let past_the_cache = match kind {
-            FileKind::Sequential => access == Access::Write,
+            // Of a file that cannot be read the kernel would say that it is empty.
+            FileKind::Sequential => access == Access::Write || !opened.is_readable(),
             FileKind::Conventional => flags.0 & libc::O_DIRECT != 0,
         };
+        let handle = self.handles.insert(opened);
         let how = if past_the_cache {
             FopenFlags::FOPEN_DIRECT_IO
                 | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES

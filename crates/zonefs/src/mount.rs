@@ -1,5 +1,6 @@
 //! Mounting: the file system served to every program over FUSE.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -142,7 +143,9 @@ fn config(fs: &ZoneFs) -> Config {
     let mut config = Config::default();
     let threads = std::thread::available_parallelism().map_or(THREADS_MIN, usize::from);
     config.n_threads = Some(threads.clamp(THREADS_MIN, THREADS_MAX));
-    config.clone_fd = true;
+    // A queue for each thread, where they may open the device: fusermount3 opens one for us, but a
+    // second one is ours to open. Without that they share one.
+    config.clone_fd = File::options().read(true).write(true).open("/dev/fuse").is_ok();
     config.acl = match fs.options().allow_other {
         true => SessionACL::All,
         false => SessionACL::Owner,
@@ -162,19 +165,19 @@ fn config(fs: &ZoneFs) -> Config {
     config
 }
 
-/// Unmounts a directory; with `detach` even if it is in use. Who is not root needs the helper.
+/// Unmounts a directory; with `detach` even if it is in use. Who is not root needs fusermount3.
 fn unmount(path: &Path, detach: bool) -> io::Result<()> {
     let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
-        Err(rustix::io::Errno::PERM) => unmount_by_helper(path, detach),
+        Err(rustix::io::Errno::PERM) => unmount_by_fusermount(path, detach),
         end => Ok(end?),
     }
 }
 
-fn unmount_by_helper(path: &Path, detach: bool) -> io::Result<()> {
-    let mut helper = Command::new("fusermount3");
-    helper.arg(if detach { "-uz" } else { "-u" }).arg("--").arg(path);
-    let output = helper.stdin(Stdio::null()).output()?;
+fn unmount_by_fusermount(path: &Path, detach: bool) -> io::Result<()> {
+    let mut fusermount = Command::new("fusermount3");
+    fusermount.arg(if detach { "-uz" } else { "-u" }).arg("--").arg(path);
+    let output = fusermount.stdin(Stdio::null()).output()?;
     match output.status.success() {
         true => Ok(()),
         false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
