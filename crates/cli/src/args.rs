@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use blockyard_core::zone::check::Target;
 use blockyard_lab::command::LabCommand;
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::param::KINDS;
 use blockyard_yard::spec::DeviceSpec;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 const ABOUT: &str = "Makes block devices (null, zoned or not, in memory or not) and serves them";
@@ -245,6 +247,40 @@ pub(crate) enum ZoneCommand {
     Reset(ZoneArgs),
     /// Make all zones empty that can be
     ResetAll(DeviceArgs),
+    /// Say whether a device's zones would be accepted elsewhere, and quote the reason if not
+    Check(ZoneCheckArgs),
+}
+
+const ZONE_CHECK_HELP: &str = "\
+Refusals are quoted as Linux prints them in its log, each once, for the first zone that it is
+about. The exit code is 6 if any of the targets would refuse the device.
+
+Examples:
+  blockyard zone check zoned0 --for linux-6.12
+  blockyard zone check 'null:///z?zoned=1&zone_nr_conv=8' --for zbc --for zns
+";
+
+/// `zone check`.
+#[derive(Args, Debug)]
+#[command(after_help = ZONE_CHECK_HELP)]
+pub(crate) struct ZoneCheckArgs {
+    /// The name of a device that is served, or a URI, which needs no yard
+    #[arg(value_name = "DEVICE|URI", value_parser = subject)]
+    pub(crate) subject: Subject,
+    /// Where it is to be accepted; may be repeated
+    #[arg(long = "for", value_name = "TARGET", required = true, value_parser = targets())]
+    pub(crate) targets: Vec<Target>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// A device that runs in a yard, or one to be made.
+#[derive(Clone, Debug)]
+pub(crate) enum Subject {
+    /// The name of one that runs.
+    Served(String),
+    /// What to make.
+    Made(Box<DeviceSpec>),
 }
 
 /// A command about a range of zones.
@@ -451,6 +487,21 @@ pub(crate) struct HelpDeviceArgs {
 
 fn kinds() -> clap::builder::PossibleValuesParser {
     KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().into()
+}
+
+/// A URI has a colon; a name has none.
+fn subject(text: &str) -> Result<Subject, String> {
+    match text.contains(':') {
+        true => device(text).map(|spec| Subject::Made(Box::new(spec))),
+        false => Ok(Subject::Served(text.to_owned())),
+    }
+}
+
+fn targets() -> impl TypedValueParser<Value = Target> {
+    PossibleValuesParser::new(Target::ALL.map(Target::name)).map(|name| {
+        let named = Target::ALL.into_iter().find(|target| target.name() == name);
+        named.expect("only these are possible")
+    })
 }
 
 fn device(text: &str) -> Result<DeviceSpec, String> {

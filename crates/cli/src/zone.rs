@@ -1,13 +1,15 @@
-//! `zone`: the report and the verbs of blkzone, over the control API.
+//! `zone`: the report and the verbs of blkzone, over the control API, and `zone check`.
 
 use std::io::Write;
 
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::error::counted;
+use blockyard_yard::stack;
 use blockyard_yard::view::{ZoneRequest, ZoneView};
+use blockyard_yard::zone_check::{VerdictView, of_disk, of_served};
 use serde_json::json;
 
-use crate::args::{DeviceArgs, TalkArgs, ZoneArgs, ZoneCommand};
+use crate::args::{DeviceArgs, Subject, TalkArgs, ZoneArgs, ZoneCheckArgs, ZoneCommand};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
@@ -25,7 +27,62 @@ pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Fai
             let done = client(talk).manage(device, "reset-all", &ZoneRequest::default())?;
             print_done(talk, device, "reset-all", done.zones, out)
         }
+        ZoneCommand::Check(args) => check(args, out),
     }
+}
+
+fn check(args: &ZoneCheckArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let verdicts = verdicts(args)?;
+    if args.talk.json {
+        print_json(&verdicts, out)?;
+    } else {
+        for verdict in &verdicts {
+            print_verdict(verdict, out)?;
+        }
+    }
+    match verdicts.iter().all(|verdict| verdict.accepted) {
+        true => Ok(()),
+        false => Err(Failure::Silent(Code::Refused)),
+    }
+}
+
+fn verdicts(args: &ZoneCheckArgs) -> Result<Vec<VerdictView>, Failure> {
+    let made = match &args.subject {
+        Subject::Served(_) => None,
+        Subject::Made(spec) => {
+            let made = stack::open(spec).map_err(|error| Failure::new(Code::Usage, error))?;
+            Some(made.disk)
+        }
+    };
+    let name = match &args.subject {
+        Subject::Served(name) => name,
+        Subject::Made(spec) => spec.name(),
+    };
+    let verdict = |&target| {
+        let verdict = match &made {
+            Some(disk) => of_disk(target, &**disk),
+            None => of_served(target, &client(&args.talk), name)?,
+        };
+        let Some(verdict) = verdict else {
+            return Err(Failure::new(Code::Refused, format!("`{name}` is not a zoned device")));
+        };
+        Ok(VerdictView::new(name, target, verdict))
+    };
+    args.targets.iter().map(verdict).collect()
+}
+
+fn print_verdict(verdict: &VerdictView, out: &mut impl Write) -> Result<(), Failure> {
+    let VerdictView { device, target, accepted, refusals, notes } = verdict;
+    writeln!(out, "{device}: {target}: {}", if *accepted { "accepted" } else { "refused" })?;
+    for refusal in refusals {
+        let error = refusal.error.as_ref().map(|error| format!(" ({error})")).unwrap_or_default();
+        writeln!(out, "  {}{error}: {}", refusal.by, refusal.message)?;
+        writeln!(out, "    {}", refusal.about)?;
+    }
+    for note in notes {
+        writeln!(out, "  note: {note}")?;
+    }
+    Ok(())
 }
 
 fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {

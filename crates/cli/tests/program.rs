@@ -157,6 +157,35 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
 }
 
 #[test]
+fn a_geometry_is_checked_made_or_served() {
+    const URI: &str = "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=1&zone_max_active=8";
+    let dir = Dir::new("zone-check");
+    let served = Served::start("zone-check-served", &[URI, "null:///n?size=1M"]);
+    let accepted = "z: linux-6.1: accepted\nz: linux-6.12: accepted\n";
+    let refused = "z: zns: refused\n  \
+         Linux, nvme driver (EINVAL): invalid zone type 0x1\n    \
+         zone 0 at sector 0: NVMe has no conventional zones\n";
+    for subject in [URI, "z"] {
+        let check = |rest: &[&str]| {
+            let args = [&["zone", "check", subject], rest].concat();
+            if subject == URI { run(blockyard(&dir.0).args(args)) } else { served.run(&args) }
+        };
+        let linux = check(&["--for", "linux-6.1", "--for", "linux-6.12"]);
+        assert_eq!(linux, (0, accepted.to_owned(), String::new()));
+        assert_eq!(check(&["--for", "zns"]), (6, refused.to_owned(), String::new()));
+        let (code, out, _) = check(&["--for", "zbc", "--json"]);
+        let verdicts: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((code, &verdicts[0]["accepted"]), (6, &false.into()), "{out}");
+        assert_eq!(verdicts[0]["refusals"][0]["by"], "ZBC-2", "{out}");
+        assert_eq!(verdicts[0]["refusals"][0]["error"], Value::Null, "{out}");
+    }
+    let plain = served.run(&["zone", "check", "n", "--for", "zns"]);
+    assert!(plain.0 == 6 && plain.2.contains("`n` is not a zoned device"), "{plain:?}");
+    let unknown = served.run(&["zone", "check", "x", "--for", "zns"]);
+    assert!(unknown.0 == 5 && unknown.2.contains("there is no device `x`"), "{unknown:?}");
+}
+
+#[test]
 fn devices_and_faults_come_and_go_at_run_time() {
     let served = Served::start("add", &["null:///a?size=1G"]);
     assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G, keeps nothing\n");
@@ -210,6 +239,10 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["inject", "x", "nonsense"], "wanted add,op=OP"),
         (&["zone", "report", "x", "-o", "1k"], "decimal or hexadecimal"),
         (&["zone", "report", "x", "-c", "1", "-l", "1"], "cannot be used with"),
+        (&["zone", "check", "null:///x?zoned=1&zone_size=3M", "--for", "zns"], "zone_size: `3M`"),
+        (&["zone", "check", "null:///x?zone_sise=3M", "--for", "zns"], "zone_sise"),
+        (&["zone", "check", "x", "--for", "linux-5.4"], "linux-6.12"),
+        (&["zone", "check", "x"], "--for <TARGET>"),
         (&["frobnicate"], "unrecognized subcommand"),
     ] {
         let (code, _, error) = run(blockyard(&dir.0).args(args));

@@ -1,5 +1,6 @@
 //! Zones: what a report shows, the state machine that zoned devices share, and how they guard it.
 
+pub mod check;
 #[cfg(test)]
 mod document;
 pub mod gate;

@@ -22,6 +22,7 @@ pub mod table;
 pub mod uri;
 pub mod view;
 pub mod yard;
+pub mod zone_check;
 pub mod zonefs;
 pub mod zones;
 
