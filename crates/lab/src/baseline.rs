@@ -9,6 +9,7 @@
 pub mod lock_per_zone;
 pub mod locked_zones;
 pub mod no_device;
+pub mod null_blk;
 pub mod one_lock;
 pub mod tokens;
 pub mod zone_table;

@@ -15,6 +15,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),
+        (experiments::race::NAME, experiments::race::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }
