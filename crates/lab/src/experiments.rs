@@ -6,5 +6,6 @@ pub mod hot_path;
 pub mod limits;
 pub mod nbd;
 pub mod race;
+pub mod zone_append;
 pub mod zone_locks;
 mod zone_locks_fio;

@@ -16,6 +16,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::race::NAME, experiments::race::build),
+        (experiments::zone_append::NAME, experiments::zone_append::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }

@@ -25,6 +25,8 @@ pub enum Pattern {
     /// Appends to any zone of the device, shared by all threads. Whoever finds a zone full resets
     /// it.
     RandomAppend,
+    /// Appends to random zones, each thread to zones of its own.
+    OwnAppend,
 }
 
 impl Pattern {
@@ -37,7 +39,7 @@ impl Pattern {
         let sequential = zones.map_or(0, |zones| zones.zone_count - zones.conventional_count);
         let wanted = match self {
             Pattern::RandomRead => 0,
-            Pattern::RandomWrite => threads,
+            Pattern::RandomWrite | Pattern::OwnAppend => threads,
             Pattern::RandomAppend => 1,
         };
         if (sequential as usize) < wanted {
@@ -83,7 +85,9 @@ impl Stream {
     ) -> Stream {
         let zones = match load.pattern {
             Pattern::RandomRead => Vec::new(),
-            Pattern::RandomWrite => zones(disk).skip(number).step_by(load.threads).collect(),
+            Pattern::RandomWrite | Pattern::OwnAppend => {
+                zones(disk).skip(number).step_by(load.threads).collect()
+            }
             Pattern::RandomAppend => zones(disk).collect(),
         };
         Stream {
@@ -113,7 +117,7 @@ impl Stream {
                     Bio::read(Sector(block * BLOCK_SECTORS), BLOCK_SECTORS, buf)
                 }
                 Pattern::RandomWrite => self.write(buf),
-                Pattern::RandomAppend => {
+                Pattern::RandomAppend | Pattern::OwnAppend => {
                     let zone = self.rng.usize(..self.zones.len());
                     Bio::append(self.zones[zone].start, BLOCK_SECTORS, buf)
                         .with_user_data(zone as u64)
@@ -154,7 +158,8 @@ impl Stream {
     fn settle_failed(&mut self, done: &[Completion]) -> Result<(), Status> {
         for completion in done.iter().filter(|completion| !completion.status.is_ok()) {
             let (status, zone) = (completion.status, completion.user_data as usize);
-            if self.pattern != Pattern::RandomAppend || status != Status::IoErr {
+            let appends = matches!(self.pattern, Pattern::RandomAppend | Pattern::OwnAppend);
+            if !appends || status != Status::IoErr {
                 return Err(status);
             }
             self.full.push(self.zones[zone].start);

@@ -1,0 +1,339 @@
+//! `zone-append`: what it gains to append instead of writing in order, and what an append costs.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockyard_core::blocking::Io;
+use blockyard_core::{Bio, BufRef, Disk, Op, RegionId, SECTOR_BYTES, Sector, Status};
+use blockyard_yard::{stack, uri};
+use fastrand::Rng;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::baseline::zone_lock::ZoneLocks;
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::load::{Load, Pattern, UNDISTURBED_IOPS};
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+use crate::scale::measure::ns_per_io;
+use crate::settings::Settings;
+use crate::stop::Stop;
+
+/// The name on the command line.
+pub const NAME: &str = "zone-append";
+
+/// The device of the published pair: it takes 10 us, whatever is asked. Zones that no run fills.
+const TIMER: &str = "null:///t?size=512G&zoned=1&zone_size=64G&bs=4k&irqmode=timer\
+                     &completion_nsec=10000";
+/// The device of appends that take no time: as many zones as anybody wants, or one.
+const MANY: &str = "null:///m?size=64G&zoned=1&zone_size=256M&bs=4k";
+const ONE: &str = "null:///o?size=1T&zoned=1&zone_size=1T&bs=4k";
+
+/// Length of a write or an append to the timed device.
+const SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
+/// Zones of the timed device.
+const ZONES: usize = 8;
+/// How often a measurement looks whether it is to stop.
+const SLICE: Duration = Duration::from_millis(20);
+/// Appends of a batch where they take no time.
+const DEPTH: usize = 32;
+/// What one core is to do.
+const AIM_PER_CORE: f64 = 20e6;
+
+const WRITE_LOCKED: &str = "write-locked";
+const APPEND_LOCKED: &str = "append-locked";
+const APPEND: &str = "append";
+const AIM: &str = "aim";
+const ALONE: &str = "alone";
+const PAIR: &str = "pair";
+
+const ONE_THREAD: &str = "one-thread";
+const MANY_ZONES: &str = "many-zones";
+const ONE_ZONE: &str = "one-zone";
+const BARE: &str = "no-data";
+const BARE_MANY: &str = "no-data-many-zones";
+const BARE_ONE: &str = "no-data-one-zone";
+
+/// Put back because another write to the zone was in flight, for each that was done.
+const PUT_BACK: Metric = Metric::less("put_back_per_io", "");
+
+const VARIANTS: [Variant; 6] = [
+    Variant {
+        name: WRITE_LOCKED,
+        kind: Kind::Before,
+        about: "writes at the write pointer, one in flight per zone: a bit that is tried",
+    },
+    Variant { name: APPEND_LOCKED, kind: Kind::After, about: "appends under the same bit" },
+    Variant { name: APPEND, kind: Kind::Product, about: "appends, as many at once as come" },
+    Variant { name: AIM, kind: Kind::Limit, about: "not measured: what is aimed at" },
+    Variant { name: ALONE, kind: Kind::Limit, about: "one thread on a processor of its own" },
+    Variant {
+        name: PAIR,
+        kind: Kind::Product,
+        about: "two threads, each on a processor of its own",
+    },
+];
+
+const WORKLOADS: [Workload; 6] = [
+    Workload { name: ONE_THREAD, about: "64 KiB, one thread, one zone, a device of 10 us" },
+    Workload {
+        name: MANY_ZONES,
+        about: "64 KiB, 8 threads, each time to any of 8 zones, a device of 10 us",
+    },
+    Workload { name: ONE_ZONE, about: "64 KiB, 8 threads into one zone, a device of 10 us" },
+    Workload { name: BARE, about: "4 KiB without data, 32 at once, one thread; jobs are its" },
+    Workload {
+        name: BARE_MANY,
+        about: "the same by two threads, each to zones of its own (and by one of them alone)",
+    },
+    Workload {
+        name: BARE_ONE,
+        about: "the same by two threads into one zone (and by one of them alone)",
+    },
+];
+
+/// How a 64 KiB block gets into a zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    WriteLocked,
+    AppendLocked,
+    Append,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [(WRITE_LOCKED, Way::WriteLocked), (APPEND_LOCKED, Way::AppendLocked), (APPEND, Way::Append)];
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let threads = 8;
+    let mut cells = Vec::new();
+    for (workload, jobs, zones) in
+        [(ONE_THREAD, 1, 1), (MANY_ZONES, threads, ZONES), (ONE_ZONE, threads, 1)]
+    {
+        for (variant, way) in WAYS {
+            let body = move |round: &Round<'_>| timed(round, way, jobs, zones);
+            cells.push(Cell::new(variant, workload, jobs, body));
+        }
+    }
+    cells.push(Cell::new(AIM, BARE, 1, |_| Ok(Sample::of(UNDISTURBED_IOPS, AIM_PER_CORE))));
+    cells.push(Cell::new(APPEND, BARE, 1, |round| bare(round, many, Pattern::OwnAppend, 1)));
+    if settings.processors >= 2 {
+        for (workload, open, pattern) in [
+            (BARE_MANY, many as fn() -> _, Pattern::OwnAppend),
+            (BARE_ONE, one as fn() -> _, Pattern::RandomAppend),
+        ] {
+            for (variant, threads) in [(ALONE, 1), (PAIR, 2)] {
+                let body = move |round: &Round<'_>| bare(round, open, pattern, threads);
+                cells.push(Cell::new(variant, workload, 2, body));
+            }
+        }
+    }
+    Experiment {
+        name: NAME,
+        title: "writes in order, and appends",
+        about: "The published pair: a write to a sequential zone has to land at the write pointer, \
+                so only one is in flight; appends need no order. Each thread does one 64 KiB I/O \
+                after the other, on a null device without data whose timer takes 10 us (the rest \
+                of what one takes is the system's way to wake a thread). Threads that write take \
+                the zone's bit, which brings the position, and put the write back where it is \
+                taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; there is no \
+                scheduler in between. With many zones each I/O goes to any of them, so that \
+                threads meet. Then what an append itself costs, without data and without a timer: \
+                in slices in which the threads had their processors.",
+        published: published(),
+        variants: VARIANTS.to_vec(),
+        workloads: WORKLOADS.to_vec(),
+        comparisons: comparisons(),
+        plots: vec![Metric::IOPS, UNDISTURBED_IOPS],
+        cells,
+    }
+}
+
+fn comparisons() -> Vec<Comparison> {
+    let locked = |after| Comparison::new(WRITE_LOCKED, after, Metric::IOPS);
+    let bare = |before, after| Comparison::new(before, after, UNDISTURBED_IOPS);
+    vec![
+        locked(APPEND).under(ONE_THREAD),
+        locked(APPEND).under(MANY_ZONES).aim(1.65),
+        locked(APPEND).under(ONE_ZONE).aim(6.0),
+        locked(APPEND_LOCKED),
+        bare(AIM, APPEND).under(BARE).aim(1.0),
+        bare(ALONE, PAIR).under(BARE_MANY).aim(1.9),
+        bare(ALONE, PAIR).under(BARE_ONE).aim(0.9),
+    ]
+}
+
+fn published() -> Vec<Published> {
+    let source = "Linux 5.8 (2020), zonefs on null_blk, synchronous 64 KiB, writes under \
+                  mq-deadline, appends under none";
+    let row = |variant, workload, jobs, kilo_iops: f64| Published {
+        variant,
+        workload,
+        jobs,
+        metric: Metric::IOPS,
+        value: kilo_iops * 1000.0,
+        source,
+    };
+    vec![
+        row(WRITE_LOCKED, ONE_THREAD, 1, 10.1),
+        row(APPEND, ONE_THREAD, 1, 15.6),
+        row(WRITE_LOCKED, MANY_ZONES, 8, 10.2),
+        row(APPEND, MANY_ZONES, 8, 16.9),
+    ]
+}
+
+fn open(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
+    let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
+    Ok(stack::open(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
+}
+
+fn many() -> Result<Arc<dyn Disk>, LabError> {
+    open(MANY)
+}
+
+fn one() -> Result<Arc<dyn Disk>, LabError> {
+    open(ONE)
+}
+
+/// Appends without data by one or two threads that are not disturbed.
+fn bare(
+    round: &Round<'_>,
+    open: fn() -> Result<Arc<dyn Disk>, LabError>,
+    pattern: Pattern,
+    threads: usize,
+) -> Result<Sample, LabError> {
+    let load = Load { pattern, threads, depth: DEPTH };
+    let ns = ns_per_io(round, open, &load)?;
+    Ok(Sample::of(UNDISTURBED_IOPS, 1e9 / ns))
+}
+
+/// What a thread did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    ios: u64,
+    put_back: u64,
+    cpu: Duration,
+}
+
+/// Threads that put blocks into zones, one after the other.
+fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample, LabError> {
+    let disk = open(TIMER)?;
+    let locks = ZoneLocks::new(&*disk)?;
+    let (done, start) = (Stop::new(), Barrier::new(jobs as usize + 1));
+    let mut writers = Vec::new();
+    for number in 0..jobs {
+        let channel = disk.open().map_err(|error| LabError::failed(TIMER, error))?;
+        writers.push(Writer {
+            io: Io::new(channel, (SECTORS * SECTOR_BYTES) as usize),
+            locks: &locks,
+            zone_sectors: disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors),
+            zones,
+            rng: Rng::with_seed(round.seed ^ u64::from(number)),
+        });
+    }
+    let (tallies, wall) = thread::scope(|scope| {
+        let (done, start) = (&done, &start);
+        let mut threads = Vec::with_capacity(writers.len());
+        for mut writer in writers {
+            threads.push(scope.spawn(move || {
+                start.wait();
+                writer.run(way, done)
+            }));
+        }
+        start.wait();
+        let since = Instant::now();
+        let interrupted = pause(round.warm_up + round.duration, round);
+        done.set();
+        let tallies: Result<Vec<Tally>, Status> =
+            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect();
+        interrupted?;
+        let tallies = tallies.map_err(|status| LabError::failed(TIMER, status))?;
+        Ok::<_, LabError>((tallies, since.elapsed()))
+    })?;
+    let ios: u64 = tallies.iter().map(|tally| tally.ios).sum();
+    let put_back: u64 = tallies.iter().map(|tally| tally.put_back).sum();
+    let cpu: Duration = tallies.iter().map(|tally| tally.cpu).sum();
+    let ios = ios.max(1) as f64;
+    Ok(Sample::of(Metric::IOPS, ios / wall.as_secs_f64())
+        .with(Metric::CPU_PER_IO, cpu.as_nanos() as f64 / ios)
+        .with(PUT_BACK, put_back as f64 / ios))
+}
+
+fn pause(duration: Duration, round: &Round<'_>) -> Result<(), LabError> {
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        if round.stop.is_set() {
+            return Err(LabError::Interrupted);
+        }
+        thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
+    }
+    Ok(())
+}
+
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// One thread's channel, and where it writes.
+struct Writer<'a> {
+    io: Io,
+    locks: &'a ZoneLocks,
+    zone_sectors: u64,
+    /// It writes to any of the first so many zones.
+    zones: usize,
+    rng: Rng,
+}
+
+impl Writer<'_> {
+    fn run(&mut self, way: Way, done: &Stop) -> Result<Tally, Status> {
+        let (mut tally, since) = (Tally::default(), thread_time());
+        while !done.is_set() {
+            let zone = self.rng.usize(..self.zones);
+            let start = Sector(zone as u64 * self.zone_sectors);
+            match way {
+                Way::Append => self.io.run(block(Op::ZoneAppend, start)).map(drop)?,
+                Way::WriteLocked | Way::AppendLocked => {
+                    let (held, put_back) = self.locks.take(zone);
+                    tally.put_back += put_back;
+                    let bio = match way {
+                        Way::WriteLocked => block(Op::Write, start + held.written()),
+                        _ => block(Op::ZoneAppend, start),
+                    };
+                    self.io.run(bio)?;
+                    held.advance(SECTORS);
+                }
+            }
+            tally.ios += 1;
+        }
+        tally.cpu = thread_time() - since;
+        Ok(tally)
+    }
+}
+
+fn block(op: Op, at: Sector) -> Bio {
+    // The first region of an `Io` is its own buffer.
+    Bio::new(op, at, SECTORS).with_buf(BufRef { region: RegionId(0), offset: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_gets_blocks_into_zones() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(5));
+        let round = Round { warm_up, duration, number: 0, seed: 7, stop: &stop };
+        for (_, way) in WAYS {
+            for (jobs, zones) in [(1, 1), (1, ZONES), (3, ZONES), (3, 1)] {
+                let sample = timed(&round, way, jobs, zones)
+                    .unwrap_or_else(|error| panic!("{way:?}, {jobs} jobs, {zones} zones: {error}"));
+                let value = |at: usize| sample.values[at].1;
+                assert!(value(0) > 0.0 && value(1) > 0.0, "{way:?}");
+                assert!(value(2) == 0.0 || (way != Way::Append && jobs > 1), "{way:?}");
+            }
+        }
+    }
+}
