@@ -145,8 +145,10 @@ macro_rules! codes {
             }
         }
 
-        #[cfg(test)]
-        const CODES: &[(Sense, &str)] = &[$((Sense::$name, $text)),*];
+        impl Sense {
+            /// Every code that the emulated disk gives, with SPC's name of it.
+            pub const NAMED: &[(Sense, &str)] = &[$((Sense::$name, $text)),*];
+        }
     };
 }
 
@@ -388,9 +390,9 @@ mod tests {
 
     #[test]
     fn each_code_has_one_text() {
-        for (index, (sense, text)) in CODES.iter().enumerate() {
+        for (index, (sense, text)) in Sense::NAMED.iter().enumerate() {
             assert_eq!(sense.text(), Some(*text));
-            for (other, _) in &CODES[..index] {
+            for (other, _) in &Sense::NAMED[..index] {
                 assert_ne!((sense.asc, sense.ascq), (other.asc, other.ascq), "{text}");
             }
         }
