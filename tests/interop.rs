@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_types)] // A counter of places, which no I/O passes.
 
 mod bad_input;
+mod block_file;
 mod control;
 mod copy;
 mod doors;

@@ -127,6 +127,7 @@ Examples:
   blockyard serve 'null:///z?size=10G&zoned=1&zone_size=256M&memory_backed=1' --nbd unix:/tmp/z.sock
   blockyard serve 'null:///x?size=1G' --run 'nbdinfo \"$uri\"'
   nbdinfo -- [ blockyard serve 'null:///x?size=1G' --nbd stdio ]
+  blockyard serve --fuse /mnt/yard       then: losetup --find --show --direct-io=on /mnt/yard/mem0
   blockyard serve -c yard.toml --pidfile /run/blockyard.pid
 ";
 
@@ -152,6 +153,13 @@ pub(crate) struct ServeArgs {
     /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
     #[arg(long, value_name = "PLACE")]
     pub(crate) metrics: Option<Endpoint>,
+    /// Mount every device as a file in DIR, an empty directory, for losetup and other programs
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
+    /// Let other users, root included, see the files of --fuse; a user's mount needs
+    /// `user_allow_other` in /etc/fuse.conf for it
+    #[arg(long)]
+    pub(crate) fuse_allow_other: bool,
     /// Run a command by `sh -c`, and end with it
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,

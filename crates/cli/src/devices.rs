@@ -34,11 +34,20 @@ pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure>
     if talk.json {
         return print_json(&devices, out);
     }
-    let mut table = Table::new(["NAME", "WHAT", "CLIENTS"]);
-    for device in devices {
-        table.row([device.name, device.description, device.clients.to_string()]);
+    if devices.iter().all(|device| device.file.is_none()) {
+        let mut table = Table::new(["NAME", "WHAT", "CLIENTS"]);
+        for device in devices {
+            table.row([device.name, device.description, device.clients.to_string()]);
+        }
+        return Ok(table.print(2, out)?);
     }
-    Ok(table.print(2, out)?)
+    let mut table = Table::new(["NAME", "WHAT", "FILE", "CLIENTS", "OPENS"]);
+    for device in devices {
+        let (clients, opens) = (device.clients.to_string(), device.opens.to_string());
+        let file = device.file.unwrap_or_else(|| "-".to_owned());
+        table.row([device.name, device.description, file, clients, opens]);
+    }
+    Ok(table.print(3, out)?)
 }
 
 pub(crate) fn show(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -77,6 +86,8 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("queue depth", device.limits.queue_depth.to_string()),
         ("channels", device.channels.to_string()),
         ("clients", device.clients.to_string()),
+        ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
+        ("opens", device.opens.to_string()),
         ("age", duration(device.age_ns)),
     ];
     if let Some(zoned) = &device.zoned {

@@ -10,7 +10,7 @@ use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
 use blockyard_yard::endpoint::{Endpoint, PORT, check_socket_path};
 use blockyard_yard::error::counted;
 use blockyard_yard::paths::{self, TempDir};
-use blockyard_yard::yard::describe;
+use blockyard_yard::yard::{Entry, describe};
 use blockyard_yard::{activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -183,8 +183,16 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     if metrics == Some(Endpoint::Stdio) {
         return Err(Failure::new(Code::Usage, "metrics: stdio will not do; wanted tcp:HOST:PORT"));
     }
+    let fuse = args.fuse.clone().or(config.fuse);
+    let fuse_allow_other = args.fuse_allow_other || config.fuse_allow_other;
+    if fuse_allow_other && fuse.is_none() {
+        let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
+        return Err(Failure::new(Code::Usage, message));
+    }
     let devices = config.devices;
-    Ok(Plan { options: DaemonOptions { devices, nbd, activated, control, metrics, tls }, temp })
+    let options =
+        DaemonOptions { devices, nbd, activated, fuse, fuse_allow_other, control, metrics, tls };
+    Ok(Plan { options, temp })
 }
 
 fn add_devices(args: &ServeArgs, config: &mut Config) -> Result<(), Failure> {
@@ -322,6 +330,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     for address in addresses(daemon) {
         writeln!(out, "NBD at {address}")?;
     }
+    if let Some(dir) = daemon.mount_dir() {
+        writeln!(out, "files in {}", dir.display())?;
+    }
     if let Some(metrics) = daemon.control().and_then(|control| control.metrics_address()) {
         writeln!(out, "metrics at {metrics}")?;
     }
@@ -346,11 +357,18 @@ fn announce_json(
     control: Option<&Path>,
     daemon: &Daemon,
 ) -> Result<(), Failure> {
-    let devices: Vec<_> =
-        daemon.yard().list().iter().map(|entry| DeviceView::new(entry, 0)).collect();
+    let yard = daemon.yard();
+    let view = |entry: &Entry| DeviceView::new(entry, 0, yard.files().find_info(entry.spec.name()));
+    let devices: Vec<_> = yard.list().iter().map(view).collect();
     let nbd = addresses(daemon);
     let metrics = daemon.control().and_then(|control| control.metrics_address());
-    let said = json!({ "devices": devices, "nbd": nbd, "control": control, "metrics": metrics });
+    let said = json!({
+        "devices": devices,
+        "nbd": nbd,
+        "files": daemon.mount_dir(),
+        "control": control,
+        "metrics": metrics,
+    });
     writeln!(out, "{said}")?;
     Ok(out.flush()?)
 }

@@ -130,6 +130,7 @@ impl From<YardError> for Refusal {
             | YardError::Full { .. }
             | YardError::Busy { .. }
             | YardError::Export(_)
+            | YardError::File(_)
             | YardError::NotZoned { .. }
             | YardError::Mounted { .. }
             | YardError::NotMounted { .. }
@@ -204,7 +205,8 @@ async fn version() -> axum::Json<VersionView> {
 fn view(yard: &Yard, entry: &Entry) -> DeviceView {
     let exports = yard.exports().list();
     let export = exports.iter().find(|export| export.name == entry.spec.name());
-    DeviceView::new(entry, export.map_or(0, |export| export.clients as u64))
+    let clients = export.map_or(0, |export| export.clients as u64);
+    DeviceView::new(entry, clients, yard.files().find_info(entry.spec.name()))
 }
 
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
@@ -214,7 +216,10 @@ async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
         export.map_or(0, |export| export.clients as u64)
     };
     let devices = control.yard.list();
-    let views = devices.iter().map(|entry| DeviceView::new(entry, clients(entry.spec.name())));
+    let views = devices.iter().map(|entry| {
+        let name = entry.spec.name();
+        DeviceView::new(entry, clients(name), control.yard.files().find_info(name))
+    });
     Ok(axum::Json(views.collect()))
 }
 
@@ -260,8 +265,9 @@ async fn remove(
     }
     blocking(move || {
         let before = view(&control.yard, &control.yard.find(&name)?);
-        if before.clients > 0 && !asked.force {
-            return Err(YardError::Busy { name, clients: before.clients });
+        let DeviceView { clients, opens, .. } = before;
+        if clients + opens > 0 && !asked.force {
+            return Err(YardError::Busy { name, clients, opens });
         }
         if let Some(dir) = control.yard.zonefs_place(&name).filter(|_| !asked.force) {
             return Err(YardError::Mounted { name, dir: Some(dir) });

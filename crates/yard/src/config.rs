@@ -40,6 +40,10 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Endpoint>,
+    /// The directory where the devices are mounted as files.
+    pub fuse: Option<PathBuf>,
+    /// Whether users other than the daemon's see those files.
+    pub fuse_allow_other: bool,
     /// TLS for NBD.
     pub tls: TlsSettings,
     /// Where in the text that stands.

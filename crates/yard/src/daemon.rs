@@ -1,11 +1,13 @@
-//! A yard that is served: devices, NBD servers and the control plane, started and ended in order.
+//! A yard that is served: devices, NBD servers, block files and the control plane, started and
+//! ended in order.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use blockyard_export::fuse::{Mount, MountError, MountOptions};
 pub use blockyard_export::nbd::ServerError;
 use blockyard_export::nbd::{Endpoint, Exports, Server, ServerOptions, TlsConfig, TlsMode};
 
@@ -30,6 +32,10 @@ pub struct DaemonOptions {
     pub nbd: Vec<Endpoint>,
     /// Whether NBD is served on the sockets that systemd passed, too.
     pub activated: bool,
+    /// The directory where the devices are mounted as files, if there is one.
+    pub fuse: Option<PathBuf>,
+    /// Whether users other than the daemon's see those files.
+    pub fuse_allow_other: bool,
     /// The control socket; none if `None`.
     pub control: Option<PathBuf>,
     /// Where metrics are served beside the control socket.
@@ -65,6 +71,9 @@ pub enum DaemonError {
     /// What systemd passed will not do.
     #[error("LISTEN_FDS: {0}")]
     Activation(std::io::Error),
+    /// The files cannot be mounted.
+    #[error("fuse: {0}")]
+    Fuse(#[from] MountError),
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
@@ -75,6 +84,7 @@ pub struct Daemon {
     yard: Arc<Yard>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
+    mount: Option<Mount>,
     litter: Arc<Litter>,
     /// Waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
@@ -106,8 +116,12 @@ impl Daemon {
         )?;
         let litter = Arc::clone(&control.litter);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
-        let mut daemon =
-            Daemon { yard, control: control_server, servers, litter, stdio, events, sender };
+        let (control, shared) = (control_server, control);
+        let mount = None;
+        let mut daemon = Daemon { yard, control, servers, mount, litter, stdio, events, sender };
+        if let Some(dir) = &options.fuse {
+            daemon.mount(dir, options.fuse_allow_other)?;
+        }
         for endpoint in &options.nbd {
             daemon.serve(endpoint, &options.tls)?;
         }
@@ -120,8 +134,17 @@ impl Daemon {
         }
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
         // It is empty: nobody else has it to set.
-        let _ = control.servers.set(servers);
+        let _ = shared.servers.set(servers);
         Ok(daemon)
+    }
+
+    fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {
+        let options = MountOptions { allow_other, ..MountOptions::default() };
+        let mount = Mount::start(Arc::clone(self.yard.files()), dir, &options)?;
+        tracing::info!(dir = %mount.dir().display(), threads = options.threads, "files mounted");
+        self.litter.add_mount(mount.dir());
+        self.mount = Some(mount);
+        Ok(())
     }
 
     fn serve(&mut self, endpoint: &Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
@@ -174,6 +197,11 @@ impl Daemon {
         &self.servers
     }
 
+    /// The directory with the devices as files, if they are mounted.
+    pub fn mount_dir(&self) -> Option<&Path> {
+        self.mount.as_ref().map(Mount::dir)
+    }
+
     /// The control plane.
     pub fn control(&self) -> Option<&ControlServer> {
         self.control.as_ref()
@@ -205,6 +233,9 @@ impl Drop for Daemon {
         // The control plane lives to the end, for its second signal ends a shutdown that hangs.
         // All begin before any is waited for, so their clients share one drain time.
         self.servers.iter().for_each(|server| server.begin_shutdown());
+        if let Some(mount) = self.mount.take() {
+            mount.stop(DRAIN);
+        }
         self.servers.drain(..).for_each(|server| server.stop());
         for entry in self.yard.list() {
             // Somebody else may have removed it just now; then it is done.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use blockyard_core::{DeviceError, Status};
+use blockyard_export::fuse::FileError;
 use blockyard_export::nbd::ExportError;
 use blockyard_zonefs::{MountError, ZoneFsError};
 
@@ -15,6 +16,14 @@ use crate::uri::UriError;
 /// So many of something: `1 zone`, `2 zones`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+fn opened(opens: u64) -> String {
+    match opens {
+        0 => String::new(),
+        1 => ", and its file is open".to_owned(),
+        opens => format!(", and its file is open {opens} times"),
+    }
 }
 
 /// Why the yard refused something.
@@ -43,14 +52,17 @@ pub enum YardError {
     },
     /// Clients use the device.
     #[error(
-        "`{name}` has {}; it goes when they have left, or at once by `--force` (`?force=true`)",
-        counted(*clients, "client")
+        "`{name}` has {}{}; it goes when they have left, or at once by `--force` (`?force=true`)",
+        counted(*clients, "client"),
+        opened(*opens)
     )]
     Busy {
         /// The device.
         name: String,
         /// How many.
         clients: u64,
+        /// How many times its file is open.
+        opens: u64,
     },
     /// The device has enough to do.
     #[error("`{name}` works on {max} requests already; ask again when one of them is done")]
@@ -87,6 +99,9 @@ pub enum YardError {
     /// The export table refused.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The table of block files refused.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file system is mounted on the device.
     #[error(
         "`{name}` is mounted at {}; unmount it first",
@@ -186,7 +201,7 @@ impl YardError {
             YardError::Device(DeviceError::Gone) => "gone",
             YardError::Device(DeviceError::Os { .. })
             | YardError::Stack(StackError::Refused { .. }) => "refused",
-            YardError::Export(_) => "export_failed",
+            YardError::Export(_) | YardError::File(_) => "export_failed",
             YardError::Uri(_)
             | YardError::Stack(_)
             | YardError::Inject(_)

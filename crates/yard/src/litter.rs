@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Sockets, the file with the process id, the directory for temporary files.
+/// Sockets, the file with the process id, the directory for temporary files, a mount.
 ///
 /// Their owners take them away too, before the daemon has ended. The next one may have put files of
 /// its own at the same paths by then: so a file is known by what it is, not only by its path.
 #[derive(Debug, Default)]
-pub struct Litter(Mutex<Vec<(PathBuf, Identity)>>);
+pub struct Litter {
+    files: Mutex<Vec<(PathBuf, Identity)>>,
+    /// By what is mounted there, not by the directory below.
+    mounts: Mutex<Vec<(PathBuf, Identity)>>,
+}
 
 /// What tells a file from one that took its place. A number can be given again when the file is
 /// gone; the time of birth, where the file system has it, then differs.
@@ -42,16 +46,34 @@ impl Litter {
         self.insert(path.into(), 0);
     }
 
+    /// Notes a directory with a file system of ours mounted on it.
+    pub fn add_mount(&self, path: impl Into<PathBuf>) {
+        let path = path.into();
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
+        let mut noted = self.mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.push((path, Identity::of(&metadata)));
+    }
+
     fn insert(&self, path: PathBuf, index: usize) {
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
-        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let index = index.min(noted.len());
         noted.insert(index, (path, Identity::of(&metadata)));
     }
 
     /// Removes what is there still, the latest first.
     pub fn remove(&self) {
-        let noted = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mounts =
+            std::mem::take(&mut *self.mounts.lock().unwrap_or_else(PoisonError::into_inner));
+        for (path, identity) in mounts {
+            // The root of another mount has another device, and so has what was below.
+            let metadata = std::fs::symlink_metadata(&path);
+            if metadata.is_ok_and(|metadata| Identity::of(&metadata) == identity) {
+                // What cannot be unmounted must not keep the process from ending.
+                let _ = blockyard_export::fuse::detach(&path);
+            }
+        }
+        let noted = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
         noted.iter().rev().for_each(|(path, identity)| remove(path, identity));
     }
 }

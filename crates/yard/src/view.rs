@@ -4,6 +4,7 @@ use blockyard_core::channel::Stats;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
+use blockyard_export::fuse::FileInfo;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +59,12 @@ pub struct DeviceView {
     pub channels: u64,
     /// NBD clients that use it now.
     pub clients: u64,
+    /// The path of its block file, if files are mounted.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// How many times that file is open now.
+    #[serde(default)]
+    pub opens: u64,
     /// What was corrected when it was made.
     pub notes: Vec<String>,
     /// Nanoseconds since it was made.
@@ -105,8 +112,8 @@ pub struct LimitsView {
 }
 
 impl DeviceView {
-    /// A device with so many NBD clients.
-    pub fn new(entry: &Entry, clients: u64) -> DeviceView {
+    /// A device with so many NBD clients, and with its file if there is one.
+    pub fn new(entry: &Entry, clients: u64, file: Option<FileInfo>) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
@@ -139,6 +146,8 @@ impl DeviceView {
             },
             channels: disk.stats().channels,
             clients,
+            opens: file.as_ref().map_or(0, |file| file.opens),
+            file: file.and_then(|file| file.path).map(|path| path.display().to_string()),
             notes: entry.notes.clone(),
             age_ns: age_ns(entry),
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use blockyard_core::zone::gate::GateMode;
+use blockyard_export::fuse::Files;
 use blockyard_export::nbd::{ExportOptions, Exports};
 use blockyard_zonefs::MountOptions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -53,6 +54,7 @@ pub struct Yard {
     devices: Mutex<Devices>,
     exports: Arc<Exports>,
     mounts: Mounts,
+    files: Arc<Files>,
 }
 
 #[derive(Default)]
@@ -89,7 +91,12 @@ impl Drop for Reserved<'_> {
 
 impl Default for Yard {
     fn default() -> Yard {
-        Yard { devices: Mutex::default(), exports: Exports::new(), mounts: Mounts::default() }
+        Yard {
+            devices: Mutex::default(),
+            exports: Exports::new(),
+            files: Files::new(),
+            mounts: Mounts::default(),
+        }
     }
 }
 
@@ -102,6 +109,11 @@ impl Yard {
     /// The exports: every device under its name.
     pub fn exports(&self) -> &Arc<Exports> {
         &self.exports
+    }
+
+    /// The block files: every device under its name.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     /// Makes a device and exports it.
@@ -126,6 +138,11 @@ impl Yard {
             description: describe(&spec, disk.as_ref()),
         };
         self.exports.add(spec.name(), Arc::clone(&disk), options)?;
+        if let Err(error) = self.files.add(spec.name(), Arc::clone(&disk)) {
+            // It was added just now, and nobody else may remove it while its name is reserved.
+            let _ = self.exports.remove(spec.name(), Duration::ZERO);
+            return Err(error.into());
+        }
         for note in &notes {
             tracing::debug!(device = spec.name(), "{note}");
         }
@@ -161,9 +178,12 @@ impl Yard {
             devices.reserved.push(name.to_owned());
             (devices.entries.remove(index), Reserved { yard: self, name: name.to_owned() })
         };
-        // Outside the lock: it waits for clients.
+        // Outside the lock: it waits for clients. Both share the time.
         self.mounts.remove(name);
-        self.exports.remove(name, drain)?;
+        let deadline = Instant::now() + drain;
+        let exported = self.exports.remove(name, drain);
+        self.files.remove(name, deadline.saturating_duration_since(Instant::now()))?;
+        exported?;
         Ok(entry)
     }
 

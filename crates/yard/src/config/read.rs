@@ -17,7 +17,7 @@ use crate::uri::find_kind;
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
-pub(super) const SERVE_KEYS: [&str; 3] = ["nbd", "control", "metrics"];
+pub(super) const SERVE_KEYS: [&str; 5] = ["nbd", "control", "metrics", "fuse", "fuse_allow_other"];
 pub(super) const TLS_KEYS: [&str; 3] = ["mode", "certificates", "verify_peer"];
 
 type Value<'a> = Spanned<DeValue<'a>>;
@@ -101,6 +101,12 @@ impl Reader<'_> {
                 }
                 "control" => config.control = self.socket_path("control", value),
                 "metrics" => config.metrics = self.place("metrics", value),
+                "fuse" => config.fuse = self.string("fuse", value).map(PathBuf::from),
+                "fuse_allow_other" => {
+                    if let Some(on) = self.switch("fuse_allow_other", value) {
+                        config.fuse_allow_other = on;
+                    }
+                }
                 other => self.unknown_key(key.span(), other, "[serve]", &SERVE_KEYS),
             }
         }
@@ -123,12 +129,11 @@ impl Reader<'_> {
                 "certificates" => {
                     config.tls.certificates = self.string("certificates", value).map(PathBuf::from);
                 }
-                "verify_peer" => match value.get_ref() {
-                    DeValue::Boolean(on) => config.tls.verify_peer = *on,
-                    other => {
-                        self.type_error(value.span(), "verify_peer", other, "true or false", None);
+                "verify_peer" => {
+                    if let Some(on) = self.switch("verify_peer", value) {
+                        config.tls.verify_peer = on;
                     }
-                },
+                }
                 other => self.unknown_key(key.span(), other, "[tls]", &TLS_KEYS),
             }
         }
@@ -263,6 +268,16 @@ impl Reader<'_> {
         }
     }
 
+    fn switch(&mut self, key: &str, value: &Value<'_>) -> Option<bool> {
+        match value.get_ref() {
+            DeValue::Boolean(on) => Some(*on),
+            other => {
+                self.type_error(value.span(), key, other, "true or false", None);
+                None
+            }
+        }
+    }
+
     fn string<'v>(&mut self, key: &str, value: &'v Value<'_>) -> Option<&'v str> {
         match value.get_ref() {
             DeValue::String(text) => Some(text),
@@ -340,7 +355,8 @@ mod tests {
 
     #[test]
     fn what_the_template_comments_out_is_right_too() {
-        let keys = ["nbd", "control", "metrics", "[tls]", "mode", "certificates", "verify_peer"];
+        let keys =
+            ["nbd", "control", "metrics", "fuse", "[tls]", "mode", "certificates", "verify_peer"];
         let text: String = TEMPLATE
             .lines()
             .map(|line| match line.strip_prefix('#') {
@@ -351,6 +367,7 @@ mod tests {
         let config = parse(&text).unwrap();
         assert_eq!(config.nbd.unwrap().len(), 2);
         assert!(config.control.is_some() && config.metrics.is_some());
+        assert!(config.fuse.is_some() && config.fuse_allow_other);
         assert_eq!(config.tls.mode, TlsMode::Require);
     }
 

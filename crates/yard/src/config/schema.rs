@@ -48,6 +48,15 @@ fn serve() -> Value {
                 "type": "string",
                 "pattern": listen,
             },
+            "fuse": {
+                "description": "Empty directory where the devices are mounted as files",
+                "type": "string",
+            },
+            "fuse_allow_other": {
+                "description": "Whether other users see those files",
+                "type": "boolean",
+                "default": false,
+            },
         },
     })
 }

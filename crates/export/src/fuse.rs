@@ -1,0 +1,31 @@
+//! Block files over FUSE: a mounted directory with one regular file for each device.
+//!
+//! ```text
+//! mount ─ fuser's threads ▸ file_system ─ seat ▸ door ▸ channel   (what is carried on the spot)
+//!                                              └▸ lane ▸ channel  (everything else)
+//! ```
+//!
+//! - The host's own kernel is the client: `losetup --direct-io=on` makes a block device of a file,
+//!   and ext4, XFS or btrfs go on it.
+//! - A serving thread has a [`seat`] and in it a channel for each device that it has touched. What
+//!   the device completes on the spot is answered from there, without a lock that others want.
+//! - What has to wait goes to a [`lane`], a thread with a channel of its own for one device, so
+//!   that a slow device holds up nobody but who asked for it.
+//! - Zone semantics do not cross a block file: a zoned disk is read anywhere and written at its
+//!   write pointers, and a write elsewhere fails with `EIO`.
+
+mod file_system;
+mod files;
+mod lane;
+mod memory;
+mod mount;
+mod mount_point;
+mod ranges;
+mod seat;
+mod status;
+mod sys;
+
+pub use files::{FILES_MAX, FileError, FileInfo, Files};
+pub use mount::{Mount, MountOptions};
+pub use mount_point::MountError;
+pub use sys::detach;

@@ -1,0 +1,297 @@
+//! What is in the directory: disks by name, shared by the mounts and changeable while they run.
+//!
+//! Control plane: the lock here is taken when a file is looked up, opened or listed, when a thread
+//! touches a device for the first time, and when a device comes or goes; never for an I/O.
+#![allow(clippy::disallowed_types)] // Control plane only, as said above.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use blockyard_core::Disk;
+use blockyard_sync::lock::Lock;
+use blockyard_sync::rank::ranks;
+use blockyard_sync::sleep_lock::SleepLock;
+use fuser::{INodeNo, Notifier};
+
+use crate::fuse::memory::BLOCK_BYTES_MAX;
+use crate::fuse::ranges::Shape;
+use crate::fuse::seat::Seats;
+
+/// Most files of one table.
+pub const FILES_MAX: usize = 4096;
+
+/// Bits of an inode number that name the slot.
+const SLOT_BITS: u32 = FILES_MAX.trailing_zeros();
+
+/// Keeps writers of parts of a block apart, so that neither writes back what the other replaced.
+pub(crate) type Edges = SleepLock<(), { ranks::EDGES }>;
+
+/// The slot of a file, by its inode number.
+#[inline]
+pub(crate) fn slot_of(ino: u64) -> usize {
+    ino as usize & (FILES_MAX - 1)
+}
+
+/// A disk as a file.
+pub(crate) struct File {
+    /// Never given again: what the kernel remembers of a file that went is of no other.
+    pub(crate) ino: u64,
+    pub(crate) name: String,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) shape: Shape,
+    pub(crate) made: SystemTime,
+    pub(crate) edges: Arc<Edges>,
+}
+
+/// A file as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileInfo {
+    /// Its name: the device's.
+    pub name: String,
+    /// Where it is, if it is mounted.
+    pub path: Option<PathBuf>,
+    /// How many times it is open now.
+    pub opens: u64,
+}
+
+/// Why the table of files refused a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileError {
+    /// There is a file of this name already.
+    Taken {
+        /// The name.
+        name: String,
+    },
+    /// There is no file of this name.
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The name cannot be one of a file.
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The device's blocks are too long.
+    Block {
+        /// The device.
+        name: String,
+        /// The length of its blocks, in bytes.
+        block_bytes: u64,
+    },
+    /// There are [`FILES_MAX`] files already.
+    Full,
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileError::Taken { name } => {
+                write!(f, "file `{name}` exists already: remove it first or take another name")
+            }
+            FileError::Unknown { name } => write!(f, "there is no file `{name}`"),
+            FileError::Name { name } => write!(
+                f,
+                "name: `{}` cannot name a file: wanted 1 to 255 bytes without `/` and NUL, and \
+                 neither `.` nor `..`",
+                name.escape_debug()
+            ),
+            FileError::Block { name, block_bytes } => write!(
+                f,
+                "`{name}` has blocks of {block_bytes} bytes; a file can have at most \
+                 {BLOCK_BYTES_MAX}"
+            ),
+            FileError::Full => write!(f, "there are {FILES_MAX} files already: remove one"),
+        }
+    }
+}
+
+impl std::error::Error for FileError {}
+
+/// The table of files.
+#[derive(Default)]
+pub struct Files {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By slot.
+    entries: Vec<Option<Entry>>,
+    /// How many files there ever were.
+    made: u64,
+    mounts: Vec<Attached>,
+}
+
+struct Entry {
+    file: Arc<File>,
+    opens: u64,
+}
+
+/// A mount that shows the files.
+#[derive(Clone)]
+struct Attached {
+    dir: PathBuf,
+    seats: Arc<Seats>,
+    notifier: Notifier,
+}
+
+impl Table {
+    fn by_name(&self, name: &OsStr) -> Option<&Entry> {
+        self.entries.iter().flatten().find(|entry| OsStr::new(&entry.file.name) == name)
+    }
+
+    fn info(&self, entry: &Entry) -> FileInfo {
+        let name = &entry.file.name;
+        let path = self.mounts.first().map(|mount| mount.dir.join(name));
+        FileInfo { name: name.clone(), path, opens: entry.opens }
+    }
+
+    fn by_ino(&mut self, ino: u64) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(slot_of(ino))?.as_mut()?;
+        (entry.file.ino == ino).then_some(entry)
+    }
+}
+
+impl Files {
+    /// An empty table.
+    pub fn new() -> Arc<Files> {
+        Arc::default()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Every change is one call: a holder that panicked has left the table whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows a disk under a name.
+    ///
+    /// # Errors
+    /// If the name is taken or cannot name a file, or the table is full.
+    pub fn add(&self, name: &str, disk: Arc<dyn Disk>) -> Result<(), FileError> {
+        let owned = || name.to_owned();
+        let plain = (1..=255).contains(&name.len()) && !name.contains(['/', '\0']);
+        if !plain || matches!(name, "." | "..") {
+            return Err(FileError::Name { name: owned() });
+        }
+        let shape = Shape::of(disk.as_ref());
+        let block_bytes = shape.block_bytes;
+        if block_bytes > BLOCK_BYTES_MAX {
+            return Err(FileError::Block { name: owned(), block_bytes });
+        }
+        let mut table = self.table();
+        if table.by_name(OsStr::new(name)).is_some() {
+            return Err(FileError::Taken { name: owned() });
+        }
+        let slot = table.entries.iter().position(Option::is_none).unwrap_or(table.entries.len());
+        if slot >= FILES_MAX {
+            return Err(FileError::Full);
+        }
+        table.made += 1;
+        // The root has number 1, so no file is in generation 0.
+        let ino = table.made << SLOT_BITS | slot as u64;
+        let (made, edges) = (SystemTime::now(), Arc::new(Edges::new(())));
+        let file = Arc::new(File { ino, name: owned(), disk, shape, made, edges });
+        let entry = Some(Entry { file, opens: 0 });
+        match table.entries.get_mut(slot) {
+            Some(empty) => *empty = entry,
+            None => table.entries.push(entry),
+        }
+        Ok(())
+    }
+
+    /// Takes a file away. What is in flight is answered; what takes longer than `drain` fails, and
+    /// so does whatever is asked of the file later by those who have it open.
+    ///
+    /// # Errors
+    /// If there is no such file.
+    pub fn remove(&self, name: &str, drain: Duration) -> Result<(), FileError> {
+        let deadline = Instant::now() + drain;
+        let (ino, mounts) = {
+            let mut table = self.table();
+            let Some(entry) = table.by_name(OsStr::new(name)) else {
+                return Err(FileError::Unknown { name: name.to_owned() });
+            };
+            let ino = entry.file.ino;
+            table.entries[slot_of(ino)] = None;
+            (ino, table.mounts.clone())
+        };
+        // Outside the lock: serving threads may need it before they let go.
+        for mount in mounts {
+            mount.seats.close(ino, deadline);
+            // The kernel may know nothing of the name; then there is nothing to forget.
+            let _ = mount.notifier.inval_entry(INodeNo::ROOT, OsStr::new(name));
+        }
+        Ok(())
+    }
+
+    /// All files.
+    pub fn list(&self) -> Vec<FileInfo> {
+        let table = self.table();
+        table.entries.iter().flatten().map(|entry| table.info(entry)).collect()
+    }
+
+    /// The file of this name.
+    pub fn find_info(&self, name: &str) -> Option<FileInfo> {
+        let table = self.table();
+        table.by_name(OsStr::new(name)).map(|entry| table.info(entry))
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.table().entries.iter().flatten().count()
+    }
+
+    pub(crate) fn lookup(&self, name: &OsStr) -> Option<Arc<File>> {
+        self.table().by_name(name).map(|entry| Arc::clone(&entry.file))
+    }
+
+    pub(crate) fn find(&self, ino: u64) -> Option<Arc<File>> {
+        self.table().by_ino(ino).map(|entry| Arc::clone(&entry.file))
+    }
+
+    /// Counts an open file.
+    pub(crate) fn opened(&self, ino: u64) -> Option<Arc<File>> {
+        let mut table = self.table();
+        let entry = table.by_ino(ino)?;
+        entry.opens += 1;
+        Some(Arc::clone(&entry.file))
+    }
+
+    /// Counts a file that was closed for good.
+    pub(crate) fn released(&self, ino: u64) {
+        if let Some(entry) = self.table().by_ino(ino) {
+            entry.opens = entry.opens.saturating_sub(1);
+        }
+    }
+
+    /// All files, by inode number.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<File>> {
+        let table = self.table();
+        let mut files: Vec<_> =
+            table.entries.iter().flatten().map(|entry| Arc::clone(&entry.file)).collect();
+        drop(table);
+        files.sort_by_key(|file| file.ino);
+        files
+    }
+
+    /// Tells a mount of files that go, from now on.
+    pub(crate) fn attach(&self, dir: PathBuf, seats: Arc<Seats>, notifier: Notifier) {
+        self.table().mounts.push(Attached { dir, seats, notifier });
+    }
+
+    pub(crate) fn detach(&self, seats: &Arc<Seats>) {
+        self.table().mounts.retain(|mount| !Arc::ptr_eq(&mount.seats, seats));
+    }
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Files").field("files", &self.list()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,389 @@
+//! A lane: a thread with a channel of its own, for requests to one device that have to wait.
+//!
+//! A serving thread hands a request over with its reply and goes on. The lane keeps as many in
+//! flight as it has slots, and answers each when it is done, in whatever order that is. Requests
+//! that take several steps (a write of half a block, a hole that is not whole blocks) are carried
+//! out one after another while nothing else of the lane is in flight.
+#![allow(unsafe_code)] // Replies are sent from the lane's region.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::{
+    Bio, BufRef, Channel, Completion, Due, Flags, Op, Region, RegionId, SECTOR_SHIFT, Sector,
+    Status,
+};
+use blockyard_sync::lock::Lock;
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+
+use crate::fuse::files::Edges;
+use crate::fuse::memory::{self, BLOCK_BYTES_MAX, BUFFER_BYTES};
+use crate::fuse::ranges::{Shape, Span, Zeroing};
+use crate::fuse::status::errno_of;
+
+/// Requests that a lane has at once. For one more its serving thread waits.
+const SLOTS: u16 = 32;
+/// Longest sleep of a lane with something in flight.
+const LOOK: Duration = Duration::from_millis(50);
+/// Where blocks are read to that a write fills in part: after all slots.
+const SCRATCH: u64 = SLOTS as u64 * BUFFER_BYTES;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Read(Span),
+    Write(Span, Flags),
+    Flush,
+    Zero(Zeroing),
+}
+
+/// Who is to be told.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Read(ReplyData),
+    Write(ReplyWrite),
+    Done(ReplyEmpty),
+}
+
+impl Answer {
+    pub(crate) fn fail(self, errno: Errno) {
+        match self {
+            Answer::Read(reply) => reply.error(errno),
+            Answer::Write(reply) => reply.error(errno),
+            Answer::Done(reply) => reply.error(errno),
+        }
+    }
+}
+
+/// A request that was handed over.
+#[derive(Debug)]
+struct Job {
+    work: Work,
+    answer: Answer,
+}
+
+enum Message {
+    Job(u16, Job),
+    /// No more jobs come; those that are not done by then are given up.
+    Close(Instant),
+}
+
+/// The serving thread's end of a lane.
+pub(crate) struct Lane {
+    messages: SyncSender<Message>,
+    free: Receiver<u16>,
+    region: Arc<Region>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    /// Starts a lane.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub(crate) fn start(
+        name: &str,
+        mut channel: Box<dyn Channel>,
+        shape: Shape,
+        edges: Arc<Edges>,
+    ) -> io::Result<Lane> {
+        let region = Region::alloc((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize);
+        let region_id = channel.register(Arc::clone(&region));
+        // Room for every job and the close: sending never waits.
+        let (messages, received) = sync_channel(usize::from(SLOTS) + 1);
+        let (give, free) = sync_channel(usize::from(SLOTS));
+        (0..SLOTS).for_each(|slot| give.send(slot).expect("there is room for all, and a receiver"));
+        let worker = Worker {
+            channel,
+            region: Arc::clone(&region),
+            region_id,
+            shape,
+            edges,
+            messages: received,
+            free: give,
+            jobs: (0..SLOTS).map(|_| None).collect(),
+            waiting: VecDeque::with_capacity(SLOTS.into()),
+            careful: None,
+            done: Vec::with_capacity(SLOTS.into()),
+            reaped: 0,
+            closing: None,
+        };
+        let thread = thread::Builder::new().name(format!("fuse-{name}"));
+        let thread = thread.spawn(move || worker.serve())?;
+        Ok(Lane { messages, free, region, thread: Some(thread) })
+    }
+
+    /// Hands a request over; `data` is what a write writes. Waits while the lane is full.
+    pub(crate) fn send(&self, work: Work, answer: Answer, data: &[u8]) {
+        // Without a worker, which can only have panicked, nobody would ever answer.
+        let Ok(slot) = self.free.recv() else { return answer.fail(Errno::EIO) };
+        if let Work::Write(span, _) = &work {
+            self.region.write(u64::from(slot) * BUFFER_BYTES + span.skip, data);
+        }
+        if let Err(refused) = self.messages.send(Message::Job(slot, Job { work, answer }))
+            && let Message::Job(_, job) = refused.0
+        {
+            job.answer.fail(Errno::EIO);
+        }
+    }
+
+    /// Lets what was handed over end, gives up at the deadline what has not, and ends the lane.
+    pub(crate) fn close(mut self, deadline: Instant) {
+        self.end(deadline);
+    }
+
+    fn end(&mut self, deadline: Instant) {
+        let Some(thread) = self.thread.take() else { return };
+        // An error means that it has ended already.
+        let _ = self.messages.send(Message::Close(deadline));
+        // A panic there was reported when it happened.
+        let _ = thread.join();
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.end(Instant::now());
+    }
+}
+
+/// The thread's end.
+struct Worker {
+    channel: Box<dyn Channel>,
+    region: Arc<Region>,
+    region_id: RegionId,
+    shape: Shape,
+    edges: Arc<Edges>,
+    messages: Receiver<Message>,
+    free: SyncSender<u16>,
+    /// By slot.
+    jobs: Vec<Option<Job>>,
+    /// Bios for which the channel had no room yet.
+    waiting: VecDeque<Bio>,
+    /// A job of several steps, and its slot. It waits for all others, and no new one is taken.
+    careful: Option<u16>,
+    done: Vec<Completion>,
+    /// How many were done at the last look.
+    reaped: usize,
+    closing: Option<Instant>,
+}
+
+impl Worker {
+    fn serve(mut self) {
+        while self.receive() {
+            self.start();
+            self.reap();
+            if self.is_idle()
+                && let Some(slot) = self.careful.take()
+            {
+                self.carry_out_carefully(slot);
+            }
+        }
+        for job in self.jobs.iter_mut().filter_map(Option::take) {
+            job.answer.fail(Errno::ENODEV);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.channel.in_flight() == 0
+    }
+
+    /// Takes what was handed over, and sleeps until something is to be done. `false` at the end.
+    fn receive(&mut self) -> bool {
+        if self.is_idle() && self.careful.is_none() {
+            if self.closing.is_some() {
+                return false;
+            }
+            match self.messages.recv() {
+                Ok(message) => self.accept(message),
+                Err(_) => return false,
+            }
+        } else if self.reaped == 0 {
+            let now = Instant::now();
+            if self.closing.is_some_and(|deadline| now >= deadline) {
+                return false;
+            }
+            self.sleep(now);
+        }
+        while self.careful.is_none()
+            && let Ok(message) = self.messages.try_recv()
+        {
+            self.accept(message);
+        }
+        true
+    }
+
+    /// Sleeps until something in flight is due, or something new comes if it can be taken.
+    fn sleep(&mut self, now: Instant) {
+        let wait = match self.channel.due() {
+            Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())).min(LOOK),
+            Due::Never => LOOK,
+        };
+        if wait.is_zero() {
+            return;
+        }
+        if self.careful.is_some() || self.closing.is_some() {
+            return self.channel.wait(Some(now + wait));
+        }
+        match self.messages.recv_timeout(wait) {
+            Ok(message) => self.accept(message),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.closing = Some(now),
+        }
+    }
+
+    fn accept(&mut self, message: Message) {
+        let (slot, job) = match message {
+            Message::Job(slot, job) => (slot, job),
+            Message::Close(deadline) => return self.closing = Some(deadline),
+        };
+        let bio = match job.work {
+            Work::Read(span) => Some(Bio::new(Op::Read, span.sector(), span.sectors())),
+            Work::Write(span, flags) => span
+                .is_whole()
+                .then(|| Bio::new(Op::Write, span.sector(), span.sectors()).with_flags(flags)),
+            Work::Flush => Some(Bio::flush()),
+            Work::Zero(zeroing) => {
+                let [head, (offset, len), tail] = self.shape.parts(&zeroing);
+                (head.1 == 0 && tail.1 == 0).then(|| zero(&zeroing, offset, len))
+            }
+        };
+        self.jobs[usize::from(slot)] = Some(job);
+        match bio {
+            Some(bio) => self.waiting.push_back(self.at(bio, buffer_of(slot), slot)),
+            None => self.careful = Some(slot),
+        }
+    }
+
+    /// The bio with its data at `offset` of the region, for a slot.
+    fn at(&self, bio: Bio, offset: u64, slot: u16) -> Bio {
+        let buf = BufRef { region: self.region_id, offset };
+        bio.with_buf(buf).with_user_data(slot.into())
+    }
+
+    fn start(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let taken = self.channel.push(self.waiting.make_contiguous());
+        self.waiting.drain(..taken);
+        self.channel.submit();
+    }
+
+    fn reap(&mut self) {
+        self.done.clear();
+        self.reaped = self.channel.reap(&mut self.done);
+        for index in 0..self.done.len() {
+            let completion = self.done[index];
+            self.answer(completion.user_data as u16, completion.status);
+        }
+    }
+
+    /// Answers the job of a slot and gives the slot back.
+    fn answer(&mut self, slot: u16, status: Status) {
+        let Some(job) = self.jobs[usize::from(slot)].take() else { return };
+        match (job.work, job.answer) {
+            (_, answer) if !status.is_ok() => answer.fail(errno_of(status)),
+            (Work::Read(span), Answer::Read(reply)) => {
+                let offset = buffer_of(slot) + span.skip;
+                // SAFETY: the read into this slot's buffer has completed, and the slot is given to
+                // nobody else before the reply has been sent.
+                reply.data(unsafe { memory::bytes(&self.region, offset, span.want) });
+            }
+            (Work::Write(span, _), Answer::Write(reply)) => reply.written(span.want as u32),
+            (_, Answer::Done(reply)) => reply.ok(),
+            // A job's answer is of its work's kind; whoever breaks that is told.
+            (_, answer) => answer.fail(Errno::EIO),
+        }
+        // The other end is gone when the lane is closing; then nobody needs the slot.
+        let _ = self.free.try_send(slot);
+    }
+
+    /// Carries out a job of several steps, alone.
+    fn carry_out_carefully(&mut self, slot: u16) {
+        let Some(work) = self.jobs[usize::from(slot)].as_ref().map(|job| job.work) else { return };
+        let edges = Arc::clone(&self.edges);
+        // What others write into the same blocks byte by byte waits here, on their lanes.
+        let result = edges.with(|()| match work {
+            Work::Write(span, flags) => self.write_carefully(span, flags, slot),
+            Work::Zero(zeroing) => self.zero_carefully(&zeroing, slot),
+            Work::Read(_) | Work::Flush => Err(Status::IoErr),
+        });
+        self.answer(slot, result.err().unwrap_or(Status::Ok));
+    }
+
+    /// Writes whole blocks of which the slot's buffer has the middle; the ends are read first.
+    fn write_carefully(&mut self, span: Span, flags: Flags, slot: u16) -> Result<(), Status> {
+        let block = self.shape.block_bytes;
+        let buffer = buffer_of(slot);
+        let block_sectors = block >> SECTOR_SHIFT;
+        let after = span.skip + span.want;
+        if span.skip > 0 {
+            self.run(Bio::new(Op::Read, span.sector(), block_sectors), SCRATCH, slot)?;
+            self.copy(SCRATCH, buffer, span.skip);
+        }
+        if after < span.len {
+            let last = span.len - block;
+            let sector = Sector::containing(span.start + last);
+            self.run(Bio::new(Op::Read, sector, block_sectors), SCRATCH, slot)?;
+            self.copy(SCRATCH + (after - last), buffer + after, span.len - after);
+        }
+        let bio = Bio::new(Op::Write, span.sector(), span.sectors()).with_flags(flags);
+        self.run(bio, buffer, slot)
+    }
+
+    fn zero_carefully(&mut self, zeroing: &Zeroing, slot: u16) -> Result<(), Status> {
+        let [head, (offset, len), tail] = self.shape.parts(zeroing);
+        for (offset, len) in [head, tail].into_iter().filter(|(_, len)| *len > 0) {
+            let span = self.shape.span(offset, len);
+            self.region.write(buffer_of(slot) + span.skip, &vec![0; len as usize]);
+            self.write_carefully(span, Flags::NONE, slot)?;
+        }
+        match len {
+            0 => Ok(()),
+            len => self.run(zero(zeroing, offset, len), 0, slot),
+        }
+    }
+
+    /// Copies bytes inside the region; at most a block.
+    fn copy(&self, from: u64, to: u64, len: u64) {
+        let mut bytes = vec![0; len as usize];
+        self.region.read(from, &mut bytes);
+        self.region.write(to, &bytes);
+    }
+
+    /// Carries out one bio while nothing else is in flight.
+    fn run(&mut self, bio: Bio, offset: u64, slot: u16) -> Result<(), Status> {
+        let bio = self.at(bio, offset, slot);
+        if self.channel.push(&[bio]) == 0 {
+            return Err(Status::Resource);
+        }
+        self.channel.submit();
+        loop {
+            self.done.clear();
+            self.channel.reap(&mut self.done);
+            if let Some(end) = self.done.first() {
+                return if end.status.is_ok() { Ok(()) } else { Err(end.status) };
+            }
+            if self.closing.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Status::Offline);
+            }
+            self.channel.wait(Some(Instant::now() + LOOK));
+        }
+    }
+}
+
+fn buffer_of(slot: u16) -> u64 {
+    u64::from(slot) * BUFFER_BYTES
+}
+
+/// The bio that makes whole blocks read as zeros.
+fn zero(zeroing: &Zeroing, offset: u64, len: u64) -> Bio {
+    let sector = Sector::containing(offset);
+    Bio::new(zeroing.op, sector, len >> SECTOR_SHIFT).with_flags(zeroing.flags)
+}

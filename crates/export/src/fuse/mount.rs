@@ -1,0 +1,209 @@
+//! A mount: from an empty directory to files in it, and back.
+#![allow(clippy::disallowed_types)] // Mounting and unmounting are control plane.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+
+use crate::fuse::file_system::{FileSystem, Owner};
+use crate::fuse::files::Files;
+use crate::fuse::mount_point::{self, MountError, SOURCE};
+use crate::fuse::seat::Seats;
+use crate::fuse::sys;
+
+/// What FUSE is opened by.
+const DEVICE: &str = "/dev/fuse";
+
+/// How often it is tried to unmount while a file is open.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// How long an aborted mount may take to end.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
+
+/// How files are mounted.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Let other users see the files; their modes still say who may open them. Without it even root
+    /// is kept out of a user's mount.
+    pub allow_other: bool,
+    /// Serving threads. More than processors make it slower.
+    pub threads: usize,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        let threads = thread::available_parallelism().map_or(1, |count| count.get());
+        MountOptions { allow_other: false, threads }
+    }
+}
+
+/// Whether the session has ended, and who waits for that.
+#[derive(Debug, Default)]
+pub(crate) struct Ended(Mutex<bool>, Condvar);
+
+impl Ended {
+    pub(crate) fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.1.notify_all();
+    }
+
+    fn within(&self, time: Duration) -> bool {
+        let ended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.1.wait_timeout_while(ended, time, |ended| !*ended);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// A mounted directory. Dropping it unmounts it.
+pub struct Mount {
+    dir: PathBuf,
+    /// The number of its device.
+    device: Option<u64>,
+    files: Arc<Files>,
+    seats: Arc<Seats>,
+    ended: Arc<Ended>,
+    /// `None` once unmounted.
+    session: Mutex<Option<BackgroundSession>>,
+}
+
+impl Mount {
+    /// Mounts the files at a directory. When this returns they can be opened.
+    ///
+    /// # Errors
+    /// If the directory will not do, or the system refuses to mount.
+    pub fn start(
+        files: Arc<Files>,
+        dir: &Path,
+        options: &MountOptions,
+    ) -> Result<Mount, MountError> {
+        let dir = mount_point::prepare(dir)?;
+        let seats = Seats::new(Arc::clone(&files), options.threads);
+        let ended = Arc::new(Ended::default());
+        let file_system = FileSystem {
+            files: Arc::clone(&files),
+            seats: Arc::clone(&seats),
+            owner: Owner {
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+                open_to_others: options.allow_other,
+            },
+            mounted: SystemTime::now(),
+            ended: Arc::clone(&ended),
+        };
+        let session = fuser::spawn_mount(file_system, &dir, &config(options))
+            .map_err(|error| explain(&dir, options, error))?;
+        files.attach(dir.clone(), Arc::clone(&seats), session.notifier());
+        // Without the number one way to end a mount that is in use is missing; there are others.
+        let device = mount_point::topmost(&dir).ok().flatten().map(|mount| mount.device);
+        let session = Mutex::new(Some(session));
+        Ok(Mount { dir, device, files, seats, ended, session })
+    }
+
+    /// Where it is, without links.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether it is still mounted: others can unmount it, too.
+    pub fn is_mounted(&self) -> bool {
+        !self.ended.within(Duration::ZERO)
+    }
+
+    /// Unmounts. While files are open this waits, at most for `drain`; then whoever still has one
+    /// open gets errors.
+    pub fn stop(&self, drain: Duration) {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(session) = session else { return };
+        let deadline = Instant::now() + drain;
+        if let Err(error) = self.unmount(deadline) {
+            tracing::warn!(dir = %self.dir.display(), %error, "unmounting failed");
+        }
+        if !self.ended.within(ABORT_GRACE) {
+            // Its threads wait for the kernel, which lets go when this process ends.
+            tracing::warn!(dir = %self.dir.display(), "files are still open; they fail soon");
+        }
+        // Dropped, it would unmount whatever is there by now: the next yard's files, perhaps. What
+        // it holds besides is a descriptor of a connection that has ended.
+        std::mem::forget(session);
+        self.files.detach(&self.seats);
+        self.seats.close_all(deadline);
+    }
+
+    fn unmount(&self, deadline: Instant) -> io::Result<()> {
+        loop {
+            match sys::unmount_unused(&self.dir) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+                result => return result,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            if self.ended.within(left.min(RETRY)) {
+                return Ok(());
+            }
+        }
+        tracing::warn!(dir = %self.dir.display(), "files are still open; cutting them off");
+        // Root can do it in one step; a user's mount is taken away and then cut off, if it can be.
+        sys::abort_mounted(&self.dir).or_else(|_| {
+            sys::detach(&self.dir)?;
+            match self.device {
+                Some(device) => sys::abort_connection(device),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}
+
+impl fmt::Debug for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mount").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+fn config(options: &MountOptions) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(SOURCE.to_owned()),
+        MountOption::Subtype(SOURCE.to_owned()),
+        // The kernel checks modes: with others let in, only the owner and root open a file.
+        MountOption::DefaultPermissions,
+        MountOption::NoAtime,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::NoExec,
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.threads.max(1));
+    // A queue for each thread. That needs the device opened again, which users may not do
+    // everywhere; then the threads share one queue.
+    config.clone_fd = OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
+    config
+}
+
+/// Says what is behind an error of mounting, as far as that can be known.
+fn explain(dir: &Path, options: &MountOptions, source: io::Error) -> MountError {
+    let dir = dir.to_owned();
+    if !Path::new(DEVICE).exists() {
+        return MountError::NoFuse;
+    }
+    if source.kind() == io::ErrorKind::NotFound && !rustix::process::geteuid().is_root() {
+        return MountError::NoMounter;
+    }
+    if options.allow_other && source.to_string().contains("user_allow_other") {
+        return MountError::AllowOther(dir);
+    }
+    MountError::Mount { dir, source }
+}

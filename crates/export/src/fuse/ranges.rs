@@ -1,0 +1,234 @@
+//! Byte ranges of a file and what they are on the device: pure rules, without I/O.
+//!
+//! | request | whole blocks | other bytes, plain disk | other bytes, zoned disk |
+//! | --- | --- | --- | --- |
+//! | read | read | the blocks around it are read | the same |
+//! | write | write | the blocks at its ends are read first | `EINVAL` |
+//! | punch hole | discard, or write-zeroes | its ends are written with zeros | `EOPNOTSUPP` |
+//! | zero range | write-zeroes, allocated | its ends are written with zeros | `EOPNOTSUPP` |
+
+use blockyard_core::{Disk, Flags, Op, SECTOR_SHIFT, Sector};
+use fuser::Errno;
+
+/// What the rules need to know of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// The file's size.
+    pub(crate) len_bytes: u64,
+    /// A power of two.
+    pub(crate) block_bytes: u64,
+    pub(crate) zoned: bool,
+    pub(crate) read_only: bool,
+    pub(crate) discards: bool,
+    pub(crate) write_zeroes: bool,
+}
+
+/// A range of bytes and the blocks that hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// First byte of the first block.
+    pub(crate) start: u64,
+    /// Length of the blocks.
+    pub(crate) len: u64,
+    /// Bytes of the first block before the range.
+    pub(crate) skip: u64,
+    /// Length of the range.
+    pub(crate) want: u64,
+}
+
+impl Span {
+    /// Whether the range is whole blocks.
+    #[inline]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.len == self.want
+    }
+
+    #[inline]
+    pub(crate) fn sector(&self) -> Sector {
+        Sector::containing(self.start)
+    }
+
+    #[inline]
+    pub(crate) fn sectors(&self) -> u64 {
+        self.len >> SECTOR_SHIFT
+    }
+}
+
+/// A range that shall read as zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Zeroing {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// What does it for whole blocks.
+    pub(crate) op: Op,
+    pub(crate) flags: Flags,
+}
+
+impl Shape {
+    pub(crate) fn of(disk: &dyn Disk) -> Shape {
+        let (geometry, limits) = (disk.geometry(), disk.limits());
+        Shape {
+            len_bytes: geometry.len_bytes(),
+            block_bytes: u64::from(geometry.logical_block_bytes),
+            zoned: geometry.zones.is_some(),
+            read_only: limits.read_only,
+            discards: limits.discard_sectors_max > 0,
+            write_zeroes: limits.write_zeroes_sectors_max > 0,
+        }
+    }
+
+    /// How much of `len` bytes from `offset` on lies in the file.
+    #[inline]
+    pub(crate) fn clip(&self, offset: u64, len: u64) -> u64 {
+        self.len_bytes.saturating_sub(offset).min(len)
+    }
+
+    /// The blocks that hold a range, which lies in the file and is not empty.
+    #[inline]
+    pub(crate) fn span(&self, offset: u64, want: u64) -> Span {
+        let mask = self.block_bytes - 1;
+        let start = offset & !mask;
+        // The file ends with a block, so this is at most its length.
+        let end = (offset + want + mask) & !mask;
+        Span { start, len: end - start, skip: offset - start, want }
+    }
+
+    /// What `fallocate` with this mode has to do; nothing if no byte of the range is in the file.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for what the device cannot do, `ENOSPC` where the file would have to grow.
+    pub(crate) fn zeroing(
+        &self,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Result<Option<Zeroing>, Errno> {
+        if self.read_only {
+            return Err(Errno::EROFS);
+        }
+        let keeps_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let (op, flags) = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            libc::FALLOC_FL_PUNCH_HOLE if keeps_size && self.discards => (Op::Discard, Flags::NONE),
+            libc::FALLOC_FL_PUNCH_HOLE if keeps_size => (Op::WriteZeroes, Flags::NONE),
+            libc::FALLOC_FL_ZERO_RANGE => (Op::WriteZeroes, Flags::NOUNMAP),
+            // Allocation ahead, which no device can promise, and what moves data about.
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        if self.zoned || (op == Op::WriteZeroes && !self.write_zeroes) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let clipped = self.clip(offset, len);
+        if clipped < len && !keeps_size {
+            return Err(Errno::ENOSPC);
+        }
+        Ok((clipped > 0).then_some(Zeroing { offset, len: clipped, op, flags }))
+    }
+
+    /// The parts of a zeroing: bytes before the first whole block, whole blocks, bytes after them;
+    /// as pairs of offset and length, of which some are empty.
+    pub(crate) fn parts(&self, zeroing: &Zeroing) -> [(u64, u64); 3] {
+        let mask = self.block_bytes - 1;
+        let (offset, end) = (zeroing.offset, zeroing.offset + zeroing.len);
+        let first = ((offset + mask) & !mask).min(end);
+        let last = (end & !mask).max(first);
+        [(offset, first - offset), (first, last - first), (last, end - last)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+
+    fn shape() -> Shape {
+        Shape {
+            len_bytes: 1 << 20,
+            block_bytes: 4096,
+            zoned: false,
+            read_only: false,
+            discards: true,
+            write_zeroes: true,
+        }
+    }
+
+    #[test]
+    fn whole_blocks_stay_what_they_are() {
+        let span = shape().span(8192, 4096);
+        assert_eq!(span, Span { start: 8192, len: 4096, skip: 0, want: 4096 });
+        assert!(span.is_whole());
+        assert_eq!((span.sector(), span.sectors()), (Sector(16), 8));
+        let span = shape().span(4095, 2);
+        assert_eq!(span, Span { start: 0, len: 8192, skip: 4095, want: 2 });
+        assert!(!span.is_whole());
+    }
+
+    #[test]
+    fn the_end_of_the_file_cuts() {
+        assert_eq!(shape().clip((1 << 20) - 1, 100), 1);
+        assert_eq!(shape().clip(1 << 20, 100), 0);
+        assert_eq!(shape().clip(u64::MAX, u64::MAX), 0);
+        assert_eq!(shape().clip(0, u64::MAX), 1 << 20);
+    }
+
+    #[test]
+    fn a_hole_is_what_the_device_can_do_best() {
+        let op = |shape: Shape, mode| shape.zeroing(0, 4096, mode).map(|z| z.map(|z| z.op));
+        assert_eq!(op(shape(), PUNCH), Ok(Some(Op::Discard)));
+        let no_discard = Shape { discards: false, ..shape() };
+        assert_eq!(op(no_discard, PUNCH), Ok(Some(Op::WriteZeroes)));
+        assert_eq!(op(shape(), ZERO), Ok(Some(Op::WriteZeroes)));
+        let neither = Shape { write_zeroes: false, ..no_discard };
+        let zoned = Shape { zoned: true, ..shape() };
+        for mode in [PUNCH, ZERO] {
+            assert_eq!(op(neither, mode), Err(Errno::EOPNOTSUPP));
+            assert_eq!(op(zoned, mode), Err(Errno::EOPNOTSUPP));
+            assert_eq!(op(Shape { read_only: true, ..shape() }, mode), Err(Errno::EROFS));
+        }
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        let others = [0, keep, libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE, -1];
+        for mode in others {
+            assert_eq!(op(shape(), mode), Err(Errno::EOPNOTSUPP), "{mode:#x}");
+        }
+    }
+
+    #[test]
+    fn a_file_does_not_grow() {
+        let end = shape().len_bytes;
+        assert_eq!(shape().zeroing(end - 1, 2, ZERO), Err(Errno::ENOSPC));
+        let kept = shape().zeroing(end - 1, 2, ZERO | libc::FALLOC_FL_KEEP_SIZE).unwrap();
+        assert_eq!(kept.map(|zeroing| zeroing.len), Some(1));
+        assert_eq!(shape().zeroing(end, 4096, PUNCH), Ok(None));
+    }
+
+    proptest! {
+        #[test]
+        fn a_span_holds_its_range(offset in 0..1_u64 << 20, len in 1..1_u64 << 21) {
+            let shape = shape();
+            let want = shape.clip(offset, len);
+            let span = shape.span(offset, want);
+            prop_assert_eq!(span.start + span.skip, offset);
+            prop_assert!(span.skip + span.want <= span.len);
+            prop_assert!(span.start + span.len <= shape.len_bytes);
+            prop_assert!(span.start.is_multiple_of(4096) && span.len.is_multiple_of(4096));
+            prop_assert!(span.len < want + 2 * 4096);
+        }
+
+        #[test]
+        fn parts_make_up_a_zeroing(offset in 0..1_u64 << 20, len in 1..1_u64 << 21) {
+            let shape = shape();
+            let mode = PUNCH;
+            let zeroing = shape.zeroing(offset, len, mode).unwrap().unwrap();
+            let [head, middle, tail] = shape.parts(&zeroing);
+            prop_assert_eq!(head.0, offset);
+            prop_assert_eq!(head.0 + head.1, middle.0);
+            prop_assert_eq!(middle.0 + middle.1, tail.0);
+            prop_assert_eq!(tail.0 + tail.1, offset + zeroing.len);
+            prop_assert!(head.1 < 4096 && tail.1 < 4096 && middle.1.is_multiple_of(4096));
+            prop_assert!(middle.1 == 0 || middle.0.is_multiple_of(4096));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Block files: devices as files of a mount, used by ordinary programs and by the kernel's own loop
+//! driver and file systems. These tests mount, so they need root.
+
+use std::path::Path;
+
+use crate::place::Place;
+use crate::run::{Run, run};
+use crate::yard::Yard;
+
+mod file_systems;
+mod files;
+mod mounts;
+
+/// A yard whose devices are mounted as files. However the test ends, nothing stays mounted.
+#[derive(Debug)]
+struct Mounted {
+    yard: Yard,
+    dir: String,
+}
+
+impl Mounted {
+    fn serve(devices: &[&str]) -> Mounted {
+        let place = Place::new();
+        let dir = place.file("files");
+        std::fs::create_dir(&dir).unwrap();
+        Mounted::serve_in(place, dir, devices)
+    }
+
+    fn serve_in(place: Place, dir: String, args: &[&str]) -> Mounted {
+        // Should the server mount and then not come up.
+        let unmount = Unmount(&dir);
+        let yard = Yard::serve_in(place, &[args, &["--fuse", &dir]].concat());
+        std::mem::forget(unmount);
+        Mounted { yard, dir }
+    }
+
+    /// The path of a device's file.
+    fn file(&self, device: &str) -> String {
+        format!("{}/{device}", self.dir)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        unmount_lazily(&self.dir);
+    }
+}
+
+struct Unmount<'d>(&'d str);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        unmount_lazily(self.0);
+    }
+}
+
+/// Takes away what is mounted there, if anything is.
+fn unmount_lazily(dir: &str) {
+    let _ = run(&["umount", "--lazy", "--quiet", dir]);
+}
+
+/// A loop device on a file, which goes when this is dropped.
+#[derive(Debug)]
+struct Loop(String);
+
+impl Loop {
+    fn attach(file: &str) -> Loop {
+        let line = ["losetup", "--find", "--show", "--direct-io=on", file];
+        // Another test, or somebody else, may take the device that was found first.
+        for _ in 0..16 {
+            let attached = run(&line);
+            if attached.code == Some(0) || !attached.err.contains("busy") {
+                return Loop(attached.ok().out.trim().to_owned());
+            }
+        }
+        panic!("no loop device is free");
+    }
+
+    /// Lets go of the file, and waits for it: a detached device may be held for an instant.
+    fn detach(self) {
+        run(&["losetup", "--detach", &self.0]).ok();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run(&["losetup", "--detach", &self.0]);
+    }
+}
+
+/// A mounted block device, unmounted when this is dropped.
+#[derive(Debug)]
+struct FileSystem(String);
+
+impl FileSystem {
+    fn mount(kind: &str, device: &str, dir: &str) -> FileSystem {
+        if !Path::new(dir).exists() {
+            std::fs::create_dir(dir).unwrap();
+        }
+        run(&["mount", "--types", kind, device, dir]).ok();
+        FileSystem(dir.to_owned())
+    }
+
+    fn unmount(self) {
+        run(&["umount", &self.0]).ok();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        unmount_lazily(&self.0);
+    }
+}
+
+/// Runs a Python script that must succeed; `path` is the file's path there.
+fn python(path: &str, script: &str) -> String {
+    let prelude = "import errno, os, sys, threading\npath = sys.argv[1]\n\
+                   def fails(number, call, *args):\n\
+                   \x20   try:\n\
+                   \x20       call(*args)\n\
+                   \x20   except OSError as error:\n\
+                   \x20       assert error.errno == number, error\n\
+                   \x20       return\n\
+                   \x20   raise AssertionError('it succeeded')\n";
+    crate::run::python(&format!("{prelude}{script}"), &[path])
+}
+
+/// Bytes of memory that the server holds.
+fn memory_of(yard: &Yard) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", yard.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// fio's report must be without errors and with I/O of both kinds.
+fn check_report(run: &Run) {
+    let report = &run.out[run.out.find('{').unwrap_or(0)..];
+    let report: serde_json::Value = serde_json::from_str(report).unwrap();
+    let job = &report["jobs"][0];
+    assert_eq!(job["error"], 0, "{run}");
+    assert!(job["write"]["total_ios"].as_u64() > Some(0), "{run}");
+    assert!(job["read"]["total_ios"].as_u64() > Some(0), "{run}");
+}

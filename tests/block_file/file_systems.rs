@@ -1,0 +1,80 @@
+//! The kernel's own file systems on a loop device on a block file: made, filled, checked.
+
+use super::{FileSystem, Loop, Mounted, memory_of};
+use crate::run::{ok, run};
+
+/// Memory-backed, with discard: what mem0 of the default yard is, smaller.
+const MEM0: &str = "null:///mem0?size=512M&memory_backed=1&discard=1";
+
+/// What is copied: this crate's own source.
+const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// Makes a file system, fills it, reads it back after it was mounted anew, and has it checked.
+fn fill_and_check(kind: &str, make: &[&str], check: &[&str]) {
+    let mounted = Mounted::serve(&[MEM0]);
+    let device = Loop::attach(&mounted.file("mem0"));
+    let direct = ok(&["losetup", "--noheadings", "--list", "--output", "DIO", &device.0]);
+    assert_eq!(direct.trim(), "1", "the loop device does not use direct I/O");
+    run(&[make, &[&device.0]].concat()).ok();
+    let dir = mounted.yard.place.file("mnt");
+    let copy = format!("{dir}/copy");
+    let files = FileSystem::mount(kind, &device.0, &dir);
+    run(&["cp", "--recursive", TREE, &copy]).ok();
+    run(&["sync", "--file-system", &dir]).ok();
+    files.unmount();
+    let files = FileSystem::mount(kind, &device.0, &dir);
+    run(&["diff", "--recursive", TREE, &copy]).ok();
+    files.unmount();
+    run(&[check, &[&device.0]].concat()).ok();
+    device.detach();
+}
+
+#[test]
+fn ext4_is_clean() {
+    fill_and_check("ext4", &["mkfs.ext4", "-q", "-F"], &["e2fsck", "-f", "-n"]);
+}
+
+#[test]
+fn xfs_is_clean() {
+    fill_and_check("xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"]);
+}
+
+#[test]
+fn btrfs_is_clean() {
+    let check = ["btrfs", "check", "--readonly", "--check-data-csum"];
+    fill_and_check("btrfs", &["mkfs.btrfs", "-q", "-f"], &check);
+}
+
+#[test]
+fn ext4_on_blocks_of_4k_is_clean() {
+    // The loop device has sectors of 512 bytes unless it is told, so what lies between is tried.
+    let mounted = Mounted::serve(&["null:///big?size=256M&bs=4k&memory_backed=1&discard=1"]);
+    let device = Loop::attach(&mounted.file("big"));
+    run(&["mkfs.ext4", "-q", "-F", "-b", "1024", &device.0]).ok();
+    let dir = mounted.yard.place.file("mnt");
+    let files = FileSystem::mount("ext4", &device.0, &dir);
+    run(&["cp", "--recursive", concat!(env!("CARGO_MANIFEST_DIR"), "/src"), &dir]).ok();
+    files.unmount();
+    run(&["e2fsck", "-f", "-n", &device.0]).ok();
+    device.detach();
+}
+
+#[test]
+fn trimming_a_file_system_frees_memory() {
+    let mounted = Mounted::serve(&[MEM0]);
+    let device = Loop::attach(&mounted.file("mem0"));
+    run(&["mkfs.ext4", "-q", "-F", &device.0]).ok();
+    let dir = mounted.yard.place.file("mnt");
+    let files = FileSystem::mount("ext4", &device.0, &dir);
+    let big = format!("{dir}/big");
+    let of = format!("of={big}");
+    ok(&["dd", "if=/dev/urandom", &of, "bs=1M", "count=128", "conv=fsync", "status=none"]);
+    let full = memory_of(&mounted.yard);
+    std::fs::remove_file(&big).unwrap();
+    run(&["sync", "--file-system", &dir]).ok();
+    run(&["fstrim", &dir]).ok();
+    let trimmed = memory_of(&mounted.yard);
+    assert!(trimmed + (100 << 20) < full, "{full} bytes became {trimmed}");
+    files.unmount();
+    device.detach();
+}

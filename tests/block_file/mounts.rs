@@ -1,0 +1,142 @@
+//! How a mount comes, changes and goes.
+
+use std::fs;
+
+use super::{Loop, Mounted, unmount_lazily};
+use crate::place::Place;
+use crate::run::run;
+use crate::yard::{Yard, blockyard};
+
+const N0: &str = "null:///n0?size=1G";
+const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
+
+fn names(mounted: &Mounted) -> Vec<String> {
+    let entries = fs::read_dir(&mounted.dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Whether something is mounted at a directory.
+fn is_mounted(dir: &str) -> bool {
+    run(&["mountpoint", "--quiet", dir]).code == Some(0)
+}
+
+#[test]
+fn devices_are_files_while_they_are_there() {
+    let mounted = Mounted::serve(&[N0, MEM0]);
+    assert_eq!(names(&mounted), ["mem0", "n0"]);
+    mounted.yard.command(&["add", "null:///n1?size=2G"]).ok();
+    assert_eq!(names(&mounted), ["mem0", "n0", "n1"]);
+    assert_eq!(fs::metadata(mounted.file("n1")).unwrap().len(), 2 << 30);
+    mounted.yard.command(&["remove", "n1"]).ok();
+    assert_eq!(names(&mounted), ["mem0", "n0"]);
+    assert!(fs::metadata(mounted.file("n1")).is_err());
+    // Another device of that name is another file.
+    mounted.yard.command(&["add", "null:///n1?size=4G"]).ok();
+    assert_eq!(fs::metadata(mounted.file("n1")).unwrap().len(), 4 << 30);
+    let list = mounted.yard.command(&["list"]).ok();
+    assert!(list.out.contains(&mounted.file("mem0")), "{list}");
+    let shown = mounted.yard.command(&["show", "mem0", "--json"]).ok().json();
+    assert_eq!(shown["file"], mounted.file("mem0"));
+}
+
+#[test]
+fn a_device_whose_file_is_open_is_removed_by_force_only() {
+    use std::os::unix::fs::FileExt;
+    let mounted = Mounted::serve(&[MEM0]);
+    let file = fs::File::options().read(true).write(true).open(mounted.file("mem0")).unwrap();
+    file.write_all_at(b"before", 0).unwrap();
+    let refused = mounted.yard.command(&["remove", "mem0"]).fails();
+    assert!(refused.err.contains("its file is open"), "{refused}");
+    mounted.yard.command(&["remove", "--force", "mem0"]).ok();
+    let error = file.read_at(&mut [0; 6], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(19), "{error}: wanted ENODEV");
+    mounted.yard.command(&["add", MEM0]).ok();
+    // The file that is open is the old one still.
+    assert!(file.read_at(&mut [0; 6], 0).is_err());
+    assert_eq!(fs::read(mounted.file("mem0")).unwrap()[..6], [0; 6]);
+}
+
+#[test]
+fn a_signal_unmounts() {
+    for signal in ["TERM", "INT"] {
+        let mut mounted = Mounted::serve(&[MEM0]);
+        assert!(is_mounted(&mounted.dir));
+        mounted.yard.signal(signal);
+        assert_eq!(mounted.yard.end().code(), Some(0), "SIG{signal}");
+        assert!(!is_mounted(&mounted.dir), "SIG{signal} left it mounted");
+    }
+}
+
+#[test]
+fn a_signal_ends_a_mount_that_is_in_use() {
+    let mut mounted = Mounted::serve(&[MEM0]);
+    let device = Loop::attach(&mounted.file("mem0"));
+    mounted.yard.signal("TERM");
+    assert_eq!(mounted.yard.end().code(), Some(0));
+    assert!(!is_mounted(&mounted.dir));
+    run(&["dd", &format!("if={}", device.0), "of=/dev/null", "count=1", "iflag=direct"]).fails();
+}
+
+#[test]
+fn a_second_signal_leaves_nothing_mounted() {
+    let mut mounted = Mounted::serve(&[MEM0]);
+    let device = Loop::attach(&mounted.file("mem0"));
+    mounted.yard.signal("TERM");
+    mounted.yard.signal("TERM");
+    mounted.yard.end();
+    assert!(!is_mounted(&mounted.dir));
+    drop(device);
+}
+
+#[test]
+fn what_a_killed_server_left_is_taken_away() {
+    let mut mounted = Mounted::serve(&[MEM0]);
+    mounted.yard.signal("KILL");
+    mounted.yard.end();
+    let error = fs::read_dir(&mounted.dir).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(107), "{error}: wanted ENOTCONN");
+    let next = Mounted::serve_in(Place::new(), mounted.dir.clone(), &[N0]);
+    assert_eq!(names(&next), ["n0"]);
+    assert!(next.yard.complained().contains("took away the mount"), "{}", next.yard.complained());
+    drop(next);
+    unmount_lazily(&mounted.dir);
+}
+
+#[test]
+fn a_directory_that_will_not_do_is_named() {
+    let place = Place::new();
+    let (none, file, full) = (place.file("none"), place.write("file", ""), place.file("full"));
+    fs::create_dir(&full).unwrap();
+    fs::write(format!("{full}/x"), "").unwrap();
+    let serve = |dir: &str| blockyard(&["serve", N0, "-U", "-", "--fuse", dir]).fails();
+    serve(&none).says(&[&none, "No such file", "wanted an empty directory"]);
+    serve(&file).says(&[&file, "no directory"]);
+    serve(&full).says(&[&full, "not empty"]);
+    blockyard(&["serve", N0, "-U", "-", "--fuse-allow-other"]).fails().says(&["--fuse DIR"]);
+}
+
+#[test]
+fn a_second_server_does_not_mount_over_the_first() {
+    let mounted = Mounted::serve(&[MEM0]);
+    let run = blockyard(&["serve", N0, "-U", "-", "--fuse", &mounted.dir]);
+    run.fails().says(&[&mounted.dir, "another yard is mounted there"]);
+    assert_eq!(names(&mounted), ["mem0"]);
+}
+
+#[test]
+fn a_configuration_can_mount() {
+    let place = Place::new();
+    let dir = place.file("files");
+    fs::create_dir(&dir).unwrap();
+    let text = format!(
+        "[serve]\nfuse = \"{dir}\"\n[[device]]\nname = \"n0\"\nkind = \"null\"\nsize = \"1G\"\n"
+    );
+    let config = place.write("yard.toml", &text);
+    let yard = Yard::serve_in(place, &["--config", &config]);
+    let mounted = Mounted { yard, dir };
+    assert_eq!(names(&mounted), ["n0"]);
+    assert!(mounted.yard.printed().contains(&format!("files in {}", mounted.dir)));
+}
