@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod fio_engine;
+pub mod fuse;
 pub mod hot_path;
 pub mod limits;
 pub mod nbd;

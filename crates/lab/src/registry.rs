@@ -12,6 +12,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
         (experiments::fio_engine::NAME, experiments::fio_engine::build),
+        (experiments::fuse::NAME, experiments::fuse::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),

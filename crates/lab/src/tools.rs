@@ -1,4 +1,5 @@
-//! Programs that others wrote, as instruments: fio and nbdcopy as clients, NBD servers as peers.
+//! Programs that others wrote, as instruments: fio and nbdcopy as clients, NBD and FUSE servers as
+//! peers.
 //!
 //! Whatever is started here ends here: a child has a time limit, dies with Ctrl-C, and is killed
 //! when its owner is dropped or the lab itself ends in whatever way.
@@ -6,5 +7,6 @@
 pub mod child;
 pub mod copy;
 mod cpu;
+pub mod file_server;
 pub mod fio;
 pub mod server;

@@ -1,0 +1,210 @@
+//! FUSE servers, ours and those of others: how each serves a file, and what CPU time it uses.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use crate::error::LabError;
+use crate::settings::Settings;
+use crate::stop::Stop;
+use crate::tools::child::{Line, Running};
+
+/// A server whose file is not there after so long does not come.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How long to wait from one look to the next.
+const LOOK: Duration = Duration::from_millis(2);
+/// Directories of servers that may exist at a time.
+const FOLDERS_MAX: u32 = 1000;
+
+/// A server as data.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// The name of its variant.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// The Debian package that has it; empty for this program.
+    pub package: &'static str,
+    /// The line that starts it. `PROGRAM` stands for this program, `TARGET` for where it mounts,
+    /// `SIZE` for the bytes of its device.
+    pub line: &'static str,
+    /// What the mounted file is called below the target; empty if the target is the file.
+    pub file: &'static str,
+}
+
+/// Ours first; each serves a device that costs nothing to read.
+pub const KINDS: [Kind; 2] = [
+    Kind {
+        name: "blockyard",
+        about: "blockyard serve --fuse, a null device without memory",
+        package: "",
+        line: "PROGRAM serve null:///null0?size=SIZE --nbd unix:TARGET.socket --control none \
+               --fuse TARGET",
+        file: "null0",
+    },
+    Kind {
+        name: "qemu-storage-daemon",
+        about: "QEMU's storage daemon, FUSE export, driver null-co",
+        package: "qemu-system-common",
+        line: "qemu-storage-daemon --blockdev driver=null-co,node-name=null0,size=SIZE \
+               --export type=fuse,id=null0,node-name=null0,mountpoint=TARGET,writable=on",
+        file: "",
+    },
+];
+
+/// A server that runs until this is dropped.
+#[derive(Debug)]
+pub struct FileServer {
+    running: Running,
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl Kind {
+    /// Starts the server with a device of so many bytes, and waits until its file is there.
+    ///
+    /// # Errors
+    /// If its program is missing, it ends, or its file does not come in time.
+    pub fn start(
+        &self,
+        settings: &Settings,
+        size_bytes: u64,
+        stop: &Stop,
+    ) -> Result<FileServer, LabError> {
+        let folder = folder(&settings.scratch)?;
+        let target = target(&folder);
+        let made = match self.file {
+            "" => fs::write(&target, ""),
+            _ => fs::create_dir(&target),
+        };
+        made.map_err(LabError::io(target.display().to_string()))?;
+        let line = self.line(&settings.program, &target, size_bytes);
+        let running = match line.start(Some(&folder)) {
+            Ok(running) => running,
+            Err(error) => {
+                // Only what was made just now is in it.
+                let _ = fs::remove_dir_all(&folder);
+                return Err(error);
+            }
+        };
+        let file = if self.file.is_empty() { target } else { target.join(self.file) };
+        let server = FileServer { running, folder, file };
+        server.wait(&line, size_bytes, stop)
+    }
+
+    fn line(&self, program: &Path, target: &Path, size_bytes: u64) -> Line {
+        let mut line = Line::new(self.package, self.line);
+        for word in &mut line.words {
+            *word = word
+                .replace("PROGRAM", &program.to_string_lossy())
+                .replace("TARGET", &target.to_string_lossy())
+                .replace("SIZE", &size_bytes.to_string());
+        }
+        line
+    }
+}
+
+fn target(folder: &Path) -> PathBuf {
+    folder.join("mount")
+}
+
+/// A new directory for one server.
+fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
+    for number in 0..FOLDERS_MAX {
+        let folder = scratch.join(format!("files{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(LabError::io(folder.display().to_string())(error)),
+        }
+    }
+    Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
+}
+
+impl FileServer {
+    fn wait(mut self, line: &Line, size: u64, stop: &Stop) -> Result<FileServer, LabError> {
+        let began = Instant::now();
+        while !fs::metadata(&self.file).is_ok_and(|metadata| metadata.len() == size) {
+            if stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            if self.running.ends_within(LOOK)? {
+                return Err(self.running.ended());
+            }
+            if began.elapsed() >= START_MAX {
+                let why = format!("its file is not there after {START_MAX:?}");
+                return Err(LabError::failed(line.text(), why));
+            }
+        }
+        Ok(self)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// CPU time of all its threads until now, in user space and in the kernel.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn cpu(&self) -> Result<Duration, LabError> {
+        self.running.cpu()
+    }
+}
+
+impl Drop for FileServer {
+    fn drop(&mut self) {
+        // The server, which is killed after this, can do nothing about it any more. Where nothing
+        // is mounted there is nothing to take away.
+        let _ = blockyard_export::fuse::detach(&target(&self.folder));
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(test: &str, program: &str) -> Settings {
+        let name = format!("by-lab-{test}-{}", std::process::id());
+        let scratch = std::env::temp_dir().join(name);
+        fs::create_dir_all(&scratch).unwrap();
+        Settings { quick: true, engine: None, program: program.into(), scratch, processors: 2 }
+    }
+
+    #[test]
+    fn every_line_names_its_target_and_size() {
+        for kind in KINDS {
+            let text = kind.line(Path::new("by"), Path::new("/s/mount"), 4096).text();
+            assert!(text.contains("/s/mount") && text.contains("4096"), "{text}");
+            for word in ["TARGET", "SIZE", "PROGRAM"] {
+                assert!(!text.contains(word), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_that_ends_says_why_and_leaves_nothing() {
+        let settings = settings("file-ends", "/bin/false");
+        let line = "ls /no/such TARGET";
+        let kind = Kind { name: "none", about: "", package: "coreutils", line, file: "" };
+        let error = kind.start(&settings, 1, &Stop::new()).unwrap_err().to_string();
+        assert!(error.contains("/no/such") && error.contains("exit status"), "{error}");
+        assert_eq!(fs::read_dir(&settings.scratch).unwrap().count(), 0);
+        fs::remove_dir(&settings.scratch).unwrap();
+    }
+
+    #[test]
+    fn a_file_comes_and_goes_with_its_server() {
+        let settings = settings("file-goes", "/bin/false");
+        let server = match KINDS[1].start(&settings, 1 << 20, &Stop::new()) {
+            Err(error @ LabError::Missing { .. }) => return eprintln!("skipped: {error}"),
+            server => server.unwrap(),
+        };
+        assert_eq!(fs::read(server.file()).unwrap().len(), 1 << 20);
+        drop(server);
+        assert_eq!(fs::read_dir(&settings.scratch).unwrap().count(), 0);
+        fs::remove_dir(&settings.scratch).unwrap();
+    }
+}
