@@ -202,7 +202,8 @@ fails(errno.EIO, os.fsync, fd)
 
 #[test]
 fn a_slow_device_holds_up_no_other() {
-    // Each request takes a minute on one of the two, and there are more of them than threads.
+    // Each request takes a minute on one of the two, and there are more of them than threads serve
+    // and lanes keep in flight.
     let slow = "null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000";
     let mounted = Mounted::serve(&[slow, MEM0]);
     python(
@@ -215,10 +216,10 @@ if os.fork() == 0:
     for number in range(3): os.dup2(null, number)
     slow = os.open(path + 'slow', os.O_RDONLY)
     read = lambda number: os.pread(slow, 4096, number * 4096)
-    for number in range(16): threading.Thread(target=read, args=(number,)).start()
+    for number in range(150): threading.Thread(target=read, args=(number,)).start()
     os.write(begin, b'x')
     os.close(begin)
-    read(16)
+    read(150)
     os._exit(0)
 os.read(begun, 1)
 fd = os.open(path + 'mem0', os.O_RDWR)

@@ -1,7 +1,8 @@
 //! A lane: a thread with a channel of its own, for requests to one device that have to wait.
 //!
-//! A serving thread hands a request over with its reply and goes on. The lane keeps as many in
-//! flight as it has slots, and answers each when it is done, in whatever order that is. Requests
+//! A serving thread hands a request over with its reply and goes on, whatever the lane has to do
+//! already. The lane keeps as many in flight as it has slots, and answers each when it is done, in
+//! whatever order that is. The kernel bounds how many more can wait in the backlog. Requests
 //! that take several steps (a write of half a block, a hole that is not whole blocks) are carried
 //! out one after another while nothing else of the lane is in flight.
 #![allow(unsafe_code)] // Replies are sent from the lane's region.
@@ -9,7 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,12 +27,12 @@ use crate::fuse::memory::{self, BLOCK_BYTES_MAX, BUFFER_BYTES};
 use crate::fuse::ranges::{Shape, Span, Zeroing};
 use crate::fuse::status::errno_of;
 
-/// Requests that a lane has at once. For one more its serving thread waits.
+/// Requests that a lane has in flight at once.
 const SLOTS: u16 = 32;
 /// Longest sleep of a lane with something in flight.
 const LOOK: Duration = Duration::from_millis(50);
 /// Where blocks are read to that a write fills in part: after all slots.
-const SCRATCH: u64 = SLOTS as u64 * BUFFER_BYTES;
+const SCRATCH: u64 = (SLOTS as u64 + 1) * BUFFER_BYTES;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -68,14 +69,17 @@ struct Job {
 }
 
 enum Message {
+    /// Its data, if it writes any, are in the slot's buffer.
     Job(u16, Job),
+    /// There was no free slot; what it writes.
+    Backlog(Job, Box<[u8]>),
     /// No more jobs come; those that are not done by then are given up.
     Close(Instant),
 }
 
 /// The serving thread's end of a lane.
 pub(crate) struct Lane {
-    messages: SyncSender<Message>,
+    messages: Sender<Message>,
     free: Receiver<u16>,
     region: Arc<Region>,
     thread: Option<JoinHandle<()>>,
@@ -94,9 +98,8 @@ impl Lane {
     ) -> io::Result<Lane> {
         let region = Region::alloc((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize);
         let region_id = channel.register(Arc::clone(&region));
-        // Room for every job and the close: sending never waits.
-        let (messages, received) = sync_channel(usize::from(SLOTS) + 1);
-        let (give, free) = sync_channel(usize::from(SLOTS));
+        let (messages, received) = mpsc::channel();
+        let (give, free) = mpsc::sync_channel(usize::from(SLOTS));
         (0..SLOTS).for_each(|slot| give.send(slot).expect("there is room for all, and a receiver"));
         let worker = Worker {
             channel,
@@ -106,8 +109,10 @@ impl Lane {
             edges,
             messages: received,
             free: give,
-            jobs: (0..SLOTS).map(|_| None).collect(),
+            jobs: (0..=SLOTS).map(|_| None).collect(),
             waiting: VecDeque::with_capacity(SLOTS.into()),
+            backlog: VecDeque::new(),
+            spare: vec![SLOTS],
             careful: None,
             done: Vec::with_capacity(SLOTS.into()),
             reaped: 0,
@@ -118,15 +123,19 @@ impl Lane {
         Ok(Lane { messages, free, region, thread: Some(thread) })
     }
 
-    /// Hands a request over; `data` is what a write writes. Waits while the lane is full.
+    /// Hands a request over; `data` is what a write writes.
     pub(crate) fn send(&self, work: Work, answer: Answer, data: &[u8]) {
+        let job = Job { work, answer };
+        let message = match self.free.try_recv() {
+            Ok(slot) => {
+                fill(&self.region, slot, &work, data);
+                Message::Job(slot, job)
+            }
+            Err(_) => Message::Backlog(job, data.into()),
+        };
         // Without a worker, which can only have panicked, nobody would ever answer.
-        let Ok(slot) = self.free.recv() else { return answer.fail(Errno::EIO) };
-        if let Work::Write(span, _) = &work {
-            self.region.write(u64::from(slot) * BUFFER_BYTES + span.skip, data);
-        }
-        if let Err(refused) = self.messages.send(Message::Job(slot, Job { work, answer }))
-            && let Message::Job(_, job) = refused.0
+        if let Err(refused) = self.messages.send(message)
+            && let Message::Job(_, job) | Message::Backlog(job, _) = refused.0
         {
             job.answer.fail(Errno::EIO);
         }
@@ -165,6 +174,11 @@ struct Worker {
     jobs: Vec<Option<Job>>,
     /// Bios for which the channel had no room yet.
     waiting: VecDeque<Bio>,
+    /// Jobs that wait for a slot, and what they write.
+    backlog: VecDeque<(Job, Box<[u8]>)>,
+    /// Slots for the backlog. One is never given to the serving thread, so that the backlog goes on
+    /// even if that thread holds all the others and sends nothing.
+    spare: Vec<u16>,
     /// A job of several steps, and its slot. It waits for all others, and no new one is taken.
     careful: Option<u16>,
     done: Vec<Completion>,
@@ -176,15 +190,18 @@ struct Worker {
 impl Worker {
     fn serve(mut self) {
         while self.receive() {
+            self.draw();
             self.start();
             self.reap();
             if self.is_idle()
                 && let Some(slot) = self.careful.take()
             {
                 self.carry_out_carefully(slot);
+                self.reaped += 1;
             }
         }
-        for job in self.jobs.iter_mut().filter_map(Option::take) {
+        let waiting = self.backlog.drain(..).map(|(job, _)| job);
+        for job in self.jobs.iter_mut().filter_map(Option::take).chain(waiting) {
             job.answer.fail(Errno::ENODEV);
         }
     }
@@ -195,7 +212,7 @@ impl Worker {
 
     /// Takes what was handed over, and sleeps until something is to be done. `false` at the end.
     fn receive(&mut self) -> bool {
-        if self.is_idle() && self.careful.is_none() {
+        if self.is_idle() && self.careful.is_none() && self.backlog.is_empty() {
             if self.closing.is_some() {
                 return false;
             }
@@ -238,10 +255,26 @@ impl Worker {
     }
 
     fn accept(&mut self, message: Message) {
-        let (slot, job) = match message {
-            Message::Job(slot, job) => (slot, job),
-            Message::Close(deadline) => return self.closing = Some(deadline),
-        };
+        match message {
+            Message::Job(slot, job) => self.begin(slot, job),
+            Message::Backlog(job, data) => self.backlog.push_back((job, data)),
+            Message::Close(deadline) => self.closing = Some(deadline),
+        }
+    }
+
+    /// Begins what waited for a slot, as far as there are any.
+    fn draw(&mut self) {
+        while self.careful.is_none()
+            && !self.backlog.is_empty()
+            && let Some(slot) = self.spare.pop()
+            && let Some((job, data)) = self.backlog.pop_front()
+        {
+            fill(&self.region, slot, &job.work, &data);
+            self.begin(slot, job);
+        }
+    }
+
+    fn begin(&mut self, slot: u16, job: Job) {
         let bio = match job.work {
             Work::Read(span) => Some(Bio::new(Op::Read, span.sector(), span.sectors())),
             Work::Write(span, flags) => span
@@ -300,8 +333,12 @@ impl Worker {
             // A job's answer is of its work's kind; whoever breaks that is told.
             (_, answer) => answer.fail(Errno::EIO),
         }
-        // The other end is gone when the lane is closing; then nobody needs the slot.
-        let _ = self.free.try_send(slot);
+        if self.spare.is_empty() || !self.backlog.is_empty() {
+            self.spare.push(slot);
+        } else {
+            // The other end is gone when the lane is closing; then nobody needs the slot.
+            let _ = self.free.try_send(slot);
+        }
     }
 
     /// Carries out a job of several steps, alone.
@@ -375,6 +412,13 @@ impl Worker {
             }
             self.channel.wait(Some(Instant::now() + LOOK));
         }
+    }
+}
+
+/// Puts what a job writes into its slot's buffer, beside the bytes of its blocks that it keeps.
+fn fill(region: &Region, slot: u16, work: &Work, data: &[u8]) {
+    if let Work::Write(span, _) = work {
+        region.write(buffer_of(slot) + span.skip, data);
     }
 }
 
