@@ -67,7 +67,7 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 
 bench: deps build fio gate ## the measurements of docs/measuring.md
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
-	./target/release/blockyard lab run hot-path zone-locks nbd limits fio-engine
+	./target/release/blockyard lab run hot-path zone-locks nbd limits fio-engine fuse
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
