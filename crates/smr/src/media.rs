@@ -10,6 +10,7 @@ mod geometry;
 pub mod journal;
 pub mod live;
 mod log;
+mod memory;
 mod overlay;
 mod recovery;
 pub mod store;
@@ -17,17 +18,15 @@ pub mod superblock;
 pub mod tables;
 pub mod word;
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use blockyard_core::zone::ZoneCond;
-use rustix::fs::{FallocateFlags, MemfdFlags};
 
 pub use directory::Directory;
 pub use error::{FormatError, MediaError};
 pub use files::{CacheMode, Files, Options};
 pub use geometry::MediaGeometry;
+pub use memory::Memory;
 
 /// The state of a zone as a medium keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,82 +112,4 @@ pub trait Media: Send + Sync {
     /// The zones as they were found when the medium was opened, by number; conventional ones have a
     /// record that nobody looks at. Nothing for a new medium.
     fn zones(&self) -> Vec<ZoneRecord>;
-}
-
-/// Memory, of which the system provides only what is written.
-#[derive(Debug)]
-pub struct Memory {
-    /// An unnamed file in memory: holes read as zeros and cost nothing.
-    file: File,
-    len: u64,
-    zone_bytes: u64,
-}
-
-impl Memory {
-    /// A medium of `len` zeros, with zones of `zone_bytes`.
-    ///
-    /// # Errors
-    /// If the system does not give it.
-    pub fn new(len: u64, zone_bytes: u64) -> io::Result<Memory> {
-        let file = File::from(rustix::fs::memfd_create("smr", MemfdFlags::CLOEXEC)?);
-        file.set_len(len)?;
-        Ok(Memory { file, len, zone_bytes })
-    }
-}
-
-impl Media for Memory {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
-    }
-
-    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(from, offset)
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
-    }
-
-    fn zone_changed(&self, _zone: u32, _state: ZoneRecord) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn reset(&self, zone: u32, _state: ZoneRecord) -> io::Result<()> {
-        let offset = u64::from(zone) * self.zone_bytes;
-        self.zero(offset, self.zone_bytes.min(self.len - offset))
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn zones(&self) -> Vec<ZoneRecord> {
-        Vec::new()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_keeps_bytes_and_forgets_a_zone() {
-        let memory = Memory::new(10 << 40, 1 << 20).unwrap();
-        let at = (9 << 40) + 512;
-        memory.write(at, &[7; 1024]).unwrap();
-        let mut bytes = [1; 1536];
-        memory.read(at, &mut bytes).unwrap();
-        assert_eq!(bytes[..1024], [7; 1024]);
-        assert_eq!(bytes[1024..], [0; 512]);
-        memory.zero(at, 512).unwrap();
-        memory.read(at, &mut bytes).unwrap();
-        assert_eq!((bytes[0], bytes[512]), (0, 7));
-        memory.reset((at >> 20) as u32, ZoneRecord::EMPTY).unwrap();
-        memory.read(at, &mut bytes).unwrap();
-        assert_eq!(bytes, [0; 1536]);
-    }
 }

@@ -177,3 +177,44 @@ fn a_read_beside_resets_finds_one_writing_or_zeros() {
         }
     });
 }
+
+#[test]
+fn commands_for_all_zones_beside_writers_lose_no_open_zone() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("commands_for_all_zones_beside_writers_lose_no_open_zone");
+    let disk = disk(12, 2, 3, true);
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut rng = seed.rng(u64::from(200 + number));
+                for _ in 0..2000 {
+                    let zone = disk.zone(rng.u32(2..disk.layout().slots()));
+                    let start = zone.start.0;
+                    // Others come between: any refusal will do, but no other end.
+                    let _ = match rng.u8(..16) {
+                        0..10 => write(disk, Form::Sixteen, zone.wp.0, &stamped(start, number)),
+                        10 => act(disk, Action::Open, start, false),
+                        11 => act(disk, Action::Reset, start, false),
+                        12 => act(disk, Action::Open, 0, true),
+                        13 => act(disk, Action::Close, 0, true),
+                        14 => act(disk, Action::Finish, start, false),
+                        _ => act(disk, Action::Reset, 0, true),
+                    };
+                    let counts = disk.counts().unwrap();
+                    assert!(counts.open <= 3 && counts.explicit <= counts.open, "{counts:?}");
+                }
+            });
+        }
+    });
+    let zones = (2..disk.layout().slots()).map(|zone| disk.zone(zone).cond);
+    let open = zones.filter(|cond| matches!(cond, ZoneCond::ImplicitOpen | ZoneCond::ExplicitOpen));
+    assert_eq!(disk.counts().unwrap().open as usize, open.count(), "accounts and zones agree");
+    assert_eq!(act(&disk, Action::Reset, 0, true), Ok(()));
+    assert_eq!(disk.counts().unwrap().open, 0);
+    for zone in 2..5 {
+        assert_eq!(act(&disk, Action::Open, disk.zone(zone).start.0, false), Ok(()));
+    }
+    let refused = act(&disk, Action::Open, disk.zone(5).start.0, false);
+    assert_eq!(refused, Err(super::plain::NO_RESOURCES));
+}
