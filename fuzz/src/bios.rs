@@ -3,7 +3,8 @@
 //! Many bios are in flight at once and may overlap. A device that carries requests out when they
 //! are started does so in the order of their pushes, so the model can be asked at the push, and the
 //! completion compared whenever it comes. Where a flush goes before or behind a write that order is
-//! lost; such bios get a batch of their own.
+//! lost; such bios get a batch of their own. Behind a gate reads pass by the writes that wait, and
+//! changes of zones that share limits meet them in another order, so those are kept apart too.
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
+use blockyard_core::zone::gate::{GateMode, ZoneGates};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
@@ -46,15 +48,42 @@ pub fn bios_model(bytes: &[u8]) {
     let keeps_data = config.memory_backed;
     let Ok(null) = Null::open(config) else { return };
     let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
-    let name = "fuzzed".to_owned();
-    let clock = ManualClock::new();
-    let disk = Composed::with_clock(name, "null", null, depth, NoneScheduler::new, clock);
-    let mut run = Run::new(&disk, keeps_data);
+    drive(&mut input, &composed(null, depth), keeps_data);
+}
+
+/// Reads the bytes as a zoned device behind a gate, with an append of its own or without one, and a
+/// stream of bios.
+///
+/// # Panics
+/// If the device and the model disagree.
+pub fn bios_gate(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let append = input.choose(&[64, 0]);
+    let config = NullConfig { zoned: true, ..config(&mut input) };
+    let config = NullConfig { zone_append_max_sectors: append, ..config };
+    let keeps_data = config.memory_backed;
+    let Ok(null) = Null::open(config) else { return };
+    let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
+    let gates = ZoneGates::new(Arc::clone(&null)).expect("there is memory for a few zones");
+    let gates = gates.expect("the device is zoned");
+    drive(&mut input, &composed(null, depth).with_gates(gates), keeps_data);
+}
+
+fn composed(
+    null: Arc<Null>,
+    depth: ChannelConfig,
+) -> Composed<Arc<Null>, NoneScheduler, ManualClock> {
+    let (name, clock) = ("fuzzed".to_owned(), ManualClock::new());
+    Composed::with_clock(name, "null", null, depth, NoneScheduler::new, clock)
+}
+
+fn drive(input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
+    let mut run = Run::new(disk, keeps_data);
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
         }
-        run.step(&mut input);
+        run.step(input);
     }
     run.finish();
     run.same_report();
@@ -186,7 +215,7 @@ impl<'a> Run<'a> {
     fn push(&mut self, bio: Bio) {
         let sequence =
             self.disk.limits().write_cache && bio.flags.intersects(Flags::FUA | Flags::PREFLUSH);
-        if sequence || self.owed.len() == BATCH {
+        if sequence || self.owed.len() == BATCH || self.is_apart(&bio) {
             self.finish();
         }
         let slot = self.owed.len() as u64 * SECTORS_MAX * SECTOR_BYTES;
@@ -213,6 +242,16 @@ impl<'a> Run<'a> {
         if sequence {
             self.finish();
         }
+    }
+
+    /// Whether a gate could let the bio meet another one of the batch in another order.
+    fn is_apart(&self, bio: &Bio) -> bool {
+        let (Some(last), Some(zones)) = (self.owed.last(), &self.model.geometry().zones) else {
+            return false;
+        };
+        let gated = self.disk.gate().is_some_and(|gate| gate.mode == GateMode::Plug);
+        let coupled = zones.open_max + zones.active_max > 0;
+        gated && (coupled || (bio.op == Op::Read) != (last.bio.op == Op::Read))
     }
 
     /// Waits for everything, and compares it.

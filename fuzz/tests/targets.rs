@@ -25,6 +25,7 @@ macro_rules! target {
 }
 
 target!(bios_model, blockyard_fuzz::bios::bios_model);
+target!(bios_gate, blockyard_fuzz::bios::bios_gate);
 target!(cdb, blockyard_fuzz::cdb::cdb);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(uri, blockyard_fuzz::texts::uri);

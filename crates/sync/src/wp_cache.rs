@@ -91,7 +91,7 @@ impl WpCache {
 
     /// Forgets a zone: it has changed in a way that did not come through its turn.
     pub fn invalidate(&self, zone: u32) {
-        // An exchange, so that it has its place among those of `take` and `put`. Release: pairs with
+        // An exchange, to have its place among those of `take` and `put`. Release: pairs with
         // the Acquire in `is_disturbed` and `take`; who finds INVALID asks after the change.
         self.entries[zone as usize].swap(INVALID, Ordering::AcqRel);
     }
