@@ -5,7 +5,11 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::zone::gate::ZoneGates;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, NullConfig};
 use common::Rig;
@@ -41,9 +45,9 @@ const BATCH: usize = 32;
 ///
 /// The last two kinds succeed on every device, so that what allocates only on the way to success
 /// would be met.
-fn allocations(config: NullConfig) -> u64 {
+fn allocations(config: NullConfig, gated: bool) -> u64 {
     let (zoned, all_good) = (config.zoned, config.badblocks.is_empty());
-    let mut rig = Rig::new(config);
+    let mut rig = if gated { gated_rig(config) } else { Rig::new(config) };
     let mut bios = Vec::with_capacity(BATCH);
     let mut out = Vec::with_capacity(BATCH);
     let mut before = 0;
@@ -89,6 +93,19 @@ fn allocations(config: NullConfig) -> u64 {
     ALLOCATIONS.get() - before
 }
 
+/// A rig whose channel goes through a gate.
+fn gated_rig(config: NullConfig) -> Rig {
+    let mut rig = Rig::new(config);
+    let (name, depth) = ("gated".to_owned(), ChannelConfig::default());
+    let device = Arc::clone(rig.disk.device());
+    let gates = ZoneGates::new(Arc::clone(&device)).unwrap().unwrap();
+    let clock = rig.clock.clone();
+    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    rig.channel = disk.with_gates(gates).open().unwrap();
+    rig.id = rig.channel.register(Arc::clone(&rig.region));
+    rig
+}
+
 #[test]
 fn nothing_is_allocated_after_open() {
     let plain = || NullConfig { size: 32 << 20, max_sectors: 128, ..NullConfig::default() };
@@ -107,6 +124,16 @@ fn nothing_is_allocated_after_open() {
         ("bad blocks", NullConfig { badblocks: "+100-101".to_owned(), ..plain() }),
     ];
     for (name, config) in configs {
-        assert_eq!(allocations(config), 0, "{name}");
+        assert_eq!(allocations(config, false), 0, "{name}");
+    }
+    let appendless = |config| NullConfig { zone_append_max_sectors: 0, ..config };
+    let gated = [
+        ("gated", zoned()),
+        ("gated, limits", NullConfig { memory_backed: true, ..limited() }),
+        ("gated, no append", appendless(limited())),
+        ("gated, no append, timer", appendless(NullConfig { irqmode: IrqMode::Timer, ..zoned() })),
+    ];
+    for (name, config) in gated {
+        assert_eq!(allocations(config, true), 0, "{name}");
     }
 }
