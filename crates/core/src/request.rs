@@ -504,6 +504,20 @@ impl Ended {
         self.0.slot().status
     }
 
+    /// Whether it was a write that an append was made of.
+    pub(crate) fn is_made_append(&self) -> bool {
+        self.op() == Op::Write && self.0.slot().bio.op == Op::ZoneAppend
+    }
+
+    /// The append once more that it was made of. The tag is somebody else's again.
+    pub(crate) fn append_again(self) -> Request {
+        debug_assert!(self.is_made_append());
+        let mut request = self.0;
+        let slot = request.slot_mut();
+        (slot.op, slot.sector, slot.tag) = (Op::ZoneAppend, slot.bio.sector, TAG_NONE);
+        request
+    }
+
     /// Where it landed, for an append that succeeded; otherwise its first sector.
     #[inline]
     pub fn sector(&self) -> Sector {

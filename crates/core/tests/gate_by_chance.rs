@@ -247,6 +247,7 @@ fn goes_on(device: &Disk, door: &mut Door) {
         let append = Bio::append(info.start, 1, door.buf);
         let first = door.run(append);
         let second = door.run(append);
+        // Somebody outside may have written as much as the append, so that it was taken for it.
         assert!(first.status.is_ok() || first.status == Status::IoErr, "{first:?}");
         let at = if first.status.is_ok() { info.wp + 1 } else { info.wp };
         assert_eq!((second.status, second.sector), (Status::Ok, at));
@@ -328,7 +329,7 @@ fn resets(outside: bool) {
                     let found = device.medium.at(end.sector.0);
                     let emptied = device.zones.erasures(ZoneNo(0)) != erasures;
                     assert!(!end.status.is_ok() || found == stamp || emptied, "{end:?}");
-                    assert!(end.status.is_ok() || emptied, "{end:?}");
+                    assert!(end.status.is_ok(), "{end:?}");
                 }
             }
         }));

@@ -430,36 +430,57 @@ fn a_report_that_fails_is_not_for_good() {
     assert_eq!(yard.reports(), 1);
 }
 
+/// A channel of the device itself, past the gate.
+fn outside(yard: &Yard) -> blocking::Io {
+    let (device, depth) = (Arc::clone(&yard.watched.inner), ChannelConfig::default());
+    let disk = Composed::new("outside".to_owned(), "null", device, depth, NoneScheduler::new);
+    blocking::Io::new(disk.open().unwrap(), 1 << 20)
+}
+
 #[test]
-fn what_changes_outside_costs_one_append_at_most() {
+fn what_changes_outside_costs_one_report_of_one_zone() {
     let yard = yard(appendless());
     let mut door = yard.door();
-    let outside = Composed::new(
-        "outside".to_owned(),
-        "null",
-        Arc::clone(&yard.watched.inner),
-        ChannelConfig::default(),
-        NoneScheduler::new,
-    );
-    let mut outside = blocking::Io::new(outside.open().unwrap(), 4096);
-    for op in [Op::ZoneReset, Op::Write, Op::ZoneReset] {
-        while door.append(1, 1).0 != Status::Ok {}
+    let mut outside = outside(&yard);
+    for (op, sectors) in [(Op::ZoneReset, 0), (Op::Write, 64), (Op::ZoneReset, 0)] {
+        assert_eq!(door.append(1, 1).0, Status::Ok);
         let at = if op == Op::Write { yard.wp(ZONE) } else { ZONE };
-        let bio = Bio::new(op, Sector(at), if op == Op::Write { 8 } else { 0 });
+        let bio = Bio::new(op, Sector(at), sectors);
         outside.run(bio.with_buf(outside.buffer())).unwrap();
         let wp = yard.wp(ZONE);
-        assert_eq!(door.append(1, 2).0, Status::IoErr, "the pointer is an old one");
         assert_eq!(door.append(1, 3), (Status::Ok, wp), "after {op}");
         assert!(door.holds(wp, 3));
         assert_eq!(yard.reports(), 1);
     }
-    // What the yard itself does to zones is known to it: no append fails.
-    let sector = format!("{ZONE}");
+    // A finish, and a write as long as the append: that could have been its own.
+    assert_eq!(door.append(1, 1).0, Status::Ok);
+    let wp = Sector(yard.wp(ZONE));
+    outside.run(Bio::write(wp, 8, outside.buffer())).unwrap();
+    assert_eq!(door.append(1, 2).0, Status::IoErr);
+    assert_eq!(door.append(1, 3), (Status::Ok, wp.0 + 8));
+    assert_eq!(yard.reports(), 1);
+    outside.run(Bio::new(Op::ZoneFinish, Sector(ZONE), 0)).unwrap();
+    assert_eq!(door.append(1, 1), (Status::IoErr, ZONE));
+    outside.run(Bio::new(Op::ZoneReset, Sector(ZONE), 0)).unwrap();
+    yard.reports();
+    // What the yard itself does to zones is known to it.
     for _ in 0..2 {
-        let (name, value) = ("zone_offline".to_owned(), sector.clone());
+        let (name, value) = ("zone_offline".to_owned(), format!("{ZONE}"));
         yard.disk.inject(&Injection::Device { name, value }).unwrap();
     }
+    yard.log();
     assert_eq!(door.append(1, 4), (Status::Ok, ZONE));
+    assert_eq!((yard.log(), yard.reports()), (vec![(Op::Write, ZONE, 8)], 1));
+}
+
+#[test]
+fn an_append_that_the_device_refuses_for_good_fails_with_what_it_said() {
+    let yard = yard(NullConfig { badblocks: "+2048-2048".to_owned(), ..appendless() });
+    let mut door = yard.door();
+    yard.log();
+    assert_eq!(door.append(1, 1), (Status::IoErr, ZONE));
+    assert_eq!((yard.log().len(), yard.reports()), (1, 1), "asked once, and not sent again");
+    assert_eq!(door.append(2, 1), (Status::Ok, 2 * ZONE));
 }
 
 #[test]

@@ -110,6 +110,11 @@ pub trait Gate: Send + 'static {
     /// passed on comes back here once, before its bios complete.
     fn leave(&mut self, ended: Ended, passage: &mut Passage);
 
+    /// Takes an append back that was given to [`Passage::again`].
+    fn take_back(&mut self, request: Request, passage: &mut Passage) {
+        self.enter(request, passage);
+    }
+
     /// Takes a bio of a merged request that is broken up, but not its first one, which goes on in
     /// the request's place. `head` is the slot of that one. They come last to first, and go before
     /// what entered later. What comes back goes to the scheduler at once.
@@ -159,6 +164,7 @@ pub trait Gate: Send + 'static {
 #[derive(Debug)]
 pub struct Passage {
     passed: Ring<Request>,
+    again: Ring<Ended>,
     home: Done,
     stats: Arc<ChannelStats>,
 }
@@ -166,7 +172,12 @@ pub struct Passage {
 impl Passage {
     /// A passage for so many requests.
     pub(crate) fn new(depth: usize, stats: Arc<ChannelStats>) -> Passage {
-        Passage { passed: Ring::with_capacity(depth), home: Done::with_capacity(depth), stats }
+        Passage {
+            passed: Ring::with_capacity(depth),
+            again: Ring::with_capacity(depth),
+            home: Done::with_capacity(depth),
+            stats,
+        }
     }
 
     /// Lets a request go down.
@@ -184,6 +195,15 @@ impl Passage {
     #[inline]
     pub fn home(&mut self, ended: Ended) {
         self.home.put(ended);
+    }
+
+    /// Gives up the tag of an append that was made a write, and comes back with it.
+    pub(crate) fn again(&mut self, ended: Ended) {
+        self.again.push_back(ended);
+    }
+
+    pub(crate) fn next_again(&mut self) -> Option<Ended> {
+        self.again.pop_front()
     }
 
     /// Counts a bio of this operation that was merged.

@@ -47,6 +47,12 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         while let Some(ended) = self.done.take() {
             self.gate.leave(ended, &mut self.passage);
         }
+        while let Some(ended) = self.passage.next_again() {
+            if let Some(tag) = ended.tag() {
+                self.tags.put(tag);
+            }
+            self.gate.take_back(ended.append_again(), &mut self.passage);
+        }
         self.come_through(now);
     }
 

@@ -10,7 +10,9 @@
 //! **Appends.** One that the device has of its own goes past the gate, unless the channel writes to
 //! the zone as well. One that it has not becomes a write at the pointer of the turn. After a
 //! failure the pointer is unknown, and the next append asks for it by one report of one zone; a
-//! write needs no pointer, and gives a new one when it succeeds.
+//! write needs no pointer, and gives a new one when it succeeds. Where the device refuses the write
+//! of an append, the pointer may have been an old one: it is asked at once, and if it is elsewhere
+//! the append goes there.
 
 use std::collections::TryReserveError;
 use std::fmt;
@@ -21,7 +23,7 @@ use blockyard_sync::wp_cache::WpCache;
 use blockyard_sync::zone_gate::{Entered, Seat, ZoneGate};
 
 use super::pointers::{self, Pointers};
-use super::turns::{Turn, Turns};
+use super::turns::{Refused, Turn, Turns};
 use super::{Gate, GateMode, GateView, Gates, Passage};
 use crate::bio::Op;
 use crate::channel::merge::MergeRules;
@@ -36,6 +38,9 @@ use crate::units::{Nanos, Sector, ZoneNo};
 /// After how many nanoseconds a caller that sleeps elsewhere looks whether it is its turn. One that
 /// sleeps in the channel is woken.
 const LOOK_NS: u64 = 50_000;
+
+/// How often an append is tried whose write is refused for a pointer that is out of date.
+const TRIES_MAX: u8 = 3;
 
 /// What the gates of a device share.
 pub struct ZoneGates<D> {
@@ -87,6 +92,7 @@ impl<D: Device> Gates for ZoneGates<D> {
             asking: Vec::with_capacity(depth.into()),
             reset_all: ResetAll::None,
             behind: Ring::with_capacity(depth.into()),
+            closing: false,
         }
     }
 
@@ -147,16 +153,29 @@ pub struct Plugged<D> {
     reset_all: ResetAll,
     /// What came behind a reset of all zones.
     behind: Ring<Request>,
+    /// Nothing goes any more.
+    closing: bool,
 }
 
 /// What is to become of the first request of a turn.
 enum Next {
     /// It goes to the device, to this sector if it is an append that becomes a write.
     Goes(Option<Sector>),
-    /// It fails: there is no room for it, or nobody knows where the zone is written.
-    Fails,
+    /// It fails: there is no room for it, nobody knows where the zone is written, or the device has
+    /// had a reason.
+    Fails(Status),
     /// The device has to say first where the zone is written.
     Waits,
+}
+
+impl Refused {
+    /// Whether nothing but the pointer was wrong: the zone is written elsewhere. If the pointer has
+    /// moved by no more than the write's length, some of it may have been written after all; only a
+    /// device that names the fault as its host's (`TARGET`) has not begun.
+    fn is_out_of_date(self, pointer: u32, sectors: u64) -> bool {
+        let (at, pointer) = (u64::from(self.at), u64::from(pointer));
+        pointer < at || pointer > at + sectors || (self.status == Status::Target && pointer != at)
+    }
 }
 
 impl<D: Device> Plugged<D> {
@@ -197,16 +216,22 @@ impl<D: Device> Plugged<D> {
                 return None;
             }
             let request = self.turns.pop(number).expect("a request waits");
-            if let Next::Goes(at) = next {
-                let request = match at {
-                    Some(at) => request.append_at(at),
-                    None => request,
-                };
-                self.turns.hold(number, &request);
-                passage.pass(request);
-                return None;
-            }
-            passage.refuse(request, Status::IoErr);
+            let at = match next {
+                Next::Goes(at) => at,
+                Next::Waits => unreachable!("that was asked before"),
+                Next::Fails(status) => {
+                    self.turns.at(number).refused = None;
+                    passage.refuse(request, status);
+                    continue;
+                }
+            };
+            let request = match at {
+                Some(at) => request.append_at(at),
+                None => request,
+            };
+            self.turns.hold(number, &request);
+            passage.pass(request);
+            return None;
         }
         self.end(number, passage)
     }
@@ -219,13 +244,16 @@ impl<D: Device> Plugged<D> {
         if self.pointers.as_ref().is_some_and(|pointers| pointers.is_disturbed(zone)) {
             (turn.pointer, turn.asked) = (None, false);
         }
-        match turn.pointer {
-            Some(at) if u64::from(at) + sectors <= capacity => {
+        match (turn.pointer, turn.refused) {
+            (Some(at), Some(refused)) if !refused.is_out_of_date(at, sectors) => {
+                Next::Fails(refused.status)
+            }
+            (Some(at), _) if u64::from(at) + sectors <= capacity => {
                 Next::Goes(Some(start + u64::from(at)))
             }
-            Some(_) => Next::Fails,
-            None if turn.asked => Next::Fails,
-            None => {
+            (Some(_), _) => Next::Fails(Status::IoErr),
+            (None, _) if turn.asked => Next::Fails(Status::IoErr),
+            (None, _) => {
                 turn.asking = true;
                 self.asking.push(number);
                 Next::Waits
@@ -308,6 +336,22 @@ impl<D: Device> Plugged<D> {
         }
     }
 
+    /// Whether an append was refused, perhaps for no other reason than a pointer that is out of
+    /// date. Notes what is to be known then.
+    #[inline]
+    fn is_to_be_tried_again(&mut self, number: u16, ended: &Ended) -> bool {
+        let status = ended.status();
+        let refused = matches!(status, Status::IoErr | Status::Target);
+        if !refused || !ended.is_made_append() || self.closing {
+            return false;
+        }
+        let Turn { zone, refused, .. } = *self.turns.at(number);
+        let tries = refused.map_or(0, |refused| refused.tries) + 1;
+        let at = (ended.sector() - self.start_of(zone)) as u32;
+        self.turns.at(number).refused = Some(Refused { at, status, tries });
+        tries < TRIES_MAX
+    }
+
     /// What a completed change of a zone says of its pointer.
     #[inline]
     fn learn(&mut self, number: u16, ended: &Ended) {
@@ -315,7 +359,7 @@ impl<D: Device> Plugged<D> {
         let start = self.start_of(zone);
         let full = self.zones.zone_sectors as u32;
         let turn = self.turns.at(number);
-        turn.asked = false;
+        (turn.asked, turn.refused) = (false, None);
         turn.pointer = match ended.op() {
             _ if !ended.status().is_ok() => None,
             Op::ZoneReset => Some(0),
@@ -356,10 +400,14 @@ impl<D: Device> Gate for Plugged<D> {
 
     #[inline]
     fn leave(&mut self, ended: Ended, passage: &mut Passage) {
-        if let Some(number) = self.turns.release(ended.index()) {
+        if let Some(number) = self.turns.holder(ended.index()) {
             if self.pointers.is_some() {
+                if self.is_to_be_tried_again(number, &ended) {
+                    return passage.again(ended);
+                }
                 self.learn(number, &ended);
             }
+            self.turns.release(ended.index());
             passage.home(ended);
             self.run(number, passage);
         } else {
@@ -369,6 +417,14 @@ impl<D: Device> Gate for Plugged<D> {
                 self.left_reset_all(passage);
             }
         }
+    }
+
+    fn take_back(&mut self, request: Request, passage: &mut Passage) {
+        let number = self.turns.release(request.index()).expect("it left from a turn");
+        self.turns.push_front(number, request);
+        let turn = self.turns.at(number);
+        (turn.pointer, turn.asked) = (None, false);
+        self.run(number, passage);
     }
 
     fn broken(&mut self, head: u16, single: Request) -> Option<Request> {
@@ -419,6 +475,7 @@ impl<D: Device> Gate for Plugged<D> {
     }
 
     fn close(&mut self) {
+        self.closing = true;
         self.turns.clear();
         self.asking.clear();
         self.reset_all = ResetAll::None;

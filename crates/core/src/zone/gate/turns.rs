@@ -3,9 +3,21 @@
 
 use crate::channel::merge::MergeRules;
 use crate::request::Request;
+use crate::status::Status;
 
 /// No slot and no turn, where a number is expected.
 const NONE: u16 = u16::MAX;
+
+/// A write that a device has refused, though it is an append that lands anywhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused {
+    /// Where it was to go, in sectors from the zone's start.
+    pub(super) at: u32,
+    /// What the device answered.
+    pub(super) status: Status,
+    /// How often it was tried.
+    pub(super) tries: u8,
+}
 
 /// One stay of this channel in a zone's queue.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +35,8 @@ pub(super) struct Turn {
     pub(super) asking: bool,
     /// The device was asked for the pointer, and nothing has changed since.
     pub(super) asked: bool,
+    /// Where the first append was refused, and how, if it is tried again.
+    pub(super) refused: Option<Refused>,
     /// Where the zone will be written next, in sectors from its start, if that is known.
     pub(super) pointer: Option<u32>,
 }
@@ -37,6 +51,7 @@ impl Turn {
             granted: false,
             asking: false,
             asked: false,
+            refused: None,
             pointer: None,
         }
     }
