@@ -59,7 +59,9 @@ impl ZoneRecord {
 /// conventional zones, and beside a reset: such a read may find any of the bytes that were there
 /// before or are there after.
 pub trait Media: Send + Sync {
-    /// Reads. What was never written, or was reset or zeroed since, reads as zeros.
+    /// Reads. What was never written, or was zeroed since, reads as zeros. What a reset has taken
+    /// away may be there until its zone is written or finished again: nobody reads above the end of
+    /// what is written.
     ///
     /// # Errors
     /// If the bytes cannot be had.

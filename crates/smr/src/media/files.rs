@@ -3,7 +3,8 @@
 //! ```text
 //! write ▸ data.NN (page cache) ▸ live: the zone's word ▸ done
 //! flush ▸ data.NN: sync ▸ journal: the words of what changed, sync ▸ done
-//! reset ▸ live: empty ▸ journal: empty, sync ▸ data.NN: punch ▸ done
+//! reset ▸ live: empty ▸ done; before the zone is written again, or at a flush:
+//!         journal: empty, for all that were reset, sync ▸ data.NN: punch
 //! ```
 //!
 //! A kill of the process leaves the page cache, hence `live`; a power cut leaves what was synced,
@@ -17,6 +18,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use blockyard_core::zone::ZoneCond;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
@@ -69,6 +71,11 @@ pub(crate) struct Cell {
     pub(crate) record: ZoneRecord,
     /// Something of it may not be durable; then its number is in the list of its data file.
     pub(crate) dirty: bool,
+    /// What is durable of it may not be empty: its data are given up in two steps then.
+    pub(crate) kept: bool,
+    /// It was reset, and that is not durable: its data are still there, and must be until it is.
+    /// Then its number is in the list of its data file.
+    pub(crate) given_up: bool,
 }
 
 /// A zone's cell.
@@ -80,6 +87,8 @@ pub(crate) struct DataFile<F> {
     pub(crate) file: F,
     /// Zones that are dirty. A zone's number is added under its cell's lock.
     pub(crate) dirty: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
+    /// Zones whose data are given up, likewise.
+    pub(crate) given_up: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
     /// Set for a volatile cache.
     pub(crate) overlay: Option<Overlay>,
 }
@@ -227,14 +236,53 @@ impl<S: Store> Files<S> {
         let mut states = Vec::with_capacity(noted.len());
         for (zone, record) in noted {
             let word = pack(*record);
-            let current = self.cells[*zone as usize].with(|cell| cell.record.erasures);
             let logged = log.word(*zone);
-            if current == record.erasures && logged != word && logged >> 8 <= word >> 8 {
+            let counts = self.cells[*zone as usize].with(|cell| {
+                let counts = cell.record.erasures == record.erasures
+                    && !cell.given_up
+                    && logged != word
+                    && logged >> 8 <= word >> 8;
+                cell.kept |= counts;
+                counts
+            });
+            if counts {
                 states.push((*zone, word));
             }
         }
         let logged = log.append(&states).and_then(|()| log.sync());
         logged.map_err(|error| self.broken("a write of the journal", &error))
+    }
+
+    /// Makes durable that zones were reset, then gives their space back. All of them at once: after
+    /// a reset of the whole disk, the first write makes one sync for all.
+    fn give_up(&self) -> io::Result<()> {
+        let mut log = locked(&self.log);
+        self.check_whole()?;
+        let zones = self.data.iter().flat_map(|data| data.given_up.with(std::mem::take));
+        let zones: Vec<u32> = zones.collect();
+        let word = pack(ZoneRecord::EMPTY);
+        let states: Vec<_> = zones.iter().map(|zone| (*zone, word)).collect();
+        let states: Vec<_> =
+            states.into_iter().filter(|(zone, _)| log.word(*zone) != word).collect();
+        let logged = log.append(&states).and_then(|()| log.sync());
+        logged.map_err(|error| self.broken("a write of the journal", &error))?;
+        for zone in zones {
+            let place = self.place(zone);
+            // Whoever waits to write to the zone waits for this too.
+            self.cells[zone as usize].with(|cell| {
+                (cell.given_up, cell.kept) = (false, false);
+                place.file.punch(place.start, place.len)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that a zone's data may be overwritten.
+    fn may_overwrite(&self, zone: u32) -> io::Result<()> {
+        match self.cells[zone as usize].with(|cell| cell.given_up) {
+            false => Ok(()),
+            true => self.give_up(),
+        }
     }
 
     /// Moves what is cached of some zones to their file.
@@ -299,6 +347,7 @@ impl<S: Store> Media for Files<S> {
                     self.write_back(self.data_of(zone), 0..=u32::MAX)?;
                 }
             } else {
+                self.may_overwrite(zone)?;
                 place.file.write_at(place.start + offset, bytes)?;
             }
             // A sequential zone is marked when its write pointer moves.
@@ -315,7 +364,10 @@ impl<S: Store> Media for Files<S> {
         for Piece { zone, offset, from, to } in self.pieces(offset, len) {
             let (place, len) = (self.place(zone), (to - from) as u64);
             match self.overlay_of(zone) {
-                None => place.file.punch(place.start + offset, len)?,
+                None => {
+                    self.may_overwrite(zone)?;
+                    place.file.punch(place.start + offset, len)?;
+                }
                 Some(overlay) => overlay.zero(place, offset, len)?,
             }
             if self.geometry.is_conventional(zone) {
@@ -327,6 +379,10 @@ impl<S: Store> Media for Files<S> {
 
     fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         self.check_whole()?;
+        // A zone that is finished without data shows what lies there.
+        if settled(state).cond != ZoneCond::Empty {
+            self.may_overwrite(zone)?;
+        }
         self.cells[zone as usize].with(|cell| {
             if !state.follows(&cell.record) {
                 return Ok(());
@@ -342,21 +398,20 @@ impl<S: Store> Media for Files<S> {
 
     fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         self.check_whole()?;
-        let mut log = locked(&self.log);
         self.cells[zone as usize].with(|cell| {
             self.note_live(zone, state)?;
             cell.record = state;
-            Ok::<_, io::Error>(())
-        })?;
-        // What is durably empty already needs no record: nothing durable is given up.
-        let word = pack(state);
-        if log.word(zone) != word {
-            let logged = log.append(&[(zone, word)]).and_then(|()| log.sync());
-            logged.map_err(|error| self.broken("a write of the journal", &error))?;
-        }
-        drop(log);
-        let place = self.place(zone);
-        place.file.punch(place.start, place.len)
+            self.mark(zone, cell);
+            if !cell.kept {
+                let place = self.place(zone);
+                return place.file.punch(place.start, place.len);
+            }
+            if !cell.given_up {
+                cell.given_up = true;
+                self.data_of(zone).given_up.with(|zones| zones.push(zone));
+            }
+            Ok(())
+        })
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -380,7 +435,8 @@ impl<S: Store> Media for Files<S> {
             self.sync_data(data)?;
         }
         noted.retain(|(zone, _)| !self.geometry.is_conventional(*zone));
-        self.log_states(&noted)
+        self.log_states(&noted)?;
+        self.give_up()
     }
 
     fn flush_range(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -392,6 +448,7 @@ impl<S: Store> Media for Files<S> {
             let data = self.data_of(zone);
             self.write_back(data, zone..=zone)?;
             if !self.geometry.is_conventional(zone) {
+                self.may_overwrite(zone)?;
                 noted.push((zone, self.cells[zone as usize].with(|cell| cell.record)));
             }
             self.sync_data(data)?;

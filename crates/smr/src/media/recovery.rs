@@ -1,8 +1,8 @@
 //! Opening a disk: what a kill or a power cut has left, made whole.
 //!
-//! Under the same run of the kernel the live file counts; else the tables and the journal do. What
-//! lies beyond a zone's state is forgotten, all data are synced, a checkpoint is written, and only
-//! then does anything new begin: to be cut down anywhere in between leads to the same state again.
+//! Under the same run of the kernel the live file counts; else the tables and the journal do. All
+//! data are synced, a checkpoint is written, and then what lies beyond the zones' states is
+//! forgotten: to be cut down anywhere in between leads to the same state again.
 #![allow(clippy::disallowed_types)] // Makes the locks of `files`.
 
 use std::sync::{Mutex, OnceLock};
@@ -62,6 +62,8 @@ impl<S: Store> Files<S> {
             Err(error) => return Err(about(&store, "read", superblock::FILE)(error)),
         };
         compare(&superblock, options)?;
+        // A process that was killed while it made the disk may not have come to that.
+        store.sync_names().map_err(about(&store, "sync", ""))?;
         let found = find(&store, superblock)?;
         resume(store, found, options)
     }
@@ -114,7 +116,6 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     store.sync_names().map_err(about(store, "sync", ""))?;
     let renamed = store.rename(SUPERBLOCK_NEW, superblock::FILE);
     renamed.map_err(about(store, "rename", SUPERBLOCK_NEW))?;
-    store.sync_names().map_err(about(store, "sync", ""))?;
     Ok(superblock)
 }
 
@@ -174,7 +175,8 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
             CacheMode::Volatile { bytes } => Some(Overlay::new(bytes / u64::from(data_files))),
         };
         let file = open(&data_name(number))?;
-        data.push(DataFile { file, dirty: SleepLock::new(Vec::new()), overlay });
+        let (dirty, given_up) = (SleepLock::new(Vec::new()), SleepLock::new(Vec::new()));
+        data.push(DataFile { file, dirty, given_up, overlay });
     }
     let log = Log {
         journal: open(journal::FILE)?,
@@ -187,7 +189,10 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         durable: 0,
         room: journal_records,
     };
-    let cells = records.iter().map(|record| SleepLock::new(Cell { record: *record, dirty: false }));
+    let cells = records.iter().map(|record| {
+        let kept = record.cond != ZoneCond::Empty;
+        SleepLock::new(Cell { record: *record, dirty: false, kept, given_up: false })
+    });
     let cells = cells.collect();
     let mut files = Files {
         store,
@@ -201,10 +206,18 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         found: records,
     };
     if !clean {
-        files.forget_beyond()?;
+        for data in &files.data {
+            data.file.sync().map_err(about(&files.store, "sync", "data"))?;
+        }
     }
     let log = files.log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // The newer table may be one that a killed process had written and not synced; the checkpoint
+    // takes the place of the other, which is the durable one then.
+    log.tables.sync().map_err(about(&files.store, "sync", tables::FILE))?;
     log.checkpoint(false).map_err(about(&files.store, "write", tables::FILE))?;
+    if !clean {
+        files.forget_beyond()?;
+    }
     match options.cache {
         CacheMode::Through => files.start_live()?,
         CacheMode::Volatile { .. } => {
@@ -215,8 +228,8 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
 }
 
 impl<S: Store> Files<S> {
-    /// Forgets what lies beyond what zones have written, and makes durable what does not: the
-    /// checkpoint that follows counts on it.
+    /// Forgets what lies beyond what zones have written. What they have written is durable by now:
+    /// under the same kernel it may say less than what was durable before, as after a reset.
     fn forget_beyond(&self) -> Result<(), MediaError> {
         for (zone, record) in (0..).zip(&self.found) {
             if !matches!(record.cond, ZoneCond::Empty | ZoneCond::Closed) {
@@ -227,9 +240,6 @@ impl<S: Store> Files<S> {
             let (offset, len) = (place.start + written, place.len.saturating_sub(written));
             let punched = place.file.punch(offset, len);
             punched.map_err(about(&self.store, "punch holes into", "data"))?;
-        }
-        for data in &self.data {
-            data.file.sync().map_err(about(&self.store, "sync", "data"))?;
         }
         Ok(())
     }

@@ -64,8 +64,6 @@ impl Step {
         match *self {
             Step::Flush => true,
             Step::FlushZone { zone: flushed } => flushed == zone,
-            // Data are given up when their zone's state is durable.
-            Step::Reset { zone: reset } => reset == zone,
             _ => false,
         }
     }
@@ -227,7 +225,9 @@ impl History {
         }
         let begun = self.flush_begun(zone, moment);
         let only = durable != Durable::FlushedOnly
-            || allowed.iter().any(|count| *count == safe || begun.contains(count));
+            || allowed.iter().any(|count| *count == safe || begun.contains(count))
+            // Whoever writes to a zone that was reset makes all resets durable before.
+            || allowed.iter().any(|count| matches!(steps[count - 1], Step::Reset { .. }));
         assert!(
             !allowed.is_empty() && only,
             "zone {zone} at {moment}: {record:?}, {bytes:?} is no prefix of {steps:?} that has the \
@@ -235,8 +235,8 @@ impl History {
         );
     }
 
-    /// How many steps of a zone flushes cover that were begun and not completed, and the resets
-    /// that were: either outcome will do.
+    /// How many steps of a zone flushes cover that were begun and not completed: either outcome
+    /// will do.
     fn flush_begun(&self, zone: u32, moment: usize) -> Vec<usize> {
         let mut count = 0;
         let mut begun = Vec::new();

@@ -19,7 +19,7 @@ use blockyard_sim::directory::{Directory, Medium};
 use blockyard_sim::seed::Seed;
 use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
 
-use history::{BLOCK, Done, Durable, History, ZONE_BLOCKS};
+use history::{BLOCK, Done, Durable, History, Step, ZONE_BLOCKS};
 use simulated::{Liars, Simulated};
 
 /// Zones of the disk: two conventional ones, the last one a runt.
@@ -53,17 +53,39 @@ fn open_store(store: Simulated, cache: CacheMode) -> Files<Simulated> {
     opened.unwrap_or_else(|error| panic!("the disk does not open: {error}"))
 }
 
-/// A disk after some steps by chance; the history says which operations each step took.
-fn work(files: &Files<Simulated>, directory: &Directory, seed: Seed, stream: u64) -> History {
+/// Steps by chance on a disk that exists, in two sessions: the first ends in order, or with a kill
+/// where that loses nothing. The history says which operations each step took.
+fn work(store: &Simulated, cache: CacheMode, seed: Seed, stream: u64) -> History {
     let mut random = seed.rng(stream);
-    let mut history = History::new(&options(CacheMode::Through).geometry);
-    for serial in 1..=70 {
-        let begun = directory.change_count();
-        let step = history.draw(&mut random, serial);
-        history.carry_out(files, &step).unwrap();
-        history.note(step, Done { begun, ended: directory.change_count() });
+    let mut history = History::new(&options(cache).geometry);
+    let files = open_store(store.clone(), cache);
+    steps(&files, store, &mut history, &mut random, 1..=35);
+    if stream.is_multiple_of(2) || cache != CacheMode::Through {
+        let begun = store.change_count();
+        files.close().unwrap();
+        history.note(Step::Flush, Done { begun, ended: store.change_count() });
+    } else {
+        std::mem::forget(files);
     }
+    let files = open_store(store.clone(), cache);
+    steps(&files, store, &mut history, &mut random, 36..=70);
+    std::mem::forget(files);
     history
+}
+
+fn steps(
+    files: &Files<Simulated>,
+    store: &Simulated,
+    history: &mut History,
+    random: &mut fastrand::Rng,
+    serials: std::ops::RangeInclusive<u8>,
+) {
+    for serial in serials {
+        let begun = store.change_count();
+        let step = history.draw(random, serial);
+        history.carry_out(files, &step).unwrap();
+        history.note(step, Done { begun, ended: store.change_count() });
+    }
 }
 
 /// Calls `check` with every directory that a power cut may leave, or with some of them by chance.
@@ -114,10 +136,8 @@ fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
-    let files = open_store(Simulated::lying(&directory, liars), cache);
-    let history = work(&files, &directory, seed, stream);
+    let history = work(&Simulated::lying(&directory, liars), cache, seed, stream);
     let changes = directory.changes();
-    drop(files);
     let mut random = seed.rng(stream + 1000);
     let mut images = 0;
     for moment in 0..=changes.len() {
@@ -130,7 +150,10 @@ fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
             if again {
                 cut_again(&history, moment, &found, cache);
             } else {
-                check(&history, moment, &found, cache, Durable::Flushed);
+                let base = found.medium();
+                let files = open(&found, cache);
+                history.check(&files, moment, Durable::Flushed);
+                go_on(files, &found, base, cache);
             }
         });
         if let Some(change) = changes.get(moment) {
@@ -156,11 +179,9 @@ fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMo
     }
 }
 
-/// Opens what is there and compares; then goes on with it.
-fn check(history: &History, moment: usize, found: &Directory, cache: CacheMode, durable: Durable) {
-    let files = open(found, cache);
-    history.check(&files, moment, durable);
-    // It works: what is written and flushed now is there after another cut.
+/// Goes on with a disk that was opened: what is written and flushed now is there after another cut
+/// of the power. `base` is what was durable when it was opened.
+fn go_on(files: Files<Simulated>, found: &Directory, mut base: Medium, cache: CacheMode) {
     let writable = |record: &ZoneRecord| !matches!(record.cond, ZoneCond::NotWp | ZoneCond::Full);
     let zones = files.zones();
     let Some(zone) = zones.iter().position(writable) else { return };
@@ -175,30 +196,34 @@ fn check(history: &History, moment: usize, found: &Directory, cache: CacheMode, 
     files.zone_changed(zone as u32, state).unwrap();
     files.flush().unwrap();
     std::mem::forget(files);
-    let mut medium = found.medium();
-    medium = medium.cut(|_, count| count - 1).medium();
-    let files = open(&medium.cut(|_, _| 0), cache);
+    found.changes().iter().for_each(|change| base.apply(change));
+    let files = open(&base.cut(|_, _| 0), cache);
     assert_eq!(files.zones()[zone].written_sectors, written_sectors);
+    let mut bytes = [0; BLOCK as usize];
+    files.read(start + written, &mut bytes).unwrap();
+    assert_eq!(bytes, [0xee; BLOCK as usize]);
 }
 
 #[test]
 fn a_power_cut_leaves_a_prefix_that_respects_flushes() {
-    for stream in 0..4 {
+    for stream in 0..10 {
         cut_everywhere(CacheMode::Through, stream, false);
     }
 }
 
 #[test]
 fn a_power_cut_with_a_volatile_cache_leaves_a_prefix_that_respects_flushes() {
-    for stream in 10..14 {
+    for stream in 100..110 {
         cut_everywhere(CacheMode::Volatile { bytes: 16 << 10 }, stream, false);
     }
 }
 
 #[test]
 fn a_power_cut_during_recovery_changes_nothing() {
-    cut_everywhere(CacheMode::Through, 20, true);
-    cut_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, 21, true);
+    for stream in 200..203 {
+        cut_everywhere(CacheMode::Through, stream, true);
+        cut_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, stream, true);
+    }
 }
 
 /// The judge is judged too: where syncs do nothing, it must notice.
@@ -284,23 +309,32 @@ fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
     let seed = Seed::from_env();
     let _watch = seed.watch("kill_everywhere");
     let directory = Directory::default();
-    let files = open(&directory, cache);
+    drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
-    let history = work(&files, &directory, seed, stream);
+    let history = work(&Simulated::new(&directory), cache, seed, stream);
     let changes = directory.changes();
-    drop(files);
+    let mut random = seed.rng(stream + 1000);
     for moment in 0..=changes.len() {
-        check(&history, moment, &medium.kill(), cache, durable);
-        // Killed again while it is opened.
         let found = medium.kill();
-        let mut second = found.medium();
+        let files = open(&found, cache);
+        history.check(&files, moment, durable);
+        go_on(files, &found, medium.clone(), cache);
+        // Killed again while it is opened, or the power fails then: the files are not durable as
+        // they were found, so what a cut leaves is what it would have left without the opening.
+        let found = medium.kill();
+        let mut second = medium.clone();
         std::mem::forget(open(&found, cache));
         for change in found.changes() {
             second.apply(&change);
             let files = open(&second.kill(), cache);
             history.check(&files, moment, durable);
             std::mem::forget(files);
+            for cut in [second.cut(|_, _| 0), second.cut(|_, count| random.usize(..count))] {
+                let files = open(&cut, cache);
+                history.check(&files, moment, Durable::Flushed);
+                std::mem::forget(files);
+            }
         }
         if let Some(change) = changes.get(moment) {
             medium.apply(change);
@@ -310,14 +344,14 @@ fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
 
 #[test]
 fn a_kill_loses_nothing_that_was_completed() {
-    for stream in 30..33 {
+    for stream in 300..308 {
         kill_everywhere(CacheMode::Through, stream, Durable::Completed);
     }
 }
 
 #[test]
 fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
-    for stream in 40..43 {
+    for stream in 400..408 {
         kill_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, stream, Durable::FlushedOnly);
     }
 }
@@ -337,8 +371,10 @@ fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
             let files = open(&found, CacheMode::Through);
             assert!(files.zones().iter().skip(2).all(|zone| zone.cond == ZoneCond::Empty));
         });
-        let files = open(&medium.kill(), CacheMode::Through);
+        let found = medium.kill();
+        let files = open(&found, CacheMode::Through);
         assert_eq!(files.zones().len(), ZONES as usize);
+        go_on(files, &found, medium.clone(), CacheMode::Through);
     }
 }
 

@@ -45,6 +45,11 @@ impl Simulated {
         Simulated { directory: directory.clone(), meanwhile: Arc::default(), liars }
     }
 
+    /// How many operations there were so far.
+    pub(crate) fn change_count(&self) -> usize {
+        self.directory.change_count()
+    }
+
     /// Does something while the next file is synced.
     pub(crate) fn meanwhile(&self, work: impl FnOnce() + Send + 'static) {
         *self.meanwhile.lock().unwrap() = Some(Box::new(work));
