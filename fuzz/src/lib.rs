@@ -5,6 +5,7 @@
 pub mod bios;
 pub mod cdb;
 pub mod input;
+pub mod media;
 pub mod nbd;
 pub mod texts;
 pub mod zonefs;

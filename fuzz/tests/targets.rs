@@ -27,6 +27,7 @@ macro_rules! target {
 target!(bios_model, blockyard_fuzz::bios::bios_model);
 target!(bios_gate, blockyard_fuzz::bios::bios_gate);
 target!(cdb, blockyard_fuzz::cdb::cdb);
+target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);

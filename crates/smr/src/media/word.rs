@@ -67,7 +67,7 @@ pub fn unpack(word: u64, zone: u32, geometry: &MediaGeometry) -> Option<ZoneReco
     let written_sectors = word >> 8;
     let sectors = geometry.sectors_of(zone);
     let fits = match cond {
-        ZoneCond::NotWp => true,
+        ZoneCond::NotWp => written_sectors <= sectors,
         ZoneCond::Empty => written_sectors == 0,
         ZoneCond::Closed => (1..=sectors).contains(&written_sectors),
         ZoneCond::Full => written_sectors <= sectors,
