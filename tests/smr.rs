@@ -1,8 +1,9 @@
 //! SMR disks through the whole program: bios become SCSI commands, and clients see what the disk
 //! makes of them.
 
+use crate::place::Place;
 use crate::run::{nbdsh, run};
-use crate::yard::Yard;
+use crate::yard::{Yard, blockyard};
 
 /// Sixteen zones of a mebibyte, the first two of them conventional; four open.
 const SMR: &str = "smr:///s0?size=16M&zone_size=1M&zone_nr_conv=2&zone_max_open=4";
@@ -71,4 +72,94 @@ fn what_the_disk_refuses_is_refused() {
     command(&yard, "open", 10).ok();
     let refused = command(&yard, "reset", 0).fails();
     assert!(refused.err.contains("zone 0 is conventional"), "{refused}");
+}
+
+/// The same disk in files, as a device of a yard that is killed.
+fn backed(disk: &Place, more: &str) -> String {
+    format!("{SMR}&backing={}{more}", disk.file("smr"))
+}
+
+fn kill(mut yard: Yard) {
+    yard.signal("KILL");
+    assert!(!yard.end().success());
+}
+
+#[test]
+fn a_disk_in_files_outlives_a_kill() {
+    let disk = Place::new();
+    let uri = backed(&disk, "");
+    let yard = Yard::serve(&[&uri]);
+    nbdsh(
+        &yard.uri("s0"),
+        "import random\n\
+         h.pwrite(random.Random(1).randbytes(1 << 20), 0)\n\
+         h.pwrite(random.Random(2).randbytes(300 << 10), 5 << 20)\n\
+         h.pwrite(random.Random(3).randbytes(1 << 20), 6 << 20)\n\
+         h.pwrite(random.Random(4).randbytes(8 << 10), 7 << 20)\n\
+         h.pwrite(random.Random(5).randbytes(4 << 10), 8 << 20)",
+    );
+    command(&yard, "finish", 7).ok();
+    command(&yard, "reset", 8).ok();
+    let second = blockyard(&["serve", &uri, "--nbd", &format!("unix:{}", disk.file("nbd"))]);
+    let refused = second.fails();
+    assert!(refused.err.contains("is in use by another process"), "{refused}");
+    kill(yard);
+    let yard = Yard::serve(&[&uri]);
+    // After power on no zone is open; nothing else has changed.
+    assert_eq!(zone(&yard, 5), ("closed".into(), 600));
+    assert_eq!(zone(&yard, 6), ("full".into(), ZONE));
+    assert_eq!(zone(&yard, 7), ("full".into(), ZONE));
+    assert_eq!(zone(&yard, 8), ("empty".into(), 0));
+    nbdsh(
+        &yard.uri("s0"),
+        "import random\n\
+         assert h.pread(1 << 20, 0) == random.Random(1).randbytes(1 << 20)\n\
+         assert h.pread(300 << 10, 5 << 20) == random.Random(2).randbytes(300 << 10)\n\
+         assert h.pread(1 << 20, 6 << 20) == random.Random(3).randbytes(1 << 20)\n\
+         assert h.pread(8 << 10, 7 << 20) == random.Random(4).randbytes(8 << 10)\n\
+         assert h.pread(4 << 10, 8 << 20) == bytes(4 << 10)\n\
+         h.pwrite(bytes(4 << 10), (5 << 20) + (300 << 10))",
+    );
+    assert_eq!(zone(&yard, 5), ("implicit-open".into(), 608));
+}
+
+#[test]
+fn a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
+    let disk = Place::new();
+    let uri = backed(&disk, "&cache=volatile");
+    let yard = Yard::serve(&[&uri]);
+    nbdsh(
+        &yard.uri("s0"),
+        "import nbd\n\
+         h.pwrite(b'a' * 8192, 5 << 20)\n\
+         h.pwrite(b'a' * 8192, 0)\n\
+         h.flush()\n\
+         h.pwrite(b'b' * 4096, (5 << 20) + 8192)\n\
+         h.pwrite(b'b' * 4096, 8192)\n\
+         h.pwrite(b'c' * 4096, 12288, nbd.CMD_FLAG_FUA)",
+    );
+    assert_eq!(zone(&yard, 5).1, 24);
+    kill(yard);
+    let yard = Yard::serve(&[&uri]);
+    assert_eq!(zone(&yard, 5), ("closed".into(), 16));
+    nbdsh(
+        &yard.uri("s0"),
+        "assert h.pread(12288, 5 << 20) == b'a' * 8192 + bytes(4096)\n\
+         assert h.pread(8192, 0) == b'a' * 8192\n\
+         assert h.pread(4096, 12288) == b'c' * 4096\n\
+         assert h.pread(4096, 8192) in (bytes(4096), b'b' * 4096)",
+    );
+}
+
+#[test]
+fn another_shape_or_another_thing_in_the_folder_is_refused() {
+    let disk = Place::new();
+    drop(Yard::serve(&[&backed(&disk, "")]));
+    let socket = format!("unix:{}", disk.file("nbd"));
+    let other = backed(&disk, "").replace("zone_size=1M", "zone_size=2M");
+    let refused = blockyard(&["serve", &other, "--nbd", &socket]).fails();
+    assert!(refused.err.contains("zone_size"), "{refused}");
+    let stranger = format!("smr:///s0?size=16M&zone_size=1M&backing={}", disk.file(""));
+    let refused = blockyard(&["serve", &stranger, "--nbd", &socket]).fails();
+    assert!(refused.err.contains("no SMR disk"), "{refused}");
 }

@@ -16,6 +16,7 @@ mod opcodes;
 pub mod sd;
 pub mod sense;
 pub mod sg;
+pub mod timed;
 pub mod timing;
 pub mod transport;
 pub mod vpd;

@@ -261,9 +261,10 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
         text += if kept { ", keeps data in memory" } else { ", keeps nothing" };
     }
     if spec.kind().name == "smr" {
-        text += &match spec.text("device") {
-            Some(device) => format!(", drives {device}"),
-            None => ", keeps data in memory".to_owned(),
+        text += &match (spec.text("device"), spec.text("backing")) {
+            (Some(device), _) => format!(", drives {device}"),
+            (None, Some(backing)) => format!(", keeps data in {backing}"),
+            (None, None) => ", keeps data in memory".to_owned(),
         };
     }
     if geometry.logical_block_bytes != 512 {

@@ -4,13 +4,18 @@ use std::path::Path;
 
 use blockyard_smr::config::{DiskConfig, DiskError};
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{Media, Memory};
+use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Memory, Options};
 use blockyard_smr::sd::{Sd, SdError};
 use blockyard_smr::sg::Sg;
+use blockyard_smr::timed::Timed;
+use blockyard_smr::timing::DriveTimes;
 use blockyard_smr::transport::ScsiTransport;
 
 use super::{Made, StackError, as_given, with_delay};
 use crate::spec::DeviceSpec;
+
+/// What of conventional zones a volatile cache holds back, in bytes: it is in memory.
+const CACHE_BYTES: u64 = 64 << 20;
 
 /// Makes the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
@@ -25,12 +30,36 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         return Ok(Made { disk: with_delay(spec, sd)?, notes });
     }
     let config = disk_config(spec);
+    if let Some(path) = spec.text("backing") {
+        let files = Files::open(Path::new(&path), &backing(&config));
+        let files = files.map_err(|error| StackError::Refused {
+            field: "backing",
+            message: format!("backing: {error}"),
+        })?;
+        return on(spec, config, files, notes);
+    }
     let refused = |error: std::io::Error| StackError::Refused {
         field: "size",
         message: format!("size: no memory for {} bytes: {error}", config.size),
     };
     let memory = Memory::new(config.size, config.zone_size).map_err(refused)?;
     on(spec, config, memory, notes)
+}
+
+/// What the files of a disk's medium are to be like.
+fn backing(config: &DiskConfig) -> Options {
+    let geometry = MediaGeometry {
+        bytes: config.size,
+        zone_bytes: config.zone_size,
+        zone_capacity_bytes: config.sequential_bytes(),
+        conventional_zones: config.zone_nr_conv,
+        block_bytes: config.logical_block,
+    };
+    let cache = match config.write_cache {
+        true => CacheMode::Volatile { bytes: CACHE_BYTES },
+        false => CacheMode::Through,
+    };
+    Options { cache, ..Options::new(geometry) }
 }
 
 /// Checks that the parameters go together, without leaving a trace.
@@ -58,7 +87,10 @@ fn on<M: Media + 'static>(
     media: M,
     notes: Vec<String>,
 ) -> Result<Made, StackError> {
-    let disk = Disk::open(config, media).map_err(|error| invalid(spec, error))?;
+    let disk = Disk::open(config.clone(), media).map_err(|error| invalid(spec, error))?;
+    if spec.switch("timing") {
+        return drive(spec, Timed::new(disk, &config, DriveTimes::HC620), notes);
+    }
     drive(spec, disk, notes)
 }
 
