@@ -5,8 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, BufRef, Disk, Op, RegionId, SECTOR_BYTES, Sector, Status};
+use blockyard_core::{Bio, BufRef, Disk, Op, RegionId, SECTOR_BYTES, Sector};
 use blockyard_yard::{stack, uri};
+use blockyard_zonefs::{Access, Door, FileKind, MountOptions, Superblock, Uuid, ZoneFile, ZoneFs};
 use fastrand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,8 +24,9 @@ use crate::stop::Stop;
 /// The name on the command line.
 pub const NAME: &str = "zone-append";
 
-/// The device of the published pair: it takes 10 us, whatever is asked. Zones that no run fills.
-const TIMER: &str = "null:///t?size=512G&zoned=1&zone_size=64G&bs=4k&irqmode=timer\
+/// The device of the published pair: it takes 10 us, whatever is asked. Zones that no run fills,
+/// and one for the superblock of zonefs.
+const TIMER: &str = "null:///t?size=576G&zoned=1&zone_size=64G&bs=4k&irqmode=timer\
                      &completion_nsec=10000";
 /// The device of appends that take no time: as many zones as anybody wants, or one.
 const MANY: &str = "null:///m?size=64G&zoned=1&zone_size=256M&bs=4k";
@@ -32,7 +34,10 @@ const ONE: &str = "null:///o?size=1T&zoned=1&zone_size=1T&bs=4k";
 
 /// Length of a write or an append to the timed device.
 const SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
-/// Zones of the timed device.
+const BYTES: usize = (SECTORS * SECTOR_BYTES) as usize;
+/// The first zone of the timed device that is written; the one before has the superblock.
+const FIRST_ZONE: usize = 1;
+/// How many are written.
 const ZONES: usize = 8;
 /// How often a measurement looks whether it is to stop.
 const SLICE: Duration = Duration::from_millis(20);
@@ -65,7 +70,11 @@ const VARIANTS: [Variant; 6] = [
         about: "writes at the write pointer, one in flight per zone: a bit that is tried",
     },
     Variant { name: APPEND_LOCKED, kind: Kind::After, about: "appends under the same bit" },
-    Variant { name: APPEND, kind: Kind::Product, about: "appends, as many at once as come" },
+    Variant {
+        name: APPEND,
+        kind: Kind::Product,
+        about: "appends, as many at once as come: through the zonefs library where there is a timer",
+    },
     Variant { name: AIM, kind: Kind::Limit, about: "not measured: what is aimed at" },
     Variant { name: ALONE, kind: Kind::Limit, about: "one thread on a processor of its own" },
     Variant {
@@ -138,7 +147,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 of what one takes is the system's way to wake a thread). Threads that write take \
                 the zone's bit, which brings the position, and put the write back where it is \
                 taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; there is no \
-                scheduler in between. With many zones each I/O goes to any of them, so that \
+                scheduler in between. Appends go through the zonefs library, a file for each zone. \
+                With many zones each I/O goes to any of them, so that \
                 threads meet. Then what an append itself costs, without data and without a timer: \
                 in slices in which the threads had their processors.",
         published: published(),
@@ -220,13 +230,16 @@ struct Tally {
 fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample, LabError> {
     let disk = open(TIMER)?;
     let locks = ZoneLocks::new(&*disk)?;
+    let (fs, files) = files(&disk)?;
     let (done, start) = (Stop::new(), Barrier::new(jobs as usize + 1));
     let mut writers = Vec::new();
     for number in 0..jobs {
         let channel = disk.open().map_err(|error| LabError::failed(TIMER, error))?;
         writers.push(Writer {
-            io: Io::new(channel, (SECTORS * SECTOR_BYTES) as usize),
+            io: Io::new(channel, BYTES),
             locks: &locks,
+            door: fs.door().map_err(|error| LabError::failed(TIMER, error))?,
+            files: &files,
             zone_sectors: disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors),
             zones,
             rng: Rng::with_seed(round.seed ^ u64::from(number)),
@@ -245,11 +258,10 @@ fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample,
         let since = Instant::now();
         let interrupted = pause(round.warm_up + round.duration, round);
         done.set();
-        let tallies: Result<Vec<Tally>, Status> =
+        let tallies: Result<Vec<Tally>, LabError> =
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect();
         interrupted?;
-        let tallies = tallies.map_err(|status| LabError::failed(TIMER, status))?;
-        Ok::<_, LabError>((tallies, since.elapsed()))
+        Ok::<_, LabError>((tallies?, since.elapsed()))
     })?;
     let ios: u64 = tallies.iter().map(|tally| tally.ios).sum();
     let put_back: u64 = tallies.iter().map(|tally| tally.put_back).sum();
@@ -276,10 +288,28 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// One thread's channel, and where it writes.
+/// A zonefs on the timed device, and its files that are written.
+fn files(disk: &Arc<dyn Disk>) -> Result<(Arc<ZoneFs>, Vec<ZoneFile>), LabError> {
+    let failed = |error: &dyn std::fmt::Display| LabError::failed(TIMER, error);
+    // The device keeps nothing, a superblock neither.
+    let superblock = Superblock::new(Uuid([7; 16]));
+    let fs = ZoneFs::open_with(Arc::clone(disk), superblock, MountOptions::default());
+    let fs = fs.map_err(|error| failed(&error))?;
+    let file = |number| {
+        let file = fs.open_file(FileKind::Sequential, number, Access::Write);
+        let file = file.ok_or_else(|| failed(&format!("there is no file seq/{number}")))?;
+        file.map_err(|error| failed(&error))
+    };
+    let files = (0..ZONES as u32).map(file).collect::<Result<_, _>>()?;
+    Ok((fs, files))
+}
+
+/// One thread's channels, and where it writes.
 struct Writer<'a> {
     io: Io,
     locks: &'a ZoneLocks,
+    door: Door,
+    files: &'a [ZoneFile],
     zone_sectors: u64,
     /// It writes to any of the first so many zones.
     zones: usize,
@@ -287,21 +317,25 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn run(&mut self, way: Way, done: &Stop) -> Result<Tally, Status> {
+    fn run(&mut self, way: Way, done: &Stop) -> Result<Tally, LabError> {
         let (mut tally, since) = (Tally::default(), thread_time());
         while !done.is_set() {
             let zone = self.rng.usize(..self.zones);
-            let start = Sector(zone as u64 * self.zone_sectors);
+            let start = Sector((FIRST_ZONE + zone) as u64 * self.zone_sectors);
             match way {
-                Way::Append => self.io.run(block(Op::ZoneAppend, start)).map(drop)?,
+                Way::Append => {
+                    let landed = self.files[zone].append_buffer(&mut self.door, BYTES);
+                    landed.map_err(|error| LabError::failed(TIMER, error))?;
+                }
                 Way::WriteLocked | Way::AppendLocked => {
-                    let (held, put_back) = self.locks.take(zone);
+                    let (held, put_back) = self.locks.take(FIRST_ZONE + zone);
                     tally.put_back += put_back;
                     let bio = match way {
                         Way::WriteLocked => block(Op::Write, start + held.written()),
                         _ => block(Op::ZoneAppend, start),
                     };
-                    self.io.run(bio)?;
+                    let done = self.io.run(bio);
+                    done.map_err(|status| LabError::failed(TIMER, status))?;
                     held.advance(SECTORS);
                 }
             }
