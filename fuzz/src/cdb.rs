@@ -5,7 +5,7 @@
 use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_smr::cdb::Command;
-use blockyard_smr::cdb::operations::{OPERATIONS, Operation};
+use blockyard_smr::cdb::operations::{self, OPERATIONS, Operation};
 use blockyard_smr::media::Memory;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseFormat};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
@@ -35,12 +35,13 @@ pub fn cdb(bytes: &[u8]) {
             break;
         }
         let cdb = command(&mut input, &disk);
-        let len = match input.byte() {
-            0..16 => 0,
-            16..80 => input.below(256) as usize,
+        let way = input.byte();
+        let len = match way {
+            0..8 => 0,
+            8..32 => input.below(256) as usize,
             _ => DATA_BYTES_MAX,
         };
-        execute(&disk, &cdb, input.below(8), &mut room[..len]);
+        execute(&disk, &cdb, u64::from(way) % 16, &mut room[..len]);
     }
 }
 
@@ -62,26 +63,45 @@ fn config(input: &mut Input<'_>) -> DiskConfig {
     }
 }
 
-/// A command: bytes as they come, or of a known operation with places where something happens.
+/// A command: bytes as they come, a known one with any fields, or mostly a known one at a place
+/// where something happens. The last kind takes few bytes, so that a short input goes far.
 fn command(input: &mut Input<'_>, disk: &Disk<Memory>) -> Vec<u8> {
-    if input.below(8) == 1 {
+    let kind = input.byte();
+    if kind < 8 {
         return input.take(17).to_vec();
     }
-    let operation = &OPERATIONS[input.below(OPERATIONS.len() as u64) as usize];
-    let mut cdb: Vec<u8> =
-        (0..operation.usage.len()).map(|at| operation.usage[at] & input.byte()).collect();
+    let operation = match kind {
+        8..64 => &OPERATIONS[input.below(OPERATIONS.len() as u64) as usize],
+        _ => USUAL[usize::from(kind) % USUAL.len()],
+    };
+    let mut cdb = vec![0; operation.usage.len()];
+    if kind < 24 {
+        cdb = (0..cdb.len()).map(|at| operation.usage[at] & input.byte()).collect();
+    }
     cdb[0] = operation.opcode;
     cdb[1] = operation.usage_byte(1) & (cdb[1] | operation.service_action.unwrap_or(0));
     place(input, disk, operation, &mut cdb);
-    if input.below(16) == 1 {
-        let at = input.below(cdb.len() as u64) as usize;
-        cdb[at] = input.byte();
-    }
-    if input.below(32) == 1 {
+    if (8..12).contains(&kind) {
         cdb.truncate(input.below(17) as usize);
     }
     cdb
 }
+
+/// Commands that change something, most of all.
+const USUAL: [&Operation; 12] = [
+    &operations::WRITE_16,
+    &operations::WRITE_16,
+    &operations::WRITE_16,
+    &operations::WRITE_10,
+    &operations::WRITE_12,
+    &operations::WRITE_SAME_16,
+    &operations::READ_16,
+    &operations::OPEN_ZONE,
+    &operations::CLOSE_ZONE,
+    &operations::FINISH_ZONE,
+    &operations::RESET_WRITE_POINTER,
+    &operations::REPORT_ZONES,
+];
 
 /// Gives a command an address near a zone's start, end or write pointer, and a short length.
 fn place(input: &mut Input<'_>, disk: &Disk<Memory>, operation: &Operation, cdb: &mut [u8]) {
@@ -89,14 +109,18 @@ fn place(input: &mut Input<'_>, disk: &Disk<Memory>, operation: &Operation, cdb:
     let zone = disk.zone(input.below(disk.layout().slots().into()) as u32);
     let wp = if zone.wp == Sector::NONE { zone.start } else { zone.wp };
     let end = Sector(zone.start.0 + zone.sectors);
-    let anchor = input.choose(&[wp, wp, wp, zone.start, zone.start, end]).bytes() / block;
-    let lba = match input.byte() {
-        0..200 => anchor,
-        200..225 => anchor.saturating_sub(input.below(20)),
-        225..250 => anchor.saturating_add(input.below(20)),
+    let at = if operation.opcode == 0x94 { zone.start } else { wp };
+    let choice = input.byte();
+    let lba = match choice {
+        0..200 => at.bytes() / block,
+        200..215 => zone.start.bytes() / block,
+        215..225 => end.bytes() / block,
+        225..235 => (wp.bytes() / block).saturating_sub(input.below(20)),
+        235..250 => wp.bytes() / block + input.below(20),
         _ => return,
     };
-    let count = input.choose(&[8, 1, 16, 128, 80, 3, 0, 200]);
+    // Physical blocks of either size, mostly.
+    let count = [8, 16, 1, 80, 128, 8, 3, 0][usize::from(choice) % 8];
     match operation.usage.len() {
         10 if operation.usage[2] == 0xff && operation.usage[5] == 0xff => {
             cdb[2..6].copy_from_slice(&(lba as u32).to_be_bytes());
