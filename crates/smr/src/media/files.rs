@@ -16,7 +16,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_sync::lock::Lock;
@@ -26,7 +26,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 use super::directory::Directory;
 use super::error::MediaError;
 use super::geometry::MediaGeometry;
-use super::log::Log;
+use super::log::{Log, Place};
 use super::overlay::{Overlay, ZonePlace};
 use super::store::{Store, StoreFile};
 use super::word::{pack, settled};
@@ -102,9 +102,16 @@ pub struct Files<S: Store = Directory> {
     pub(crate) cells: Box<[CellLock]>,
     /// The words that survive a kill; not with a volatile cache.
     pub(crate) live: Option<S::File>,
-    /// Held by the one flush that goes on. Taken before `log`, and that before a cell.
+    /// The four locks below are taken in this order, and cells after them. Held by the one flush of
+    /// everything that goes on.
     pub(crate) flushing: Mutex<()>,
+    /// Held by who gives up data, until their space is given back.
+    pub(crate) giving_up: Mutex<()>,
+    /// Held by who syncs the journal, for all who have written to it before.
+    pub(crate) syncing: Mutex<()>,
+    /// Held by who writes to the journal, not while it is synced.
     pub(crate) log: Mutex<Log<S::File>>,
+    pub(crate) journal: Arc<S::File>,
     /// Why nothing can be written any more.
     pub(crate) broken: OnceLock<String>,
     pub(crate) found: Vec<ZoneRecord>,
@@ -249,13 +256,34 @@ impl<S: Store> Files<S> {
                 states.push((*zone, word));
             }
         }
-        let logged = log.append(&states).and_then(|()| log.sync());
-        logged.map_err(|error| self.broken("a write of the journal", &error))
+        let logged = log.append(&states);
+        let place = log.place();
+        drop(log);
+        logged.map_err(|error| self.broken("a write of the journal", &error))?;
+        self.sync_log(place)
+    }
+
+    /// Makes durable what was noted before a place of the log. Who waits for another's sync finds,
+    /// as a rule, that the next one is for all who have waited.
+    fn sync_log(&self, place: Place) -> io::Result<()> {
+        let _syncing = locked(&self.syncing);
+        self.check_whole()?;
+        let log = locked(&self.log);
+        if log.is_durable(place) {
+            return Ok(());
+        }
+        let reached = log.place();
+        drop(log);
+        let synced = self.journal.sync();
+        synced.map_err(|error| self.broken("a sync of the journal", &error))?;
+        locked(&self.log).synced(reached);
+        Ok(())
     }
 
     /// Makes durable that zones were reset, then gives their space back. All of them at once: after
     /// a reset of the whole disk, the first write makes one sync for all.
     fn give_up(&self) -> io::Result<()> {
+        let _giving_up = locked(&self.giving_up);
         let mut log = locked(&self.log);
         self.check_whole()?;
         let zones = self.data.iter().flat_map(|data| data.given_up.with(std::mem::take));
@@ -264,8 +292,11 @@ impl<S: Store> Files<S> {
         let states: Vec<_> = zones.iter().map(|zone| (*zone, word)).collect();
         let states: Vec<_> =
             states.into_iter().filter(|(zone, _)| log.word(*zone) != word).collect();
-        let logged = log.append(&states).and_then(|()| log.sync());
+        let logged = log.append(&states);
+        let place = log.place();
+        drop(log);
         logged.map_err(|error| self.broken("a write of the journal", &error))?;
+        self.sync_log(place)?;
         for zone in zones {
             let place = self.place(zone);
             // Whoever waits to write to the zone waits for this too.

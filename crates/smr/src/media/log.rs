@@ -1,11 +1,19 @@
 //! The writer of journal and tables: zones as they are durable, or on their way to be.
 
 use std::io;
+use std::sync::Arc;
 
 use super::journal::{RECORD_BYTES, Record};
 use super::store::StoreFile;
 use super::tables;
 use super::word::Id;
+
+/// A place in the log: what was noted before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    checkpoint: u64,
+    next: u32,
+}
 
 /// Journal and tables of an open disk.
 ///
@@ -16,7 +24,7 @@ use super::word::Id;
 ///    record gives up are given up only when it is durable.
 #[derive(Debug)]
 pub(crate) struct Log<F> {
-    pub(crate) journal: F,
+    pub(crate) journal: Arc<F>,
     pub(crate) tables: F,
     pub(crate) id: Id,
     /// Length of a slot of the tables.
@@ -59,13 +67,21 @@ impl<F: StoreFile> Log<F> {
         self.journal.write_at(u64::from(first) * RECORD_BYTES as u64, &bytes)
     }
 
-    /// Makes durable what was noted.
-    pub(crate) fn sync(&mut self) -> io::Result<()> {
-        if self.durable < self.next {
-            self.journal.sync()?;
-            self.durable = self.next;
+    /// How far the log has come.
+    pub(crate) fn place(&self) -> Place {
+        Place { checkpoint: self.checkpoint, next: self.next }
+    }
+
+    /// Whether everything is durable that was noted before a place.
+    pub(crate) fn is_durable(&self, place: Place) -> bool {
+        self.checkpoint > place.checkpoint || self.durable >= place.next
+    }
+
+    /// The journal was synced after the log had come to a place.
+    pub(crate) fn synced(&mut self, place: Place) {
+        if self.checkpoint == place.checkpoint {
+            self.durable = self.durable.max(place.next);
         }
-        Ok(())
     }
 
     /// Writes the full table, durably, and begins the journal anew.

@@ -5,7 +5,7 @@
 //! forgotten: to be cut down anywhere in between leads to the same state again.
 #![allow(clippy::disallowed_types)] // Makes the locks of `files`.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use blockyard_core::SECTOR_BYTES;
 use blockyard_core::zone::ZoneCond;
@@ -178,8 +178,9 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         let (dirty, given_up) = (SleepLock::new(Vec::new()), SleepLock::new(Vec::new()));
         data.push(DataFile { file, dirty, given_up, overlay });
     }
+    let journal = Arc::new(open(journal::FILE)?);
     let log = Log {
-        journal: open(journal::FILE)?,
+        journal: Arc::clone(&journal),
         tables: open(tables::FILE)?,
         id,
         slot_bytes: tables::slot_bytes(&geometry),
@@ -201,6 +202,9 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         cells,
         live: None,
         flushing: Mutex::new(()),
+        giving_up: Mutex::new(()),
+        syncing: Mutex::new(()),
+        journal,
         log: Mutex::new(log),
         broken: OnceLock::new(),
         found: records,

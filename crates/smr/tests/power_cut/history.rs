@@ -69,13 +69,26 @@ impl Step {
     }
 }
 
-/// Between which operations of the directory a step was carried out.
+/// A moment of the workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    /// Operations of the directory before it.
+    pub(crate) changes: usize,
+    /// Its place among all moments: several have as many operations before them.
+    pub(crate) tick: u64,
+}
+
+impl Moment {
+    /// It does not come.
+    pub(crate) const NEVER: Moment = Moment { changes: usize::MAX, tick: u64::MAX };
+}
+
+/// Between which moments a step was carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
-    /// Operations before it.
-    pub(crate) begun: usize,
-    /// Operations until it was completed; `usize::MAX` if it never was.
-    pub(crate) ended: usize,
+    pub(crate) begun: Moment,
+    /// [`Moment::NEVER`] if it failed.
+    pub(crate) ended: Moment,
 }
 
 /// A sequential zone as it should be.
@@ -109,6 +122,19 @@ impl History {
         self.geometry.len_of(zone) / BLOCK
     }
 
+    /// A step that makes sense now for one of several threads, of which each has a sequential zone.
+    pub(crate) fn draw_of(&self, random: &mut fastrand::Rng, serial: u8, own: u32) -> Step {
+        loop {
+            let step = match (random.u8(..4), self.draw(random, serial)) {
+                (0, _) => Step::FlushZone { zone: own },
+                (_, step) => step,
+            };
+            if step.zone().is_none_or(|zone| zone == own) {
+                return step;
+            }
+        }
+    }
+
     /// A step that makes sense now.
     pub(crate) fn draw(&self, random: &mut fastrand::Rng, serial: u8) -> Step {
         let conventional = self.geometry.conventional_zones;
@@ -135,6 +161,11 @@ impl History {
                 Step::Write { zone, from, blocks, serial }
             }
         }
+    }
+
+    /// Takes the steps of another thread on its own zones.
+    pub(crate) fn merge(&mut self, other: History) {
+        self.steps.extend(other.steps);
     }
 
     /// Carries a step out as the disk does.
@@ -185,21 +216,21 @@ impl History {
 
     /// The steps of a zone that were begun, and how many of them must have survived.
     fn of_zone(&self, zone: u32, moment: usize, durable: Durable) -> (Vec<Step>, usize) {
-        let mut steps = Vec::new();
-        let mut safe = 0;
-        for (step, done) in self.steps.iter().filter(|(_, done)| done.begun < moment) {
-            let completed = done.ended <= moment;
-            if step.zone() == Some(zone) {
-                steps.push(*step);
-                if completed && durable == Durable::Completed {
-                    safe = steps.len();
-                }
+        let begun = self.steps.iter().filter(|(_, done)| done.begun.changes < moment);
+        let of_zone: Vec<_> = begun.clone().filter(|(step, _)| step.zone() == Some(zone)).collect();
+        // The steps of a zone follow each other.
+        let before =
+            |end: Moment| of_zone.iter().filter(|(_, done)| done.ended.tick < end.tick).count();
+        let flushes =
+            begun.filter(|(step, done)| step.flushes(zone) && done.ended.changes <= moment);
+        let flushed = flushes.map(|(_, done)| before(done.begun)).max().unwrap_or(0);
+        let safe = match durable {
+            Durable::Completed => {
+                of_zone.iter().filter(|(_, done)| done.ended.changes <= moment).count()
             }
-            if completed && step.flushes(zone) {
-                safe = steps.len();
-            }
-        }
-        (steps, safe)
+            _ => flushed,
+        };
+        (of_zone.into_iter().map(|(step, _)| *step).collect(), safe)
     }
 
     fn check_sequential(
@@ -240,9 +271,9 @@ impl History {
     fn flush_begun(&self, zone: u32, moment: usize) -> Vec<usize> {
         let mut count = 0;
         let mut begun = Vec::new();
-        for (step, done) in self.steps.iter().filter(|(_, done)| done.begun < moment) {
+        for (step, done) in self.steps.iter().filter(|(_, done)| done.begun.changes < moment) {
             count += usize::from(step.zone() == Some(zone));
-            if step.flushes(zone) && done.ended > moment {
+            if step.flushes(zone) && done.ended.changes > moment {
                 begun.push(count);
             }
         }

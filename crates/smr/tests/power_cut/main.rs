@@ -19,7 +19,7 @@ use blockyard_sim::directory::{Directory, Medium};
 use blockyard_sim::seed::Seed;
 use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
 
-use history::{BLOCK, Done, Durable, History, Step, ZONE_BLOCKS};
+use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
 use simulated::{Liars, Simulated};
 
 /// Zones of the disk: two conventional ones, the last one a runt.
@@ -61,9 +61,9 @@ fn work(store: &Simulated, cache: CacheMode, seed: Seed, stream: u64) -> History
     let files = open_store(store.clone(), cache);
     steps(&files, store, &mut history, &mut random, 1..=35);
     if stream.is_multiple_of(2) || cache != CacheMode::Through {
-        let begun = store.change_count();
+        let begun = store.now();
         files.close().unwrap();
-        history.note(Step::Flush, Done { begun, ended: store.change_count() });
+        history.note(Step::Flush, Done { begun, ended: store.now() });
     } else {
         std::mem::forget(files);
     }
@@ -81,10 +81,10 @@ fn steps(
     serials: std::ops::RangeInclusive<u8>,
 ) {
     for serial in serials {
-        let begun = store.change_count();
+        let begun = store.now();
         let step = history.draw(random, serial);
         history.carry_out(files, &step).unwrap();
-        history.note(step, Done { begun, ended: store.change_count() });
+        history.note(step, Done { begun, ended: store.now() });
     }
 }
 
@@ -223,6 +223,60 @@ fn a_power_cut_during_recovery_changes_nothing() {
     for stream in 200..203 {
         cut_everywhere(CacheMode::Through, stream, true);
         cut_everywhere(CacheMode::Volatile { bytes: 1 << 20 }, stream, true);
+    }
+}
+
+/// Threads share syncs of the journal, and one's flush covers what others have completed before.
+#[test]
+fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
+    let seed = Seed::from_env();
+    let _watch = seed.watch("a_power_cut_under_several_threads (and how they were scheduled)");
+    for stream in 500..506 {
+        let cache = CacheMode::Through;
+        let directory = Directory::default();
+        drop(open(&directory, cache));
+        directory.settle();
+        let mut medium = directory.medium();
+        let store = Simulated::new(&directory);
+        let files = open_store(store.clone(), cache);
+        let mut history = History::new(&options(cache).geometry);
+        let thread = |own: u32| {
+            let mut random = seed.rng(stream * 100 + u64::from(own));
+            let mut history = History::new(&options(cache).geometry);
+            for serial in 1..=40 {
+                let begun = store.now();
+                let step = history.draw_of(&mut random, serial, own);
+                history.carry_out(&files, &step).unwrap();
+                history.note(step, Done { begun, ended: store.now() });
+            }
+            history
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (2..ZONES)
+                .map(|own| {
+                    let thread = &thread;
+                    scope.spawn(move || thread(own))
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| history.merge(thread.join().unwrap()));
+        });
+        let changes = directory.changes();
+        std::mem::forget(files);
+        let mut random = seed.rng(stream);
+        for moment in 0..=changes.len() {
+            let found = medium.kill();
+            let files = open(&found, cache);
+            history.check(&files, moment, Durable::Completed);
+            std::mem::forget(files);
+            each_cut(&medium, &mut random, |found| {
+                let files = open(&found, cache);
+                history.check(&files, moment, Durable::Flushed);
+                std::mem::forget(files);
+            });
+            if let Some(change) = changes.get(moment) {
+                medium.apply(change);
+            }
+        }
     }
 }
 
@@ -387,7 +441,8 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
     for good in 0..60 {
         for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
             let directory = Directory::default();
-            let files = open(&directory, cache);
+            let store = Simulated::new(&directory);
+            let files = open_store(store.clone(), cache);
             directory.settle();
             let mut medium = directory.medium();
             directory.fail_syncs_after(good);
@@ -395,12 +450,12 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
             let mut history = History::new(&options(cache).geometry);
             let mut failed = false;
             for serial in 1..=60 {
-                let begun = directory.change_count();
+                let begun = store.now();
                 let step = history.draw(&mut random, serial);
                 let done = history.carry_out(&files, &step);
                 assert!(!failed || done.is_err() || step.is_free(), "{step:?} after a failure");
                 failed |= done.is_err();
-                let ended = if done.is_ok() { directory.change_count() } else { usize::MAX };
+                let ended = if done.is_ok() { store.now() } else { Moment::NEVER };
                 history.note(step, Done { begun, ended });
                 if failed && serial % 7 == 0 {
                     break;

@@ -10,6 +10,8 @@ use blockyard_sim::directory::{Directory, File, SECTOR};
 use blockyard_smr::media::store::{Store, StoreFile};
 use blockyard_smr::media::word::Id;
 
+use crate::history::Moment;
+
 /// What is written whole of tables, journal and the like, in bytes: less than a sector, because
 /// those of a small disk fit in one.
 const SMALL_UNIT: usize = 64;
@@ -26,6 +28,7 @@ pub(crate) struct Simulated {
     directory: Directory,
     meanwhile: Meanwhile,
     liars: Liars,
+    ticks: Arc<Mutex<u64>>,
 }
 
 /// A file of it.
@@ -42,12 +45,15 @@ impl Simulated {
 
     /// With files whose syncs do nothing.
     pub(crate) fn lying(directory: &Directory, liars: Liars) -> Simulated {
-        Simulated { directory: directory.clone(), meanwhile: Arc::default(), liars }
+        let directory = directory.clone();
+        Simulated { directory, meanwhile: Arc::default(), liars, ticks: Arc::default() }
     }
 
-    /// How many operations there were so far.
-    pub(crate) fn change_count(&self) -> usize {
-        self.directory.change_count()
+    /// The moment that it is.
+    pub(crate) fn now(&self) -> Moment {
+        let mut ticks = self.ticks.lock().unwrap();
+        *ticks += 1;
+        Moment { changes: self.directory.change_count(), tick: *ticks }
     }
 
     /// Does something while the next file is synced.
