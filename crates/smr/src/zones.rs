@@ -154,17 +154,17 @@ impl Zones {
             let step = step(&zone)?;
             zone.enter(step.to);
             let to = view_of(&zone);
-            changed = (to != view).then_some(to);
+            changed = (to != view).then(|| self.record(slot, to));
             Ok(Change { through: step.through, to })
         };
         match op {
             ZoneOp::Finish | ZoneOp::Reset => {
                 let erased = self.replace(slot, decide, erase)?;
-                Ok(changed.filter(|_| !erased).map(|view| self.record(slot, view)))
+                Ok(changed.filter(|_| !erased))
             }
             _ => {
                 self.words.exchange(slot, decide)?;
-                Ok(changed.map(|view| self.record(slot, view)))
+                Ok(changed)
             }
         }
     }
@@ -185,6 +185,8 @@ impl Zones {
         Ok(erased)
     }
 
+    /// The record of what a zone is about to become. Asked for before the exchange: another thread
+    /// may make the zone empty right after it, and this record must not pass for a later one.
     fn record(&self, slot: u32, view: View) -> ZoneRecord {
         let whole = {
             let place = self.layout.first(slot);
@@ -203,16 +205,17 @@ impl Zones {
         erase: impl FnOnce(ZoneRecord),
     ) -> Option<ZoneRecord> {
         debug_assert!(!self.layout.is_conventional(slot), "they do not break");
-        let mut last = ZoneView { cond, wp: 0 };
+        let mut last = None;
         let decide = |view| {
             let mut zone = self.zone(slot, view);
             zone.enter(if zone.cond() == cond { ZoneCond::Empty } else { cond });
-            last = view_of(&zone);
+            let to = view_of(&zone);
+            last = Some(self.record(slot, to));
             // It holds nothing any more, so no limit can forbid it.
-            Ok(Change { through: Holding::Nothing, to: last })
+            Ok(Change { through: Holding::Nothing, to })
         };
         let erased = self.replace(slot, decide, erase).expect("nothing forbids it");
-        (!erased).then(|| self.record(slot, last))
+        last.filter(|_| !erased)
     }
 
     /// How far data of a slot's sequential zone can be read; nothing if it is offline.

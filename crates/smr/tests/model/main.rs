@@ -2,6 +2,7 @@
 //! zones of its own, all of them in one zone, and readers beside resets.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
+mod ledger;
 mod plain;
 mod threads;
 
