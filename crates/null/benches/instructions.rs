@@ -19,6 +19,7 @@ use blockyard_core::composed::Composed;
 use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
 use blockyard_core::sched::NoneScheduler;
+use blockyard_core::zone::gate::ZoneGates;
 use blockyard_core::{Bio, BufRef, Completion, Flags, RegionId, Sector};
 use blockyard_null::{Null, NullConfig};
 use gungraun::prelude::*;
@@ -61,6 +62,19 @@ fn load(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     let null = Null::open(config).expect("the configuration fits");
     let depth = ChannelConfig::default();
     let disk = Composed::new("n".to_owned(), "null", null, depth, NoneScheduler::new);
+    load_on(&disk, bio)
+}
+
+/// The same behind a gate.
+fn gated(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
+    let null = Null::open(config).expect("the configuration fits");
+    let gates = ZoneGates::new(Arc::clone(&null)).expect("there is memory for few zones");
+    let depth = ChannelConfig::default();
+    let disk = Composed::new("n".to_owned(), "null", null, depth, NoneScheduler::new);
+    load_on(&disk.with_gates(gates.expect("the device is zoned")), bio)
+}
+
+fn load_on(disk: &dyn Disk, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     let mut channel = disk.open().expect("a fresh disk can be opened");
     let region = Region::alloc((BATCH * SECTORS * 512) as usize);
     let region_id: RegionId = channel.register(Arc::clone(&region));
@@ -118,11 +132,17 @@ fn merged_writes() -> Load {
 }
 
 /// Each write of a batch goes to a zone of its own.
+fn zone_write(index: u64, buf: BufRef) -> Bio {
+    let (zone, row) = (index % BATCH, index / BATCH);
+    Bio::write(Sector(zone * 2048 + row * SECTORS), SECTORS, buf).with_flags(Flags::NONE)
+}
+
 fn zone_writes() -> Load {
-    load(zoned(), |index, buf| {
-        let (zone, row) = (index % BATCH, index / BATCH);
-        Bio::write(Sector(zone * 2048 + row * SECTORS), SECTORS, buf).with_flags(Flags::NONE)
-    })
+    load(zoned(), zone_write)
+}
+
+fn gated_writes() -> Load {
+    gated(zoned(), zone_write)
 }
 
 /// Reads of what was written to zones.
@@ -136,11 +156,18 @@ fn zone_reads() -> Load {
 }
 
 /// Sixteen appends to each of two zones.
+fn append(index: u64, buf: BufRef) -> Bio {
+    let zone = index / BATCH / 8 * 2 + index % 2;
+    Bio::append(Sector(zone * 2048), SECTORS, buf)
+}
+
 fn appends() -> Load {
-    load(zoned(), |index, buf| {
-        let zone = index / BATCH / 8 * 2 + index % 2;
-        Bio::append(Sector(zone * 2048), SECTORS, buf)
-    })
+    load(zoned(), append)
+}
+
+/// The same, made of writes.
+fn made_appends() -> Load {
+    gated(NullConfig { zone_append_max_sectors: 0, ..zoned() }, append)
 }
 
 #[library_benchmark]
@@ -150,6 +177,8 @@ fn appends() -> Load {
 #[bench::zone_read(args = (), setup = zone_reads, config = gate("zone_read"))]
 #[bench::zone_write(args = (), setup = zone_writes, config = gate("zone_write"))]
 #[bench::zone_append(args = (), setup = appends, config = gate("zone_append"))]
+#[bench::gated_write(args = (), setup = gated_writes, config = gate("gated_write"))]
+#[bench::made_append(args = (), setup = made_appends, config = gate("made_append"))]
 fn push_to_reap(mut load: Load) -> Load {
     drive(&mut load);
     load

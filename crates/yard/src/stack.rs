@@ -215,8 +215,8 @@ fn with_gate<D: Device>(spec: &DeviceSpec, device: Arc<D>) -> Result<Arc<dyn Dis
         return with_scheduler(spec, device, Ungated);
     }
     let gates = ZoneGates::new(Arc::clone(&device)).map_err(|error| StackError::Refused {
-        field: "size",
-        message: format!("no memory for the write pointers: {error}"),
+        field: "zone_size",
+        message: format!("zone_size: {error}"),
     })?;
     match gates {
         Some(gates) => with_scheduler(spec, device, gates),
@@ -304,6 +304,7 @@ mod tests {
     use crate::config::{TEMPLATE, parse};
     use crate::param::{KINDS, Kind};
     use crate::uri;
+    use blockyard_core::zone::gate::GateView;
 
     fn refused(uri: &str) -> String {
         match open(&uri::parse(uri).unwrap()) {
@@ -346,6 +347,33 @@ mod tests {
         assert!(error.starts_with("timeout: `1,2` will not do"), "{error}");
         let error = refused("null:///d?trace=/no/such/place");
         assert!(error.starts_with("trace: `/no/such/place` cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn a_gate_is_there_when_it_is_needed_or_asked_for() {
+        let gate = |query: &str| {
+            let uri = format!("null:///d?size=1G&{query}");
+            open(&uri::parse(&uri).unwrap()).unwrap().disk.gate()
+        };
+        let view = |mode, emulates_append| Some(GateView { mode, emulates_append });
+        let zoned = "zoned=1&zone_size=1M";
+        assert_eq!(gate("zoned=0"), None);
+        assert_eq!(gate(zoned), view(GateMode::Pipeline, false));
+        assert_eq!(gate(&format!("{zoned}&gate=pipeline")), view(GateMode::Pipeline, false));
+        assert_eq!(gate(&format!("{zoned}&gate=plug")), view(GateMode::Plug, false));
+        let appendless = "zoned=1&zone_size=1M&zone_append_max_sectors=0";
+        assert_eq!(gate(appendless), view(GateMode::Plug, true));
+        let error = refused(&format!("null:///d?size=1G&{appendless}&gate=pipeline"));
+        assert!(error.starts_with("gate: `pipeline` will not do: wanted plug"), "{error}");
+        let error = refused("null:///d?size=8P&zoned=1&zone_size=4T&zone_append_max_sectors=0");
+        assert!(
+            error.starts_with("zone_size: zones of 8589934592 sectors are too long"),
+            "{error}"
+        );
+        assert_eq!(
+            check(&uri::parse("null:///d?gate=plug").unwrap()).unwrap(),
+            ["gate: ignored without zoned=1"]
+        );
     }
 
     #[test]

@@ -40,3 +40,19 @@ fn a_delayed_device() {
 fn a_traced_device() {
     suite("null:///n?size=8M&memory_backed=1&trace=/dev/null");
 }
+
+#[test]
+fn a_device_behind_a_gate() {
+    suite(
+        "null:///n?size=8M&memory_backed=1&zoned=1&zone_size=512k&zone_capacity=384k\
+         &zone_nr_conv=2&zone_max_open=3&zone_max_active=5&gate=plug",
+    );
+}
+
+#[test]
+fn a_device_without_append() {
+    suite(
+        "null:///n?size=8M&memory_backed=1&zoned=1&zone_size=512k&zone_capacity=384k\
+         &zone_nr_conv=2&zone_append_max_sectors=0&irqmode=softirq",
+    );
+}

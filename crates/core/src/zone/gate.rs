@@ -28,7 +28,7 @@ use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
 
-pub use plugged::{Plugged, ZoneGates};
+pub use plugged::{GateError, Plugged, ZoneGates};
 
 /// How many changes of a zone are in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

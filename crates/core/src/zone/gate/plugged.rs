@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::wp_cache::WpCache;
+use blockyard_sync::wp_cache::{OFFSET_MAX, WpCache};
 use blockyard_sync::zone_gate::{Entered, Seat, ZoneGate};
 
 use super::pointers::{self, Pointers};
@@ -52,18 +52,55 @@ pub struct ZoneGates<D> {
     rules: MergeRules,
 }
 
+/// Why a device cannot have a gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GateError {
+    /// There is no memory for the write pointers.
+    NoMemory(TryReserveError),
+    /// A write pointer of a zone does not fit into its four bytes.
+    LongZones {
+        /// How long zones are, in sectors.
+        sectors: u64,
+        /// How long they may be, in sectors.
+        wanted_max: u64,
+    },
+}
+
+impl fmt::Display for GateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GateError::NoMemory(error) => write!(f, "no memory for the write pointers: {error}"),
+            GateError::LongZones { sectors, wanted_max } => {
+                write!(
+                    f,
+                    "zones of {sectors} sectors are too long for append to be made of writes"
+                )?;
+                write!(f, ": wanted at most {wanted_max}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for GateError {}
+
 impl<D: Device> ZoneGates<D> {
     /// The gates of a zoned device; `None` for one without zones.
     ///
     /// # Errors
-    /// If there is no memory for the write pointers.
-    pub fn new(device: Arc<D>) -> Result<Option<ZoneGates<D>>, TryReserveError> {
+    /// If the device has no append of its own, and there is no memory for the write pointers, or a
+    /// zone is too long for one.
+    pub fn new(device: Arc<D>) -> Result<Option<ZoneGates<D>>, GateError> {
         let Some(zones) = device.geometry().zones.clone() else { return Ok(None) };
         let gate = ZoneGate::new(zones.zone_count);
         let rules = MergeRules::new(device.limits());
         let pointers = match device.limits().zone_append_sectors_max {
+            0 if zones.zone_sectors > u64::from(OFFSET_MAX) => {
+                let wanted_max = 1 << OFFSET_MAX.ilog2();
+                return Err(GateError::LongZones { sectors: zones.zone_sectors, wanted_max });
+            }
             0 => {
-                let cache = WpCache::new(zones.zone_count)?;
+                let cache = WpCache::new(zones.zone_count).map_err(GateError::NoMemory)?;
                 pointers::fill(&cache, &*device, &zones);
                 Some(Arc::new(cache))
             }
