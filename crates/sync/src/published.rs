@@ -66,11 +66,16 @@ impl<T> Reader<T> {
         &self.copy
     }
 
-    /// The value that the last `get` returned, if it is still the current one.
+    /// The value, if the last look found the current one. Otherwise the next look will.
     #[inline]
-    pub fn unchanged(&self) -> Option<&T> {
+    pub fn unchanged(&mut self) -> Option<&T> {
         // Acquire: pairs with the Release in `update`.
-        (self.shared.generation.load(Ordering::Acquire) == self.generation).then_some(&*self.copy)
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.fetch(generation);
+            return None;
+        }
+        Some(&self.copy)
     }
 
     #[cold]
@@ -90,11 +95,13 @@ mod tests {
     fn a_reader_sees_each_change() {
         let shared = Arc::new(Published::new(1));
         let mut reader = Reader::new(&shared);
+        // Who never called `get` was told of a change for ever, and never carried anything.
         assert_eq!(reader.unchanged(), None);
-        assert_eq!(**reader.get(), 1);
         assert_eq!(reader.unchanged(), Some(&1));
+        assert_eq!(**reader.get(), 1);
         shared.update(|value| value + 1);
         assert_eq!(**reader.get(), 2);
+        assert_eq!(reader.unchanged(), Some(&2));
         assert_eq!(*shared.get(), 2);
     }
 }
