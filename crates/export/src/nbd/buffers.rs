@@ -24,7 +24,7 @@ use std::sync::Arc;
 use blockyard_core::Region;
 
 use crate::nbd::exports::REQUEST_BYTES_MAX;
-use crate::nbd::sys;
+use crate::os;
 
 /// Room in each arena besides one request of the greatest length.
 const SLACK_BYTES: usize = 1 << 20;
@@ -115,7 +115,7 @@ pub(crate) struct Buffers {
 impl Buffers {
     pub(crate) fn new() -> io::Result<Buffers> {
         Ok(Buffers {
-            region: sys::map_region(REGION_BYTES)?,
+            region: os::map_region(REGION_BYTES)?,
             inbox: Pair::new(0),
             unread: 0,
             outbox: Pair::new(2 * ARENA_BYTES),
@@ -278,7 +278,7 @@ impl Buffers {
         }
         for pair in [&mut self.inbox, &mut self.outbox] {
             for arena in &mut pair.arenas {
-                sys::forget(&self.region, arena.base as u64, arena.peak.next_multiple_of(4096));
+                os::forget(&self.region, arena.base as u64, arena.peak.next_multiple_of(4096));
                 arena.used = 0;
                 arena.peak = 0;
             }

@@ -25,10 +25,11 @@ use crate::nbd::link::Link;
 use crate::nbd::pace::Pace;
 use crate::nbd::reply::Replies;
 use crate::nbd::status::Statuses;
-use crate::nbd::sys::{self, Patience, Ready};
+use crate::nbd::sys::{Patience, Ready};
 use crate::nbd::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request,
 };
+use crate::os;
 
 /// Most requests in flight on a connection.
 const REQUESTS_MAX: usize = 1024;
@@ -180,7 +181,7 @@ impl Connection {
     /// # Errors
     /// If the link fails, or the connection is cut.
     pub(crate) fn serve(&mut self) -> io::Result<Option<wire::WireError>> {
-        sys::sharpen_timers();
+        os::sharpen_timers();
         let served = self.serve_requests();
         if served.is_err() {
             self.finish();
