@@ -201,6 +201,27 @@ fails(errno.EIO, os.fsync, fd)
 }
 
 #[test]
+fn only_what_has_to_wait_takes_a_lane() {
+    // A channel that had never started anything carried nothing, and every read went to a lane.
+    let mounted = Mounted::serve(&[MEM0]);
+    let has_lane = || {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", mounted.yard.pid())).unwrap();
+        let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+        threads.map(|thread| name(thread.unwrap()).unwrap()).any(|name| name.trim() == "fuse-mem0")
+    };
+    let script = "
+fd = os.open(path, os.O_RDWR)
+for turn in range(100):
+    assert os.pwrite(fd, b'x' * 4096, turn * 4096) == 4096
+    assert os.pread(fd, 5000, turn * 4096)[:4096] == b'x' * 4096
+";
+    python(&mounted.file("mem0"), script);
+    assert!(!has_lane());
+    python(&mounted.file("mem0"), "os.fsync(os.open(path, os.O_RDWR))");
+    assert!(has_lane());
+}
+
+#[test]
 fn a_slow_device_holds_up_no_other() {
     // Each request takes a minute on one of the two, and there are more of them than threads serve
     // and lanes keep in flight.

@@ -26,6 +26,7 @@ use crate::fuse::files::Edges;
 use crate::fuse::memory::{self, BLOCK_BYTES_MAX, BUFFER_BYTES};
 use crate::fuse::ranges::{Shape, Span, Zeroing};
 use crate::fuse::status::errno_of;
+use crate::os;
 
 /// Requests that a lane has in flight at once.
 const SLOTS: u16 = 32;
@@ -89,14 +90,14 @@ impl Lane {
     /// Starts a lane.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses memory or a thread.
     pub(crate) fn start(
         name: &str,
         mut channel: Box<dyn Channel>,
         shape: Shape,
         edges: Arc<Edges>,
     ) -> io::Result<Lane> {
-        let region = Region::alloc((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize);
+        let region = os::map_region((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize)?;
         let region_id = channel.register(Arc::clone(&region));
         let (messages, received) = mpsc::channel();
         let (give, free) = mpsc::sync_channel(usize::from(SLOTS));
@@ -189,6 +190,7 @@ struct Worker {
 
 impl Worker {
     fn serve(mut self) {
+        os::sharpen_timers();
         while self.receive() {
             self.draw();
             self.start();

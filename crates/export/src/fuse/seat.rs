@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockyard_core::{BufRef, Channel, Disk, Flags, Op, Region, RegionId};
+use blockyard_core::{BufRef, Channel, Disk, Flags, Op, Region, RegionId, Status};
 use blockyard_sync::atomics::{AtomicUsize, Ordering};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pad::Padded;
@@ -20,8 +20,13 @@ use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 use crate::fuse::files::{Edges, File, Files, slot_of};
 use crate::fuse::lane::{Answer, Lane, Work};
 use crate::fuse::memory::{self, BUFFER_BYTES, IO_BYTES_MAX};
-use crate::fuse::ranges::Shape;
+use crate::fuse::ranges::{Shape, Span};
 use crate::fuse::status::errno_of;
+use crate::os;
+
+/// How often a request is tried to be carried: once, and once more for each floor that may have
+/// something to fetch first (the error injector, the device).
+const CARRIES: u32 = 3;
 
 thread_local! {
     /// This thread's seat. A thread serves one mount as long as it lives.
@@ -126,7 +131,10 @@ impl Door {
     fn open(file: &File) -> Result<Door, Errno> {
         let disk = Arc::clone(&file.disk);
         let mut channel = open_channel(&disk)?;
-        let region = Region::alloc(BUFFER_BYTES as usize);
+        let region = os::map_region(BUFFER_BYTES as usize).map_err(|error| {
+            tracing::error!(device = disk.name(), %error, "no memory for its file");
+            Errno::ENOMEM
+        })?;
         let region_id = channel.register(Arc::clone(&region));
         let (ino, shape, edges) = (file.ino, file.shape, Arc::clone(&file.edges));
         Ok(Door { ino, disk, shape, channel, region, region_id, edges, lane: None })
@@ -146,8 +154,7 @@ impl Door {
             return reply.data(&[]);
         }
         let span = self.shape.span(offset, want);
-        let buf = BufRef { region: self.region_id, offset: 0 };
-        match self.channel.carry(Op::Read, span.sector(), span.sectors(), buf) {
+        match self.carry(Op::Read, &span) {
             Some(status) if status.is_ok() => {
                 // SAFETY: the carried read has completed and nothing else is in flight in the
                 // region, which belongs to this door alone.
@@ -176,14 +183,22 @@ impl Door {
         }
         if span.is_whole() && flags == Flags::NONE {
             self.region.write(0, data);
-            let buf = BufRef { region: self.region_id, offset: 0 };
-            match self.channel.carry(Op::Write, span.sector(), span.sectors(), buf) {
+            match self.carry(Op::Write, &span) {
                 Some(status) if status.is_ok() => return reply.written(want as u32),
                 Some(status) => return reply.error(errno_of(status)),
                 None => {}
             }
         }
         self.hand_over(Work::Write(span, flags), Answer::Write(reply), data);
+    }
+
+    /// Carries a read or a write of whole blocks out, between the device and the region's start.
+    #[inline]
+    fn carry(&mut self, op: Op, span: &Span) -> Option<Status> {
+        let buf = BufRef { region: self.region_id, offset: 0 };
+        let mut carry = || self.channel.carry(op, span.sector(), span.sectors(), buf);
+        // A floor whose rules have changed since it last looked fetches them and carries nothing.
+        (0..CARRIES).find_map(|_| carry())
     }
 
     /// Makes durable what was written.
@@ -214,7 +229,7 @@ impl Door {
             let edges = Arc::clone(&self.edges);
             let lane = Lane::start(self.disk.name(), channel, self.shape, edges);
             self.lane = Some(lane.map_err(|error| {
-                tracing::error!(device = self.disk.name(), %error, "no thread for its requests");
+                tracing::error!(device = self.disk.name(), %error, "nobody for its requests that wait");
                 Errno::ENOMEM
             })?);
         }
