@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::error::LabError;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
+use crate::stats::Summary;
 
 /// Least length of a slice.
 pub const SLICE_LENGTH: Duration = Duration::from_micros(500);
@@ -204,11 +205,13 @@ fn quantile(slices: &[Slice], q: f64) -> f64 {
     values[((values.len() - 1) as f64 * q).round() as usize]
 }
 
-/// Operations per turn over all slices; `None` if nobody took turns.
+/// Operations per turn, the median of the slices; `None` if nobody took turns. The sum over all
+/// slices would not do: where one thread was away for a hundredth of the time, the other has made
+/// more operations in that one turn than in many others.
 fn turns_of(slices: &[Slice]) -> Reading {
-    let turns: u64 = slices.iter().map(|slice| slice.turns).sum();
-    let ops: u64 = slices.iter().map(|slice| slice.ops).sum();
-    let ops_per_turn = (turns > 0).then(|| ops as f64 / turns as f64);
+    let turned = slices.iter().filter(|slice| slice.turns > 0);
+    let values: Vec<f64> = turned.map(|slice| slice.ops as f64 / slice.turns as f64).collect();
+    let ops_per_turn = Summary::of(&values).map(|summary| summary.median);
     Reading { ops_per_turn, ..Reading::of(0.0) }
 }
 
