@@ -439,6 +439,31 @@ impl Worker {
         }
     }
 
+    /// One batch; says how long pushing and submitting took, which is when a device that carries
+    /// its I/Os out on the spot does so.
+    ///
+    /// # Errors
+    /// The status of an I/O that failed.
+    pub fn timed_batch(&mut self) -> Result<Duration, Status> {
+        let bios = self.stream.fill();
+        self.out.clear();
+        let started = Instant::now();
+        let mut pushed = self.channel.push(bios);
+        self.channel.submit();
+        let took = started.elapsed();
+        while self.out.len() < bios.len() {
+            if self.channel.reap(&mut self.out) == 0 {
+                self.channel.wait(None);
+            }
+            if pushed < bios.len() {
+                pushed += self.channel.push(&bios[pushed..]);
+                self.channel.submit();
+            }
+        }
+        self.stream.settle(&self.out)?;
+        Ok(took)
+    }
+
     /// One batch from push to reap; says how many I/Os were done.
     ///
     /// # Errors
