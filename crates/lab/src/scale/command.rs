@@ -11,16 +11,19 @@ use crate::command::CommandError;
 use crate::error::LabError;
 use crate::experiments::{limits, zone_locks};
 use crate::limits::values::LimitValues;
-use crate::metric::Metric;
 use crate::results::{Index, Note, Prediction, Results};
 use crate::scale::machine::{Machine, ns};
+use crate::scale::predict::{Known, MEASURED_HERE};
 use crate::scale::zone_locks::{VARIANTS, WORKLOADS};
 use crate::scale::{calibrate, predict};
 use crate::stop::Stop;
 
-/// How often and how long each limit and each variant is measured.
-const ROUNDS: u32 = 9;
-const MEASURE: Duration = Duration::from_millis(60);
+/// How often and how long each limit is measured.
+const LIMIT_ROUNDS: u32 = 9;
+const LIMIT_MEASURE: Duration = Duration::from_millis(60);
+/// How many openings of each variant are measured, and how long each, alone and by two.
+const OPENINGS: u32 = 25;
+const OPENING_MEASURE: Duration = Duration::from_millis(20);
 /// The error that the model is meant to stay below for two cores.
 const ERROR_MAX: f64 = 0.15;
 
@@ -127,7 +130,7 @@ fn answer(args: &ScaleArgs, stop: &Stop) -> Result<Answer, LabError> {
     let why = |why: String| LabError::failed("scale model", why);
     let (limits, source) = limit_values(args, stop)?;
     let machine = shape(args, calibrate::machine(&limits, args.cores, args.sockets)?);
-    let known = predict::measure(ROUNDS, MEASURE, stop)?;
+    let known = predict::measure(OPENINGS, OPENING_MEASURE, stop)?;
     let mut predictions = predict::predict(&machine, &known, args.seed).map_err(why)?;
     predictions.extend(predict::published(args.seed).map_err(why)?);
     let mut notes = vec![
@@ -145,7 +148,7 @@ fn answer(args: &ScaleArgs, stop: &Stop) -> Result<Answer, LabError> {
          cores."
             .to_owned(),
     ];
-    notes.extend(lock_check(&limits, &machine, args.seed));
+    notes.extend(spread(&known));
     Ok(Answer { machine, predictions, notes })
 }
 
@@ -159,20 +162,23 @@ fn limit_values(args: &ScaleArgs, stop: &Stop) -> Result<(LimitValues, String), 
             return Ok((values, path.display().to_string()));
         }
     }
-    let wanted = [calibrate::NEEDED, calibrate::CHECKED].concat();
-    Ok((LimitValues::measure(&wanted, ROUNDS, MEASURE, stop)?, "limits measured now".to_owned()))
+    Ok((
+        LimitValues::measure(calibrate::NEEDED, LIMIT_ROUNDS, LIMIT_MEASURE, stop)?,
+        "limits measured now".to_owned(),
+    ))
 }
 
-/// What the model says of a limit that did not go into it: two threads at one spinning lock.
-fn lock_check(limits: &LimitValues, machine: &Machine, seed: u64) -> Option<String> {
-    let measured = limits.get(limits::names::SPIN_LOCK, 2, Metric::NS_PER_OP).ok()?;
-    let two = Machine { cores: 2, sockets: 1, threads_per_core: 1, ..machine.clone() };
-    let predicted = calibrate::spin_lock_of_two(&two, seed).ok()?;
-    let error = (predicted / measured - 1.0) * 100.0;
-    Some(format!(
-        "Held against a limit that did not go in: two threads at one spinning lock, predicted \
-         {predicted:.0} ns, measured {measured:.0} ns, error {error:+.0}%."
-    ))
+/// How much what two threads do varied from one opening of a device to the next.
+fn spread(known: &[Known]) -> Option<String> {
+    let gains = known.iter().filter_map(|known| Some((known, known.gain?)));
+    let texts: Vec<String> = gains
+        .map(|(known, gain)| {
+            let Known { variant, workload, .. } = known;
+            format!("{variant} {} {:.2} to {:.2}", workload.name, gain.min, gain.max)
+        })
+        .collect();
+    let what = "Two threads did so many times as much as one, by opening of the device";
+    (!texts.is_empty()).then(|| format!("{what}: {}.", texts.join(", ")))
 }
 
 fn nanos(picoseconds: u64) -> String {
@@ -182,7 +188,7 @@ fn nanos(picoseconds: u64) -> String {
 /// How far the model is off for two cores.
 fn two_cores(predictions: &[Prediction]) -> String {
     let measured =
-        |p: &&Prediction| p.cores == 2 && p.known_source.as_deref() == Some("measured here");
+        |p: &&Prediction| p.cores == 2 && p.known_source.as_deref() == Some(MEASURED_HERE);
     let errors = predictions.iter().filter(measured).filter_map(|p| p.error.map(|e| (p, e)));
     let worst = errors.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
     match worst {

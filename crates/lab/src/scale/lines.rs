@@ -66,19 +66,37 @@ pub struct Request {
     pub core: usize,
     /// What it wants.
     pub want: Want,
-    /// It goes on meanwhile: a store in the store buffer, which gives a lock back.
-    pub posted: bool,
+    /// What its thread does meanwhile.
+    pub purpose: Purpose,
 }
 
-/// A transfer that has begun.
+/// What a thread that has asked for a line does until it is here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It waits.
+    Wait,
+    /// It goes on: a store in the store buffer, which gives a lock back.
+    Posted,
+    /// It goes on with the work before an atomic operation, for which its processor has asked.
+    Ahead,
+}
+
+/// How a transfer goes, in times one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// When those who have the line now lose it.
-    pub lost_at: Time,
-    /// When the request is granted.
-    pub granted_at: Time,
-    /// When the next transfer may begin.
-    pub free_at: Time,
+    /// Until those who have the line now lose it.
+    pub kept: Time,
+    /// From there until the request is granted.
+    pub travel: Time,
+    /// From the beginning until the next transfer may begin, if that is before the grant.
+    pub free_after: Option<Time>,
+}
+
+impl Transfer {
+    /// One that takes so long, of which the line stays where it is so long.
+    fn of(cost: Time, kept: Time) -> Transfer {
+        Transfer { kept, travel: cost.saturating_sub(kept), free_after: None }
+    }
 }
 
 /// A lock's word, if the line holds one.
@@ -104,8 +122,14 @@ pub struct Line {
     pub queue: VecDeque<Request>,
     /// A transfer is under way.
     pub busy: bool,
+    /// What that one takes once the line is lost.
+    pub travel: Time,
+    /// An atomic operation on the line is under way until then: nobody gets it before.
+    pub pinned_until: Time,
     /// What stands in it.
     pub word: Word,
+    /// Who has held the lock last.
+    pub last: Option<usize>,
     /// Threads asleep, or in a lock's queue.
     pub waiters: VecDeque<usize>,
 }
@@ -121,36 +145,34 @@ impl Line {
         self.word == Word::Free
     }
 
-    /// How the transfer for a request that begins now goes. A line that nobody has had costs
+    /// How the transfer for a request that begins now goes, if the owner goes on for `kept` with
+    /// what it has, where it is [`Machine::retain`] on average. A line that nobody has had costs
     /// nothing: its first touch is before the time that counts.
-    pub fn transfer(&self, machine: &Machine, request: &Request, now: Time) -> Transfer {
+    pub fn transfer(&self, machine: &Machine, request: &Request, kept: Time) -> Transfer {
         let core = request.core;
         if self.serves(core, request.want) {
-            return Transfer { lost_at: now, granted_at: now, free_at: now };
+            return Transfer::of(0, 0);
         }
         let far = |other: usize| machine.socket_of(other) != machine.socket_of(core);
         if let Some(owner) = self.owner {
-            let granted_at = now + machine.transfer(far(owner));
-            let lost_at = granted_at.min(now + machine.retain);
-            return Transfer { lost_at, granted_at, free_at: granted_at };
+            // What is left of the way does not depend on how long the owner went on.
+            let travel = machine.transfer(far(owner)).saturating_sub(machine.retain);
+            return Transfer { kept, travel, free_after: None };
         }
         if self.sharers.is_empty() {
-            return Transfer { lost_at: now, granted_at: now, free_at: now };
+            return Transfer::of(0, 0);
         }
         let any_far = self.sharers.iter().any(far);
         match request.want {
             Want::Read => {
                 let all_far = any_far && self.sharers.iter().all(far);
                 let cost = machine.transfer(all_far);
-                let free_at = now + cost / machine.readers_at_once;
-                Transfer { lost_at: now, granted_at: now + cost, free_at }
+                let free_after = Some(cost / machine.readers_at_once);
+                Transfer { free_after, ..Transfer::of(cost, 0) }
             }
             // The right to write what is here already costs as much: the others must be told, and
             // must have answered.
-            Want::Write => {
-                let granted_at = now + machine.transfer(any_far);
-                Transfer { lost_at: now, granted_at, free_at: granted_at }
-            }
+            Want::Write => Transfer::of(machine.transfer(any_far), 0),
         }
     }
 
@@ -185,7 +207,7 @@ mod tests {
     use super::*;
 
     fn request(core: usize, want: Want) -> Request {
-        Request { thread: core, core, want, posted: false }
+        Request { thread: core, core, want, purpose: Purpose::Wait }
     }
 
     #[test]
@@ -204,17 +226,19 @@ mod tests {
         let machine = Machine::default();
         let mut line = Line::default();
         let first = request(0, Want::Write);
-        assert_eq!(line.transfer(&machine, &first, 7).granted_at, 7, "nobody has had it");
+        assert_eq!(line.transfer(&machine, &first, 7), Transfer::of(0, 0), "nobody has had it");
         line.grant(&first);
         let reader = request(1, Want::Read);
-        let transfer = line.transfer(&machine, &reader, 0);
-        assert_eq!(transfer.granted_at, machine.transfer(false));
-        assert!(transfer.lost_at < transfer.granted_at);
+        let transfer = line.transfer(&machine, &reader, machine.retain);
+        assert_eq!(transfer.kept + transfer.travel, machine.transfer(false));
+        let longer = line.transfer(&machine, &reader, 2 * machine.retain);
+        assert_eq!(longer.travel, transfer.travel, "the way is as long");
         assert_eq!(line.lose(&reader), Cores::default(), "the writer still reads");
         line.grant(&reader);
         assert!(line.serves(0, Want::Read) && !line.serves(0, Want::Write));
         let writer = request(1, Want::Write);
-        assert_eq!(line.transfer(&machine, &writer, 0).granted_at, machine.transfer(false));
+        let transfer = line.transfer(&machine, &writer, machine.retain);
+        assert_eq!(transfer, Transfer::of(machine.transfer(false), 0));
         let lost = line.lose(&writer);
         assert_eq!(lost.iter().collect::<Vec<_>>(), [0, 1]);
         line.grant(&writer);

@@ -26,6 +26,8 @@ pub struct Machine {
     pub transfer_far: Time,
     /// How long a core goes on with a line after another has asked for it.
     pub retain: Time,
+    /// A reader gets a line that another has changed as a writer would, and the other is without.
+    pub migrates: bool,
     /// Readers that get a line during one transfer, once it is only read.
     pub readers_at_once: u64,
     /// The pause between two looks at a held lock.
@@ -38,6 +40,8 @@ pub struct Machine {
     pub sleep: Time,
     /// An atomic update of a line that is here.
     pub update: Time,
+    /// The part of an atomic update at its end in which nobody gets the line.
+    pub pinned: Time,
     /// The waker's system call.
     pub wake_call: Time,
     /// From the waker's call to the sleeper's next instruction.
@@ -55,12 +59,14 @@ impl Default for Machine {
             transfer_near: ns(65.0),
             transfer_far: ns(160.0),
             retain: ns(15.0),
+            migrates: true,
             readers_at_once: 8,
             pause: ns(12.0),
             yielding: ns(180.0),
             spin: ns(8.0),
             sleep: ns(14.0),
             update: ns(7.0),
+            pinned: ns(1.0),
             wake_call: ns(800.0),
             wake: ns(4000.0),
         }
@@ -108,6 +114,10 @@ impl Machine {
         }
         if !(1.0..=8.0).contains(&self.thread_gain) {
             return Err(format!("thread gain is {}; from 1 to 8 is possible", self.thread_gain));
+        }
+        if self.pinned > self.update {
+            let (pinned, update) = (self.pinned, self.update);
+            return Err(format!("pinned is {pinned} ps; at most the {update} ps of an update"));
         }
         if self.readers_at_once == 0 || self.pause == 0 {
             return Err("readers at once and pause must not be 0".into());

@@ -1,35 +1,81 @@
 //! What an experiment's variant takes here: one thread alone, and two on two processors.
 //!
-//! Measured in slices as limits are ([`crate::limits::slices`]), so that the model is held against
-//! what two undisturbed processors do.
+//! Both are measured on the same opening of the device, one right after the other: where its memory
+//! lies decides how far its lines have to travel, and differs from opening to opening. Measured in
+//! slices as limits are ([`crate::limits::slices`]), so that the model is held against what two
+//! undisturbed processors do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use blockyard_core::Disk;
+use blockyard_core::{Bio, Disk, Op, Sector, Status};
 
 use crate::error::LabError;
 use crate::limits::pair::together;
 use crate::limits::slices::alone;
+use crate::limits::values::persist;
 use crate::load::{Load, Worker};
 use crate::sample::Round;
+use crate::scale::zone_locks::Workload;
+use crate::stats::Summary;
 
 /// Opens a fresh device.
 pub type Open = fn() -> Result<Arc<dyn Disk>, LabError>;
 
-/// Nanoseconds of wall time per I/O of all threads together, with one thread or with two.
-///
-/// Each thread opens its own channel: what one allocates then lies on no line that another's lies
-/// on, and nobody meets but in the device.
+/// Batches of which the way to the zones is timed; the median counts.
+const TIMED_BATCHES: usize = 2000;
+/// How many times as many I/Os the longer batches have.
+const DEEPER: usize = 4;
+
+/// What one opening of a device gave, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Opening {
+    /// Per I/O of one thread alone.
+    pub alone_ns: f64,
+    /// The same with two threads, per I/O of both together; `None` where there is one processor.
+    pub two_ns: Option<f64>,
+    /// From one I/O's zone to the next one's, one thread alone.
+    pub zone_ns: f64,
+}
+
+/// Opens a device and measures it.
 ///
 /// # Errors
 /// If the device cannot be opened, an I/O fails, or the machine is too busy.
-pub fn ns_per_io(round: &Round<'_>, open: Open, load: &Load) -> Result<f64, LabError> {
+pub fn opening(
+    round: &Round<'_>,
+    open: Open,
+    workload: &Workload,
+    two: bool,
+) -> Result<Opening, LabError> {
     let disk = open()?;
-    let name = disk.name();
-    let worker = |number| {
-        let disk = &*disk;
-        move || Worker::open(disk, load, number, round.seed)
+    let ns_per_io = |threads| {
+        persist(|| {
+            empty_zones(&*disk)?;
+            ns_per_io_on(round, &*disk, &workload.load(threads))
+        })
     };
+    let alone_ns = ns_per_io(1)?;
+    let zone_ns = zone_ns(round, &*disk, &workload.load(1))?;
+    let two_ns = if two { Some(ns_per_io(2)?) } else { None };
+    Ok(Opening { alone_ns, two_ns, zone_ns })
+}
+
+/// Nanoseconds of wall time per I/O of all threads together, one or two, on a fresh device.
+///
+/// # Errors
+/// As [`opening`].
+pub fn ns_per_io(round: &Round<'_>, open: Open, load: &Load) -> Result<f64, LabError> {
+    ns_per_io_on(round, &*open()?, load)
+}
+
+/// The same on a device whose zones are empty.
+///
+/// Each thread opens its own channel: what one allocates then lies on no line that another's lies
+/// on, and nobody meets but in the device.
+fn ns_per_io_on(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
+    let name = disk.name();
+    let worker = |number| move || Worker::open(disk, load, number, round.seed);
     let mut failed = [None, None];
     let reading = {
         let [first, second] = &mut failed;
@@ -47,6 +93,47 @@ pub fn ns_per_io(round: &Round<'_>, open: Open, load: &Load) -> Result<f64, LabE
         return Err(error);
     }
     Ok(reading?.ns_per_op / load.depth as f64)
+}
+
+/// Resets all zones, so that whoever writes begins where its stream believes to be.
+fn empty_zones(disk: &dyn Disk) -> Result<(), LabError> {
+    let name = || format!("resetting the zones of {}", disk.name());
+    let mut channel = disk.open().map_err(|error| LabError::failed(name(), error))?;
+    channel.push(&[Bio::new(Op::ZoneResetAll, Sector(0), 0)]);
+    channel.submit();
+    let mut done = Vec::new();
+    while channel.reap(&mut done) == 0 {
+        channel.wait(None);
+    }
+    match done.iter().map(|completion| completion.status).find(|status| !status.is_ok()) {
+        None => Ok(()),
+        Some(status) => Err(LabError::failed(name(), status)),
+    }
+}
+
+/// From one I/O's zone to the next one's: how much longer pushing and submitting a batch takes for
+/// each I/O that is in it more. What a batch takes once, and the clock, are not in that.
+fn zone_ns(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
+    let deep = Load { depth: load.depth * DEEPER, ..*load };
+    let times = [load, &deep].map(|load| submit_ns(round, disk, load));
+    let [short, long] = times;
+    Ok(((long? - short?) / (deep.depth - load.depth) as f64).max(0.0))
+}
+
+/// What pushing and submitting a batch takes; the median.
+fn submit_ns(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
+    empty_zones(disk)?;
+    let mut worker = Worker::open(disk, load, 0, round.seed)?;
+    let failed = |status: Status| LabError::failed(disk.name().to_owned(), status);
+    let mut times = Vec::with_capacity(TIMED_BATCHES);
+    for _ in 0..TIMED_BATCHES {
+        times.push(nanos(worker.timed_batch().map_err(failed)?));
+    }
+    Ok(Summary::of(&times).map_or(0.0, |summary| summary.median))
+}
+
+fn nanos(time: Duration) -> f64 {
+    time.as_nanos() as f64
 }
 
 /// Batches of a worker that is opened by the first of them, as many as are asked for, until
@@ -73,5 +160,29 @@ fn batches(
             }
         }
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scale::zone_locks::{VARIANTS, WORKLOADS};
+    use crate::stop::Stop;
+
+    /// Whoever writes on a device that was written before begins with empty zones.
+    #[test]
+    fn an_opening_is_measured_again_and_again() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(5));
+        let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
+        for (variant, open) in VARIANTS {
+            let disk = open().unwrap();
+            for workload in WORKLOADS {
+                for _ in 0..2 {
+                    let zone_ns = zone_ns(&round, &*disk, &workload.load(1)).unwrap();
+                    assert!(zone_ns < 1e6, "{variant} {}: {zone_ns}", workload.name);
+                }
+            }
+        }
     }
 }

@@ -3,59 +3,101 @@
 use std::time::Duration;
 
 use crate::error::LabError;
-use crate::limits::values::persist;
 use crate::metric::Metric;
 use crate::results::Prediction;
 use crate::sample::Round;
 use crate::scale::machine::Machine;
-use crate::scale::measure::ns_per_io;
+use crate::scale::measure::{Opening, opening};
 use crate::scale::published;
 use crate::scale::simulation::Simulation;
 use crate::scale::steps::Waiting;
-use crate::scale::zone_locks::{VARIANTS, WORKLOADS, Workload, operation};
+use crate::scale::zone_locks::{AtZone, PRODUCT, VARIANTS, WORKLOADS, Workload, operation};
 use crate::stats::Summary;
 use crate::stop::Stop;
 
-/// What was measured here: a variant, a workload, threads, and I/Os per second.
+/// Where what this command measures itself is from.
+pub const MEASURED_HERE: &str = "measured here";
+
+/// What was measured here of a variant under a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     /// The variant.
     pub variant: &'static str,
     /// The workload.
     pub workload: Workload,
-    /// Threads, each on a processor of its own.
-    pub threads: usize,
-    /// I/Os per second of all threads; the median of the rounds.
-    pub iops: f64,
+    /// I/Os per second of one thread alone; the median of the openings.
+    pub alone_iops: f64,
+    /// How many times as many two threads do, each on a processor of its own: the mean of the
+    /// openings, with the least and the greatest; `None` where there is one processor.
+    pub gain: Option<Gain>,
+    /// Nanoseconds from one I/O's zone to the next one's, of one thread alone.
+    pub zone_ns: f64,
+}
+
+/// How many times as many I/Os two threads do as one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gain {
+    /// From the mean time of an I/O over all openings. Two threads at one lock fall into one of
+    /// two rhythms, one twice as fast as the other; a median would jump from one to the other.
+    pub mean: f64,
+    /// The least of the openings.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+}
+
+impl Known {
+    /// What the openings of a device gave; `None` if there were none.
+    fn of(variant: &'static str, workload: Workload, openings: &[Opening]) -> Option<Known> {
+        let median = |value: fn(&Opening) -> f64| {
+            let values: Vec<f64> = openings.iter().map(value).collect();
+            Summary::of(&values).map(|summary| summary.median)
+        };
+        let times = openings.iter().filter_map(|opening| Some(opening.two_ns? / opening.alone_ns));
+        let times: Vec<f64> = times.collect();
+        let gain = Summary::of(&times).map(|summary| Gain {
+            mean: times.len() as f64 / times.iter().sum::<f64>(),
+            min: 1.0 / summary.max,
+            max: 1.0 / summary.min,
+        });
+        let alone_iops = 1e9 / median(|opening| opening.alone_ns)?;
+        let zone_ns = median(|opening| opening.zone_ns)?;
+        Some(Known { variant, workload, alone_iops, gain, zone_ns })
+    }
+
+    /// I/Os per second of so many threads, if they were measured.
+    pub fn iops(&self, threads: usize) -> Option<f64> {
+        match threads {
+            1 => Some(self.alone_iops),
+            2 => Some(self.alone_iops * self.gain?.mean),
+            _ => None,
+        }
+    }
 }
 
 /// Measures every variant with one thread and, where there is a second processor, with two. Each
-/// round opens a device of its own, and takes every variant in turn.
+/// round takes every variant in turn, and opens a device of its own for each.
 ///
 /// # Errors
 /// If something cannot be measured.
 pub fn measure(rounds: u32, duration: Duration, stop: &Stop) -> Result<Vec<Known>, LabError> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut cells = Vec::new();
-    for workload in WORKLOADS {
-        for threads in 1..=processors.min(2) {
-            cells.extend(VARIANTS.map(|(variant, open)| (variant, open, workload, threads)));
-        }
-    }
-    let mut values = vec![Vec::new(); cells.len()];
+    let two = std::thread::available_parallelism().map_or(1, usize::from) > 1;
+    let cells: Vec<_> = WORKLOADS
+        .into_iter()
+        .flat_map(|workload| VARIANTS.map(|(variant, open)| (variant, open, workload)))
+        .collect();
+    let mut openings = vec![Vec::new(); cells.len()];
     for number in 0..rounds {
-        for ((_, open, workload, threads), values) in cells.iter().zip(&mut values) {
+        for ((_, open, workload), openings) in cells.iter().zip(&mut openings) {
             let seed = u64::from(number) + 1;
             let round = Round { warm_up: duration / 5, duration, number, seed, stop };
-            let ns = persist(|| ns_per_io(&round, *open, &workload.load(*threads)))?;
-            values.push(1e9 / ns);
+            openings.push(opening(&round, *open, workload, two)?);
         }
     }
-    let known = cells.into_iter().zip(values).filter_map(|(cell, values)| {
-        let (variant, _, workload, threads) = cell;
-        Summary::of(&values).map(|s| Known { variant, workload, threads, iops: s.median })
-    });
-    Ok(known.collect())
+    let known = cells.into_iter().zip(openings);
+    Ok(known
+        .filter_map(|((variant, _, workload), all)| Known::of(variant, workload, &all))
+        .collect())
 }
 
 /// 1, 2, 4 and so on, and the machine's own number.
@@ -71,34 +113,42 @@ pub fn core_counts(cores: usize) -> Vec<usize> {
 ///
 /// # Errors
 /// If the machine will not do.
-pub fn predict(machine: &Machine, known: &[Known], seed: u64) -> Result<Vec<Prediction>, String> {
+pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Prediction>, String> {
     machine.check()?;
     let mut predictions = Vec::new();
-    for alone in known.iter().filter(|known| known.threads == 1) {
-        let Known { variant, workload, .. } = *alone;
-        let operation = operation(variant, &workload, Waiting::Spin)
+    for known in all {
+        let Known { variant, workload, zone_ns, .. } = *known;
+        let at_zone = AtZone { zone_ns, hold_ns: hold_ns(machine, all, known) };
+        let operation = operation(machine, variant, &workload, Waiting::Spin, at_zone)
             .ok_or_else(|| format!("`{variant}` under `{}` is not modelled", workload.name))?;
-        let batch_ns = workload.depth as f64 * 1e9 / alone.iops;
+        let batch_ns = workload.depth as f64 * 1e9 / known.alone_iops;
         for cores in core_counts(machine.cores) {
             let result = Simulation::run(machine, &operation, cores, batch_ns, seed)?;
             let value = result.ops_per_second * workload.depth as f64;
             let comparable = machine.threads_per_core == 1
                 && machine.socket_of(cores - 1) == machine.socket_of(0);
-            let measured = known.iter().find(|other| {
-                comparable
-                    && (other.variant, other.workload.name, other.threads)
-                        == (variant, workload.name, cores)
-            });
+            let measured = known.iops(cores).filter(|_| comparable);
             predictions.push(prediction(
                 (variant, workload.name),
                 (cores as u32, cores.div_ceil(machine.cores / machine.sockets) as u32),
                 cores * machine.threads_per_core,
                 value,
-                measured.map(|known| (known.iops, "measured here".to_owned())),
+                measured.map(|iops| (iops, MEASURED_HERE.to_owned())),
             ));
         }
     }
     Ok(predictions)
+}
+
+/// What a variant does under its lock: what it takes from zone to zone beyond the product, which
+/// has no lock there, and beyond taking a lock and giving it back. A processor does several things
+/// at once, so that nothing may be left.
+fn hold_ns(machine: &Machine, all: &[Known], known: &Known) -> f64 {
+    let product = all
+        .iter()
+        .find(|other| (other.variant, other.workload.name) == (PRODUCT, known.workload.name));
+    let spin_ns = machine.spin as f64 / 1000.0;
+    product.map_or(0.0, |product| (known.zone_ns - product.zone_ns - spin_ns).max(0.0))
 }
 
 /// The published rows as predictions, those that are none marked as fitted.
@@ -155,20 +205,27 @@ mod tests {
     }
 
     #[test]
+    fn a_gain_is_that_of_the_mean_time() {
+        let opening = |two_ns| Opening { alone_ns: 40.0, two_ns: Some(two_ns), zone_ns: 20.0 };
+        let known = Known::of("x", WORKLOADS[0], &[opening(20.0), opening(60.0)]).unwrap();
+        assert_eq!((known.iops(1), known.iops(2), known.iops(4)), (Some(25e6), Some(25e6), None));
+        let gain = known.gain.unwrap();
+        assert!((gain.max - 2.0).abs() < 1e-9 && (gain.min - 40.0 / 60.0).abs() < 1e-9);
+        assert_eq!(Known::of("x", WORKLOADS[0], &[]), None);
+    }
+
+    #[test]
     fn one_core_is_what_was_measured_and_two_are_held_against_it() {
         let machine = Machine { cores: 4, ..Machine::default() };
-        let known: Vec<Known> = VARIANTS
-            .iter()
-            .flat_map(|&(variant, _)| {
-                let workload = WORKLOADS[0];
-                [(1, 25e6), (2, 30e6)].map(|(threads, iops)| Known {
-                    variant,
-                    workload,
-                    threads,
-                    iops,
-                })
-            })
-            .collect();
+        let workload = WORKLOADS[0];
+        let gain = Some(Gain { mean: 1.2, min: 1.0, max: 1.5 });
+        let known = VARIANTS.map(|(variant, _)| Known {
+            variant,
+            workload,
+            alone_iops: 25e6,
+            gain,
+            zone_ns: 20.0,
+        });
         let predictions = predict(&machine, &known, 1).unwrap();
         assert_eq!(predictions.len(), 3 * 3);
         for prediction in &predictions {

@@ -10,9 +10,11 @@ use std::collections::BinaryHeap;
 
 use fastrand::Rng;
 
-use crate::scale::lines::{Line, Request, Want, Word};
+use crate::scale::lines::{Line, Purpose, Request, Want, Word};
 use crate::scale::machine::{Machine, Time, ns};
 use crate::scale::steps::{Operation, Pick, Step, Waiting};
+
+mod sections;
 
 /// Looks at a held spinning lock before the processor is given up.
 const SPINS: u64 = 64;
@@ -48,7 +50,9 @@ enum Phase {
     Begin,
     /// It has the object of a read or an update.
     Touched,
-    /// It has a lock's line, and may take it if it is free.
+    /// It is about to carry out the atomic operation of its step.
+    Reach,
+    /// It has a lock's line, and takes the lock if it is free.
     Try,
     /// It has a lock's line to read: it is free or it is not.
     Look,
@@ -76,6 +80,12 @@ struct Thread {
     /// It waits for those, and wants then a line for a purpose.
     draining: bool,
     wanted: Option<(usize, Want)>,
+    /// The line that its processor has asked for ahead of the step after the present one, and
+    /// whether it waits for that by now.
+    ahead: Option<usize>,
+    awaits_ahead: bool,
+    /// The object of that step is chosen.
+    has_chosen: bool,
     /// Since when it looks at a held lock whose line it has, without an event for each look.
     watching: Option<Time>,
     looks: u64,
@@ -89,6 +99,10 @@ pub struct Throughput {
     pub ops_per_second: f64,
     /// Events that it took.
     pub events: u64,
+    /// How often a lock went from one thread to another, per operation.
+    pub turns: f64,
+    /// How often a thread found a lock held, per operation.
+    pub waits: f64,
     /// The share of the threads' time in which they waited for a lock or a line.
     pub waiting_share: f64,
 }
@@ -111,6 +125,8 @@ pub struct Simulation<'a> {
     random: Rng,
     worked: Time,
     ops: u64,
+    turns: u64,
+    waits: u64,
 }
 
 impl<'a> Simulation<'a> {
@@ -156,6 +172,8 @@ impl<'a> Simulation<'a> {
             random: Rng::with_seed(seed),
             worked: 0,
             ops: 0,
+            turns: 0,
+            waits: 0,
         };
         Ok(simulation.play())
     }
@@ -173,9 +191,9 @@ impl<'a> Simulation<'a> {
             self.now = at;
             events += 1;
             if started.is_none() && self.ops >= warm_up {
-                started = Some((self.now, self.ops, self.worked));
+                started = Some((self.now, self.ops, self.worked, self.turns, self.waits));
             }
-            let counted = started.map_or(0, |(_, ops, _)| self.ops - ops);
+            let counted = started.map_or(0, |(_, ops, ..)| self.ops - ops);
             if counted >= wanted || events >= EVENTS_MAX {
                 break;
             }
@@ -186,12 +204,14 @@ impl<'a> Simulation<'a> {
                 Event::Free(line) => self.free(line),
             }
         }
-        let (since, ops, worked) = started.unwrap_or((0, 0, 0));
+        let (since, ops, worked, turns, waits) = started.unwrap_or_default();
         let time = (self.now - since).max(1) as f64;
         let worked = (self.worked - worked) as f64 / (time * self.threads.len() as f64);
         Throughput {
             ops_per_second: (self.ops - ops) as f64 / time * 1e12,
             events,
+            turns: (self.turns - turns) as f64 / (self.ops - ops) as f64,
+            waits: (self.waits - waits) as f64 / (self.ops - ops) as f64,
             waiting_share: (1.0 - worked).clamp(0.0, 1.0),
         }
     }
@@ -225,38 +245,59 @@ impl<'a> Simulation<'a> {
             return;
         }
         let core = self.threads[thread].core;
-        if self.lines[line].serves(core, want) {
-            self.after(0, Event::Go(thread));
+        if self.threads[thread].ahead == Some(line) {
+            self.threads[thread].awaits_ahead = true;
+        } else if self.lines[line].serves(core, want) {
+            // At once: nobody takes the line away in between.
+            self.go(thread);
         } else {
-            self.ask(line, Request { thread, core, want, posted: false });
+            self.ask(line, Request { thread, core, want, purpose: Purpose::Wait });
         }
     }
 
     fn ask(&mut self, line: usize, request: Request) {
         self.lines[line].queue.push_back(request);
         if !self.lines[line].busy {
-            self.begin_transfer(line);
+            let kept = self.retained();
+            self.begin_transfer(line, kept);
         }
     }
 
-    fn begin_transfer(&mut self, line: usize) {
-        let Some(request) = self.lines[line].queue.front() else { return };
-        let transfer = self.lines[line].transfer(self.machine, request, self.now);
+    fn begin_transfer(&mut self, line: usize, kept: Time) {
+        let migrates = self.machine.migrates && self.lines[line].owner.is_some();
+        let Some(request) = self.lines[line].queue.front_mut() else { return };
+        if migrates {
+            // What another has changed comes to its reader as to a writer.
+            request.want = Want::Write;
+        }
+        let request = *request;
+        let transfer = self.lines[line].transfer(self.machine, &request, kept);
         self.lines[line].busy = true;
-        if transfer.free_at < transfer.granted_at {
+        if let Some(free_after) = transfer.free_after {
             // Readers of what is only read: they need not wait for one another.
             let request = self.lines[line].queue.pop_front().expect("it was looked at");
             self.lines[line].grant(&request);
-            self.after(transfer.granted_at - self.now, Event::Go(request.thread));
-            self.after(transfer.free_at - self.now, Event::Free(line));
+            self.after(transfer.travel, Event::Go(request.thread));
+            self.after(free_after, Event::Free(line));
             return;
         }
-        self.after(transfer.lost_at - self.now, Event::Lose(line));
-        self.after(transfer.granted_at - self.now, Event::Grant(line));
+        self.lines[line].travel = transfer.travel;
+        self.after(transfer.kept, Event::Lose(line));
+    }
+
+    /// How long an owner goes on with a line that is asked for: up to twice the mean, and most
+    /// often about as long. So are the turns spread in which two threads update one cell.
+    fn retained(&mut self) -> Time {
+        (self.machine.retain as f64 * (self.random.f64() + self.random.f64())) as Time
     }
 
     fn lose(&mut self, line: usize) {
+        let pinned_until = self.lines[line].pinned_until;
+        if pinned_until > self.now {
+            return self.after(pinned_until - self.now, Event::Lose(line));
+        }
         let Some(request) = self.lines[line].queue.front().copied() else { return };
+        self.after(self.lines[line].travel, Event::Grant(line));
         let lost = self.lines[line].lose(&request);
         if lost.is_empty() {
             return;
@@ -276,17 +317,31 @@ impl<'a> Simulation<'a> {
     fn grant(&mut self, line: usize) {
         let Some(request) = self.lines[line].queue.pop_front() else { return };
         self.lines[line].grant(&request);
-        if request.posted {
-            self.arrived(request.thread, line);
-        } else {
-            self.after(0, Event::Go(request.thread));
+        self.lines[line].busy = false;
+        match request.purpose {
+            Purpose::Posted => {
+                // Whoever waits for the line gets it as soon as the store is done.
+                self.begin_transfer(line, 0);
+                self.arrived(request.thread, line);
+            }
+            Purpose::Wait => {
+                self.after(0, Event::Go(request.thread));
+                self.free(line);
+            }
+            Purpose::Ahead => {
+                self.threads[request.thread].ahead = None;
+                if std::mem::take(&mut self.threads[request.thread].awaits_ahead) {
+                    self.after(0, Event::Go(request.thread));
+                }
+                self.free(line);
+            }
         }
-        self.free(line);
     }
 
     fn free(&mut self, line: usize) {
         self.lines[line].busy = false;
-        self.begin_transfer(line);
+        let kept = self.retained();
+        self.begin_transfer(line, kept);
     }
 
     /// A store that gives a lock back has arrived.
@@ -296,8 +351,10 @@ impl<'a> Simulation<'a> {
         if self.threads[thread].draining && self.threads[thread].posted == 0 {
             self.threads[thread].draining = false;
             let (line, want) = self.threads[thread].wanted.take().expect("set when draining");
-            let phase = self.threads[thread].phase;
-            self.need(thread, line, want, phase);
+            match self.threads[thread].phase {
+                Phase::Try | Phase::Touched => self.begin_atomic(thread),
+                phase => self.need(thread, line, want, phase),
+            }
         }
     }
 
@@ -323,7 +380,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn choose(&mut self, thread: usize, object: usize, pick: Pick) {
-        if pick == Pick::Any {
+        if pick == Pick::Any && !std::mem::take(&mut self.threads[thread].has_chosen) {
             let count = self.operation.objects[object].count;
             self.threads[thread].chosen[object] = self.random.usize(..count);
         }
@@ -361,6 +418,7 @@ impl<'a> Simulation<'a> {
         match phase {
             Phase::Begin => self.begin(thread),
             Phase::Touched => self.touched(thread),
+            Phase::Reach => self.reach(thread),
             Phase::Try => self.try_lock(thread),
             Phase::Look => self.look(thread),
             Phase::LookAgain => {
@@ -378,6 +436,7 @@ impl<'a> Simulation<'a> {
         let operation = self.operation;
         match &operation.steps[self.threads[thread].step] {
             Step::Work(time) => {
+                self.ask_ahead(thread);
                 let time = self.about(ns(*time));
                 self.work_then_next(thread, time);
             }
@@ -392,15 +451,33 @@ impl<'a> Simulation<'a> {
             }
             Step::Update(object, pick) => {
                 self.choose(thread, *object, *pick);
-                let line = self.line_of(thread, *object, *pick);
-                self.need(thread, line, Want::Write, Phase::Touched);
+                self.begin_atomic(thread);
             }
             Step::Section { lock: (object, pick), .. } => {
                 self.choose(thread, *object, *pick);
                 self.threads[thread].looks = 0;
-                let line = self.line_of(thread, *object, *pick);
-                self.need(thread, line, Want::Write, Phase::Try);
+                self.begin_atomic(thread);
             }
+        }
+    }
+
+    /// A processor that works knows the address of the next atomic operation already, and asks for
+    /// its line.
+    fn ask_ahead(&mut self, thread: usize) {
+        let operation = self.operation;
+        let (object, pick) = match operation.steps.get(self.threads[thread].step + 1) {
+            Some(Step::Update(object, pick)) => (*object, *pick),
+            Some(Step::Section { lock: (object, pick), .. }) => (*object, *pick),
+            _ => return,
+        };
+        self.choose(thread, object, pick);
+        self.threads[thread].has_chosen = pick == Pick::Any;
+        let line = self.line_of(thread, object, pick);
+        let Thread { core, posted, .. } = self.threads[thread];
+        if posted == 0 && !self.lines[line].serves(core, Want::Write) {
+            self.threads[thread].ahead = Some(line);
+            let purpose = Purpose::Ahead;
+            self.ask(line, Request { thread, core, want: Want::Write, purpose });
         }
     }
 
@@ -425,133 +502,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn touched(&mut self, thread: usize) {
-        let update = matches!(self.operation.steps[self.threads[thread].step], Step::Update(..));
-        if update {
-            self.work_then_next(thread, self.machine.update);
-        } else {
-            self.next(thread);
-        }
-    }
-
-    /// The thread has the lock's line to itself: it takes the lock if it is free.
-    fn try_lock(&mut self, thread: usize) {
-        let line = self.lock_line(thread);
-        let (waiting, _) = self.section(thread);
-        let queued = waiting == Waiting::Queue && !self.lines[line].waiters.is_empty();
-        let first = self.lines[line].waiters.front() == Some(&thread);
-        if self.lines[line].is_free() && (!queued || first) {
-            self.lines[line].word = Word::Held;
-            if first && waiting == Waiting::Queue {
-                self.lines[line].waiters.pop_front();
-                self.promote(thread, line);
-            }
-            let time =
-                if waiting == Waiting::Sleep { self.machine.sleep } else { self.machine.spin };
-            return self.work(thread, time, Phase::Inside(0));
-        }
-        if waiting == Waiting::Queue {
-            self.lines[line].waiters.push_back(thread);
-            if self.lines[line].waiters.len() > 1 {
-                return;
-            }
-        }
-        self.wait(thread, 0, Phase::LookAgain);
-    }
-
-    /// The next in a lock's queue sees that it is the first now: a line of its own travels there.
-    fn promote(&mut self, from: usize, line: usize) {
-        if let Some(&next) = self.lines[line].waiters.front() {
-            let (here, there) = (self.threads[from].core, self.threads[next].core);
-            let far = self.machine.socket_of(here) != self.machine.socket_of(there);
-            self.wait(next, self.machine.transfer(far), Phase::LookAgain);
-        }
-    }
-
-    fn look(&mut self, thread: usize) {
-        let line = self.lock_line(thread);
-        if self.lines[line].is_free() {
-            return self.need(thread, line, Want::Write, Phase::Try);
-        }
-        let (waiting, _) = self.section(thread);
-        if waiting == Waiting::Sleep {
-            self.threads[thread].looks += 1;
-            let wanted = self.lines[line].word == Word::Wanted;
-            return if wanted || self.threads[thread].looks >= SLEEPER_SPINS {
-                self.need(thread, line, Want::Write, Phase::Announce)
-            } else {
-                self.wait(thread, self.machine.pause, Phase::LookAgain)
-            };
-        }
-        let core = self.threads[thread].core;
-        if self.lines[line].serves(core, Want::Read) {
-            self.threads[thread].watching = Some(self.now);
-        } else {
-            self.wait(thread, self.machine.pause, Phase::LookAgain);
-        }
-    }
-
-    fn inside(&mut self, thread: usize, done: usize) {
-        let operation = self.operation;
-        let Step::Section { touches, hold_ns, .. } = &operation.steps[self.threads[thread].step]
-        else {
-            unreachable!("only sections have an inside");
-        };
-        match touches.get(done) {
-            Some(&(object, pick, changes)) => {
-                self.choose(thread, object, pick);
-                let line = self.line_of(thread, object, pick);
-                let want = if changes { Want::Write } else { Want::Read };
-                self.need(thread, line, want, Phase::Inside(done + 1));
-            }
-            None => self.work(thread, ns(*hold_ns), Phase::Leave),
-        }
-    }
-
-    fn leave(&mut self, thread: usize) {
-        let line = self.lock_line(thread);
-        let core = self.threads[thread].core;
-        if self.section(thread).0 == Waiting::Sleep {
-            return self.need(thread, line, Want::Write, Phase::GiveBack);
-        }
-        if self.lines[line].serves(core, Want::Write) {
-            self.lines[line].word = Word::Free;
-        } else {
-            self.threads[thread].posted += 1;
-            self.ask(line, Request { thread, core, want: Want::Write, posted: true });
-        }
         self.next(thread);
-    }
-
-    /// A sleeping lock is given back; if somebody may sleep, one is woken.
-    fn give_back(&mut self, thread: usize) {
-        let line = self.lock_line(thread);
-        let wanted = self.lines[line].word == Word::Wanted;
-        self.lines[line].word = Word::Free;
-        if !wanted {
-            return self.next(thread);
-        }
-        if let Some(sleeper) = self.lines[line].waiters.pop_front() {
-            self.threads[sleeper].looks = 0;
-            self.wait(sleeper, self.machine.wake, Phase::Announce);
-        }
-        self.work_then_next(thread, self.machine.wake_call);
-    }
-
-    /// A thread says that it will sleep, or has been woken: it takes the lock if it is free, and
-    /// says in any case that somebody may sleep.
-    fn announce(&mut self, thread: usize) {
-        let line = self.lock_line(thread);
-        let core = self.threads[thread].core;
-        if !self.lines[line].serves(core, Want::Write) {
-            return self.need(thread, line, Want::Write, Phase::Announce);
-        }
-        let free = self.lines[line].is_free();
-        self.lines[line].word = Word::Wanted;
-        if free {
-            return self.work(thread, self.machine.sleep, Phase::Inside(0));
-        }
-        self.threads[thread].looks = 0;
-        self.lines[line].waiters.push_back(thread);
     }
 }
 
@@ -564,6 +515,9 @@ fn simulated(operation: &Operation, core: usize) -> Thread {
         posted: 0,
         draining: false,
         wanted: None,
+        ahead: None,
+        awaits_ahead: false,
+        has_chosen: false,
         watching: None,
         looks: 0,
         ops: 0,
@@ -673,7 +627,8 @@ mod tests {
     /// service; with few threads it is less, and never nothing.
     #[test]
     fn a_lock_that_is_free_mostly_costs_little() {
-        let machine = Machine { transfer_near: ns(1.0), retain: 0, ..machine(4) };
+        let (update, pinned) = (0, 0);
+        let machine = Machine { transfer_near: ns(1.0), retain: 0, update, pinned, ..machine(4) };
         let hold_ns = 100.0 - machine.spin as f64 / 1000.0;
         let rate = rate(&machine, &locked(1, Pick::Same, Waiting::Queue, hold_ns), 4, 1200.0);
         let alone = 4e9 / 1200.0;
