@@ -12,6 +12,7 @@ use blockyard_core::bio::{Bio, Flags, Op, Prio};
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::completion::Completion;
 use blockyard_core::composed::Composed;
+use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
 use blockyard_core::sched::NoneScheduler;
@@ -22,7 +23,10 @@ use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_sim::clock::ManualClock;
 use blockyard_sim::contract::Door;
-use blockyard_sim::model::{Model, Outcome};
+use blockyard_sim::model::{Model, Outcome, Rules};
+use blockyard_smr::disk::Disk as SmrDisk;
+use blockyard_smr::media::Memory;
+use blockyard_smr::{DiskConfig, Sd};
 
 use crate::input::Input;
 
@@ -69,16 +73,53 @@ pub fn bios_gate(bytes: &[u8]) {
     drive(&mut input, &composed(null, depth).with_gates(gates), keeps_data);
 }
 
-fn composed(
-    null: Arc<Null>,
+/// Reads the bytes as a shingled disk behind SCSI commands, with a gate above it or without one,
+/// and a stream of bios.
+///
+/// # Panics
+/// If the device and the model disagree.
+pub fn bios_smr(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let gated = input.below(2) == 1;
+    let logical_block = input.choose(&[512, 4096]);
+    let config = DiskConfig {
+        size: (512 << 10) - input.choose(&[0, 0, 8192, 32_768]),
+        zone_size: 65_536,
+        zone_capacity: input.choose(&[0, 32_768, 49_152]),
+        zone_nr_conv: input.choose(&[1, 0, 3]),
+        zone_max_open: input.choose(&[0, 1, 2, 3]),
+        logical_block,
+        physical_block: input.choose(&[logical_block, 4096]),
+        write_cache: input.below(2) == 1,
+        ..DiskConfig::default()
+    };
+    let memory = Memory::new(config.size, config.zone_size).expect("there is memory for little");
+    let disk = SmrDisk::open(config, memory).expect("every choice fits the others");
+    let sd = Arc::new(Sd::open(disk).expect("the emulated disk can be driven"));
+    let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
+    if gated {
+        let gates = ZoneGates::new(Arc::clone(&sd)).expect("there is memory for a few zones");
+        let gates = gates.expect("the device is zoned");
+        drive_by(Rules::Zbc, &mut input, &composed(sd, depth).with_gates(gates), true);
+    } else {
+        drive_by(Rules::Zbc, &mut input, &composed(sd, depth), true);
+    }
+}
+
+fn composed<D: Device>(
+    device: Arc<D>,
     depth: ChannelConfig,
-) -> Composed<Arc<Null>, NoneScheduler, ManualClock> {
+) -> Composed<Arc<D>, NoneScheduler, ManualClock> {
     let (name, clock) = ("fuzzed".to_owned(), ManualClock::new());
-    Composed::with_clock(name, "null", null, depth, NoneScheduler::new, clock)
+    Composed::with_clock(name, "fuzzed", device, depth, NoneScheduler::new, clock)
 }
 
 fn drive(input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
-    let mut run = Run::new(disk, keeps_data);
+    drive_by(Rules::NullBlk, input, disk, keeps_data);
+}
+
+fn drive_by(rules: Rules, input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
+    let mut run = Run::new(disk, keeps_data, rules);
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -137,11 +178,11 @@ struct Owed {
 }
 
 impl<'a> Run<'a> {
-    fn new(disk: &'a dyn Disk, keeps_data: bool) -> Run<'a> {
+    fn new(disk: &'a dyn Disk, keeps_data: bool, rules: Rules) -> Run<'a> {
         let mut channel = Door::open(disk);
         let region = Region::alloc(BATCH * (SECTORS_MAX * SECTOR_BYTES) as usize);
         let region_id = channel.register(Arc::clone(&region));
-        let mut model = Model::new(disk.geometry(), disk.limits(), keeps_data);
+        let mut model = Model::new(disk.geometry(), disk.limits(), keeps_data).with_rules(rules);
         let mut zones = Vec::new();
         disk.report_zones(Sector(0), usize::MAX, &mut zones).expect("sector 0 exists");
         if zones.iter().any(|zone| zone.cond == ZoneCond::Full) {

@@ -4,6 +4,7 @@
 
 pub mod bios;
 pub mod cdb;
+pub mod drive;
 pub mod input;
 pub mod media;
 pub mod nbd;

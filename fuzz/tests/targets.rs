@@ -26,7 +26,9 @@ macro_rules! target {
 
 target!(bios_model, blockyard_fuzz::bios::bios_model);
 target!(bios_gate, blockyard_fuzz::bios::bios_gate);
+target!(bios_smr, blockyard_fuzz::bios::bios_smr);
 target!(cdb, blockyard_fuzz::cdb::cdb);
+target!(drive_answers, blockyard_fuzz::drive::drive_answers);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(uri, blockyard_fuzz::texts::uri);

@@ -536,6 +536,9 @@ fn help_man_pages_completions_and_schema_are_made() {
     assert!(out.contains("zone_max_active=N"), "{out}");
     let page = include_str!("../../../docs/cli.md");
     assert!(page.contains(&format!("```text\n{out}```")), "docs/cli.md must show this:\n{out}");
+    let (_, out, _) = run(blockyard(&dir.0).args(["help-device", "smr"]));
+    let own = out.split("Parameters:").nth(1).and_then(|rest| rest.split("\nEvery kind").next());
+    assert!(own.is_some_and(|own| page.contains(own)), "docs/cli.md must show this:\n{out}");
     assert_eq!(run(blockyard(&dir.0).args(["man", dir.0.to_str().unwrap()])).0, 0);
     let page = std::fs::read_to_string(dir.0.join("blockyard-serve.1")).unwrap();
     assert!(page.contains(".TH"), "{page}");

@@ -2,7 +2,7 @@
 //!
 //! The effects of a command are there when it has been executed; only its completion waits until
 //! the model says that the drive would be done. Commands of all channels move one arm.
-#![allow(clippy::disallowed_types)] // There is one arm, and it is asked only where time is modelled.
+#![allow(clippy::disallowed_types)] // There is one arm, asked only where time is modelled.
 
 use std::sync::{Mutex, PoisonError};
 

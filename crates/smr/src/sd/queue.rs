@@ -104,6 +104,18 @@ impl<T: ScsiTransport> SdQueue<T> {
         })
     }
 
+    /// Whether bios that were merged into this write end inside physical blocks of a sequential
+    /// zone: the disk refuses each of them, though it would take them together.
+    fn has_unaligned_pieces(&self, work: &impl Work) -> bool {
+        let Shared { geometry, .. } = &*self.shared;
+        let physical = geometry.physical_block_bytes as usize;
+        let zones = self.shared.zones();
+        work.op() == Op::Write
+            && physical > geometry.logical_block_bytes as usize
+            && !zones.is_conventional(zones.zone_of(work.sector()))
+            && work.segments().any(|segment| !segment.len_bytes.is_multiple_of(physical))
+    }
+
     /// Carries a request out, and says when it is done.
     fn carry_out(&mut self, now: Nanos, work: &impl Work) -> (Verdict, Nanos) {
         let (command, payload) = match self.command(work) {
@@ -185,6 +197,9 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
         while self.room() > 0
             && let Some(started) = batch.next()
         {
+            if started.is_merged() && self.has_unaligned_pieces(&started) {
+                return batch.break_up(started);
+            }
             let (judged, due) = self.carry_out(now, &started);
             let status = match judged {
                 Verdict::Done => Status::Ok,
