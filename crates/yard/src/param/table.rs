@@ -135,9 +135,9 @@ const SMR: &[Param] = &[
     param("zone_max_open", count(0, u32::MAX as u64), "128", "most open zones; 0: no limit"),
     param(
         "cache",
-        Form::Choice(&["none", "volatile"]),
-        "none",
-        "volatile: what is not flushed is lost with the power",
+        Form::Choice(&["host", "none", "volatile"]),
+        "host",
+        "what a flush is for: the kernel's cache, nothing, or a cache that a kill loses",
     ),
     param(
         "backing",

@@ -14,6 +14,10 @@ use blockyard_smr::transport::ScsiTransport;
 use super::{Made, StackError, as_given, with_delay};
 use crate::spec::DeviceSpec;
 
+/// Places of the choices of `cache`.
+const NONE: usize = 1;
+const VOLATILE: usize = 2;
+
 /// What of conventional zones a volatile cache holds back, in bytes: it is in memory.
 const CACHE_BYTES: u64 = 64 << 20;
 
@@ -31,7 +35,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     }
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {
-        let files = Files::open(Path::new(&path), &backing(&config));
+        let files = Files::open(Path::new(&path), &backing(spec, &config));
         let files = files.map_err(|error| StackError::Refused {
             field: "backing",
             message: format!("backing: {error}"),
@@ -47,7 +51,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 }
 
 /// What the files of a disk's medium are to be like.
-fn backing(config: &DiskConfig) -> Options {
+fn backing(spec: &DeviceSpec, config: &DiskConfig) -> Options {
     let geometry = MediaGeometry {
         bytes: config.size,
         zone_bytes: config.zone_size,
@@ -55,9 +59,9 @@ fn backing(config: &DiskConfig) -> Options {
         conventional_zones: config.zone_nr_conv,
         block_bytes: config.logical_block,
     };
-    let cache = match config.write_cache {
-        true => CacheMode::Volatile { bytes: CACHE_BYTES },
-        false => CacheMode::Through,
+    let cache = match spec.choice("cache") {
+        VOLATILE => CacheMode::Volatile { bytes: CACHE_BYTES },
+        _ => CacheMode::Through,
     };
     Options { cache, ..Options::new(geometry) }
 }
@@ -131,7 +135,12 @@ fn disk_config(spec: &DeviceSpec) -> DiskConfig {
         zone_max_open: spec.small("zone_max_open"),
         logical_block: spec.small("bs"),
         physical_block: spec.small("physical_bs"),
-        write_cache: spec.choice("cache") == 1,
+        // Files are in the kernel's cache until they are synced; memory is not in any.
+        write_cache: match spec.choice("cache") {
+            NONE => false,
+            VOLATILE => true,
+            _ => spec.text("backing").is_some(),
+        },
         ..DiskConfig::default()
     }
 }
