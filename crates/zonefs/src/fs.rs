@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_types)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use blockyard_core::zone::ZoneCond;
@@ -16,6 +16,7 @@ use crate::error::{Problem, ZoneFsError};
 use crate::file::File;
 use crate::layout::{self, Shape};
 use crate::options::MountOptions;
+use crate::remount::Remount;
 use crate::superblock::{PERMISSIONS, SUPERBLOCK_BYTES, Superblock};
 
 /// Permissions of directories.
@@ -63,6 +64,8 @@ pub struct ZoneFs {
     /// For zone operations: they are rare.
     control: Mutex<Door>,
     opened: SystemTime,
+    /// What is told when it becomes read-only.
+    mount: OnceLock<Arc<Remount>>,
 }
 
 impl ZoneFs {
@@ -131,6 +134,7 @@ impl ZoneFs {
             writers: AtomicU32::new(0),
             control,
             opened: SystemTime::now(),
+            mount: OnceLock::new(),
             disk,
         };
         fs.close_zones(&shapes[FileKind::Sequential.index()])?;
@@ -365,6 +369,20 @@ impl ZoneFs {
         // Relaxed: as in `is_read_only`.
         if !self.read_only.swap(true, Ordering::Relaxed) {
             self.warn(&format!("{why}: remounting the file system read-only"));
+            self.remount();
+        }
+    }
+
+    /// It is mounted, and the mount is to follow when it becomes read-only.
+    pub(crate) fn set_mount(&self, mount: Arc<Remount>) {
+        // It is mounted once: a second mount opens the file system anew.
+        let _ = self.mount.set(mount);
+    }
+
+    /// Makes the mount read-only, if the file system is.
+    pub(crate) fn remount(&self) {
+        if let Some(mount) = self.mount.get().filter(|_| self.is_read_only()) {
+            mount.begin();
         }
     }
 

@@ -324,6 +324,8 @@ impl Filesystem for Server {
     ) {
         drop(self.handles.remove(handle.0));
         reply.ok();
+        // It may have been the file that kept the mount from becoming read-only.
+        self.fs.remount();
     }
 
     fn read(

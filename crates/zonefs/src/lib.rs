@@ -17,6 +17,7 @@ mod manage;
 pub mod mount;
 pub mod options;
 mod recovery;
+mod remount;
 pub mod superblock;
 pub mod uuid;
 

@@ -61,7 +61,7 @@ impl ZoneFs {
     /// One more has the sequential file open for writing. The first opens its zone, if that was
     /// asked for.
     fn begin_writing(&self, file: &File) -> Result<(), FileError> {
-        let _alone = file.close_passage();
+        let _alone = self.opens_explicitly().then(|| file.close_passage());
         let mut state = file.state();
         if state.writers == 0 {
             let others = self.add_writer();
@@ -93,7 +93,8 @@ impl ZoneFs {
 
     /// One fewer has the file open for writing. The last closes its zone.
     fn end_writing(&self, file: &File) {
-        let _alone = file.close_passage();
+        // Only a zone that was opened explicitly can fail to close, and is to be recovered then.
+        let _alone = self.opens_explicitly().then(|| file.close_passage());
         let mut state = file.state();
         state.writers -= 1;
         if state.writers > 0 {

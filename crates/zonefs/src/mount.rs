@@ -12,6 +12,7 @@ use rustix::mount::UnmountFlags;
 use crate::error::ZoneFsError;
 use crate::fs::ZoneFs;
 use crate::fuse::Server;
+use crate::remount::Remount;
 
 /// Fewest threads that serve a mount, however few processors there are: one that waits for the
 /// device must not keep the others waiting.
@@ -36,8 +37,8 @@ pub enum MountError {
     },
     /// The system refused the mount.
     #[error(
-        "mounting at {} failed: {source}; without root it needs fusermount3 (Debian: fuse3), and \
-         allow_other needs `user_allow_other` in /etc/fuse.conf",
+        "mounting at {} failed: {source}; without root it needs fusermount3 (Debian: fuse3) and a \
+         /dev/fuse that all may open, and allow_other needs `user_allow_other` in /etc/fuse.conf",
         path.display()
     )]
     Refused {
@@ -79,6 +80,9 @@ impl Mount {
         let server = Server::new(Arc::clone(&fs), ended);
         let session = Session::new(server, &path, &config(&fs)).map_err(refused)?;
         let session = Some(session.spawn().map_err(refused)?);
+        if !fs.is_read_only() {
+            fs.set_mount(Remount::new(path.clone()));
+        }
         Ok(Mount { fs, path, session })
     }
 

@@ -366,6 +366,34 @@ fn errors_are_met_as_the_mount_was_told() {
     }
 }
 
+/// Whether /proc/mounts has the mount read-only; looked for until it has, or for long enough.
+fn becomes_read_only(m: &Mounted) -> bool {
+    let line = format!(" {} fuse ro,", m.dir.display());
+    let has_it = || fs::read_to_string("/proc/mounts").unwrap().contains(&line);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !has_it() && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    has_it()
+}
+
+#[test]
+fn the_mount_becomes_read_only_with_the_file_system() {
+    let device = formatted("d", config());
+    let m = Mounted::new(&device, "errors=remount-ro");
+    let file = m.direct("seq/0");
+    break_zone(device.as_ref(), "zone_readonly", 3);
+    assert_eq!(errno(file.write_at(&[1; BLOCK], 0)), libc::EIO);
+    assert_eq!(errno(m.open("seq/1", DIRECT)), libc::EROFS);
+    assert_eq!(errno(fs::set_permissions(&m.dir, fs::Permissions::from_mode(0o500))), libc::EROFS);
+    drop(file);
+    // It takes root, and that no file is open for writing any more.
+    if rustix::process::geteuid().is_root() {
+        assert!(becomes_read_only(&m));
+    }
+    assert!(File::open(m.path("seq/1")).is_ok());
+}
+
 #[test]
 fn modes_and_owners_are_kept_while_it_is_mounted() {
     let m = mounted("");
