@@ -4,8 +4,8 @@ use std::fs;
 
 use super::{Loop, Mounted, unmount_lazily};
 use crate::place::Place;
-use crate::run::run;
-use crate::yard::{Yard, blockyard};
+use crate::run::{bounded, finish, run};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 const N0: &str = "null:///n0?size=1G";
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
@@ -124,6 +124,29 @@ fn a_second_server_does_not_mount_over_the_first() {
     let run = blockyard(&["serve", N0, "-U", "-", "--fuse", &mounted.dir]);
     run.fails().says(&[&mounted.dir, "another yard is mounted there"]);
     assert_eq!(names(&mounted), ["mem0"]);
+}
+
+#[test]
+fn a_user_mounts_through_fusermount3() {
+    let place = Place::new();
+    let (program, dir) = (place.file("program"), place.file("files"));
+    // Where the program was built a user may have no way to it.
+    fs::copy(BLOCKYARD, &program).unwrap();
+    fs::create_dir(&dir).unwrap();
+    const NOBODY: u32 = 65534;
+    std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    let command = format!(
+        "printf hello | dd of={dir}/mem0 conv=notrunc status=none && head -c 5 {dir}/mem0 && \
+         stat --format=%u:%a {dir}/mem0 && grep {dir} /proc/self/mounts"
+    );
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let serve = [program.as_str(), "serve", MEM0, "-U", "-", "--fuse", &dir, "--run", &command];
+    let line = [&user[..], &serve].concat();
+    let mut bounded = bounded(&line);
+    let run = finish(&line, bounded.env_remove("XDG_RUNTIME_DIR")).ok();
+    assert!(run.out.starts_with("hello65534:600\n"), "{run}");
+    assert!(run.out.contains("fuse.blockyard"), "{run}");
+    assert!(!is_mounted(&dir), "{run}");
 }
 
 #[test]
