@@ -1,11 +1,12 @@
 //! Whether a geometry would be accepted elsewhere, in the words of who refuses it.
 //!
-//! Linux's block layer looks at every zoned device before it shows it (`blk_revalidate_disk_zones`),
-//! and each transport has demands of its own. Messages are quoted as Linux prints them, without the
-//! device's name in front. Pure: it reads a geometry, limits and a report, zone by zone.
+//! Linux's block layer looks at every zoned device before it shows it
+//! (`blk_revalidate_disk_zones`), and each transport has demands of its own. Messages are quoted as
+//! Linux prints them, without the device's name in front. Pure: it reads a geometry, limits and a
+//! report, zone by zone.
 //!
-//! Linux stops at its first message. A [`Check`] goes on, and gives each message once, for the first
-//! zone that it is about, in the order in which they would come up as each is mended.
+//! Linux stops at its first message. A [`Check`] goes on, and gives each message once, for the
+//! first zone that it is about, in the order in which they would come up as each is mended.
 
 use std::fmt;
 

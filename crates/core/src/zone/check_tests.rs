@@ -80,11 +80,14 @@ fn a_device_without_zones_is_not_checked() {
     assert!(Check::new(Target::Zns, &device.geometry, &device.limits).is_none());
 }
 
-/// What each target says, in the order of [`Target::ALL`]; `-` is accepted.
-#[test]
-fn each_target_refuses_in_its_own_words() {
+/// A change of the good device, and what each target says of it, in the order of [`Target::ALL`];
+/// `-` is accepted.
+type Case = (&'static str, Device, [&'static str; 5]);
+
+/// Zones of other kinds and lengths.
+fn kinds() -> Vec<Case> {
     let conventional = ZoneType::Conventional;
-    let cases: Vec<(&str, Device, [&str; 5])> = vec![
+    vec![
         (
             "conventional zones",
             Device::with(|device| {
@@ -135,6 +138,12 @@ fn each_target_refuses_in_its_own_words() {
                 "Invalid zoned device with larger last zone size",
             ],
         ),
+    ]
+}
+
+/// Reports that do not hold together.
+fn reports() -> Vec<Case> {
+    vec![
         (
             "a gap in the report",
             Device::with(|device| device.report[3].start += 8),
@@ -152,6 +161,29 @@ fn each_target_refuses_in_its_own_words() {
             ["Missing zones from sector 384"; 5],
         ),
         ("an empty report", Device::with(|device| device.report.clear()), ["No zones reported"; 5]),
+        (
+            "zones of different sizes",
+            Device::with(|device| {
+                device.report[2].sectors = 56;
+                device.report[3].start = Sector(2 * ZONE + 56);
+                device.report[3].sectors = 72;
+                device.report[3].capacity_sectors = 64;
+                device.report[2].capacity_sectors = 56;
+            }),
+            [
+                "Invalid zoned device with non constant zone size",
+                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
+                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
+                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
+                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
+            ],
+        ),
+    ]
+}
+
+/// Limits and capacities.
+fn limits() -> Vec<Case> {
+    vec![
         (
             "no append",
             Device::with(|device| device.limits.zone_append_sectors_max = 0),
@@ -197,25 +229,12 @@ fn each_target_refuses_in_its_own_words() {
                 "Invalid zone capacity",
             ],
         ),
-        (
-            "zones of different sizes",
-            Device::with(|device| {
-                device.report[2].sectors = 56;
-                device.report[3].start = Sector(2 * ZONE + 56);
-                device.report[3].sectors = 72;
-                device.report[3].capacity_sectors = 64;
-                device.report[2].capacity_sectors = 56;
-            }),
-            [
-                "Invalid zoned device with non constant zone size",
-                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
-                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
-                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
-                "Invalid zoned device with non constant zone size; Invalid variable zone capacity",
-            ],
-        ),
-    ];
-    for (name, device, wanted) in cases {
+    ]
+}
+
+#[test]
+fn each_target_refuses_in_its_own_words() {
+    for (name, device, wanted) in [kinds(), reports(), limits()].into_iter().flatten() {
         for (target, wanted) in Target::ALL.into_iter().zip(wanted) {
             let said = device.messages(target).join("; ");
             let said = if said.is_empty() { "-" } else { &said };

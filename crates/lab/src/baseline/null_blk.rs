@@ -6,7 +6,7 @@
 //! condition is also set to open only after the counts were let go of, so that a search for a
 //! victim may pass it by. Written after a description of null_blk's way, to show what `race` finds;
 //! nothing is measured against it, and it is no oracle.
-// What races here is raced for on purpose; as atomics, so that it is a wrong count and nothing else.
+// What races here is raced for on purpose; as atomics, so that it is a wrong count, no more.
 #![allow(clippy::disallowed_types)]
 
 use std::collections::TryReserveError;

@@ -1,4 +1,4 @@
-//! Writes in order by a lock per zone, as Linux kept them from 5.8 to 6.9: a bit that is only tried.
+//! Writes in order by a lock per zone that is only tried, as Linux kept them from 5.8 to 6.9.
 //!
 //! Who is to write to a zone tries its bit. Where it is taken the write is put back and tried again
 //! later, with everything that was done for it so far done once more; nobody is woken when the bit

@@ -73,7 +73,7 @@ const VARIANTS: [Variant; 6] = [
     Variant {
         name: APPEND,
         kind: Kind::Product,
-        about: "appends, as many at once as come: through the zonefs library where there is a timer",
+        about: "appends, as many at once as come; with a timer, through the zonefs library",
     },
     Variant { name: AIM, kind: Kind::Limit, about: "not measured: what is aimed at" },
     Variant { name: ALONE, kind: Kind::Limit, about: "one thread on a processor of its own" },
