@@ -88,9 +88,6 @@ const SD: &str = "Linux, sd driver";
 const NVME: &str = "Linux, nvme driver";
 const VIRTIO_BLK: &str = "Linux, virtio_blk driver";
 
-/// The zone type of ZBC that holds nothing and fills up to the next zone.
-const GAP: u8 = 5;
-
 /// A check under way: made, given every zone of the report in order, and finished.
 #[derive(Debug)]
 pub struct Check<'a> {
@@ -101,8 +98,6 @@ pub struct Check<'a> {
     /// What each finding is told apart by, beside the findings.
     found: Vec<&'static str>,
     verdict: Verdict,
-    /// The last zone of the report so far, which gaps may still make longer.
-    last: Option<ZoneInfo>,
     /// Zones that the host counts, conventional ones among them.
     count: u64,
     conventional: u64,
@@ -110,8 +105,6 @@ pub struct Check<'a> {
     next: Sector,
     /// Capacity of the first sequential zone.
     capacity: Option<u64>,
-    /// A zone that is followed by a gap.
-    has_gap: bool,
 }
 
 impl<'a> Check<'a> {
@@ -124,12 +117,10 @@ impl<'a> Check<'a> {
             limits,
             found: Vec::new(),
             verdict: Verdict::default(),
-            last: None,
             count: 0,
             conventional: 0,
             next: Sector(0),
             capacity: None,
-            has_gap: false,
         };
         match target {
             Target::Zbc => check.zbc(),
@@ -143,24 +134,25 @@ impl<'a> Check<'a> {
 
     /// The next zone of the report.
     pub fn zone(&mut self, zone: &ZoneInfo) {
-        if zone.kind as u8 == GAP {
-            self.has_gap = true;
-            // The host sees one zone as long as both, of which the first can be written.
-            if let Some(last) = &mut self.last {
-                last.sectors += zone.sectors;
+        match self.target {
+            Target::Zbc => self.zbc_zone(zone),
+            Target::Zns if zone.kind == ZoneType::Conventional => {
+                let about = format!("{}: NVMe has no conventional zones", self.name(zone));
+                self.refuse(NVME, "EINVAL", "invalid zone type 0x1", &[], about);
             }
-            return;
+            _ => {}
         }
-        if let Some(before) = self.last.replace(*zone) {
-            self.look(&before);
+        match self.target {
+            Target::Linux61 => self.zone_of_61(zone),
+            _ => self.zone_of_612(zone),
         }
+        self.count += 1;
+        self.conventional += u64::from(zone.kind == ZoneType::Conventional);
+        self.next = zone.start + zone.sectors;
     }
 
     /// What was found, once all zones were given.
     pub fn finish(mut self) -> Verdict {
-        if let Some(last) = self.last.take() {
-            self.look(&last);
-        }
         let block = self.block_layer();
         if self.count == 0 {
             let about = "the report is empty".to_owned();
@@ -221,25 +213,6 @@ impl<'a> Check<'a> {
             _ => "Invalid non power of two zone size ({})",
         };
         self.refuse(self.block_layer(), "ENODEV", message, &[sectors], about);
-    }
-
-    /// One zone with the gap that follows it, as the host sees them.
-    fn look(&mut self, zone: &ZoneInfo) {
-        match self.target {
-            Target::Zbc => self.zbc_zone(zone),
-            Target::Zns if zone.kind == ZoneType::Conventional => {
-                let about = format!("{}: NVMe has no conventional zones", self.name(zone));
-                self.refuse(NVME, "EINVAL", "invalid zone type 0x1", &[], about);
-            }
-            _ => {}
-        }
-        match self.target {
-            Target::Linux61 => self.zone_of_61(zone),
-            _ => self.zone_of_612(zone),
-        }
-        self.count += 1;
-        self.conventional += u64::from(zone.kind == ZoneType::Conventional);
-        self.next = zone.start + zone.sectors;
     }
 
     fn name(&self, zone: &ZoneInfo) -> String {
@@ -422,7 +395,7 @@ impl<'a> Check<'a> {
             Target::Linux61 | Target::Linux612 if self.limits.zone_append_sectors_max == 0 => {
                 note("the host emulates zone append: the device has none".to_owned());
             }
-            Target::Zbc if self.has_gap || zone_capacity_sectors < zone_sectors => {
+            Target::Zbc if zone_capacity_sectors < zone_sectors => {
                 note(format!(
                     "ZBC has no zone capacity: each zone is {zone_capacity_sectors} sectors long, \
                      and a gap zone follows it (zone alignment method 8, granularity \
