@@ -48,6 +48,7 @@ const AIM_PER_CORE: f64 = 20e6;
 
 const WRITE_LOCKED: &str = "write-locked";
 const APPEND_LOCKED: &str = "append-locked";
+const APPEND_EMULATED: &str = "append-emulated";
 const APPEND: &str = "append";
 const AIM: &str = "aim";
 const ALONE: &str = "alone";
@@ -63,7 +64,7 @@ const BARE_ONE: &str = "no-data-one-zone";
 /// Put back because another write to the zone was in flight, for each that was done.
 const PUT_BACK: Metric = Metric::less("put_back_per_io", "");
 
-const VARIANTS: [Variant; 6] = [
+const VARIANTS: [Variant; 7] = [
     Variant {
         name: WRITE_LOCKED,
         kind: Kind::Before,
@@ -74,6 +75,11 @@ const VARIANTS: [Variant; 6] = [
         name: APPEND,
         kind: Kind::Product,
         about: "appends, as many at once as come; with a timer, through the zonefs library",
+    },
+    Variant {
+        name: APPEND_EMULATED,
+        kind: Kind::Product,
+        about: "the same on a device without append: writes at a gate that lets one in at a time",
     },
     Variant { name: AIM, kind: Kind::Limit, about: "not measured: what is aimed at" },
     Variant { name: ALONE, kind: Kind::Limit, about: "one thread on a processor of its own" },
@@ -107,11 +113,16 @@ const WORKLOADS: [Workload; 6] = [
 enum Way {
     WriteLocked,
     AppendLocked,
+    AppendEmulated,
     Append,
 }
 
-const WAYS: [(&str, Way); 3] =
-    [(WRITE_LOCKED, Way::WriteLocked), (APPEND_LOCKED, Way::AppendLocked), (APPEND, Way::Append)];
+const WAYS: [(&str, Way); 4] = [
+    (WRITE_LOCKED, Way::WriteLocked),
+    (APPEND_LOCKED, Way::AppendLocked),
+    (APPEND_EMULATED, Way::AppendEmulated),
+    (APPEND, Way::Append),
+];
 
 /// The experiment.
 pub fn build(settings: &Settings) -> Experiment {
@@ -168,6 +179,7 @@ fn comparisons() -> Vec<Comparison> {
         locked(APPEND).under(MANY_ZONES).aim(1.65),
         locked(APPEND).under(ONE_ZONE).aim(6.0),
         locked(APPEND_LOCKED),
+        locked(APPEND_EMULATED),
         bare(AIM, APPEND).under(BARE).aim(1.0),
         bare(ALONE, PAIR).under(BARE_MANY).aim(1.9),
         bare(ALONE, PAIR).under(BARE_ONE).aim(0.9),
@@ -228,7 +240,10 @@ struct Tally {
 
 /// Threads that put blocks into zones, one after the other.
 fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample, LabError> {
-    let disk = open(TIMER)?;
+    let disk = match way {
+        Way::AppendEmulated => open(&format!("{TIMER}&zone_append_max_sectors=0"))?,
+        _ => open(TIMER)?,
+    };
     let locks = ZoneLocks::new(&*disk)?;
     let (fs, files) = files(&disk)?;
     let (done, start) = (Stop::new(), Barrier::new(jobs as usize + 1));
@@ -323,7 +338,7 @@ impl Writer<'_> {
             let zone = self.rng.usize(..self.zones);
             let start = Sector((FIRST_ZONE + zone) as u64 * self.zone_sectors);
             match way {
-                Way::Append => {
+                Way::Append | Way::AppendEmulated => {
                     let landed = self.files[zone].append_buffer(&mut self.door, BYTES);
                     landed.map_err(|error| LabError::failed(TIMER, error))?;
                 }
@@ -366,7 +381,8 @@ mod tests {
                     .unwrap_or_else(|error| panic!("{way:?}, {jobs} jobs, {zones} zones: {error}"));
                 let value = |at: usize| sample.values[at].1;
                 assert!(value(0) > 0.0 && value(1) > 0.0, "{way:?}");
-                assert!(value(2) == 0.0 || (way != Way::Append && jobs > 1), "{way:?}");
+                let is_locked = matches!(way, Way::WriteLocked | Way::AppendLocked);
+                assert!(value(2) == 0.0 || (is_locked && jobs > 1), "{way:?}");
             }
         }
     }
