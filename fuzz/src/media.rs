@@ -2,6 +2,7 @@
 //! What is read is bounded and can be, or it is refused with a text.
 
 use blockyard_smr::media::journal::{self, RECORD_BYTES, Record};
+use blockyard_smr::media::live::Share;
 use blockyard_smr::media::superblock::{JOURNAL_RECORDS_MAX, Superblock};
 use blockyard_smr::media::word::{UNREADABLE, pack, unpack};
 use blockyard_smr::media::{FormatError, MediaGeometry, ZoneRecord, live, tables};
@@ -28,7 +29,7 @@ pub fn media(bytes: &[u8]) {
         return;
     }
     refused(tables::newest(bytes, &ID, &geometry).err());
-    refused(live::parse(bytes, &ID, &BOOT, &geometry).err());
+    refused(live::parse(bytes, &ID, &BOOT, &geometry, Share { number: 0, files: 1 }).err());
     refused(journal::replay(bytes, 1, &geometry).err());
     let zones = geometry.zone_count().min(ZONES_MAX);
     if zones == geometry.zone_count() {
@@ -108,10 +109,14 @@ fn words(input: &mut Input<'_>, geometry: &MediaGeometry) {
         (_, Err(error)) => refused(Some(error)),
         (None, Ok(_)) => panic!("an impossible zone is taken"),
     }
-    let mut file = live::print_head(&ID, &BOOT, geometry.zone_count());
+    let share = Share { number: input.below(3) as u32, files: 3 };
+    let zones = share.zones(geometry);
+    let mut file = live::print_head(&ID, &BOOT, zones.len() as u32);
     file.resize(live::WORDS as usize, input.byte());
-    file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    let found = live::parse(&file, &ID, &BOOT, geometry);
+    file.extend(zones.clone().flat_map(|zone| words[zone as usize].to_le_bytes()));
+    let known: Option<Vec<ZoneRecord>> =
+        zones.map(|zone| unpack(words[zone as usize], zone, geometry)).collect();
+    let found = live::parse(&file, &ID, &BOOT, geometry, share);
     assert_eq!(known.map(Some), found.ok());
 }
 

@@ -250,7 +250,7 @@ fn what_is_closed_in_order_is_found_so_and_costs_little() {
     let used = std::fs::read_dir(&scratch.0).unwrap();
     let used: u64 = used.map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum();
     assert!(used < 8 << 20, "14 TB take {used} bytes");
-    assert!(!scratch.0.join("live").exists());
+    assert!(!scratch.0.join("live.00").exists());
     let files = Files::open(&scratch.0, &options).unwrap();
     assert_eq!(files.zones()[5], ZoneRecord { erasures: 0, ..record(ZONE / BLOCK, 0) });
     assert_eq!(erasures_of(&files, 5, ZONE / BLOCK), 1);

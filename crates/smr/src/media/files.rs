@@ -26,11 +26,12 @@ use blockyard_sync::sleep_lock::SleepLock;
 use super::directory::Directory;
 use super::error::MediaError;
 use super::geometry::MediaGeometry;
+use super::live::Share;
 use super::log::{Log, Place};
 use super::overlay::{Overlay, ZonePlace};
 use super::store::{Store, StoreFile};
 use super::word::{pack, settled};
-use super::{Media, ZoneRecord, live};
+use super::{Media, ZoneRecord};
 
 /// What a kill of the process may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,8 @@ pub(crate) struct DataFile<F> {
     pub(crate) given_up: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
     /// Set for a volatile cache.
     pub(crate) overlay: Option<Overlay>,
+    /// The words that survive a kill; not with a volatile cache.
+    pub(crate) live: Option<F>,
 }
 
 /// A medium in the files of a directory.
@@ -100,8 +103,6 @@ pub struct Files<S: Store = Directory> {
     pub(crate) geometry: MediaGeometry,
     pub(crate) data: Box<[DataFile<S::File>]>,
     pub(crate) cells: Box<[CellLock]>,
-    /// The words that survive a kill; not with a volatile cache.
-    pub(crate) live: Option<S::File>,
     /// The four locks below are taken in this order, and cells after them. Held by the one flush of
     /// everything that goes on.
     pub(crate) flushing: Mutex<()>,
@@ -207,9 +208,9 @@ impl<S: Store> Files<S> {
             "{}: {what} failed ({error}); nothing more is written, open the disk again",
             self.store.title()
         );
-        if self.broken.set(text.clone()).is_ok() && self.live.is_some() {
+        if self.broken.set(text.clone()).is_ok() {
             // It fails where nothing can be written at all; then nothing newer is durable either.
-            let _ = self.store.remove(live::FILE);
+            let _ = self.remove_live();
         }
         io::Error::new(error.kind(), text)
     }
@@ -226,11 +227,22 @@ impl<S: Store> Files<S> {
         }
     }
 
+    /// Which zones have their words in one of the live files.
+    pub(crate) fn share(&self, number: u32) -> Share {
+        Share { number, files: self.data.len() as u32 }
+    }
+
+    /// Removes the live files.
+    pub(crate) fn remove_live(&self) -> io::Result<()> {
+        let mut files = 0..self.data.len() as u32;
+        files.try_for_each(|number| self.store.remove(&self.share(number).name()))
+    }
+
     /// Keeps a zone's state where a kill does not reach it.
     fn note_live(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
-        let Some(live) = &self.live else { return Ok(()) };
+        let Some(live) = &self.data_of(zone).live else { return Ok(()) };
         let word = pack(state).to_le_bytes();
-        let noted = live.write_at(live::place_of(zone), &word);
+        let noted = live.write_at(self.share(0).place_of(zone), &word);
         noted.map_err(|error| self.broken("a write of the live file", &error))
     }
 
@@ -341,7 +353,7 @@ impl<S: Store> Files<S> {
         let closed = locked(&self.log).checkpoint(true);
         closed.map_err(|error| self.broken("a write of the tables", &error))?;
         let _ = self.broken.set(format!("{}: the disk is closed", self.store.title()));
-        self.store.remove(live::FILE)
+        self.remove_live()
     }
 }
 

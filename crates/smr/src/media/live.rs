@@ -1,9 +1,11 @@
-//! The live file: every zone as it is now, one word each, in the kernel's page cache.
+//! The live files: every zone as it is now, one word each, in the kernel's page cache. One beside
+//! each data file, for its zones: writers of different zones seldom meet in the kernel's lock of a
+//! file.
 //!
-//! It is what survives when the process is killed: each change is written here before its command
-//! completes, and never synced. When the power fails, pages reach the disk in any order, so a word
-//! here may speak of data that are not there; hence the file counts only for as long as the kernel
-//! runs that it was written under. The head names that run.
+//! They are what survives when the process is killed: each change is written here before its
+//! command completes, and never synced. When the power fails, pages reach the disk in any order, so
+//! a word here may speak of data that are not there; hence a file counts only for as long as the
+//! kernel runs that it was written under. The head names that run.
 
 use super::ZoneRecord;
 use super::error::FormatError;
@@ -11,7 +13,7 @@ use super::geometry::MediaGeometry;
 use super::superblock::check_head;
 use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
-/// Its file.
+/// What the names of the files begin with.
 pub const FILE: &str = "live";
 
 const MAGIC: [u8; 8] = *b"BLKYLIV\n";
@@ -22,17 +24,42 @@ const HEAD: usize = 64;
 /// Where the words begin, in bytes.
 pub const WORDS: u64 = 4096;
 
-/// Length of the file in bytes.
-pub fn len_bytes(geometry: &MediaGeometry) -> u64 {
-    WORDS + 8 * u64::from(geometry.zone_count())
+/// Which zones a file holds: those whose number, divided by `files`, leaves `number`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Number of the file.
+    pub number: u32,
+    /// How many files there are.
+    pub files: u32,
 }
 
-/// Where a zone's word is.
-pub fn place_of(zone: u32) -> u64 {
-    WORDS + 8 * u64::from(zone)
+impl Share {
+    /// The name of the file.
+    pub fn name(self) -> String {
+        format!("{FILE}.{:02x}", self.number)
+    }
+
+    /// The zones, in the order of their words.
+    pub fn zones(
+        self,
+        geometry: &MediaGeometry,
+    ) -> impl ExactSizeIterator<Item = u32> + Clone + use<> {
+        let count = (geometry.zone_count().saturating_sub(self.number)).div_ceil(self.files);
+        (0..count).map(move |place| self.number + place * self.files)
+    }
+
+    /// Length of the file in bytes.
+    pub fn len_bytes(self, geometry: &MediaGeometry) -> u64 {
+        WORDS + 8 * self.zones(geometry).len() as u64
+    }
+
+    /// Where the word of one of its zones is.
+    pub fn place_of(self, zone: u32) -> u64 {
+        WORDS + 8 * u64::from(zone / self.files)
+    }
 }
 
-/// The head of the file of a disk under a run of the kernel.
+/// The head of a file of so many zones, under a run of the kernel.
 pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -45,7 +72,7 @@ pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
     bytes
 }
 
-/// The zones, if the file was written under this run of the kernel; `None` if not, or if it was not
+/// Its zones, if the file was written under this run of the kernel; `None` if not, or if it was not
 /// finished.
 ///
 /// # Errors
@@ -55,26 +82,27 @@ pub fn parse(
     id: &Id,
     boot: &Id,
     geometry: &MediaGeometry,
+    share: Share,
 ) -> Result<Option<Vec<ZoneRecord>>, FormatError> {
     // The head is written last and the power has not failed since, so an unreadable one is that of
-    // a file that was being made.
+    // a file that was being made: the checkpoint before it says the same of its zones.
     if check_head(FILE, bytes, HEAD, MAGIC).is_err() || id_at(bytes, 32) != *boot {
         return Ok(None);
     }
     if id_at(bytes, 16) != *id {
         return Err(FormatError::Foreign { file: FILE });
     }
-    let (zones, found) = (geometry.zone_count(), u32_at(bytes, 48));
-    if found != zones {
+    let (zones, found) = (share.zones(geometry), u32_at(bytes, 48));
+    if found as usize != zones.len() {
         let (field, value) = ("zones", u64::from(found));
-        let want = "as many as in `superblock`";
+        let want = "as many as its data file has";
         return Err(FormatError::Field { file: FILE, field, value, want });
     }
-    let want = len_bytes(geometry);
+    let want = share.len_bytes(geometry);
     let Some(words) = bytes.get(WORDS as usize..).filter(|_| bytes.len() as u64 >= want) else {
         return Err(FormatError::Short { file: FILE, len: bytes.len() as u64, want });
     };
-    let records = (0..zones).zip(words.chunks_exact(8)).map(|(zone, chunk)| {
+    let records = zones.zip(words.chunks_exact(8)).map(|(zone, chunk)| {
         let word = u64_at(chunk, 0);
         unpack(word, zone, geometry).ok_or(FormatError::Zone { file: FILE, zone, word })
     });
@@ -94,12 +122,13 @@ mod tests {
         block_bytes: 512,
     };
     const ID: Id = *b"0123456789abcdef";
+    const SHARE: Share = Share { number: 1, files: 3 };
     const BOOT: Id = *b"this run of it..";
 
     fn file() -> Vec<u8> {
-        let mut bytes = print_head(&ID, &BOOT, 16);
+        let mut bytes = print_head(&ID, &BOOT, 5);
         bytes.resize(WORDS as usize, 0);
-        for zone in 0..16 {
+        for zone in [1, 4, 7, 10, 13] {
             bytes.extend(pack(pristine(zone, &GEOMETRY)).to_le_bytes());
         }
         bytes
@@ -107,22 +136,24 @@ mod tests {
 
     #[test]
     fn it_counts_under_its_own_kernel_only() {
-        let found = parse(&file(), &ID, &BOOT, &GEOMETRY).unwrap().unwrap();
-        assert_eq!(found.len(), 16);
-        assert_eq!(parse(&file(), &ID, b"another run.....", &GEOMETRY), Ok(None));
-        assert_eq!(parse(&[0; 8192], &ID, &BOOT, &GEOMETRY), Ok(None));
-        assert_eq!(parse(&[], &ID, &BOOT, &GEOMETRY), Ok(None));
+        let found = parse(&file(), &ID, &BOOT, &GEOMETRY, SHARE).unwrap().unwrap();
+        assert_eq!(found.len(), 5);
+        assert_eq!(SHARE.place_of(13), WORDS + 32);
+        assert_eq!(SHARE.name(), "live.01");
+        assert_eq!(parse(&file(), &ID, b"another run.....", &GEOMETRY, SHARE), Ok(None));
+        assert_eq!(parse(&[0; 8192], &ID, &BOOT, &GEOMETRY, SHARE), Ok(None));
+        assert_eq!(parse(&[], &ID, &BOOT, &GEOMETRY, SHARE), Ok(None));
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let mut bytes = file();
-        bytes[WORDS as usize + 8 * 5] = 0x77;
-        let refused = parse(&bytes, &ID, &BOOT, &GEOMETRY);
-        assert!(matches!(refused, Err(FormatError::Zone { zone: 5, .. })));
-        let refused = parse(&file()[..4200], &ID, &BOOT, &GEOMETRY);
+        bytes[WORDS as usize + 8 * 3] = 0x77;
+        let refused = parse(&bytes, &ID, &BOOT, &GEOMETRY, SHARE);
+        assert!(matches!(refused, Err(FormatError::Zone { zone: 10, .. })));
+        let refused = parse(&file()[..4130], &ID, &BOOT, &GEOMETRY, SHARE);
         assert!(matches!(refused, Err(FormatError::Short { .. })));
-        let refused = parse(&file(), b"fedcba9876543210", &BOOT, &GEOMETRY);
+        let refused = parse(&file(), b"fedcba9876543210", &BOOT, &GEOMETRY, SHARE);
         assert_eq!(refused, Err(FormatError::Foreign { file: FILE }));
     }
 }

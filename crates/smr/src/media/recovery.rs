@@ -16,6 +16,7 @@ use super::directory::LOCK;
 use super::error::MediaError;
 use super::files::{CacheMode, Cell, DataFile, Files, Options};
 use super::journal::RECORD_BYTES;
+use super::live::Share;
 use super::log::Log;
 use super::overlay::Overlay;
 use super::store::{Store, StoreFile, load};
@@ -121,10 +122,11 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
 
 /// Whether a disk that was being made may have left this file.
 fn is_ours(name: &str) -> bool {
-    let data = name.strip_prefix("data.").is_some_and(|number| {
-        number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_hexdigit())
-    });
-    data || [LOCK, journal::FILE, tables::FILE, SUPERBLOCK_NEW, live::FILE].contains(&name)
+    let numbered = ["data.", "live."].into_iter().filter_map(|start| name.strip_prefix(start));
+    let is_number =
+        |number: &str| number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let single = [LOCK, journal::FILE, tables::FILE, SUPERBLOCK_NEW].contains(&name);
+    single || numbered.into_iter().any(is_number)
 }
 
 /// Makes a file with these bytes, durably but for its name.
@@ -137,7 +139,7 @@ fn write_new<S: Store>(store: &S, name: &str, bytes: &[u8]) -> Result<(), MediaE
 /// The state of a disk as its files have it.
 fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError> {
     let Superblock { id, geometry, .. } = superblock;
-    let bytes = |name, len| match load(store, name, len) {
+    let bytes = |name: &str, len| match load(store, name, len) {
         Ok(bytes) => Ok(bytes.unwrap_or_default()),
         Err(error) => Err(about(store, "read", name)(error)),
     };
@@ -152,10 +154,16 @@ fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError
     }
     let boot =
         store.boot().map_err(MediaError::io("cannot tell which run of the kernel this is"))?;
-    let live = bytes(live::FILE, live::len_bytes(&geometry))?;
-    // A clean table is newer than a live file: closing writes the one, then removes the other.
-    let live = if clean { None } else { live::parse(&live, &id, &boot, &geometry)? };
-    let records = live.unwrap_or(records);
+    // A clean table is newer than a live file: closing writes the one, then removes the others.
+    let files = if clean { 0 } else { superblock.data_files };
+    for number in 0..files {
+        let share = Share { number, files };
+        let live = bytes(&share.name(), share.len_bytes(&geometry))?;
+        let found = live::parse(&live, &id, &boot, &geometry, share)?;
+        for (zone, record) in share.zones(&geometry).zip(found.into_iter().flatten()) {
+            records[zone as usize] = record;
+        }
+    }
     Ok(Found { superblock, checkpoint: table.checkpoint, clean, records })
 }
 
@@ -176,7 +184,7 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         };
         let file = open(&data_name(number))?;
         let (dirty, given_up) = (SleepLock::new(Vec::new()), SleepLock::new(Vec::new()));
-        data.push(DataFile { file, dirty, given_up, overlay });
+        data.push(DataFile { file, dirty, given_up, overlay, live: None });
     }
     let journal = Arc::new(open(journal::FILE)?);
     let log = Log {
@@ -200,7 +208,6 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         geometry,
         data: data.into_boxed_slice(),
         cells,
-        live: None,
         flushing: Mutex::new(()),
         giving_up: Mutex::new(()),
         syncing: Mutex::new(()),
@@ -225,7 +232,7 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
     match options.cache {
         CacheMode::Through => files.start_live()?,
         CacheMode::Volatile { .. } => {
-            files.store.remove(live::FILE).map_err(about(&files.store, "remove", live::FILE))?;
+            files.remove_live().map_err(about(&files.store, "remove", live::FILE))?;
         }
     }
     Ok(files)
@@ -248,20 +255,26 @@ impl<S: Store> Files<S> {
         Ok(())
     }
 
-    /// Writes the live file anew: the words, then the head that makes them count. The checkpoint of
-    /// the same words is durable, so that nothing is lost if it is not finished.
+    /// Writes the live files anew: the words, then the head that makes them count. The checkpoint
+    /// of the same words is durable, so that nothing is lost if one is not finished.
     fn start_live(&mut self) -> Result<(), MediaError> {
         let store = &self.store;
         let id = locked_id(&mut self.log);
         let boot = store.boot();
         let boot = boot.map_err(MediaError::io("cannot tell which run of the kernel this is"))?;
-        let file = store.create(live::FILE, live::len_bytes(&self.geometry));
-        let file = file.map_err(about(store, "make", live::FILE))?;
-        let words: Vec<u8> = self.found.iter().flat_map(|r| pack(*r).to_le_bytes()).collect();
-        let head = live::print_head(&id, &boot, self.geometry.zone_count());
-        let written = file.write_at(live::WORDS, &words).and_then(|()| file.write_at(0, &head));
-        written.map_err(about(store, "write", live::FILE))?;
-        self.live = Some(file);
+        let files = self.data.len() as u32;
+        for (number, data) in (0..).zip(&mut self.data) {
+            let share = Share { number, files };
+            let (name, zones) = (share.name(), share.zones(&self.geometry));
+            let head = live::print_head(&id, &boot, zones.len() as u32);
+            let words = zones.flat_map(|zone| pack(self.found[zone as usize]).to_le_bytes());
+            let words: Vec<u8> = words.collect();
+            let file = store.create(&name, share.len_bytes(&self.geometry));
+            let file = file.map_err(about(store, "make", &name))?;
+            let written = file.write_at(live::WORDS, &words).and_then(|()| file.write_at(0, &head));
+            written.map_err(about(store, "write", &name))?;
+            data.live = Some(file);
+        }
         Ok(())
     }
 }
