@@ -22,3 +22,4 @@ mod smr;
 mod tls;
 mod yard;
 mod zoned;
+mod zonefs;

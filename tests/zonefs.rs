@@ -1,0 +1,302 @@
+//! zonefs as people use it: made and mounted by the program, filled and read by theirs.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Child, Command, Stdio};
+
+use crate::place::Place;
+use crate::run::{Run, nbdsh, ok, run};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
+
+/// Sixteen zones of sixteen mebibytes, two of them conventional.
+const Z: &str = "null:///z?size=256M&bs=4k&zoned=1&zone_size=16M&zone_nr_conv=2&zone_max_open=3\
+                 &memory_backed=1";
+
+/// A yard with a file system of the device `z` mounted at `m` in its place.
+struct Mounted(Yard);
+
+impl Mounted {
+    fn new(device: &str, format: &[&str], options: &str) -> Mounted {
+        let yard = Yard::serve(&[device]);
+        fs::create_dir(yard.place.file("m")).unwrap();
+        let mut line = vec!["mkzonefs", "z"];
+        line.extend(format);
+        yard.command(&line).ok();
+        let mounted = Mounted(yard);
+        mounted.mount(options).ok();
+        mounted
+    }
+
+    fn mount(&self, options: &str) -> Run {
+        self.0.command(&["zonefs", "mount", "z", &self.0.place.file("m"), "-o", options])
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.place.file(&format!("m/{name}"))
+    }
+
+    fn is_mounted(&self) -> bool {
+        is_mounted(&self.0.place.file("m"))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // A yard that is killed cannot unmount; one that a test has unmounted need not.
+        let _ = self.0.command(&["zonefs", "unmount", "z"]);
+        let _ = run(&["umount", "--lazy", "--quiet", &self.0.place.file("m")]);
+    }
+}
+
+fn is_mounted(dir: &str) -> bool {
+    fs::read_to_string("/proc/mounts").unwrap().contains(&format!(" {dir} fuse"))
+}
+
+#[test]
+fn it_is_made_mounted_listed_and_unmounted() {
+    let yard = Yard::serve(&[Z, "null:///plain?size=1M", "null:///gone?size=1G&zoned=1"]);
+    let dir = yard.place.file("m");
+    fs::create_dir(&dir).unwrap();
+    let refused = |args: &[&str], code: i32, says: &str| {
+        let run = yard.command(args).fails().says(&[says]);
+        assert_eq!(run.code, Some(code), "{run}");
+    };
+    refused(&["zonefs", "mount", "z", &dir], 6, "zonefs (z) ERROR: the device holds no zonefs");
+    refused(&["mkzonefs", "plain"], 6, "zonefs (plain) ERROR: Not a zoned block device");
+    refused(&["mkzonefs", "gone"], 6, "memory_backed=1");
+    refused(&["mkzonefs", "never"], 5, "never");
+    refused(&["mkzonefs", "z", "-o", "perm=9"], 2, "`perm=9` will not do");
+    refused(&["mkzonefs", "z", "-U", "1234"], 2, "uuid: `1234` will not do");
+    refused(&["mkzonefs", "z", "-L", &"x".repeat(65)], 2, "at most 64 bytes");
+    yard.command(&["mkzonefs", "z", "-L", "logs"]).ok();
+    refused(&["mkzonefs", "z"], 6, "the device holds a zonefs; -f overwrites it");
+    refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "`errors=panic` will not do");
+    refused(&["zonefs", "mount", "z", "/no/such/place"], 6, "wanted a directory");
+    refused(&["zonefs", "unmount", "z"], 6, "`z` is not mounted");
+    yard.command(&["zonefs", "mount", "z", &dir, "-o", "errors=repair,explicit-open"]).ok();
+    assert!(is_mounted(&dir));
+    refused(&["zonefs", "mount", "z", &dir], 6, "`z` is mounted at");
+    refused(&["mkzonefs", "-f", "z"], 6, "`z` is mounted at");
+    refused(&["remove", "z"], 6, "`z` is mounted at");
+    let list = yard.command(&["zonefs", "list", "--json"]).ok().json();
+    assert_eq!(list[0]["options"], "rw,errors=repair,explicit-open", "{list}");
+    assert_eq!((&list[0]["label"], &list[0]["sequential_files"]), (&"logs".into(), &14.into()));
+    yard.command(&["zonefs", "unmount", "z"]).ok();
+    assert!(!is_mounted(&dir));
+    // Unmounted by others, it is forgotten; removed by force, it is unmounted.
+    yard.command(&["zonefs", "mount", "z", &dir]).ok();
+    ok(&["umount", &dir]);
+    yard.command(&["zonefs", "mount", "z", &dir]).ok();
+    yard.command(&["remove", "z", "--force"]).ok();
+    assert!(!is_mounted(&dir));
+}
+
+#[test]
+fn a_yard_that_ends_unmounts() {
+    let mut mounted = Mounted::new(Z, &[], "");
+    assert!(mounted.is_mounted());
+    mounted.0.signal("TERM");
+    assert!(mounted.0.end().success());
+    assert!(!mounted.is_mounted());
+}
+
+#[test]
+fn blkid_knows_the_superblock() {
+    let yard = Yard::serve(&[Z]);
+    let uuid = "00112233-4455-6677-8899-aabbccddeeff";
+    yard.command(&["mkzonefs", "z", "-v", "-L", "logs", "-U", uuid]).ok();
+    let image = yard.place.file("image");
+    nbdsh(&yard.uri("z"), &format!("open('{image}', 'wb').write(h.pread(65536, 0))"));
+    let found = ok(&["blkid", "--probe", "--output", "export", &image]);
+    assert!(found.contains("TYPE=zonefs\n") && found.contains("LABEL=logs\n"), "{found}");
+}
+
+#[test]
+fn dd_writes_reads_and_appends() {
+    let mounted = Mounted::new(Z, &[], "");
+    let (file, data) = (mounted.file("seq/0"), mounted.0.place.file("data"));
+    ok(&["dd", "if=/dev/urandom", &format!("of={data}"), "bs=64k", "count=40", "status=none"]);
+    let (from, to) = (format!("if={data}"), format!("of={file}"));
+    let direct =
+        |more: &[&str]| run(&[&["dd", &from, &to, "conv=notrunc", "status=none"], more].concat());
+    direct(&["bs=512k", "oflag=direct"]).ok();
+    ok(&["cmp", &data, &file]);
+    direct(&["bs=64k", "oflag=direct"]).fails().says(&["Invalid argument"]);
+    direct(&["bs=64k"]).fails().says(&["Input/output error"]);
+    direct(&["bs=64k", "oflag=append,direct", "count=8"]).ok();
+    assert_eq!(fs::metadata(&file).unwrap().size(), (40 + 8) * 65536);
+    ok(&["truncate", "--size=0", &file]);
+    assert_eq!(fs::metadata(&file).unwrap().size(), 0);
+    run(&["truncate", "--size=1", &file]).fails().says(&["Operation not permitted"]);
+    // A conventional file takes whatever comes.
+    let (file, to) = (mounted.file("cnv/0"), format!("of={}", mounted.file("cnv/0")));
+    ok(&["dd", &from, &to, "bs=777", "seek=3", "conv=notrunc", "status=none"]);
+    ok(&["cmp", &format!("--ignore-initial=0:{}", 3 * 777), "--bytes=2621440", &data, &file]);
+}
+
+#[test]
+fn fio_verifies_a_file_for_each_job() {
+    let mounted = Mounted::new(Z, &[], "errors=repair");
+    let dir = mounted.file("seq");
+    let mut line = vec!["fio", "--ioengine=psync", "--direct=1", "--bs=64k", "--size=4M"];
+    // Files are there, and appended to; fio makes and removes none.
+    line.extend(["--rw=write", "--file_append=1", "--allow_file_create=0", "--create_on_open=1"]);
+    line.extend([
+        "--fallocate=none",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_state_save=0",
+    ]);
+    let jobs: Vec<String> = (0..4).map(|n| format!("--name=j{n}\n--filename={dir}/{n}")).collect();
+    line.extend(jobs.iter().flat_map(|job| job.split('\n')));
+    run(&line).ok();
+    for number in 0..4 {
+        let size = fs::metadata(mounted.file(&format!("seq/{number}"))).unwrap().size();
+        assert_eq!(size, 4 << 20);
+    }
+    // One conventional file, by several jobs at random.
+    let file = format!("--filename={}", mounted.file("cnv/0"));
+    let mut line = vec!["fio", "--name=random", &file, "--ioengine=psync", "--direct=1"];
+    line.extend(["--rw=randwrite", "--bs=4k", "--numjobs=4", "--size=4M", "--thread"]);
+    line.extend(["--offset_increment=4M", "--allow_file_create=0", "--fallocate=none"]);
+    line.extend([
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--create_on_open=1",
+        "--verify_state_save=0",
+    ]);
+    run(&line).ok();
+}
+
+/// Two gibibytes of system files, at most, as a tar over as many zone files as it takes.
+const PACK: &str = r#"
+set -o errexit -o pipefail
+place=$1 mount=$2
+find /usr -xdev -type f -size -64M -printf '%s %p\n' | LC_ALL=C sort -k2 |
+    awk -v max=$((2 << 30)) '{
+        if (sum + $1 > max) exit
+        sum += $1
+        sub(/^[^ ]* /, "")
+        print
+    }' >"$place/list" || true
+tar --create --absolute-names --hard-dereference --blocking-factor=2048 --files-from="$place/list" |
+    split --numeric-suffixes --suffix-length=3 --bytes=256M --filter="
+        dd of=$mount/seq/\$((10#\${FILE#x})) bs=1M iflag=fullblock oflag=direct conv=notrunc \
+            status=none"
+"#;
+
+/// What came back, compared with the files themselves.
+const COMPARE: &str = r#"
+set -o errexit -o pipefail
+for number in $(seq 0 14); do
+    file=$1/seq/$number
+    [ ! -s "$file" ] || cat "$file"
+done | tar --diff --absolute-names --read-full-records --blocking-factor=2048
+"#;
+
+#[test]
+fn a_tree_of_system_files_comes_back_equal() {
+    let place = Place::new();
+    let disk = "smr:///z?size=4G&zone_size=256M&zone_nr_conv=1";
+    let backing = place.file("disk");
+    let device = format!("{disk}&backing={backing}");
+    let mounted = Mounted::new(&device, &["-L", "tree"], "");
+    let list = mounted.0.place.file("");
+    let dir = mounted.0.place.file("m");
+    ok(&["bash", "-c", PACK, "pack", &list, &dir]);
+    assert!(fs::metadata(mounted.file("seq/0")).unwrap().size() > 0);
+    ok(&["bash", "-c", COMPARE, "compare", &dir]);
+    // Another mount, by another process, of what the first has left.
+    drop(mounted);
+    let yard = Yard::serve(&[&device]);
+    fs::create_dir(yard.place.file("m")).unwrap();
+    let again = Mounted(yard);
+    again.mount("ro").ok();
+    ok(&["bash", "-c", COMPARE, "compare", &again.0.place.file("m")]);
+}
+
+/// A mount of the command's own. It is told to end when this is dropped.
+struct Own(Child);
+
+impl Own {
+    /// Mounts in the background, as another user if `user` says so, and returns when it is done.
+    fn mount(line: &mut Command, dir: &str) -> Own {
+        let mut child = line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        let out = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).unwrap();
+        assert!(said.contains(dir), "{said}");
+        Own(child)
+    }
+
+    fn end(mut self, signal: &str) {
+        ok(&["kill", &format!("-{signal}"), &self.0.id().to_string()]);
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// nobody: who has no rights, and whom every system has.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn without_root_and_without_a_yard_it_is_mounted_too() {
+    let place = Place::new();
+    let (dir, program) = (place.file("m"), place.file("blockyard"));
+    fs::create_dir(&dir).unwrap();
+    let uri = format!("smr:///s?size=64M&zone_size=4M&zone_nr_conv=1&backing={}", place.file("d"));
+    let is_root = rustix::process::geteuid().is_root();
+    let mut line: Vec<&str> = Vec::new();
+    let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+    if is_root {
+        // The folder that cargo builds in may be root's alone, and so may a /dev/fuse that no udev
+        // has looked after; the mode is udev's.
+        fs::copy(BLOCKYARD, &program).unwrap();
+        for path in [place.path().to_str().unwrap(), &dir] {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+        line.extend(["setpriv", &user[0], &user[1], "--clear-groups", &program]);
+    } else {
+        line.push(BLOCKYARD);
+    }
+    let with = |args: &[&str]| -> Vec<String> {
+        line.iter().chain(args).map(|word| (*word).to_owned()).collect()
+    };
+    let format = with(&["mkzonefs", &uri]);
+    ok(&format.iter().map(String::as_str).collect::<Vec<_>>());
+    let mount = || {
+        let words = with(&["zonefs", "mount", &uri, &dir]);
+        Own::mount(Command::new(&words[0]).args(&words[1..]), &dir)
+    };
+    let user = |line: &[&str]| -> Run {
+        let user = ["setpriv", &user[0], &user[1], "--clear-groups"];
+        run(&if is_root { [&user, line].concat() } else { line.to_vec() })
+    };
+    let own = mount();
+    let file = format!("{dir}/seq/0");
+    // By default the files are whose the mount is, and root is kept out of a user's mount.
+    let to = format!("of={file}");
+    user(&["dd", "if=/dev/zero", &to, "bs=64k", "count=3", "oflag=direct", "conv=notrunc"]).ok();
+    own.end("TERM");
+    assert!(!is_mounted(&dir));
+    let own = mount();
+    let size = user(&["stat", "--format=%s %a %U", &file]).ok().out;
+    assert_eq!(size.split(' ').next(), Some("196608"), "{size}");
+    if is_root {
+        assert_eq!(size.trim(), "196608 640 nobody");
+    }
+    own.end("INT");
+    // Unmounted by others it ends by itself.
+    let mut own = mount();
+    user(&["fusermount3", "-u", &dir]).ok();
+    assert!(own.0.wait().unwrap().success());
+    let wrong = blockyard(&["zonefs", "mount", "smr:///s?sise=1G", &dir]).fails();
+    assert_eq!(wrong.code, Some(2), "{wrong}");
+}
