@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Loop, Mounted, unmount_lazily};
+use super::{Loop, Mounted, python, unmount_lazily};
 use crate::place::Place;
 use crate::run::{bounded, finish, run};
 use crate::yard::{BLOCKYARD, Yard, blockyard};
@@ -57,6 +57,36 @@ fn a_device_whose_file_is_open_is_removed_by_force_only() {
     // The file that is open is the old one still.
     assert!(file.read_at(&mut [0; 6], 0).is_err());
     assert_eq!(fs::read(mounted.file("mem0")).unwrap()[..6], [0; 6]);
+}
+
+#[test]
+fn a_device_that_hangs_can_be_removed() {
+    // Its reads take a minute each; whoever waits for them is told, and the file is gone.
+    let mounted =
+        Mounted::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
+    let socket = mounted.yard.place.file("control");
+    let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
+    let script = format!(
+        "
+import subprocess
+fd = os.open(path, os.O_RDWR)
+ends = []
+def read():
+    fails(errno.ENODEV, os.pread, fd, 4096, 0)
+    ends.append('read')
+def write():
+    fails(errno.ENODEV, os.pwrite, fd, b'x' * 4096, 0)
+    ends.append('write')
+threads = [threading.Thread(target=call) for call in (read, write) * 40]
+for thread in threads: thread.start()
+command = ['curl', '-sSf', '-X', 'DELETE', '--unix-socket', '{socket}', '{remove}']
+subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+for thread in threads: thread.join()
+assert len(ends) == 80, ends
+assert not os.path.exists(path)
+"
+    );
+    python(&mounted.file("slow"), &script);
 }
 
 #[test]
