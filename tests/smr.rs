@@ -152,6 +152,25 @@ fn a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
 }
 
 #[test]
+fn a_volatile_cache_is_emptied_before_the_yard_ends() {
+    let disk = Place::new();
+    let uri = backed(&disk, "&cache=volatile");
+    for (round, end) in ["TERM", "remove"].into_iter().enumerate() {
+        let mut yard = Yard::serve(&[&uri]);
+        assert_eq!(zone(&yard, 5).1, 8 * round as u64);
+        write(&yard, 5, 8 * round as u64, 8).ok();
+        if end == "remove" {
+            yard.command(&["remove", "s0"]).ok();
+            kill(yard);
+        } else {
+            yard.signal(end);
+            assert!(yard.end().success());
+        }
+    }
+    assert_eq!(zone(&Yard::serve(&[&uri]), 5), ("closed".into(), 16));
+}
+
+#[test]
 fn another_shape_or_another_thing_in_the_folder_is_refused() {
     let disk = Place::new();
     drop(Yard::serve(&[&backed(&disk, "")]));

@@ -1,6 +1,7 @@
 //! Zones: fio keeps its own write pointers, and one write that lands elsewhere is an error.
 
 use super::{VERIFY, done, engine, fio};
+use crate::place::Place;
 
 /// What the published lines of zone locks have in common.
 const COMMON: &str = "--filename=/dev/nullb0 --name=z --dev=null:///nullb0?size=64G&zoned=1&\
@@ -26,6 +27,23 @@ fn zones_verify_within_the_limits_of_the_device() {
     let device = "--dev=null:///z?size=64M&zoned=1&zone_size=4M&zone_capacity=3M&zone_nr_conv=2&\
                   memory_backed=1&zone_max_open=4&zone_max_active=4";
     for depth in ["--iodepth=1", "--iodepth=16"] {
+        let mut line = vec![device, "--filename=/dev/z", "--name=z", "--zonemode=zbd"];
+        line.extend(["--direct=1", "--rw=randwrite", "--bs=32k", "--io_size=16M", depth]);
+        line.extend(["--numjobs=2", "--offset_increment=32M", "--size=32M"]);
+        line.extend(VERIFY);
+        assert!(done(fio(&engine, &line))[1] > 0);
+    }
+}
+
+/// Bios become SCSI commands, and fio finds what it wrote, in memory and in files.
+#[test]
+fn a_shingled_disk_verifies() {
+    let Some(engine) = engine() else { return };
+    let place = Place::new();
+    let disk = "--dev=smr:///z?size=64M&zone_size=4M&zone_nr_conv=2&zone_max_open=4";
+    let backed = format!("{disk}&backing={}", place.file("disk"));
+    for (device, depth) in [(disk, "--iodepth=1"), (disk, "--iodepth=16"), (&backed, "--iodepth=4")]
+    {
         let mut line = vec![device, "--filename=/dev/z", "--name=z", "--zonemode=zbd"];
         line.extend(["--direct=1", "--rw=randwrite", "--bs=32k", "--io_size=16M", depth]);
         line.extend(["--numjobs=2", "--offset_increment=32M", "--size=32M"]);

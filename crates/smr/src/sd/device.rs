@@ -21,7 +21,7 @@ pub struct Sd<T: ScsiTransport> {
 }
 
 /// What the device and its queues share.
-pub(super) struct Shared<T> {
+pub(super) struct Shared<T: ScsiTransport> {
     pub(super) transport: T,
     pub(super) inquiry: Inquiry,
     pub(super) geometry: Geometry,
@@ -54,7 +54,7 @@ impl<T: ScsiTransport> Sd<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T: ScsiTransport> Shared<T> {
     pub(super) fn zones(&self) -> &ZoneGeometry {
         self.geometry.zones.as_ref().expect("only disks with zones are probed")
     }
@@ -137,6 +137,16 @@ impl<T: ScsiTransport> Shared<T> {
             (Verdict::Done, Err(_)) => return Err(bad_report()),
         };
         ZoneReport::read(&buffer[..transferred]).ok_or_else(bad_report)
+    }
+}
+
+/// What a volatile cache holds is written before the disk is let go, as Linux's `sd_shutdown` has
+/// it. There is nobody left to be told if that fails.
+impl<T: ScsiTransport> Drop for Shared<T> {
+    fn drop(&mut self) {
+        if self.limits.write_cache {
+            let _ = execute(&self.transport, &command::synchronize_cache(), &mut []);
+        }
     }
 }
 
