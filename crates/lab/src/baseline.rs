@@ -12,6 +12,7 @@ pub mod no_device;
 pub mod null_blk;
 pub mod one_lock;
 pub mod tokens;
+pub mod write_lock;
 pub mod zone_lock;
 pub mod zone_table;
 

@@ -8,5 +8,6 @@ pub mod limits;
 pub mod nbd;
 pub mod race;
 pub mod zone_append;
+pub mod zone_gate;
 pub mod zone_locks;
 mod zone_locks_fio;

@@ -18,6 +18,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::race::NAME, experiments::race::build),
         (experiments::zone_append::NAME, experiments::zone_append::build),
+        (experiments::zone_gate::NAME, experiments::zone_gate::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),
     ]
 }
