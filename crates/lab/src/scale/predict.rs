@@ -15,6 +15,11 @@ use crate::scale::zone_locks::{AtZone, PRODUCT, VARIANTS, WORKLOADS, Workload, o
 use crate::stats::Summary;
 use crate::stop::Stop;
 
+/// Memory that is taken before each opening, so that the device lies elsewhere: blocks, and their
+/// lengths.
+const SHIFT_BLOCKS: usize = 200;
+const SHIFT_BYTES: std::ops::Range<usize> = 16..400;
+
 /// Where what this command measures itself is from.
 pub const MEASURED_HERE: &str = "measured here";
 
@@ -87,8 +92,13 @@ pub fn measure(rounds: u32, duration: Duration, stop: &Stop) -> Result<Vec<Known
         .flat_map(|workload| VARIANTS.map(|(variant, open)| (variant, open, workload)))
         .collect();
     let mut openings = vec![Vec::new(); cells.len()];
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut shift: Vec<Vec<u8>> = Vec::new();
     for number in 0..rounds {
         for ((_, open, workload), openings) in cells.iter().zip(&mut openings) {
+            // Else the allocator would give every device of a process the same places within
+            // cache lines, and those decide what two threads do under one lock.
+            shift.extend((0..SHIFT_BLOCKS).map(|_| vec![0; random.usize(SHIFT_BYTES)]));
             let seed = u64::from(number) + 1;
             let round = Round { warm_up: duration / 5, duration, number, seed, stop };
             openings.push(opening(&round, *open, workload, two)?);
