@@ -205,15 +205,13 @@ impl Request {
         self.0
     }
 
-    /// The number of its first bio's slot, below the channel's depth: for a gate that keeps
-    /// something about each request.
+    /// The number of its first bio's slot, below the channel's depth: for what a gate keeps of it.
     #[inline]
     pub fn index(&self) -> u16 {
         self.slot().index
     }
 
-    /// An append as the write at `sector` that it is emulated by. It comes home as an append, which
-    /// landed there.
+    /// An append as the write that it is made of. It comes home as an append that landed there.
     pub(crate) fn append_at(mut self, sector: Sector) -> Request {
         debug_assert_eq!(self.op(), Op::ZoneAppend);
         let slot = self.slot_mut();
@@ -511,8 +509,7 @@ impl Ended {
 
     /// The append once more that it was made of. The tag is somebody else's again.
     pub(crate) fn append_again(self) -> Request {
-        debug_assert!(self.is_made_append());
-        let mut request = self.0;
+        let Ended(mut request) = self;
         let slot = request.slot_mut();
         (slot.op, slot.sector, slot.tag) = (Op::ZoneAppend, slot.bio.sector, TAG_NONE);
         request
@@ -572,7 +569,6 @@ impl Done {
     }
 
     /// Adds a completed request that was taken out.
-    #[inline]
     pub(crate) fn put(&mut self, ended: Ended) {
         self.requests.push_back(ended);
     }

@@ -82,8 +82,8 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "the writes of a zone in order: a lock in the scheduler, a gate above it, none",
-        about: "Writes at the write pointers of zones without data, on a null device that completes \
-                them at once, through the same stack and the same load generator: what differs is \
+        about: "Writes at the write pointers of zones without data, on a null device that \
+                completes them at once, through one stack and one load generator: what differs is \
                 how the writes of a zone are kept in order. No two jobs write to one zone, and \
                 writes are not merged, so that the cost is that of the keeping alone. Published \
                 are MB/s of Linux as I/Os, on a null device with 16 cores and 32 threads.",
