@@ -75,6 +75,10 @@ pub const UNREADABLE: u64 = u64::MAX >> WP_SHIFT;
 /// Looks at a copy in flight before the processor is given up: it may belong to a thread that has
 /// lost its own.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
+/// How often a thread pauses after its first lost exchange of a write, twice as often after each
+/// further one, and at most: long enough for the winner to write a dozen times meanwhile.
+const PAUSES: u32 = 16;
+const PAUSES_MAX: u32 = 64;
 
 /// What the room has to know of a zone's condition.
 pub trait Condition: Copy + Eq + fmt::Debug + Send + Sync + 'static {
@@ -176,6 +180,16 @@ fn wait_until(is_so: impl Fn() -> bool) {
             spin_hint();
         }
         yield_now();
+    }
+}
+
+/// Lets the winner of an exchange write on: it has the line, and two that fetch it from each other
+/// for every write do less together than one. A model needs no such grace.
+#[cold]
+fn stand_back(pauses: &mut u32) {
+    if !cfg!(any(loom, shuttle)) {
+        (0..*pauses).for_each(|_| spin_hint());
+        *pauses = (*pauses * 2).min(PAUSES_MAX);
     }
 }
 
@@ -296,6 +310,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         mut decide: impl FnMut(ZoneView<C>) -> Result<Change<C>, E>,
     ) -> Result<ZoneView<C>, E> {
         let line = &self.lines[zone as usize];
+        let mut pauses = PAUSES;
         let mut seen = line.word();
         loop {
             let view = ZoneView::unpack(seen);
@@ -303,12 +318,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
             match self.swap(zone, seen, &change, 0)? {
                 Ok(()) => return Ok(view),
                 Err(_) => {
-                    // The winner has the line, and writes on while this thread stands back: two
-                    // that fetch it from each other for every write do less together than one. A
-                    // model needs no such grace.
-                    if !cfg!(any(loom, shuttle)) {
-                        spin_hint();
-                    }
+                    stand_back(&mut pauses);
                     seen = line.word();
                 }
             }
