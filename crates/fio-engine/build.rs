@@ -53,7 +53,8 @@ fn main() {
     println!("cargo::rustc-cfg=fio_shim");
 }
 
-/// The version of a source tree, `fio-3.33`: where its `FIO-VERSION-GEN` sets what it falls back to.
+/// The version of a source tree, `fio-3.33`: where its `FIO-VERSION-GEN` sets what it falls back
+/// to.
 fn version(fio: &Path) -> Option<String> {
     let script = fs::read_to_string(fio.join("FIO-VERSION-GEN")).ok()?;
     let version = script.lines().find_map(|line| line.strip_prefix("DEF_VER="))?.trim();
