@@ -229,7 +229,8 @@ impl Door {
             let edges = Arc::clone(&self.edges);
             let lane = Lane::start(self.disk.name(), channel, self.shape, edges);
             self.lane = Some(lane.map_err(|error| {
-                tracing::error!(device = self.disk.name(), %error, "nobody for its requests that wait");
+                let device = self.disk.name();
+                tracing::error!(device, %error, "no lane for requests that have to wait");
                 Errno::ENOMEM
             })?);
         }
