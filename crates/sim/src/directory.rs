@@ -71,6 +71,17 @@ pub enum Change {
     SyncNames,
 }
 
+/// What can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// Writes to files, as where the disk below is full.
+    Writes,
+    /// Punches of holes.
+    Punches,
+    /// Syncs of files.
+    Syncs,
+}
+
 /// Names and the files that they stand for.
 type Names = BTreeMap<String, usize>;
 
@@ -83,8 +94,8 @@ struct State {
     /// Runs of the kernel: a power cut begins a new one.
     boot: u64,
     ids: u64,
-    /// Syncs of files that still succeed, if they are to fail.
-    syncs_left: Option<u64>,
+    /// What is to fail, and how often it still succeeds.
+    failing: Option<(Failing, u64)>,
 }
 
 /// A simulated directory. Clones are the same directory.
@@ -120,7 +131,29 @@ impl Directory {
 
     /// Lets so many syncs of files succeed, and none after them.
     pub fn fail_syncs_after(&self, count: u64) {
-        self.state().syncs_left = Some(count);
+        self.fail_after(Failing::Syncs, count);
+    }
+
+    /// Lets so many operations of a kind succeed, and none of that kind after them: they change
+    /// nothing then. It takes the place of what was to fail before.
+    pub fn fail_after(&self, what: Failing, count: u64) {
+        self.state().failing = Some((what, count));
+    }
+
+    /// Lets everything succeed again.
+    pub fn mend(&self) {
+        self.state().failing = None;
+    }
+
+    /// Counts an operation, and fails it if it is to.
+    fn count(&self, what: Failing) -> io::Result<()> {
+        if let Some((failing, left)) = &mut self.state().failing
+            && *failing == what
+        {
+            let text = format!("one of the {failing:?} fails, as told");
+            *left = left.checked_sub(1).ok_or_else(|| io::Error::other(text))?;
+        }
+        Ok(())
     }
 
     /// What the disk holds now, all of it durable.
@@ -235,8 +268,9 @@ impl File {
     /// Writes.
     ///
     /// # Errors
-    /// If the file ends before.
+    /// If the file ends before, or where that was asked for.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.directory.count(Failing::Writes)?;
         self.range(offset, from.len(), |bytes| {
             bytes.copy_from_slice(from);
             let bytes = from.to_vec();
@@ -247,8 +281,9 @@ impl File {
     /// Makes a range zeros.
     ///
     /// # Errors
-    /// If the file ends before.
+    /// If the file ends before, or where that was asked for.
     pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.directory.count(Failing::Punches)?;
         self.range(offset, len as usize, |bytes| {
             bytes.fill(0);
             ((), Some(Change::Punch { file: self.number, offset, len }))
@@ -261,14 +296,8 @@ impl File {
     /// Where that was asked for: what was written is then dropped, but not from the page cache, and
     /// the next sync says that all is well, as Linux has it.
     pub fn sync(&self) -> io::Result<()> {
-        let mut state = self.directory.state();
-        if let Some(left) = &mut state.syncs_left {
-            if *left == 0 {
-                return Err(io::Error::other("a simulated sync fails"));
-            }
-            *left -= 1;
-        }
-        state.changes.push(Change::Sync { file: self.number });
+        self.directory.count(Failing::Syncs)?;
+        self.directory.state().changes.push(Change::Sync { file: self.number });
         Ok(())
     }
 }

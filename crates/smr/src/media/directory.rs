@@ -130,7 +130,8 @@ impl StoreFile for File {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(self, flags, offset, len)?)
+        // A signal may end it early; to do it again does no harm.
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(self, flags, offset, len))?)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -310,14 +310,22 @@ impl<S: Store> Files<S> {
         logged.map_err(|error| self.broken("a write of the journal", &error))?;
         self.sync_log(place)?;
         for zone in zones {
-            let place = self.place(zone);
             // Whoever waits to write to the zone waits for this too.
             self.cells[zone as usize].with(|cell| {
+                self.punch_whole(zone)?;
                 (cell.given_up, cell.kept) = (false, false);
-                place.file.punch(place.start, place.len)
+                Ok::<_, io::Error>(())
             })?;
         }
         Ok(())
+    }
+
+    /// Takes the data of a zone away, which are durably given up. Where that fails, nothing more is
+    /// written: what lies there must not be shown again, and a disk that is opened removes it.
+    fn punch_whole(&self, zone: u32) -> io::Result<()> {
+        let place = self.place(zone);
+        let punched = place.file.punch(place.start, place.len);
+        punched.map_err(|error| self.broken("giving space back", &error))
     }
 
     /// Makes sure that a zone's data may be overwritten.
@@ -446,8 +454,7 @@ impl<S: Store> Media for Files<S> {
             cell.record = state;
             self.mark(zone, cell);
             if !cell.kept {
-                let place = self.place(zone);
-                return place.file.punch(place.start, place.len);
+                return self.punch_whole(zone);
             }
             if !cell.given_up {
                 cell.given_up = true;
