@@ -46,13 +46,15 @@ pub(crate) struct File {
     pub(crate) start: Sector,
     /// Most bytes.
     pub(crate) capacity: u64,
-    /// Held over a positioned write to a sequential file, and over a change of part of a block: of
-    /// these there is one at a time.
-    pub(crate) order: Mutex<()>,
+    /// Held alone over a positioned write to a sequential file, and over a change of part of a
+    /// block: of these there is one at a time. Appends share it, where the device places them.
+    order: RwLock<()>,
     /// Shared by I/Os in flight.
     passage: RwLock<()>,
     /// Bytes that can be read. Grows in any order of completions, shrinks with the passage closed.
     size: AtomicU64,
+    /// Grows with the passage closed.
+    truncations: AtomicU64,
     /// See [`bit`]. Changes with the passage closed.
     bits: AtomicU32,
     state: Mutex<State>,
@@ -90,9 +92,10 @@ impl File {
             zones: shape.zones,
             start: shape.start,
             capacity: shape.capacity,
-            order: Mutex::new(()),
+            order: RwLock::new(()),
             passage: RwLock::new(()),
             size: AtomicU64::new(shape.written),
+            truncations: AtomicU64::new(0),
             bits: AtomicU32::new(bits),
             state: Mutex::new(State {
                 permissions,
@@ -121,8 +124,14 @@ impl File {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn in_order(&self) -> MutexGuard<'_, ()> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held by who must know where the next write lands.
+    fn in_order(&self) -> RwLockWriteGuard<'_, ()> {
+        self.order.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held by appends that land wherever the device puts them.
+    fn in_any_order(&self) -> RwLockReadGuard<'_, ()> {
+        self.order.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -140,6 +149,19 @@ impl File {
     pub(crate) fn set_size(&self, size: u64) {
         // Release: pairs with the Acquire in `size`.
         self.size.store(size, Ordering::Release);
+    }
+
+    /// How often it was truncated.
+    pub(crate) fn truncations(&self) -> u64 {
+        // Relaxed: counted with the passage closed, which orders it for every I/O.
+        self.truncations.load(Ordering::Relaxed)
+    }
+
+    /// It is truncated to this size. For who has closed the passage.
+    pub(crate) fn set_truncated(&self, size: u64) {
+        // Relaxed: as above.
+        self.truncations.fetch_add(1, Ordering::Relaxed);
+        self.set_size(size);
     }
 
     pub(crate) fn bits(&self) -> u32 {
@@ -252,12 +274,16 @@ impl ZoneFile {
         if !self.fs.is_aligned(len_bytes as u64) {
             return Err(FileError::Unaligned);
         }
+        let truncations;
         let done = {
-            let _order = (!self.fs.appends_natively()).then(|| self.file.in_order());
+            let native = self.fs.appends_natively();
+            let _shared = native.then(|| self.file.in_any_order());
+            let _alone = (!native).then(|| self.file.in_order());
             let _in_flight = self.file.enter();
+            truncations = self.file.truncations();
             self.append_in_flight(door, None, len_bytes, durable)
         };
-        done.map_err(|failed| self.after_write(failed, len_bytes as u64))
+        done.map_err(|failed| self.after_write(failed, len_bytes as u64, truncations))
     }
 
     /// Appends the first `len_bytes` of the door's buffer. Where nobody else appends, the caller
@@ -318,35 +344,47 @@ impl ZoneFile {
         if manner.append && !sequential {
             return Err(FileError::AppendConventional);
         }
-        let _order = sequential.then(|| self.file.in_order());
+        let truncations;
+        let end = {
+            let _order = sequential.then(|| self.file.in_order());
+            // Entered before the offset is looked at, and left when all is written: a truncation
+            // comes before the whole write or after it.
+            let _in_flight = self.file.enter();
+            truncations = self.file.truncations();
+            self.write_in_flight(door, offset, data, manner)
+        };
+        end.map_err(|failed| self.after_write(failed, 0, truncations))
+    }
+
+    fn write_in_flight(
+        &self,
+        door: &mut Door,
+        offset: u64,
+        data: &[u8],
+        manner: Manner,
+    ) -> Result<usize, Failed> {
+        let sequential = self.file.kind == FileKind::Sequential;
         let offset = if manner.append { self.file.size() } else { offset };
         if offset >= self.file.capacity {
-            return Err(FileError::NoRoom);
+            return Err(FileError::NoRoom.into());
         }
         let len = (self.file.capacity - offset).min(data.len() as u64) as usize;
         if !self.fs.is_aligned(offset) || !self.fs.is_aligned(len as u64) {
-            return Err(FileError::Unaligned);
+            return Err(FileError::Unaligned.into());
         }
         if sequential && offset != self.file.size() {
-            return Err(FileError::NotAtWritePointer);
+            return Err(FileError::NotAtWritePointer.into());
         }
         let piece = if sequential { self.fs.append_bytes_max() } else { BUFFER_BYTES };
         let mut done = 0;
         for part in data[..len].chunks(piece) {
             let at = offset + done as u64;
-            let end = {
-                let _in_flight = self.file.enter();
-                door.buffer().write(0, part);
-                match sequential {
-                    true => {
-                        let landed =
-                            self.append_in_flight(door, Some(at), part.len(), manner.durable);
-                        landed.map(drop)
-                    }
-                    false => self.write_anywhere(door, at, part.len(), manner.durable),
-                }
-            };
-            end.map_err(|failed| self.after_write(failed, 0))?;
+            door.buffer().write(0, part);
+            if sequential {
+                self.append_in_flight(door, Some(at), part.len(), manner.durable)?;
+            } else {
+                self.write_anywhere(door, at, part.len(), manner.durable)?;
+            }
             done += part.len();
         }
         Ok(done)
@@ -411,7 +449,8 @@ impl ZoneFile {
                 let _in_flight = self.file.enter();
                 self.write_anywhere(door, first, covered, manner.durable)
             };
-            end.map_err(|failed| self.after_write(failed, 0))?;
+            // A conventional file is never truncated.
+            end.map_err(|failed| self.after_write(failed, 0, 0))?;
             done += part;
         }
         Ok(done)
@@ -514,14 +553,15 @@ impl ZoneFile {
     }
 
     /// What a failed write comes to, after recovery. `wanted` is the length of an append that
-    /// others may have taken the room from, else 0.
-    fn after_write(&self, failed: Failed, wanted: u64) -> FileError {
+    /// others may have taken the room from, else 0; `truncations` is how many there were when it
+    /// began.
+    fn after_write(&self, failed: Failed, wanted: u64, truncations: u64) -> FileError {
         let error = match failed {
             Failed::Refused(error) => return error,
             Failed::Misplaced => FileError::Misplaced,
             Failed::ByDevice(status) => FileError::Device(status),
         };
-        if wanted > 0 && self.fs.has_no_room(&self.file, wanted) {
+        if wanted > 0 && self.fs.has_no_room(&self.file, wanted, truncations) {
             return FileError::NoRoom;
         }
         self.fs.recover(&self.file, true);

@@ -197,7 +197,7 @@ impl ZoneFs {
             self.recover_alone(file, &mut state, true);
             return Err(FileError::Device(status));
         }
-        file.set_size(len_bytes);
+        file.set_truncated(len_bytes);
         state.modified = SystemTime::now();
         if state.zone_open {
             // Either closes the zone; an empty one is to take writes again.

@@ -110,12 +110,14 @@ impl ZoneFs {
     }
 
     /// Whether the device had to refuse an append of so many bytes because others were faster: the
-    /// zone is well, and full up to less than that.
-    pub(crate) fn has_no_room(&self, file: &File, wanted: u64) -> bool {
+    /// zone is well, and full up to less than that, or it was until a truncation that came between
+    /// the refusal and this. `truncations` is how many there were when the append began.
+    pub(crate) fn has_no_room(&self, file: &File, wanted: u64, truncations: u64) -> bool {
         let _alone = file.close_passage();
         let well = |cond| !matches!(cond, ZoneCond::Offline | ZoneCond::ReadOnly);
         self.find_out(file).is_some_and(|(cond, in_zone)| {
-            well(cond) && in_zone == file.size() && in_zone + wanted > file.capacity
+            let full = in_zone + wanted > file.capacity || file.truncations() != truncations;
+            well(cond) && in_zone == file.size() && full
         })
     }
 }

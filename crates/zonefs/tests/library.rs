@@ -160,6 +160,58 @@ fn threads_append_to_one_file_and_lose_nothing() {
     }
 }
 
+/// Writes at the end, appends and truncations of one file, from a thread each.
+fn write_append_and_truncate(config: NullConfig) {
+    let fs = open(&formatted("d", config), "");
+    let file = seq(&fs, 0);
+    let rounds = 600;
+    std::thread::scope(|scope| {
+        let (fs, file) = (&fs, &file);
+        scope.spawn(move || {
+            let mut door = fs.door().unwrap();
+            for round in 0..rounds {
+                let data = pattern(round, 3 * BLOCK);
+                match file.write(&mut door, file.size(), &data) {
+                    // At the end of the file it is shortened.
+                    Ok(len) => assert!(len > 0 && len.is_multiple_of(BLOCK)),
+                    Err(FileError::NotAtWritePointer | FileError::NoRoom) => {}
+                    Err(error) => panic!("round {round}: {error}"),
+                }
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(move || {
+                let mut door = fs.door().unwrap();
+                for round in 0..rounds {
+                    match file.append(&mut door, &pattern(round, 2 * BLOCK)) {
+                        Ok(offset) => assert!(offset.is_multiple_of(BLOCK as u64)),
+                        Err(error) => assert_eq!(error, FileError::NoRoom, "round {round}"),
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            for round in 0..rounds {
+                let len = if round % 16 == 0 { CAPACITY } else { 0 };
+                file.truncate(len).unwrap();
+            }
+        });
+    });
+    assert!(!fs.is_read_only());
+    let (mut door, data) = (fs.door().unwrap(), pattern(7, 4 * BLOCK));
+    file.truncate(0).unwrap();
+    assert_eq!(file.write(&mut door, 0, &data), Ok(data.len()));
+    let mut back = vec![0; data.len()];
+    assert_eq!(file.read(&mut door, 0, &mut back), Ok(data.len()));
+    assert!(back == data);
+}
+
+#[test]
+fn writes_appends_and_truncations_do_not_take_each_other_for_errors() {
+    write_append_and_truncate(config());
+    write_append_and_truncate(NullConfig { zone_append_max_sectors: 0, ..config() });
+}
+
 #[test]
 fn a_device_without_append_is_written_in_turns() {
     let device = formatted("d", NullConfig { zone_append_max_sectors: 0, ..config() });
