@@ -1,13 +1,32 @@
 //! A directory of a run's own, which goes when the run ends.
 
-use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use crate::error::LabError;
 
 /// Names that are tried before giving up.
 const TRIES: usize = 16;
+
+/// Directories in another one that may exist at a time.
+const FOLDERS_MAX: u32 = 1000;
+
+/// A new directory in a scratch directory, for one server.
+///
+/// # Errors
+/// If it cannot be made, or there are too many.
+pub fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
+    for number in 0..FOLDERS_MAX {
+        let folder = scratch.join(format!("server{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(LabError::io(folder.display().to_string())(error)),
+        }
+    }
+    Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
+}
 
 /// The directory.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! A program that is run: with a time limit, under the stop flag, and with its CPU time.
 #![allow(unsafe_code)] // A child that dies with its parent must ask for it between fork and exec.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -20,6 +21,10 @@ use crate::tools::cpu;
 
 /// How often the stop flag is looked at while a child runs.
 const LOOK: Duration = Duration::from_millis(50);
+/// A server that is not ready after so long does not come.
+const READY_MAX: Duration = Duration::from_secs(20);
+/// How long to wait from one look at it to the next.
+const READY_LOOK: Duration = Duration::from_millis(2);
 /// As much of what a child prints is read.
 const OUTPUT_MAX: usize = 16 << 20;
 /// As much of a line that a child prints is quoted.
@@ -38,6 +43,16 @@ impl Line {
     /// A line of words that stand between blanks.
     pub fn new(package: &'static str, line: &str) -> Line {
         Line { words: line.split_whitespace().map(String::from).collect(), package }
+    }
+
+    /// The line with values in the place of the words that stand for them.
+    pub fn with(mut self, values: &[(&str, &dyn Display)]) -> Line {
+        for word in &mut self.words {
+            for (name, value) in values {
+                *word = word.replace(name, &value.to_string());
+            }
+        }
+        self
     }
 
     /// The line as one would type it, but for quotes.
@@ -147,6 +162,30 @@ impl Running {
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(LabError::io(self.line.clone())(error.into())),
         }
+    }
+
+    /// Waits until it can be used: until `lacks` has nothing to say any more.
+    ///
+    /// # Errors
+    /// If it ends, lacks something for too long, or is to stop.
+    pub fn until_ready(
+        &mut self,
+        stop: &Stop,
+        mut lacks: impl FnMut() -> Option<String>,
+    ) -> Result<(), LabError> {
+        while let Some(lack) = lacks() {
+            if stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            if self.ends_within(READY_LOOK)? {
+                return Err(self.ended());
+            }
+            if self.began.elapsed() >= READY_MAX {
+                let why = format!("after {READY_MAX:?} {lack}");
+                return Err(LabError::failed(self.line.clone(), why));
+            }
+        }
+        Ok(())
     }
 
     /// Waits for its end, at most `limit` from its start.

@@ -1,20 +1,14 @@
 //! FUSE servers, ours and those of others: how each serves a file, and what CPU time it uses.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::time::Duration;
 
 use crate::error::LabError;
+use crate::scratch::folder;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{Line, Running};
-
-/// A server whose file is not there after so long does not come.
-const START_MAX: Duration = Duration::from_secs(20);
-/// How long to wait from one look to the next.
-const LOOK: Duration = Duration::from_millis(2);
-/// Directories of servers that may exist at a time.
-const FOLDERS_MAX: u32 = 1000;
 
 /// A server as data.
 #[derive(Clone, Copy, Debug)]
@@ -88,19 +82,21 @@ impl Kind {
             }
         };
         let file = if self.file.is_empty() { target } else { target.join(self.file) };
-        let server = FileServer { running, folder, file };
-        server.wait(&line, size_bytes, stop)
+        let mut server = FileServer { running, folder, file };
+        let FileServer { running, file, .. } = &mut server;
+        running.until_ready(stop, || {
+            let is_there = fs::metadata(&*file).is_ok_and(|found| found.len() == size_bytes);
+            (!is_there).then(|| "its file is not there".to_owned())
+        })?;
+        Ok(server)
     }
 
     fn line(&self, program: &Path, target: &Path, size_bytes: u64) -> Line {
-        let mut line = Line::new(self.package, self.line);
-        for word in &mut line.words {
-            *word = word
-                .replace("PROGRAM", &program.to_string_lossy())
-                .replace("TARGET", &target.to_string_lossy())
-                .replace("SIZE", &size_bytes.to_string());
-        }
-        line
+        Line::new(self.package, self.line).with(&[
+            ("PROGRAM", &program.display()),
+            ("TARGET", &target.display()),
+            ("SIZE", &size_bytes),
+        ])
     }
 }
 
@@ -108,37 +104,7 @@ fn target(folder: &Path) -> PathBuf {
     folder.join("mount")
 }
 
-/// A new directory for one server.
-fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
-    for number in 0..FOLDERS_MAX {
-        let folder = scratch.join(format!("files{number}"));
-        match fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(LabError::io(folder.display().to_string())(error)),
-        }
-    }
-    Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
-}
-
 impl FileServer {
-    fn wait(mut self, line: &Line, size: u64, stop: &Stop) -> Result<FileServer, LabError> {
-        let began = Instant::now();
-        while !fs::metadata(&self.file).is_ok_and(|metadata| metadata.len() == size) {
-            if stop.is_set() {
-                return Err(LabError::Interrupted);
-            }
-            if self.running.ends_within(LOOK)? {
-                return Err(self.running.ended());
-            }
-            if began.elapsed() >= START_MAX {
-                let why = format!("its file is not there after {START_MAX:?}");
-                return Err(LabError::failed(line.text(), why));
-            }
-        }
-        Ok(self)
-    }
-
     /// The file.
     pub fn file(&self) -> &Path {
         &self.file

@@ -1,22 +1,16 @@
 //! NBD servers, ours and those of others: how each is started on a socket of its own, and what CPU
 //! time it uses.
 
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::time::Duration;
 
 use crate::error::LabError;
+use crate::scratch::folder;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{Line, Running};
-
-/// A server that does not accept after so long does not come.
-const START_MAX: Duration = Duration::from_secs(20);
-/// How long to wait from one look to the next.
-const LOOK: Duration = Duration::from_millis(2);
-/// Directories of servers that may exist at a time.
-const FOLDERS_MAX: u32 = 1000;
 
 /// A server as data.
 #[derive(Clone, Copy, Debug)]
@@ -101,49 +95,25 @@ impl Kind {
         };
         let mut server = Server { running, folder };
         let socket = socket(&server.folder);
-        let began = Instant::now();
-        while let Err(refused) = UnixStream::connect(&socket) {
-            if stop.is_set() {
-                return Err(LabError::Interrupted);
-            }
-            if server.running.ends_within(LOOK)? {
-                return Err(server.running.ended());
-            }
-            if began.elapsed() >= START_MAX {
-                let why = format!("it does not accept after {START_MAX:?}: {refused}");
-                return Err(LabError::failed(line.text(), why));
-            }
-        }
+        server.running.until_ready(stop, || {
+            UnixStream::connect(&socket)
+                .err()
+                .map(|refused| format!("it does not accept: {refused}"))
+        })?;
         Ok(server)
     }
 
     fn line(&self, program: &Path, socket: &Path, size_bytes: u64) -> Line {
-        let mut line = Line::new(self.package, self.line);
-        for word in &mut line.words {
-            *word = word
-                .replace("PROGRAM", &program.to_string_lossy())
-                .replace("SOCKET", &socket.to_string_lossy())
-                .replace("SIZE", &size_bytes.to_string());
-        }
-        line
+        Line::new(self.package, self.line).with(&[
+            ("PROGRAM", &program.display()),
+            ("SOCKET", &socket.display()),
+            ("SIZE", &size_bytes),
+        ])
     }
 }
 
 fn socket(folder: &Path) -> PathBuf {
     folder.join("socket")
-}
-
-/// A new directory for one server.
-fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
-    for number in 0..FOLDERS_MAX {
-        let folder = scratch.join(format!("server{number}"));
-        match fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(LabError::io(folder.display().to_string())(error)),
-        }
-    }
-    Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
 }
 
 impl Server {
