@@ -211,6 +211,15 @@ impl Request {
         self.slot().index
     }
 
+    /// What goes down next in this request's slot, and where, if this is the flush before it. A bio
+    /// that is split has none: its pieces have slots of their own.
+    #[inline]
+    pub(crate) fn follower(&self) -> Option<(Op, Sector)> {
+        let slot = self.slot();
+        let follows = slot.stage == Stage::PreFlush && slot.op == Op::Flush && slot.pieces == 0;
+        follows.then_some((slot.bio.op, slot.bio.sector))
+    }
+
     /// An append as the write that it is made of. It comes home as an append that landed there.
     pub(crate) fn append_at(mut self, sector: Sector) -> Request {
         debug_assert_eq!(self.op(), Op::ZoneAppend);

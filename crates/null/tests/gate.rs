@@ -333,6 +333,36 @@ fn resets_take_their_turn_and_a_reset_of_all_parts_what_comes_before_and_behind(
 }
 
 #[test]
+fn a_write_with_a_flush_before_it_keeps_its_place() {
+    for config in [zoned(), appendless()] {
+        let yard = yard(NullConfig { cache_size: 1 << 20, ..late(config) });
+        let (mut door, mut other) = (yard.door(), yard.door());
+        let first = Bio::write(Sector(0), 8, door.buf()).with_flags(Flags::PREFLUSH);
+        let bios = [first, Bio::write(Sector(8), 8, door.buf())];
+        assert_eq!(door.channel.push(&bios), 2);
+        door.channel.submit();
+        other.write(&[16]);
+        assert_eq!(yard.log(), [(Op::Flush, 0, 0)]);
+        let all = door.all();
+        assert!(all.len() == 2 && all.iter().all(|end| end.status.is_ok()), "{all:?}");
+        assert_eq!(other.all()[0].status, Status::Ok);
+        assert_eq!(yard.log(), [0, 8, 16].map(|at| (Op::Write, at, 8)));
+        // Where the flush fails, there is no write, and the zone is free for the next.
+        yard.fail_next(Op::Flush);
+        door.push(Bio::write(Sector(24), 8, door.buf()).with_flags(Flags::PREFLUSH));
+        other.write(&[24]);
+        assert_eq!(door.all()[0].status, Status::Medium);
+        assert_eq!(other.all()[0].status, Status::Ok);
+        // So it is when a channel goes between flush and write.
+        door.push(Bio::write(Sector(32), 8, door.buf()).with_flags(Flags::PREFLUSH));
+        other.write(&[32]);
+        drop(door);
+        assert_eq!(other.all()[0].status, Status::Ok);
+        assert_eq!(yard.wp(0), 40);
+    }
+}
+
+#[test]
 fn an_append_becomes_a_write_and_knows_where_it_landed() {
     let yard = yard(appendless());
     assert!(yard.disk.gate().unwrap().emulates_append);

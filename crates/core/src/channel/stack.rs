@@ -388,6 +388,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
                 rest.waits = false;
                 return;
             }
+            slot_ref.pieces = 0;
             self.rest = None;
         }
         if let Some(stage) = next {

@@ -4,7 +4,8 @@
 //! **Order.** Everything that changes a sequential zone passes here in the order in which it came,
 //! whichever channel it came through: writes, and a reset, a finish, an open or a close as well. A
 //! reset of all zones waits for what the channel has sent before, and what follows waits for it.
-//! The device judges each; this gate gives no answer that the device would not have given, so that
+//! A write that wants a flush before it has its place from the flush on. The device judges each;
+//! this gate gives no answer that the device would not have given, so that
 //! no pointer that is out of date can fail a write.
 //!
 //! **Appends.** One that the device has of its own goes past the gate, unless the channel writes to
@@ -353,6 +354,14 @@ impl<D: Device> Plugged<D> {
         }
     }
 
+    /// Lets a write go whose flush has come home, in the turn that the flush has had.
+    #[cold]
+    fn follow(&mut self, number: u16, request: Request, passage: &mut Passage) {
+        self.turns.release(request.index());
+        self.turns.push_front(number, request);
+        self.run(number, passage);
+    }
+
     /// Lets a reset of all zones go that has waited for the turns to end.
     fn pass_reset_all(&mut self, passage: &mut Passage) {
         match std::mem::replace(&mut self.reset_all, ResetAll::InFlight) {
@@ -409,12 +418,16 @@ impl<D: Device> Plugged<D> {
 
 impl<D: Device> Gate for Plugged<D> {
     fn enter(&mut self, request: Request, passage: &mut Passage) {
-        let op = request.op();
+        if let Some(number) = self.turns.holder(request.index()) {
+            return self.follow(number, request, passage);
+        }
+        // A flush that goes before a write has the write's place in its zone.
+        let (op, sector) = request.follower().unwrap_or((request.op(), request.sector()));
         if !op.is_write() || op == Op::Discard {
             return passage.pass(request);
         }
         let all = op == Op::ZoneResetAll;
-        let zone = self.zones.zone_of(request.sector());
+        let zone = self.zones.zone_of(sector);
         if !all && self.zones.is_conventional(zone) {
             return match op {
                 Op::ZoneAppend => passage.refuse(request, Status::IoErr),
@@ -438,7 +451,12 @@ impl<D: Device> Gate for Plugged<D> {
     #[inline]
     fn leave(&mut self, ended: Ended, passage: &mut Passage) {
         if let Some(number) = self.turns.holder(ended.index()) {
-            if self.pointers.is_some() {
+            let flush = ended.op() == Op::Flush;
+            if flush && ended.status().is_ok() && !self.closing {
+                // The turn stays as it is until the write follows, which is next.
+                return passage.home(ended);
+            }
+            if self.pointers.is_some() && !flush {
                 if self.is_to_be_tried_again(number, &ended) {
                     return passage.again(ended);
                 }
