@@ -19,6 +19,8 @@ use blockyard_smr::media::{
 const DIRECTORY: &str = "BLOCKYARD_SMR_KILL_DIRECTORY";
 /// Set for a volatile cache there.
 const VOLATILE: &str = "BLOCKYARD_SMR_KILL_VOLATILE";
+/// Set where nothing is ever flushed there.
+const UNFLUSHED: &str = "BLOCKYARD_SMR_KILL_UNFLUSHED";
 
 const BLOCK: u64 = 4096;
 const ZONE: u64 = 1 << 20;
@@ -72,6 +74,7 @@ fn victim() {
         false => CacheMode::Through,
     };
     let files = Files::open(Path::new(&directory), &options(cache)).unwrap();
+    let flushes = std::env::var_os(UNFLUSHED).is_none();
     let say = |text: String| std::io::stdout().write_all(text.as_bytes()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -79,7 +82,7 @@ fn victim() {
             scope.spawn(move || {
                 for erasures in 1.. {
                     for zone in (0..ZONES_EACH).map(|at| CONVENTIONAL + thread * ZONES_EACH + at) {
-                        write_zone(files, zone, erasures, say);
+                        write_zone(files, zone, erasures, flushes, say);
                     }
                 }
             });
@@ -87,8 +90,8 @@ fn victim() {
     });
 }
 
-/// Empties a zone and fills it. Zones of odd numbers are flushed now and then.
-fn write_zone(files: &Files, zone: u32, erasures: u64, say: &impl Fn(String)) {
+/// Empties a zone and fills it. Zones of odd numbers are flushed now and then, if any are.
+fn write_zone(files: &Files, zone: u32, erasures: u64, flushes: bool, say: &impl Fn(String)) {
     files.reset(zone, record(0, erasures)).unwrap();
     say(format!("\nreset {zone} {erasures} 0\n"));
     let start = u64::from(zone) * (1 << 30);
@@ -96,7 +99,7 @@ fn write_zone(files: &Files, zone: u32, erasures: u64, say: &impl Fn(String)) {
         files.write(start + number * BLOCK, &block(zone, number, erasures)).unwrap();
         files.zone_changed(zone, record(number + 1, erasures)).unwrap();
         say(format!("\nwrote {zone} {erasures} {}\n", number + 1));
-        if zone % 2 == 1 && number % 16 == 15 {
+        if flushes && zone % 2 == 1 && number % 16 == 15 {
             match number % 64 == 63 {
                 true => files.flush().unwrap(),
                 false => files.flush_range(start, BLOCK).unwrap(),
@@ -106,19 +109,17 @@ fn write_zone(files: &Files, zone: u32, erasures: u64, say: &impl Fn(String)) {
     }
 }
 
-fn start(directory: &Path, volatile: bool) -> Child {
+fn start(directory: &Path, settings: &[&str]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "victim", "--nocapture", "--test-threads=1"]);
     command.env(DIRECTORY, directory).stdout(Stdio::piped());
-    if volatile {
-        command.env(VOLATILE, "1");
-    }
+    command.envs(settings.iter().map(|setting| (setting, "1")));
     command.spawn().unwrap()
 }
 
 /// Starts the victim, kills it when it has said so many things, and gathers what it has said.
-fn kill_after(directory: &Path, volatile: bool, count: usize) -> HashMap<u32, Said> {
-    let mut child = start(directory, volatile);
+fn kill_after(directory: &Path, settings: &[&str], count: usize) -> HashMap<u32, Said> {
+    let mut child = start(directory, settings);
     let mut said: HashMap<u32, Said> = HashMap::new();
     let mut lines = 0;
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
@@ -183,7 +184,7 @@ impl Drop for Scratch {
 fn a_kill_loses_nothing_that_was_completed() {
     let scratch = Scratch::new("kill-through");
     for count in [1, 7, 300, 2000, 5000] {
-        let said = kill_after(&scratch.0, false, count);
+        let said = kill_after(&scratch.0, &[], count);
         let files = Files::open(&scratch.0, &options(CacheMode::Through)).unwrap();
         let zones = files.zones();
         for (zone, said) in said {
@@ -200,10 +201,10 @@ fn a_kill_loses_nothing_that_was_completed() {
 }
 
 #[test]
-fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
+fn a_kill_with_a_volatile_cache_loses_nothing_that_was_flushed() {
     let scratch = Scratch::new("kill-volatile");
     for count in [1, 300, 3000, 5000] {
-        let said = kill_after(&scratch.0, true, count);
+        let said = kill_after(&scratch.0, &[VOLATILE], count);
         let cache = CacheMode::Volatile { bytes: 1 << 20 };
         let files = Files::open(&scratch.0, &options(cache)).unwrap();
         let zones = files.zones();
@@ -224,10 +225,28 @@ fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
     }
 }
 
+/// Otherwise the kill would show a cache that is none.
+#[test]
+fn a_kill_with_a_volatile_cache_loses_what_was_never_flushed() {
+    let scratch = Scratch::new("kill-unflushed");
+    for count in [1, 3000] {
+        kill_after(&scratch.0, &[VOLATILE, UNFLUSHED], count);
+        let cache = CacheMode::Volatile { bytes: 1 << 20 };
+        let files = Files::open(&scratch.0, &options(cache)).unwrap();
+        let zones = files.zones();
+        for zone in CONVENTIONAL..CONVENTIONAL + THREADS * ZONES_EACH {
+            assert_eq!(zones[zone as usize].cond, ZoneCond::Empty, "zone {zone}");
+            let mut bytes = vec![1; ZONE as usize];
+            files.read(u64::from(zone) * (1 << 30), &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0), "zone {zone} has data");
+        }
+    }
+}
+
 #[test]
 fn two_processes_do_not_share_a_disk() {
     let scratch = Scratch::new("kill-shared");
-    let mut child = start(&scratch.0, false);
+    let mut child = start(&scratch.0, &[]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.find(|line| line.as_ref().unwrap().starts_with("reset")).unwrap().unwrap();
     let refused = Files::open(&scratch.0, &options(CacheMode::Through)).unwrap_err();
@@ -244,7 +263,7 @@ fn what_is_closed_in_order_is_found_so_and_costs_little() {
     let scratch = Scratch::new("kill-closed");
     let mut options = options(CacheMode::Volatile { bytes: 1 << 20 });
     let files = Files::open(&scratch.0, &options).unwrap();
-    write_zone(&files, 5, 1, &|_| {});
+    write_zone(&files, 5, 1, true, &|_| {});
     files.write(BLOCK, &[9; 512]).unwrap();
     files.close().unwrap();
     let used = std::fs::read_dir(&scratch.0).unwrap();
