@@ -1,11 +1,15 @@
 //! The contract of all devices on emulated SMR disks, through the driver's side: bios in, commands
-//! across, sense data back.
+//! across, sense data back. In memory under all that may wrap a device, in files alone.
+#![allow(clippy::disallowed_types)] // Counts folders, in a test.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use blockyard_sim::contract;
 use blockyard_sim::model::Rules;
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::{CacheMode, Files, MediaGeometry, Memory, Options};
 use blockyard_smr::sd::Sd;
 
 /// 16 zones of 512 KiB, two of them conventional, no limit.
@@ -84,4 +88,49 @@ fn appends_that_become_writes() {
     ] {
         contract::run_gated_by(Rules::Zbc, name, true, move || open(&config));
     }
+}
+
+/// A folder for disks in files, removed at the end.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A disk in files of a folder of its own.
+fn open_files(config: &DiskConfig, cache: CacheMode, folder: &Path) -> Sd<Disk<Files>> {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let geometry = MediaGeometry {
+        bytes: config.size,
+        zone_bytes: config.zone_size,
+        zone_capacity_bytes: config.sequential_bytes(),
+        conventional_zones: config.zone_nr_conv,
+        block_bytes: config.logical_block,
+    };
+    let options = Options { cache, journal_records: 64, data_files: 3, ..Options::new(geometry) };
+    let files = Files::open(&folder.join(serial.to_string()), &options).expect("there is room");
+    let disk = Disk::open(config.clone(), files).expect("the configuration fits");
+    Sd::open(disk).expect("the emulated disk can be driven")
+}
+
+fn suite_in_files(name: &str, config: DiskConfig, cache: CacheMode) {
+    let scratch = format!("blockyard-{}-{}", name.replace([',', ' '], "-"), std::process::id());
+    let scratch = Scratch(std::env::temp_dir().join(scratch));
+    let folder = scratch.0.clone();
+    let make = move || open_files(&config, cache, &folder);
+    contract::run(&contract::Subject::plain(name, true, make).with_rules(Rules::Zbc));
+}
+
+#[test]
+fn in_files() {
+    suite_in_files("smr in files", limited(), CacheMode::Through);
+}
+
+#[test]
+fn in_files_with_gaps_and_a_volatile_cache() {
+    let config = DiskConfig { zone_capacity: 384 << 10, write_cache: true, ..limited() };
+    suite_in_files("smr in files, volatile", config, CacheMode::Volatile { bytes: 16 << 10 });
 }
