@@ -24,7 +24,7 @@ use blockyard_sync::zone_resources::ZoneCounts;
 use crate::cdb::{Blocks, CdbError, Command};
 use crate::config::{DiskConfig, DiskError};
 use crate::layout::Layout;
-use crate::media::{Media, ZoneRecord};
+use crate::media::Media;
 use crate::sense::{Sense, SenseFormat};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 use crate::zones::Zones;
@@ -117,12 +117,7 @@ impl<M: Media> Disk<M> {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let mut kept = Ok(());
-        let changed = self.zones.break_zone(slot, cond, |state: ZoneRecord| {
-            kept = self.media.reset(slot, state);
-        });
-        kept?;
-        changed.map_or(Ok(()), |state| self.media.zone_changed(slot, state))
+        self.zones.break_zone(slot, cond, &self.media)
     }
 
     /// Carries a command out.

@@ -89,6 +89,16 @@ pub trait Media: Send + Sync {
     /// If it cannot be kept.
     fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()>;
 
+    /// Sees to it that what a reset has taken away of a zone reads as zeros from now on. Asked
+    /// before a zone comes to show more than was written; nobody else changes it meanwhile.
+    ///
+    /// # Errors
+    /// If it cannot be; the zone stays as it is then.
+    fn make_room(&self, zone: u32) -> io::Result<()> {
+        let _ = zone;
+        Ok(())
+    }
+
     /// Makes a zone empty: its data are gone. Nobody writes to it meanwhile, and `state`, which is
     /// that of an empty zone, is to be kept as by [`Media::zone_changed`].
     ///

@@ -4,6 +4,8 @@
 //! word for that (`blockyard_sync::zone_words`), so commands to different zones meet in no lock.
 //! Open zones are counted behind one, which is never touched where there is no limit.
 
+use std::io;
+
 use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of, zbc};
 use blockyard_core::{SECTOR_SHIFT, Sector};
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
@@ -12,7 +14,7 @@ use zbc::Refusal;
 
 use crate::config::{DiskConfig, DiskError};
 use crate::layout::Layout;
-use crate::media::ZoneRecord;
+use crate::media::{Media, ZoneRecord};
 
 /// The zones of a disk that have a state.
 #[derive(Debug)]
@@ -134,16 +136,15 @@ impl Zones {
         Ok((copied, ZoneRecord { cond: to.cond, written_sectors: to.wp, erasures }))
     }
 
-    /// Opens, closes, finishes or resets the sequential zone of a slot, by itself or as one of all.
-    /// If data have to go, `erase` takes them away and keeps the state that it is given; otherwise
-    /// that state is the answer, if it has changed.
+    /// Opens, closes, finishes or resets the sequential zone of a slot, by itself or as one of all,
+    /// and has the medium keep that. Within is what the medium says.
     pub(crate) fn manage(
         &self,
         slot: u32,
         op: ZoneOp,
         all: bool,
-        erase: impl FnOnce(ZoneRecord),
-    ) -> Result<Option<ZoneRecord>, Refusal> {
+        media: &impl Media,
+    ) -> Result<io::Result<()>, Refusal> {
         let step = |zone: &Zone| match all {
             true => Ok(zbc::step_all(zone, op)),
             false => zbc::step(zone, op),
@@ -157,32 +158,59 @@ impl Zones {
             changed = (to != view).then(|| self.record(slot, to));
             Ok(Change { through: step.through, to })
         };
-        match op {
-            ZoneOp::Finish | ZoneOp::Reset => {
-                let erased = self.replace(slot, decide, erase)?;
-                Ok(changed.filter(|_| !erased))
-            }
+        let erased = match op {
+            ZoneOp::Finish | ZoneOp::Reset => self.replace(slot, decide, media)?,
             _ => {
                 self.words.exchange(slot, decide)?;
-                Ok(changed)
+                Ok(false)
             }
+        };
+        Ok(Zones::keep(slot, erased, changed, media))
+    }
+
+    /// Has the medium keep what a zone has become, unless it has heard of it.
+    fn keep(
+        slot: u32,
+        erased: io::Result<bool>,
+        changed: Option<ZoneRecord>,
+        media: &impl Media,
+    ) -> io::Result<()> {
+        match (erased?, changed) {
+            (false, Some(state)) => media.zone_changed(slot, state),
+            _ => Ok(()),
         }
     }
 
-    /// Exchanges a zone for itself alone; says whether data had to go.
+    /// Exchanges a zone for itself alone; says whether data had to go, which the medium knows then.
+    /// Where more is to be shown than was written, the medium makes room first; if it cannot, the
+    /// zone stays as it is.
     fn replace(
         &self,
         slot: u32,
-        decide: impl FnMut(View) -> Result<Change<ZoneCond>, Refusal>,
-        erase: impl FnOnce(ZoneRecord),
-    ) -> Result<bool, Refusal> {
-        let mut erased = false;
-        self.words.replace(slot, decide, || {
-            erased = true;
+        mut decide: impl FnMut(View) -> Result<Change<ZoneCond>, Refusal>,
+        media: &impl Media,
+    ) -> Result<io::Result<bool>, Refusal> {
+        // The room asks once to see whether anything changes, and again when the zone is held.
+        let mut is_held = false;
+        let mut room = None;
+        let mut erased = None;
+        let prepared = |view: View| -> Result<_, Refusal> {
+            let change = decide(view)?;
+            if std::mem::replace(&mut is_held, true) && change.to.wp > view.wp {
+                let room = room.get_or_insert_with(|| media.make_room(slot));
+                if room.is_err() {
+                    return Ok(Change { through: holding_of(view.cond), to: view });
+                }
+            }
+            Ok(change)
+        };
+        self.words.replace(slot, prepared, || {
             let erasures = self.words.erasures(slot);
-            erase(ZoneRecord { erasures, ..ZoneRecord::EMPTY });
+            erased = Some(media.reset(slot, ZoneRecord { erasures, ..ZoneRecord::EMPTY }));
         })?;
-        Ok(erased)
+        Ok(room
+            .unwrap_or(Ok(()))
+            .and_then(|()| erased.map_or(Ok(false), |kept| kept.map(|()| true))))
     }
 
     /// The record of what a zone is about to become. Asked for before the exchange: another thread
@@ -197,13 +225,13 @@ impl Zones {
     }
 
     /// Makes a sequential zone read-only or offline; one that is so already becomes empty again.
-    /// `erase` and the answer are those of [`Zones::manage`].
+    /// The medium keeps that.
     pub(crate) fn break_zone(
         &self,
         slot: u32,
         cond: ZoneCond,
-        erase: impl FnOnce(ZoneRecord),
-    ) -> Option<ZoneRecord> {
+        media: &impl Media,
+    ) -> io::Result<()> {
         debug_assert!(!self.layout.is_conventional(slot), "they do not break");
         let mut last = None;
         let decide = |view| {
@@ -214,8 +242,8 @@ impl Zones {
             // It holds nothing any more, so no limit can forbid it.
             Ok(Change { through: Holding::Nothing, to })
         };
-        let erased = self.replace(slot, decide, erase).expect("nothing forbids it");
-        last.filter(|_| !erased)
+        let erased = self.replace(slot, decide, media).expect("nothing forbids it");
+        Zones::keep(slot, erased, last, media)
     }
 
     /// How far data of a slot's sequential zone can be read; nothing if it is offline.

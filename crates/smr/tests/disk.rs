@@ -73,6 +73,13 @@ impl Media for Watched {
         self.note("zone", format!("zone {zone} {cond} {written_sectors} {erasures}"))
     }
 
+    fn make_room(&self, _: u32) -> io::Result<()> {
+        match self.log.lock().unwrap().fails {
+            Some("room") => Err(io::Error::other("as told")),
+            _ => Ok(()),
+        }
+    }
+
     fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         let ZoneRecord { cond, written_sectors, erasures } = state;
         self.note("reset", format!("reset {zone} {cond} {written_sectors} {erasures}"))?;
@@ -239,6 +246,45 @@ fn a_medium_that_fails_is_told_of() {
     assert_eq!(act(&disk, ZoneAction::Reset, 2), Err(Sense::INTERNAL_TARGET_FAILURE));
     disk.media().fail(Some("zone"));
     assert_eq!(act(&disk, ZoneAction::Open, 2), Err(Sense::INTERNAL_TARGET_FAILURE));
+}
+
+/// A write that the medium fails has had its place: condition and pointer go on, the medium knows
+/// that, and so does the disk when it is opened again.
+#[test]
+fn a_failed_write_moves_the_write_pointer_for_good() {
+    let disk = disk(|_| {});
+    let at = 2 * ZONE;
+    let state = |disk: &Disk<Watched>| (disk.zone(2).cond, disk.zone(2).wp.0 - at);
+    disk.media().fail(Some("write"));
+    assert_eq!(write(&disk, at, 8), Err(Sense::WRITE_ERROR.at(at)));
+    assert_eq!(disk.media().asked(), ["write 131072+4096", "zone 2 implicit-open 8 0"]);
+    assert_eq!(state(&disk), (ZoneCond::ImplicitOpen, 8));
+    disk.media().fail(None);
+    assert_eq!(write(&disk, at, 8), Err(Sense::UNALIGNED_WRITE.at(at)));
+    assert_eq!(read(&disk, at, 8).unwrap(), [0; 8 * 512], "here nothing of it has come");
+    let again = open_with(config(|_| {}), records(2, ZoneCond::ImplicitOpen, 8)).unwrap();
+    assert_eq!(state(&again), (ZoneCond::Closed, 8));
+    // The last write of a zone, too.
+    disk.media().fail(Some("write"));
+    assert_eq!(write(&disk, at + 8, ZONE - 8), Err(Sense::WRITE_ERROR.at(at + 8)));
+    assert_eq!(disk.zone(2).cond, ZoneCond::Full);
+    assert_eq!(disk.media().asked().last().unwrap(), "zone 2 full 128 0");
+}
+
+#[test]
+fn a_zone_that_cannot_be_made_ready_is_not_finished() {
+    let disk = disk(|_| {});
+    write(&disk, 2 * ZONE, 8).unwrap();
+    disk.media().asked();
+    disk.media().fail(Some("room"));
+    assert_eq!(act(&disk, ZoneAction::Finish, 2), Err(Sense::INTERNAL_TARGET_FAILURE));
+    assert!(disk.break_zone(2, ZoneCond::ReadOnly).is_err());
+    assert_eq!((disk.zone(2).cond, disk.zone(2).wp.0), (ZoneCond::ImplicitOpen, 2 * ZONE + 8));
+    assert_eq!(disk.counts().unwrap().open, 1);
+    assert!(disk.media().asked().is_empty(), "nothing has changed");
+    disk.media().fail(None);
+    assert_eq!(act(&disk, ZoneAction::Finish, 2), Ok(()));
+    assert_eq!(disk.zone(2).cond, ZoneCond::Full);
 }
 
 /// Records of eight zones, of which one is so.

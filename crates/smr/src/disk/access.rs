@@ -231,9 +231,10 @@ impl<M: Media> Disk<M> {
                     .zones
                     .write(place.slot, start, sectors, copy)
                     .map_err(|refusal| sense_of(refusal).at(at))?;
-                copied
-                    .and_then(|()| self.media.zone_changed(place.slot, state))
-                    .map_err(|_| Sense::WRITE_ERROR.at(at))
+                // The write pointer has moved even where the data did not come: others may have
+                // written behind it by now. So the medium hears of it in any case.
+                let kept = self.media.zone_changed(place.slot, state);
+                copied.and(kept).map_err(|_| Sense::WRITE_ERROR.at(at))
             }
         }
     }

@@ -83,14 +83,7 @@ impl<M: Media> Disk<M> {
 
     /// Changes a zone, and has the medium keep that.
     fn change(&self, slot: u32, op: ZoneOp, all: bool) -> Result<(), Sense> {
-        let mut kept = Ok(());
-        let changed = self
-            .zones
-            .manage(slot, op, all, |state| kept = self.media.reset(slot, state))
-            .map_err(sense_of)?;
-        if let Some(state) = changed {
-            kept = self.media.zone_changed(slot, state);
-        }
+        let kept = self.zones.manage(slot, op, all, &self.media).map_err(sense_of)?;
         kept.map_err(|_| Sense::INTERNAL_TARGET_FAILURE)
     }
 }

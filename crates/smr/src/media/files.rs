@@ -447,6 +447,11 @@ impl<S: Store> Media for Files<S> {
         })
     }
 
+    fn make_room(&self, zone: u32) -> io::Result<()> {
+        self.check_whole()?;
+        self.may_overwrite(zone)
+    }
+
     fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         self.check_whole()?;
         self.cells[zone as usize].with(|cell| {

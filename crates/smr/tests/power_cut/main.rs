@@ -12,12 +12,15 @@ mod simulated;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_sim::directory::{Directory, Failing, Medium};
 use blockyard_sim::seed::Seed;
+use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
 use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
+use blockyard_smr::transport::Data;
+use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
 
 use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
 use simulated::{Liars, Simulated};
@@ -490,6 +493,51 @@ fn a_failed_punch_costs_no_other_zone_its_data() {
     let mut bytes = [1; BLOCK as usize];
     files.read(2 * zone_bytes, &mut bytes).unwrap();
     assert_eq!(bytes, [0; BLOCK as usize], "what was given up is gone");
+}
+
+/// While FINISH of a zone that was reset waits for the journal, nobody reads what was there before.
+#[test]
+fn finish_shows_nothing_from_before_a_reset() {
+    let config = DiskConfig {
+        size: 512 << 10,
+        zone_size: 64 << 10,
+        zone_nr_conv: 2,
+        logical_block: BLOCK as u32,
+        physical_block: BLOCK as u32,
+        ..DiskConfig::default()
+    };
+    let geometry = MediaGeometry {
+        bytes: config.size,
+        zone_bytes: config.zone_size,
+        zone_capacity_bytes: config.zone_size,
+        ..options(CacheMode::Through).geometry
+    };
+    let store = Simulated::new(&Directory::default());
+    let files = Files::open_in(store.clone(), &Options::new(geometry)).unwrap();
+    let disk = Arc::new(Disk::open(config, files).unwrap());
+    let lba = 2 * (64 << 10) / BLOCK;
+    let send = |command: Command, data: Data<'_>| {
+        assert_eq!(disk.execute(&command.print(), data).unwrap().sense, None, "{command:?}");
+    };
+    let zones = |action| Command::Zones { action, zone_id: lba, all: false };
+    let (form, blocks) = (Form::Sixteen, Blocks { lba, count: 1 });
+    let bytes = [7; BLOCK as usize];
+    send(Command::Write { form, blocks, fua: true }, Data::Out(&bytes));
+    send(zones(ZoneAction::Reset), Data::None);
+    let (reader, seen) = (Arc::clone(&disk), Arc::new(OnceLock::new()));
+    let found = Arc::clone(&seen);
+    store.meanwhile(move || {
+        let mut room = [1; BLOCK as usize];
+        let command = Command::Read { form, blocks, fua: false };
+        reader.execute(&command.print(), Data::In(&mut room)).unwrap();
+        found.set(room).unwrap();
+    });
+    send(zones(ZoneAction::Finish), Data::None);
+    assert_eq!(seen.get(), Some(&[0; BLOCK as usize]), "FINISH has waited for no sync, or lied");
+    let mut room = [1; BLOCK as usize];
+    send(Command::Read { form, blocks, fua: false }, Data::In(&mut room));
+    assert_eq!(room, [0; BLOCK as usize]);
+    assert_eq!(disk.zone(2).cond, ZoneCond::Full);
 }
 
 /// Lets one operation of a kind fail, and all of that kind after it. What was flushed by then is
