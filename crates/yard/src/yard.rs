@@ -178,11 +178,12 @@ impl Yard {
             devices.reserved.push(name.to_owned());
             (devices.entries.remove(index), Reserved { yard: self, name: name.to_owned() })
         };
-        // Outside the lock: it waits for clients. Both share the time.
-        self.mounts.remove(name);
+        // Outside the lock: it waits for clients. All share the time.
         let deadline = Instant::now() + drain;
-        let exported = self.exports.remove(name, drain);
-        self.files.remove(name, deadline.saturating_duration_since(Instant::now()))?;
+        self.mounts.remove(name, drain);
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let exported = self.exports.remove(name, left());
+        self.files.remove(name, left())?;
         exported?;
         Ok(entry)
     }
@@ -210,7 +211,7 @@ impl Yard {
         options: MountOptions,
         ended: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<MountView, YardError> {
-        self.mounts.mount(&self.find(name)?, dir, options, ended)
+        self.mounts.mount(name, || self.find(name), dir, options, ended)
     }
 
     /// Unmounts the zonefs of a device.

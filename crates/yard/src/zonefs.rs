@@ -2,7 +2,8 @@
 #![allow(clippy::disallowed_types)] // The table of mounts is control plane.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use blockyard_zonefs::format::{Format, Formatted, check_label, format};
 use blockyard_zonefs::{FileKind, Mount, MountOptions, ZoneFs};
@@ -13,13 +14,19 @@ use crate::yard::Entry;
 
 /// The file systems that are mounted.
 #[derive(Default)]
-pub(crate) struct Mounts(Mutex<Vec<Slot>>);
+pub(crate) struct Mounts {
+    slots: Mutex<Vec<Slot>>,
+    /// Told when a slot has become free.
+    freed: Condvar,
+}
 
 /// A device that has a file system mounted, or is busy with one.
 struct Slot {
     device: String,
     /// `None` while a file system is made, mounted or unmounted on it.
     mount: Option<Mount>,
+    /// The device is being removed: what is mounted on it is to be dropped.
+    going: bool,
 }
 
 /// A device that nobody else may format or mount until this is dropped.
@@ -32,6 +39,7 @@ impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let free = |slot: &Slot| slot.device != self.device || slot.mount.is_some();
         self.mounts.slots().retain(free);
+        self.mounts.freed.notify_all();
     }
 }
 
@@ -51,26 +59,31 @@ impl Mounts {
         Ok(FormatView::new(entry.spec.name(), &made))
     }
 
-    /// Mounts a device's file system.
+    /// Mounts the file system of the device that `find` finds.
     ///
     /// # Errors
-    /// If one is mounted on the device, it has none, or the system refuses.
+    /// If there is no such device, one is mounted on it, it has none, or the system refuses.
     pub(crate) fn mount(
         &self,
-        entry: &Entry,
+        name: &str,
+        find: impl Fn() -> Result<Entry, YardError>,
         dir: &Path,
         options: MountOptions,
         ended: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<MountView, YardError> {
-        let name = entry.spec.name();
-        let _reserved = self.reserve(name)?;
-        let fs = ZoneFs::open(Arc::clone(&entry.disk), options)?;
+        // A device that is there now is removed only by who finds the slot.
+        find()?;
+        let reserved = self.reserve(name)?;
+        let fs = ZoneFs::open(find()?.disk, options)?;
         let mount = Mount::new(fs, dir, Box::new(ended))?;
-        let view = view(name, &mount);
-        let mut slots = self.slots();
-        let slot = slots.iter_mut().find(|slot| slot.device == name);
-        slot.expect("it is reserved").mount = Some(mount);
-        Ok(view)
+        let view = view(name, mount.fs(), mount.path());
+        if self.put_back(name, mount) {
+            return Ok(view);
+        }
+        drop(reserved);
+        // It is on its way out: nobody finds it any more.
+        find()?;
+        Err(YardError::NotMounted { name: crate::param::shown(name) })
     }
 
     /// Unmounts a device's file system.
@@ -85,28 +98,55 @@ impl Mounts {
         // Out of the table while it may take its time; the place stays taken.
         let mount = slots[index].mount.take().expect("it was looked for");
         drop(slots);
-        let view = view(device, &mount);
-        let reserved = Reserved { mounts: self, device: device.to_owned() };
-        if let Err(error) = mount.unmount() {
-            let mut slots = self.slots();
-            let slot = slots.iter_mut().find(|slot| slot.device == device);
-            slot.expect("it is reserved").mount = Some(mount);
-            drop(slots);
-            drop(reserved);
-            return Err(error.into());
+        let _reserved = Reserved { mounts: self, device: device.to_owned() };
+        let view = view(device, mount.fs(), mount.path());
+        match mount.unmount() {
+            Ok(()) => drop(mount),
+            Err(error) if !self.put_back(device, mount) => {
+                tracing::debug!(device, %error, "unmounted by force, as the device is removed");
+            }
+            Err(error) => return Err(error.into()),
         }
         Ok(view)
     }
 
-    /// Takes a device's mount away, if there is one, whoever uses it.
-    pub(crate) fn remove(&self, device: &str) {
-        let slot = {
-            let mut slots = self.slots();
-            let index = slots.iter().position(|slot| slot.device == device && slot.mount.is_some());
-            index.map(|index| slots.remove(index))
-        };
-        // Outside the lock: it waits for what is in flight.
-        drop(slot);
+    /// Puts a mount into the slot that is reserved for it. If the device is being removed, the
+    /// mount is dropped instead, which is `false`.
+    fn put_back(&self, device: &str, mount: Mount) -> bool {
+        let mut slots = self.slots();
+        let slot = slots.iter_mut().find(|slot| slot.device == device);
+        let slot = slot.expect("it is reserved");
+        if slot.going {
+            // Outside the lock: it waits for what is in flight.
+            drop(slots);
+            drop(mount);
+            return false;
+        }
+        slot.mount = Some(mount);
+        true
+    }
+
+    /// Takes a device's mount away, if there is one, whoever uses it. One that is just being made
+    /// or unmounted is waited for, at most for `patience`; after that who makes it drops it.
+    pub(crate) fn remove(&self, device: &str, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let mut slots = self.slots();
+        while let Some(index) = slots.iter().position(|slot| slot.device == device) {
+            if slots[index].mount.is_some() {
+                let slot = slots.remove(index);
+                // Outside the lock: it waits for what is in flight.
+                drop(slots);
+                drop(slot);
+                return;
+            }
+            slots[index].going = true;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.freed.wait_timeout(slots, left);
+            slots = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Where a device's file system is mounted.
@@ -118,8 +158,13 @@ impl Mounts {
 
     /// What is mounted.
     pub(crate) fn list(&self) -> Vec<MountView> {
-        let slots = self.slots();
-        slots.iter().filter_map(|slot| Some(view(&slot.device, slot.mount.as_ref()?))).collect()
+        let mounted = |slot: &Slot| {
+            let mount = slot.mount.as_ref()?;
+            Some((slot.device.clone(), Arc::clone(mount.fs()), mount.path().to_owned()))
+        };
+        // Looked at outside the lock: no file system keeps the others' table waiting.
+        let mounts: Vec<_> = self.slots().iter().filter_map(mounted).collect();
+        mounts.iter().map(|(device, fs, dir)| view(device, fs, dir)).collect()
     }
 
     fn reserve(&self, device: &str) -> Result<Reserved<'_>, YardError> {
@@ -128,24 +173,24 @@ impl Mounts {
             let dir = slot.mount.as_ref().map(|mount| mount.path().to_owned());
             return Err(YardError::Mounted { name: device.to_owned(), dir });
         }
-        slots.push(Slot { device: device.to_owned(), mount: None });
+        slots.push(Slot { device: device.to_owned(), mount: None, going: false });
         Ok(Reserved { mounts: self, device: device.to_owned() })
     }
 
     /// The table, without mounts that somebody else has unmounted.
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
         // Every change is one call: a holder that panicked has left it whole.
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|slot| !slot.mount.as_ref().is_some_and(Mount::has_ended));
         slots
     }
 }
 
-fn view(device: &str, mount: &Mount) -> MountView {
-    let (fs, resources) = (mount.fs(), mount.fs().resources());
+fn view(device: &str, fs: &ZoneFs, dir: &Path) -> MountView {
+    let resources = fs.resources();
     MountView {
         device: device.to_owned(),
-        dir: mount.path().display().to_string(),
+        dir: dir.display().to_string(),
         options: fs.options().to_string(),
         read_only: fs.is_read_only(),
         label: fs.superblock().label_text(),

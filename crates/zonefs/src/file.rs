@@ -5,12 +5,13 @@
 //! opening and closing its zone, finding out what an error has left) waits for the I/Os in flight
 //! and keeps new ones out.
 //!
-//! Locks, in the order in which they are taken: `order`, `passage`, `state`.
+//! Locks, in the order in which they are taken: `order`, `passage`, `state`, `looks`. All but the
+//! last are held over operations of the device: who only looks takes none of them.
 // The locks are those of an inode, above the block layer; over an append only `passage` is held,
 // and that one is shared.
 #![allow(clippy::disallowed_types)]
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
@@ -57,21 +58,26 @@ pub(crate) struct File {
     truncations: AtomicU64,
     /// See [`bit`]. Changes with the passage closed.
     bits: AtomicU32,
+    /// Whether its zone is open because it is open for writing.
+    zone_open: AtomicBool,
     state: Mutex<State>,
+    looks: Mutex<Looks>,
 }
 
-/// What changes rarely.
+/// What is held over the opening and closing of its zone.
 pub(crate) struct State {
+    /// How many have it open for writing, if it is sequential.
+    pub(crate) writers: u32,
+}
+
+/// What `stat` says and changes rarely. Never held over I/O.
+pub(crate) struct Looks {
     /// Permissions.
     pub(crate) permissions: u16,
     /// Owner.
     pub(crate) uid: u32,
     /// Group.
     pub(crate) gid: u32,
-    /// How many have it open for writing, if it is sequential.
-    pub(crate) writers: u32,
-    /// Whether its zone is open because of them.
-    pub(crate) zone_open: bool,
     /// When it was last written or truncated.
     pub(crate) modified: SystemTime,
 }
@@ -97,14 +103,9 @@ impl File {
             size: AtomicU64::new(shape.written),
             truncations: AtomicU64::new(0),
             bits: AtomicU32::new(bits),
-            state: Mutex::new(State {
-                permissions,
-                uid,
-                gid,
-                writers: 0,
-                zone_open: false,
-                modified,
-            }),
+            zone_open: AtomicBool::new(false),
+            state: Mutex::new(State { writers: 0 }),
+            looks: Mutex::new(Looks { permissions, uid, gid, modified }),
         }
     }
 
@@ -120,8 +121,24 @@ impl File {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Its fields are set one by one and do not depend on each other.
+        // It is one number.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn looks(&self) -> MutexGuard<'_, Looks> {
+        // Its fields are set one by one and do not depend on each other.
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_zone_open(&self) -> bool {
+        // Relaxed: set under `state`, which orders it for who acts on it.
+        self.zone_open.load(Ordering::Relaxed)
+    }
+
+    /// For who holds `state`.
+    pub(crate) fn set_zone_open(&self, open: bool) {
+        // Relaxed: as above.
+        self.zone_open.store(open, Ordering::Relaxed);
     }
 
     /// Held by who must know where the next write lands.

@@ -211,7 +211,7 @@ impl ZoneFs {
         let files = &self.files[FileKind::Sequential.index()];
         let active = files.iter().filter(|file| {
             let size = file.size();
-            (size > 0 && size < file.capacity) || file.state().zone_open
+            (size > 0 && size < file.capacity) || file.is_zone_open()
         });
         Resources {
             // Relaxed: a count for people.
@@ -301,18 +301,18 @@ impl ZoneFs {
     }
 
     fn file_attributes(&self, file: &File) -> Attributes {
-        let state = file.state();
+        let looks = file.looks();
         Attributes {
             ino: file.zone.into(),
             is_directory: false,
-            permissions: state.permissions,
+            permissions: looks.permissions,
             nlink: 1,
-            uid: state.uid,
-            gid: state.gid,
+            uid: looks.uid,
+            gid: looks.gid,
             size: file.size(),
             blocks: file.capacity / SECTOR_BYTES,
             block_bytes: self.block_bytes,
-            modified: state.modified,
+            modified: looks.modified,
         }
     }
 

@@ -7,7 +7,7 @@ use blockyard_core::{Op, Status};
 
 use crate::attributes::{FileKind, Node};
 use crate::error::FileError;
-use crate::file::{Access, File, State, ZoneFile, bit};
+use crate::file::{Access, File, Looks, ZoneFile, bit};
 use crate::fs::ZoneFs;
 
 /// A change of permissions or owner.
@@ -65,11 +65,8 @@ impl ZoneFs {
         let mut state = file.state();
         if state.writers == 0 {
             let others = self.add_writer();
-            let opened = if self.opens_explicitly() {
-                self.open_zone(file, &mut state, others)
-            } else {
-                Ok(())
-            };
+            let opened =
+                if self.opens_explicitly() { self.open_zone(file, others) } else { Ok(()) };
             if let Err(error) = opened {
                 self.remove_writer();
                 return Err(error);
@@ -79,14 +76,15 @@ impl ZoneFs {
         Ok(())
     }
 
-    fn open_zone(&self, file: &File, state: &mut State, others: u32) -> Result<(), FileError> {
+    /// For who holds the file's state.
+    fn open_zone(&self, file: &File, others: u32) -> Result<(), FileError> {
         let max = self.open_max();
         if max != 0 && others >= max {
             return Err(FileError::TooManyOpen);
         }
         if file.size() < file.capacity {
             self.control().run(Op::ZoneOpen, file.start).map_err(zone_error)?;
-            state.zone_open = true;
+            file.set_zone_open(true);
         }
         Ok(())
     }
@@ -100,12 +98,13 @@ impl ZoneFs {
         if state.writers > 0 {
             return;
         }
-        let zone_open = std::mem::take(&mut state.zone_open);
+        let zone_open = file.is_zone_open();
+        file.set_zone_open(false);
         // A zone that has become full, read-only or offline is not open any more.
         if zone_open && file.size() < file.capacity && !file.is(bit::IMMUTABLE) {
             let closed = self.close_zone(file.start, file.size());
             if let Err(status) = closed {
-                self.recover_alone(file, &mut state, false);
+                self.recover_alone(file, false);
                 if !file.is(bit::IMMUTABLE) {
                     // Zones that stay open would soon keep others from being written.
                     let why = format!("closing zone {} failed with {status}", file.zone);
@@ -151,11 +150,11 @@ impl ZoneFs {
             return Ok(());
         };
         let Some(file) = self.file(kind, number) else { return Err(FileError::NotOpenForThat) };
-        let mut state = file.state();
+        let mut looks = file.looks();
         if file.is(bit::IMMUTABLE) {
             return Err(FileError::Immutable);
         }
-        let State { permissions, uid, gid, modified, .. } = &mut *state;
+        let Looks { permissions, uid, gid, modified } = &mut *looks;
         set(permissions, uid, gid);
         *modified = change.modified.unwrap_or(*modified);
         Ok(())
@@ -189,22 +188,22 @@ impl ZoneFs {
             _ => return Err(FileError::NotTruncatable),
         };
         let _alone = file.close_passage();
-        let mut state = file.state();
+        let _state = file.state();
         if file.size() == len_bytes {
             return Ok(());
         }
         if let Err(status) = self.control().run(op, file.start) {
-            self.recover_alone(file, &mut state, true);
+            self.recover_alone(file, true);
             return Err(FileError::Device(status));
         }
         file.set_truncated(len_bytes);
-        state.modified = SystemTime::now();
-        if state.zone_open {
+        file.looks().modified = SystemTime::now();
+        if file.is_zone_open() {
             // Either closes the zone; an empty one is to take writes again.
-            state.zone_open = false;
+            file.set_zone_open(false);
             if len_bytes == 0 {
                 self.control().run(Op::ZoneOpen, file.start).map_err(zone_error)?;
-                state.zone_open = true;
+                file.set_zone_open(true);
             }
         }
         Ok(())
@@ -234,7 +233,7 @@ impl ZoneFile {
     /// Notes that the file was written just now: callers that show times to others do so once for
     /// each of their requests.
     pub(crate) fn touch(&self) {
-        self.file.state().modified = SystemTime::now();
+        self.file.looks().modified = SystemTime::now();
     }
 }
 

@@ -16,7 +16,7 @@
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 
 use crate::attributes::FileKind;
-use crate::file::{File, State, bit};
+use crate::file::{File, bit};
 use crate::fs::ZoneFs;
 use crate::layout::{worst, written};
 use crate::options::OnError;
@@ -26,11 +26,12 @@ impl ZoneFs {
     /// changed.
     pub(crate) fn recover(&self, file: &File, writing: bool) {
         let _alone = file.close_passage();
-        self.recover_alone(file, &mut file.state(), writing);
+        let _state = file.state();
+        self.recover_alone(file, writing);
     }
 
-    /// The same for who has closed the file's passage.
-    pub(crate) fn recover_alone(&self, file: &File, state: &mut State, writing: bool) {
+    /// The same for who has closed the file's passage and holds its state.
+    pub(crate) fn recover_alone(&self, file: &File, writing: bool) {
         let Some((cond, in_zone)) = self.find_out(file) else {
             self.warn(&format!("zone {} gives no report", file.zone));
             return self.become_read_only("an error cannot be recovered from");
@@ -49,10 +50,10 @@ impl ZoneFs {
             self.warn(&format!("inode {zone}: invalid size {size} (should be {in_zone})"));
         }
         let fixed = self.settle(file, size, in_zone);
-        self.update_permissions(file, state);
+        self.update_permissions(file);
         if file.is(bit::IMMUTABLE) {
             // Such a zone needs no closing.
-            state.zone_open = false;
+            file.set_zone_open(false);
         }
         if self.options().errors == OnError::RemountRo {
             self.become_read_only("an error of the device, and errors=remount-ro");
@@ -79,13 +80,14 @@ impl ZoneFs {
         }
     }
 
-    fn update_permissions(&self, file: &File, state: &mut State) {
+    fn update_permissions(&self, file: &File) {
+        let mut looks = file.looks();
         if file.is(bit::OFFLINE) {
-            state.permissions &= !0o777;
+            looks.permissions &= !0o777;
         } else if file.is(bit::READ_ONLY) {
-            state.permissions &= !0o222;
+            looks.permissions &= !0o222;
         }
-        if file.is(bit::IMMUTABLE) && state.permissions & 0o777 == 0 {
+        if file.is(bit::IMMUTABLE) && looks.permissions & 0o777 == 0 {
             file.add_bits(bit::UNREADABLE);
         }
     }
