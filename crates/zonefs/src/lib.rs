@@ -15,6 +15,7 @@ mod fuse;
 mod layout;
 mod manage;
 pub mod mount;
+mod mount_table;
 pub mod options;
 mod recovery;
 mod remount;

@@ -1,10 +1,13 @@
 //! Mounting: the file system served to every program over FUSE.
+#![allow(unsafe_code)] // A part is taken out of a session whose rest must not be dropped.
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::mount::UnmountFlags;
@@ -12,6 +15,7 @@ use rustix::mount::UnmountFlags;
 use crate::error::ZoneFsError;
 use crate::fs::ZoneFs;
 use crate::fuse::Server;
+use crate::mount_table::{self, DeviceNumber};
 use crate::remount::Remount;
 
 /// Fewest threads that serve a mount, however few processors there are: one that waits for the
@@ -19,6 +23,11 @@ use crate::remount::Remount;
 const THREADS_MIN: usize = 2;
 /// Most threads.
 const THREADS_MAX: usize = 8;
+
+/// How long the threads of a mount that is gone may take to notice.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Why a mount could not be made or ended.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +70,8 @@ pub enum MountError {
 pub struct Mount {
     fs: Arc<ZoneFs>,
     path: PathBuf,
+    /// The mount's device, by which it is told from what others mount at the same place.
+    device: Option<DeviceNumber>,
     session: Option<BackgroundSession>,
 }
 
@@ -80,10 +91,11 @@ impl Mount {
         let server = Server::new(Arc::clone(&fs), ended);
         let session = Session::new(server, &path, &config(&fs)).map_err(refused)?;
         let session = Some(session.spawn().map_err(refused)?);
+        let device = mount_table::topmost(&path).map_err(refused)?;
         if !fs.is_read_only() {
             fs.set_mount(Remount::new(path.clone()));
         }
-        Ok(Mount { fs, path, session })
+        Ok(Mount { fs, path, device, session })
     }
 
     /// The file system.
@@ -109,26 +121,60 @@ impl Mount {
         if self.has_ended() {
             return Ok(());
         }
-        unmount(&self.path, false)
+        self.unmount_ours(false)
             .map_err(|source| MountError::Unmount { path: self.path.clone(), source })
+    }
+
+    /// Unmounts what is at the path if that is ours: after somebody else's `umount` it may be what
+    /// lay below, or what was mounted since.
+    fn unmount_ours(&self, detach: bool) -> io::Result<()> {
+        let seen = mount_table::topmost(&self.path)?;
+        if seen.is_none() || seen != self.device {
+            return Ok(());
+        }
+        unmount(&self.path, detach)
+    }
+
+    /// Takes the mount away, and says whether its threads have ended, rather than go on until the
+    /// last file is closed.
+    fn take_away(&self) -> bool {
+        if self.unmount_ours(false).is_ok() {
+            return self.ends_soon();
+        }
+        // Whoever has a file open keeps it, and the threads that serve it.
+        if let Err(error) = self.unmount_ours(true) {
+            tracing::warn!("unmounting {}: {error}", self.path.display());
+        }
+        false
+    }
+
+    /// Whether the threads end, now that it is not mounted here: not if somebody detached it with
+    /// files open, or has mounted something else over it.
+    fn ends_soon(&self) -> bool {
+        let deadline = Instant::now() + GRACE;
+        while !self.has_ended() {
+            if Instant::now() >= deadline {
+                tracing::warn!("{}: files are still open, or it is hidden", self.path.display());
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        let ended = self.has_ended() || self.take_away();
         let Some(session) = self.session.take() else { return };
-        // Whoever has a file open keeps it, and the threads that serve it: they end when the last
-        // one is closed, or with this process.
-        let busy = !session.guard.is_finished() && unmount(&self.path, false).is_err();
-        if busy && !session.guard.is_finished() {
-            if let Err(error) = unmount(&self.path, true) {
-                tracing::warn!("unmounting {}: {error}", self.path.display());
-            }
-            std::mem::forget(session);
+        // What else a session holds would, when it is dropped, unmount by path whatever is there
+        // now: it takes a connection that has ended for one that has not. It costs a descriptor.
+        let session = ManuallyDrop::new(session);
+        if !ended {
             return;
         }
-        // The rest of the session would unmount again, and finds nothing.
-        let BackgroundSession { guard, .. } = session;
+        // SAFETY: `session` is neither used nor dropped after this: the handle has one owner.
+        let guard = unsafe { std::ptr::read(&session.guard) };
         match guard.join() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!("serving {}: {error}", self.path.display()),

@@ -490,3 +490,53 @@ fn one_file_spans_conventional_zones_that_are_aggregated() {
     m.open("cnv/0", 0).unwrap().read_exact_at(&mut back, ZONE - 10_001).unwrap();
     assert!(back == data);
 }
+
+/// A tmpfs at a directory of its own, and whatever is mounted over it.
+struct Below(PathBuf);
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        while run(&["umount", "-l"], &self.0) {}
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Runs a command on a directory, and says whether it succeeded.
+fn run(words: &[&str], dir: &Path) -> bool {
+    let output = std::process::Command::new(words[0]).args(&words[1..]).arg(dir).output();
+    output.unwrap().status.success()
+}
+
+#[test]
+fn what_lies_below_the_mount_stays_mounted() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root mounts something to lie below.
+        return;
+    }
+    let device = formatted("d", config());
+    let name = format!("blockyard-zonefs-below-{}", std::process::id());
+    let below = Below(std::env::temp_dir().join(name));
+    let dir = &below.0;
+    fs::create_dir_all(dir).unwrap();
+    assert!(run(&["mount", "-t", "tmpfs", "below"], dir));
+    fs::write(dir.join("below"), "here").unwrap();
+    for round in 0..12 {
+        let fs = ZoneFs::open(Arc::clone(&device), "".parse().unwrap()).unwrap();
+        let mount = Mount::new(fs, dir, Box::new(|| {})).unwrap();
+        assert_eq!(names(dir), ["cnv", "seq"]);
+        match round % 4 {
+            0 => mount.unmount().unwrap(),
+            1 => assert!(run(&["umount"], dir)),
+            2 => {
+                // Somebody mounts something else in its place.
+                assert!(run(&["umount"], dir) && run(&["mount", "-t", "tmpfs", "other"], dir));
+                drop(mount);
+                assert!(names(dir).is_empty() && run(&["umount"], dir));
+                continue;
+            }
+            _ => {}
+        }
+        drop(mount);
+        assert_eq!(names(dir), ["below"], "round {round}");
+    }
+}
