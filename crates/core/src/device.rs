@@ -155,6 +155,20 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// The status of a request that fails for this reason.
+    pub fn status(&self) -> Status {
+        match self {
+            DeviceError::Gone => Status::Offline,
+            DeviceError::Os { errno, .. } => {
+                let mut failures = Status::ALL.iter().filter(|status| !status.is_ok());
+                failures.find(|status| status.errno() == *errno).copied().unwrap_or(Status::IoErr)
+            }
+            _ => Status::IoErr,
+        }
+    }
+}
+
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -167,8 +167,11 @@ impl Yard {
 
     /// Makes the next change of this operation fail.
     fn fail_next(&self, op: Op) {
+        self.fail_next_with(op, Status::Medium);
+    }
+
+    fn fail_next_with(&self, op: Op, status: Status) {
         let (start, sectors) = (Sector(0), u64::MAX);
-        let status = Status::Medium;
         let rule = Rule { op: Some(op), start, sectors, status, chance: 1, times: Some(1) };
         self.faulty.inject(&Injection::AddRule(rule)).unwrap();
     }
@@ -454,10 +457,15 @@ fn a_report_that_fails_is_not_for_good() {
     yard.fail_next(Op::Write);
     assert_eq!(door.append(1, 1).0, Status::Medium);
     yard.watched.failing_reports.store(3, SeqCst);
-    assert_eq!(door.append(1, 3), (Status::IoErr, ZONE));
+    assert_eq!(door.append(1, 3), (Status::Offline, ZONE), "what the report fails with");
     assert_eq!(yard.reports(), 3);
     assert_eq!(door.append(1, 4), (Status::Ok, ZONE + 8));
     assert_eq!(yard.reports(), 1);
+    // What the device has said of the append itself is not lost in a report.
+    yard.fail_next_with(Op::Write, Status::Target);
+    yard.watched.failing_reports.store(3, SeqCst);
+    assert_eq!(door.append(1, 5), (Status::Target, ZONE));
+    assert_eq!(yard.reports(), 3);
 }
 
 /// A channel of the device itself, past the gate.

@@ -289,8 +289,11 @@ impl<D: Device> Plugged<D> {
             (Some(at), _) if u64::from(at) + sectors <= capacity => {
                 Next::Goes(Some(start + u64::from(at)))
             }
-            (Some(_), _) => Next::Fails(Status::IoErr),
-            (None, _) if turn.asked => Next::Fails(Status::IoErr),
+            // No room, or no pointer: what the device has said of it itself comes first.
+            (Some(_), refused) => Next::Fails(refused.map_or(Status::IoErr, |it| it.status)),
+            (None, refused) if turn.asked => {
+                Next::Fails(refused.map_or(turn.unknown, |it| it.status))
+            }
             (None, _) => {
                 turn.asking = true;
                 self.asking.push(number);
@@ -508,7 +511,10 @@ impl<D: Device> Gate for Plugged<D> {
         let Some(number) = self.asking.pop() else { return false };
         let turn = self.turns.at(number);
         (turn.asking, turn.asked) = (false, true);
-        turn.pointer = pointers.ask(turn.zone);
+        (turn.pointer, turn.unknown) = match pointers.ask(turn.zone) {
+            Ok(pointer) => (pointer, Status::IoErr),
+            Err(status) => (None, status),
+        };
         self.run(number, passage);
         true
     }

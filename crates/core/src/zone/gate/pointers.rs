@@ -7,6 +7,7 @@ use blockyard_sync::wp_cache::WpCache;
 
 use crate::device::Device;
 use crate::geometry::ZoneGeometry;
+use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 use crate::zone::{ZoneCond, ZoneInfo};
 
@@ -74,22 +75,27 @@ impl<D: Device> Pointers<D> {
     }
 
     /// Asks the device where a zone is written next, while nothing of the turn is in flight there.
-    /// `None` if it does not say, or the zone takes no more writes.
+    /// `None` if the zone takes no more writes.
+    ///
+    /// # Errors
+    /// If it does not say: the status that its error stands for.
     #[cold]
-    pub(super) fn ask(&mut self, zone: u32) -> Option<u32> {
+    pub(super) fn ask(&mut self, zone: u32) -> Result<Option<u32>, Status> {
         let start = self.zones.start_of(ZoneNo(zone));
+        let mut status = Status::IoErr;
         for _ in 0..REPORTS_MAX {
             // What is invalidated from now on makes the report an old one.
             self.cache.take(zone);
             self.report.clear();
-            if self.device.report_zones(start, 1, &mut self.report).is_err() {
+            if let Err(error) = self.device.report_zones(start, 1, &mut self.report) {
+                status = error.status();
                 continue;
             }
             let offset = self.report.first().filter(|found| found.start == start);
             if !self.cache.is_disturbed(zone) {
-                return offset.and_then(offset_of);
+                return Ok(offset.and_then(offset_of));
             }
         }
-        None
+        Err(status)
     }
 }

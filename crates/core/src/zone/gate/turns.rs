@@ -35,6 +35,8 @@ pub(super) struct Turn {
     pub(super) asking: bool,
     /// The device was asked for the pointer, and nothing has changed since.
     pub(super) asked: bool,
+    /// What an append fails with whose zone's pointer stays unknown.
+    pub(super) unknown: Status,
     /// Where the first append was refused, and how, if it is tried again.
     pub(super) refused: Option<Refused>,
     /// Where the zone will be written next, in sectors from its start, if that is known.
@@ -51,6 +53,7 @@ impl Turn {
             granted: false,
             asking: false,
             asked: false,
+            unknown: Status::IoErr,
             refused: None,
             pointer: None,
         }
