@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 #![allow(clippy::disallowed_types)] // What a test's transport does is not the data path.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
+use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::{ZoneCond, ZoneType};
-use blockyard_core::{Device, DeviceError, Sector};
+use blockyard_core::{Bio, Composed, Device, DeviceError, Disk as _, Op, Sector, Status};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
 use blockyard_smr::media::Memory;
@@ -98,6 +101,36 @@ fn a_report_has_every_zone_though_many_do_not_fit_one_answer() {
     );
 }
 
+/// A way to the disk that takes no more than 4096 bytes at once.
+struct Narrow(Disk<Memory>);
+
+impl ScsiTransport for Narrow {
+    fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {
+        let given = match &data {
+            Data::None => 0,
+            Data::In(bytes) => bytes.len() as u64,
+            Data::Out(bytes) => bytes.len() as u64,
+        };
+        if given > 4096 {
+            return Err(TransportError::Buffer { wanted: given, given: 4096 });
+        }
+        self.0.execute(cdb, data)
+    }
+
+    fn bytes_max(&self) -> usize {
+        4096
+    }
+}
+
+#[test]
+fn a_report_is_no_longer_than_the_way_to_the_disk_takes() {
+    let sd = Sd::open(Narrow(disk(DiskConfig { size: 300 << 20, ..config() }))).unwrap();
+    assert_eq!(sd.limits().sectors_max, 8);
+    let mut zones = Vec::new();
+    sd.report_zones(Sector(0), usize::MAX, &mut zones).unwrap();
+    assert_eq!(zones.len(), 300);
+}
+
 /// Which answer a case changes.
 #[derive(Clone, Copy)]
 enum Answer {
@@ -175,6 +208,27 @@ fn a_disk_without_optional_pages_has_no_such_limits() {
     assert_eq!((limits.write_zeroes_sectors_max, limits.discard_sectors_max), (0, 0));
     assert_eq!(limits.sectors_max, 2048);
     assert!(limits.read_only);
+}
+
+/// Without UNMAP a discard is a WRITE SAME, which in a sequential zone would be a write.
+#[test]
+fn a_discard_that_is_a_write_is_not_for_sequential_zones() {
+    let sd = Sd::open(changed(|cdb, data| {
+        if is_inquiry(cdb, 0xb2) {
+            data[5] = data[5] & !0x80 | 0x40;
+        }
+    }));
+    let sd = Arc::new(sd.unwrap());
+    assert!(sd.limits().discard_sectors_max > 0);
+    let (device, depth) = (Arc::clone(&sd), ChannelConfig::default());
+    let disk = Composed::new("sd".to_owned(), "smr", device, depth, NoneScheduler::new);
+    let mut io = Io::new(disk.open().unwrap(), 1 << 20);
+    let mut discard = |sector| io.run(Bio::new(Op::Discard, Sector(sector), 8)).map(drop);
+    assert_eq!(discard(0), Ok(()));
+    assert_eq!(discard(4 * 2048), Err(Status::NotSupp));
+    let mut zones = Vec::new();
+    sd.report_zones(Sector(4 * 2048), 1, &mut zones).unwrap();
+    assert_eq!(zones[0].cond, ZoneCond::Empty);
 }
 
 /// Whatever a disk answers to whichever command: it is driven or refused, and nothing panics.

@@ -10,10 +10,13 @@ use blockyard_core::{Device, DeviceError, Geometry, Limits, SECTOR_BYTES, Sector
 use super::command;
 use super::error::SdError;
 use super::pages::{Inquiry, ZONE_DESCRIPTOR_LEN, ZoneDescriptor, ZoneReport, zone_type};
-use super::probe::{Discard, Probed, REPORT_BYTES, execute, probe};
+use super::probe::{Discard, Probed, execute, probe, report_bytes};
 use super::queue::SdQueue;
 use super::verdict::Verdict;
 use crate::transport::ScsiTransport;
+
+/// Length of a report of one zone: the header, the zone, and a gap behind it.
+const SHORT_REPORT_BYTES: usize = 3 * ZONE_DESCRIPTOR_LEN;
 
 /// A host-managed disk behind a transport, driven as Linux's `sd` and `sd_zbc` drive it.
 pub struct Sd<T: ScsiTransport> {
@@ -97,15 +100,21 @@ impl<T: ScsiTransport> Shared<T> {
         let zones = self.zones();
         let end = out.len().saturating_add(zones_max);
         let mut next = zones.start_of(zones.zone_of(from));
-        let mut buffer = Vec::new();
+        // The report of one zone, which channels ask for on their way, allocates nothing.
+        let (mut short, mut long) = ([0; SHORT_REPORT_BYTES], Vec::new());
         while out.len() < end && next.0 < self.geometry.sectors {
             // Twice as many as are wanted: a gap may stand behind each.
             let rows = (end - out.len()).saturating_mul(2).saturating_add(1);
-            let len = rows.saturating_mul(ZONE_DESCRIPTOR_LEN).min(REPORT_BYTES);
-            buffer.clear();
-            buffer.resize(len, 0);
+            let len = rows.saturating_mul(ZONE_DESCRIPTOR_LEN).min(report_bytes(&self.transport));
+            let buffer = if len <= short.len() {
+                &mut short[..len]
+            } else {
+                long.resize(len, 0);
+                &mut long[..]
+            };
+            buffer.fill(0);
             let before = out.len();
-            for zone in self.descriptors(next, &mut buffer)?.zones() {
+            for zone in self.descriptors(next, buffer)?.zones() {
                 if zone.kind == zone_type::GAP || out.len() == end {
                     continue;
                 }
@@ -126,7 +135,7 @@ impl<T: ScsiTransport> Shared<T> {
         from: Sector,
         buffer: &'b mut [u8],
     ) -> Result<ZoneReport<'b>, DeviceError> {
-        let len = u32::try_from(buffer.len()).expect("bounded by REPORT_BYTES");
+        let len = u32::try_from(buffer.len()).expect("bounded by `report_bytes`");
         let command = command::report_zones(from.0 >> self.block_shift, len);
         let (judged, ended) = execute(&self.transport, &command, buffer);
         let transferred = match (judged, ended) {

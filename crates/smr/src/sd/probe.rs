@@ -15,8 +15,10 @@ use crate::cdb::Command;
 use crate::sense::SenseKey;
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
-/// Zones are reported in pieces of so many bytes: 1023 zones.
-pub(super) const REPORT_BYTES: usize = 64 << 10;
+/// Zones are reported in pieces of so many bytes at most: 1023 zones.
+const REPORT_BYTES: usize = 64 << 10;
+/// The longest answer that is asked for beside reports, in bytes.
+const ANSWER_BYTES_MAX: usize = 512;
 /// So often a command is given again that something came between.
 pub(super) const RETRIES_MAX: u32 = 5;
 /// Longest request, in bytes: each queue has a buffer of that length.
@@ -56,7 +58,7 @@ pub(super) struct Probed {
 
 /// Asks a disk what it is.
 pub(super) fn probe(transport: &impl ScsiTransport) -> Result<Probed, SdError> {
-    let mut probe = Probe { transport, buffer: vec![0; REPORT_BYTES] };
+    let mut probe = Probe { transport, buffer: vec![0; report_bytes(transport)] };
     let inquiry = probe.inquiry()?;
     probe.wait_until_ready()?;
     let capacity = probe.capacity()?;
@@ -108,6 +110,12 @@ pub(super) fn probe(transport: &impl ScsiTransport) -> Result<Probed, SdError> {
         ..Limits::unlimited(QUEUE_DEPTH)
     };
     Ok(Probed { inquiry, geometry, limits, discard })
+}
+
+/// The longest report that is asked for: no longer than the way to the disk takes at once.
+pub(super) fn report_bytes(transport: &impl ScsiTransport) -> usize {
+    let bytes = transport.bytes_max().clamp(ANSWER_BYTES_MAX, REPORT_BYTES);
+    bytes / ZONE_DESCRIPTOR_LEN * ZONE_DESCRIPTOR_LEN
 }
 
 /// A limit for which a disk reports 0 is none.
@@ -264,8 +272,9 @@ impl<T: ScsiTransport> Probe<'_, T> {
         let mut lba_last = capacity.lba_last;
         loop {
             let lba = walk.next_lba();
-            let command = command::report_zones(lba, REPORT_BYTES as u32);
-            let data = self.ask(&command, REPORT_BYTES)?;
+            let len = self.buffer.len();
+            let command = command::report_zones(lba, len as u32);
+            let data = self.ask(&command, len)?;
             let report = ZoneReport::read(data).ok_or_else(|| {
                 SdError::unfit(format!(
                     "its zone report has {} bytes; wanted {ZONE_DESCRIPTOR_LEN} at least",

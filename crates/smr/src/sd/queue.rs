@@ -92,6 +92,8 @@ impl<T: ScsiTransport> SdQueue<T> {
                     let list = command::unmap_list(blocks);
                     (Command::Unmap { list_bytes }, Payload::List(list))
                 }
+                // To a sequential zone it is a write, which nothing has put in order.
+                Discard::WriteSame if self.is_sequential(work) => return Err(Status::NotSupp),
                 Discard::WriteSame => (command::write_same(blocks, true), Payload::Zeros),
             },
             Op::ZoneReset => zone(ZoneAction::Reset),
@@ -102,6 +104,13 @@ impl<T: ScsiTransport> SdQueue<T> {
             // No such command: the emulation above makes writes of appends.
             Op::ZoneAppend => return Err(Status::NotSupp),
         })
+    }
+
+    /// Whether a range reaches into a sequential zone: conventional ones are the first.
+    fn is_sequential(&self, work: &impl Work) -> bool {
+        let last = Sector(work.sector().0 + work.sectors().saturating_sub(1));
+        let zones = self.shared.zones();
+        !zones.is_conventional(zones.zone_of(last))
     }
 
     /// Whether bios that were merged into this write end inside physical blocks of a sequential
