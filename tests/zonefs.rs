@@ -215,18 +215,20 @@ fn a_tree_of_system_files_comes_back_equal() {
     ok(&["bash", "-c", COMPARE, "compare", &again.0.place.file("m")]);
 }
 
-/// A mount of the command's own. It is told to end when this is dropped.
-struct Own(Child);
+/// A mount of the command's own, and its directory. Dropped, the command is killed; as it cannot
+/// unmount then, that is done here.
+struct Own(Child, String);
 
 impl Own {
     /// Mounts in the background, as another user if `user` says so, and returns when it is done.
     fn mount(line: &mut Command, dir: &str) -> Own {
-        let mut child = line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let child = line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut own = Own(child, dir.to_owned());
         let mut said = String::new();
-        let out = child.stdout.take().unwrap();
+        let out = own.0.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).unwrap();
         assert!(said.contains(dir), "{said}");
-        Own(child)
+        own
     }
 
     fn end(mut self, signal: &str) {
@@ -239,6 +241,24 @@ impl Drop for Own {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+        let _ = run(&["umount", "--lazy", "--quiet", &self.1]);
+    }
+}
+
+/// A /dev/fuse that all may open, until this is dropped.
+struct Opened(fs::Permissions);
+
+impl Opened {
+    fn new() -> Opened {
+        let before = fs::metadata("/dev/fuse").unwrap().permissions();
+        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+        Opened(before)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let _ = fs::set_permissions("/dev/fuse", self.0.clone());
     }
 }
 
@@ -252,16 +272,17 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
     fs::create_dir(&dir).unwrap();
     let uri = format!("smr:///s?size=64M&zone_size=4M&zone_nr_conv=1&backing={}", place.file("d"));
     let is_root = rustix::process::geteuid().is_root();
+    let mut opened = None;
     let mut line: Vec<&str> = Vec::new();
     let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
     if is_root {
         // The folder that cargo builds in may be root's alone, and so may a /dev/fuse that no udev
         // has looked after; the mode is udev's.
+        opened = Some(Opened::new());
         fs::copy(BLOCKYARD, &program).unwrap();
         for path in [place.path().to_str().unwrap(), &dir] {
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
         line.extend(["setpriv", &user[0], &user[1], "--clear-groups", &program]);
     } else {
         line.push(BLOCKYARD);
@@ -297,6 +318,7 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
     let mut own = mount();
     user(&["fusermount3", "-u", &dir]).ok();
     assert!(own.0.wait().unwrap().success());
+    drop(opened);
     let wrong = blockyard(&["zonefs", "mount", "smr:///s?sise=1G", &dir]).fails();
     assert_eq!(wrong.code, Some(2), "{wrong}");
 }
