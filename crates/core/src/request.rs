@@ -12,7 +12,11 @@
 //! "forgot to complete" and "completed twice" cannot be written by accident.
 #![allow(unsafe_code)]
 
+mod done;
+
 use std::ptr::NonNull;
+
+pub use done::Done;
 
 use crate::bio::{Bio, Flags, Op, Prio};
 use crate::ring::Ring;
@@ -528,82 +532,5 @@ impl Ended {
     #[inline]
     pub fn sector(&self) -> Sector {
         self.0.sector()
-    }
-}
-
-/// The done ring: completed requests on their way up. Bounded by the channel's depth.
-#[derive(Debug)]
-pub struct Done {
-    requests: Ring<Ended>,
-}
-
-impl Done {
-    /// An empty ring with room for `depth` completions.
-    pub fn with_capacity(depth: usize) -> Done {
-        Done { requests: Ring::with_capacity(depth) }
-    }
-
-    /// How many completions wait in it.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Whether none waits.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
-    }
-
-    /// Completes a request.
-    #[inline]
-    pub fn complete(&mut self, started: Started, status: Status) {
-        self.enter(started.defuse(), status);
-    }
-
-    /// Completes a zone append whose data landed at `sector`.
-    #[inline]
-    pub fn complete_append(&mut self, started: Started, sector: Sector) {
-        debug_assert_eq!(started.op(), Op::ZoneAppend);
-        let mut request = started.defuse();
-        request.slot_mut().sector = sector;
-        self.enter(request, Status::Ok);
-    }
-
-    /// Completes a request, also one that never came to the device.
-    #[inline]
-    pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
-        request.slot_mut().status = status;
-        self.requests.push_back(Ended(request));
-    }
-
-    /// Adds a completed request that was taken out.
-    pub(crate) fn put(&mut self, ended: Ended) {
-        self.requests.push_back(ended);
-    }
-
-    /// Takes the oldest completion.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Option<Ended> {
-        self.requests.pop_front()
-    }
-
-    /// Moves the oldest completion of `from` here: for middleware that holds completions back.
-    #[inline]
-    pub fn take_from(&mut self, from: &mut Done) -> bool {
-        match from.requests.pop_front() {
-            Some(ended) => {
-                self.requests.push_back(ended);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Operation, tag and status of the completion at `index`, oldest first: for middleware that
-    /// looks on.
-    pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
-        let slot = self.requests.get(index)?.0.slot();
-        Some((slot.op, Tag(slot.tag), slot.status))
     }
 }
