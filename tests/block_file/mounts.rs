@@ -77,16 +77,55 @@ def read():
 def write():
     fails(errno.ENODEV, os.pwrite, fd, b'x' * 4096, 0)
     ends.append('write')
-threads = [threading.Thread(target=call) for call in (read, write) * 40]
+def part():
+    fails(errno.ENODEV, os.pwrite, fd, b'x', 8192)
+    ends.append('part')
+threads = [threading.Thread(target=call) for call in (read, write, part) * 40]
 for thread in threads: thread.start()
 command = ['curl', '-sSf', '-X', 'DELETE', '--unix-socket', '{socket}', '{remove}']
 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 for thread in threads: thread.join()
-assert len(ends) == 80, ends
+assert len(ends) == 120, ends
 assert not os.path.exists(path)
 "
     );
     python(&mounted.file("slow"), &script);
+}
+
+#[test]
+fn a_device_that_hangs_in_part_of_a_block_can_be_removed() {
+    // Nothing but writes of single bytes: each lane is in one, or waits for its turn.
+    let mounted =
+        Mounted::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
+    let socket = mounted.yard.place.file("control");
+    let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
+    let script = format!(
+        "
+import subprocess
+fd = os.open(path, os.O_RDWR)
+ends = []
+def part():
+    fails(errno.ENODEV, os.pwrite, fd, b'x', 1)
+    ends.append('part')
+threads = [threading.Thread(target=part) for _ in range(16)]
+for thread in threads: thread.start()
+command = ['curl', '-sSf', '-X', 'DELETE', '--unix-socket', '{socket}', '{remove}']
+subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+for thread in threads: thread.join()
+assert len(ends) == 16, ends
+"
+    );
+    python(&mounted.file("slow"), &script);
+}
+
+#[test]
+fn what_others_mounted_there_since_stays() {
+    let mut mounted = Mounted::serve(&[MEM0]);
+    run(&["umount", &mounted.dir]).ok();
+    run(&["mount", "-t", "tmpfs", "none", &mounted.dir]).ok();
+    mounted.yard.signal("TERM");
+    assert_eq!(mounted.yard.end().code(), Some(0));
+    assert!(is_mounted(&mounted.dir), "the server took away a mount of somebody else");
 }
 
 #[test]

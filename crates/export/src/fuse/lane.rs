@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,8 @@ use crate::os;
 const SLOTS: u16 = 32;
 /// Longest sleep of a lane with something in flight.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often a lane tries to get its turn while another one writes parts of blocks.
+const TURN: Duration = Duration::from_millis(1);
 /// Where blocks are read to that a write fills in part: after all slots.
 const SCRATCH: u64 = (SLOTS as u64 + 1) * BUFFER_BYTES;
 
@@ -74,8 +76,8 @@ enum Message {
     Job(u16, Job),
     /// There was no free slot; what it writes.
     Backlog(Job, Box<[u8]>),
-    /// No more jobs come; those that are not done by then are given up.
-    Close(Instant),
+    /// No more jobs come.
+    Close,
 }
 
 /// The serving thread's end of a lane.
@@ -83,6 +85,7 @@ pub(crate) struct Lane {
     messages: Sender<Message>,
     free: Receiver<u16>,
     region: Arc<Region>,
+    deadline: Arc<OnceLock<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -102,6 +105,7 @@ impl Lane {
         let (messages, received) = mpsc::channel();
         let (give, free) = mpsc::sync_channel(usize::from(SLOTS));
         (0..SLOTS).for_each(|slot| give.send(slot).expect("there is room for all, and a receiver"));
+        let deadline = Arc::new(OnceLock::new());
         let worker = Worker {
             channel,
             region: Arc::clone(&region),
@@ -117,11 +121,12 @@ impl Lane {
             careful: None,
             done: Vec::with_capacity(SLOTS.into()),
             reaped: 0,
-            closing: None,
+            closed: false,
+            deadline: Arc::clone(&deadline),
         };
         let thread = thread::Builder::new().name(format!("fuse-{name}"));
         let thread = thread.spawn(move || worker.serve())?;
-        Ok(Lane { messages, free, region, thread: Some(thread) })
+        Ok(Lane { messages, free, region, deadline, thread: Some(thread) })
     }
 
     /// Hands a request over; `data` is what a write writes.
@@ -149,8 +154,11 @@ impl Lane {
 
     fn end(&mut self, deadline: Instant) {
         let Some(thread) = self.thread.take() else { return };
+        // Set aside of the messages: the worker takes none while a job of several steps goes on.
+        // Nobody has set it before, because whoever does has taken the thread.
+        let _ = self.deadline.set(deadline);
         // An error means that it has ended already.
-        let _ = self.messages.send(Message::Close(deadline));
+        let _ = self.messages.send(Message::Close);
         // A panic there was reported when it happened.
         let _ = thread.join();
     }
@@ -185,7 +193,10 @@ struct Worker {
     done: Vec<Completion>,
     /// How many were done at the last look.
     reaped: usize,
-    closing: Option<Instant>,
+    /// No more jobs come.
+    closed: bool,
+    /// When what is not done is given up; set once the lane is closing.
+    deadline: Arc<OnceLock<Instant>>,
 }
 
 impl Worker {
@@ -203,9 +214,19 @@ impl Worker {
             }
         }
         let waiting = self.backlog.drain(..).map(|(job, _)| job);
-        for job in self.jobs.iter_mut().filter_map(Option::take).chain(waiting) {
+        // All that was ever sent is there, because the lane sent it before it closed.
+        let unseen = self.messages.try_iter().filter_map(|message| match message {
+            Message::Job(_, job) | Message::Backlog(job, _) => Some(job),
+            Message::Close => None,
+        });
+        for job in self.jobs.iter_mut().filter_map(Option::take).chain(waiting).chain(unseen) {
             job.answer.fail(Errno::ENODEV);
         }
+    }
+
+    /// Whether the lane is closing and its time is over.
+    fn is_over(&self) -> bool {
+        self.deadline.get().is_some_and(|deadline| Instant::now() >= *deadline)
     }
 
     fn is_idle(&self) -> bool {
@@ -214,8 +235,11 @@ impl Worker {
 
     /// Takes what was handed over, and sleeps until something is to be done. `false` at the end.
     fn receive(&mut self) -> bool {
+        if self.is_over() {
+            return false;
+        }
         if self.is_idle() && self.careful.is_none() && self.backlog.is_empty() {
-            if self.closing.is_some() {
+            if self.closed {
                 return false;
             }
             match self.messages.recv() {
@@ -223,11 +247,7 @@ impl Worker {
                 Err(_) => return false,
             }
         } else if self.reaped == 0 {
-            let now = Instant::now();
-            if self.closing.is_some_and(|deadline| now >= deadline) {
-                return false;
-            }
-            self.sleep(now);
+            self.sleep(Instant::now());
         }
         while self.careful.is_none()
             && let Ok(message) = self.messages.try_recv()
@@ -246,13 +266,13 @@ impl Worker {
         if wait.is_zero() {
             return;
         }
-        if self.careful.is_some() || self.closing.is_some() {
+        if self.careful.is_some() || self.closed {
             return self.channel.wait(Some(now + wait));
         }
         match self.messages.recv_timeout(wait) {
             Ok(message) => self.accept(message),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => self.closing = Some(now),
+            Err(RecvTimeoutError::Disconnected) => self.closed = true,
         }
     }
 
@@ -260,7 +280,7 @@ impl Worker {
         match message {
             Message::Job(slot, job) => self.begin(slot, job),
             Message::Backlog(job, data) => self.backlog.push_back((job, data)),
-            Message::Close(deadline) => self.closing = Some(deadline),
+            Message::Close => self.closed = true,
         }
     }
 
@@ -347,12 +367,26 @@ impl Worker {
     fn carry_out_carefully(&mut self, slot: u16) {
         let Some(work) = self.jobs[usize::from(slot)].as_ref().map(|job| job.work) else { return };
         let edges = Arc::clone(&self.edges);
-        // What others write into the same blocks byte by byte waits here, on their lanes.
-        let result = edges.with(|()| match work {
-            Work::Write(span, flags) => self.write_carefully(span, flags, slot),
-            Work::Zero(zeroing) => self.zero_carefully(&zeroing, slot),
-            Work::Read(_) | Work::Flush => Err(Status::IoErr),
-        });
+        // What others write into the same blocks byte by byte waits here, on their lanes; but never
+        // longer than there is time: who has the turn may be waiting for a device that hangs.
+        let result = loop {
+            let turn = edges.try_with(|()| match work {
+                Work::Write(span, flags) => self.write_carefully(span, flags, slot),
+                Work::Zero(zeroing) => self.zero_carefully(&zeroing, slot),
+                Work::Read(_) | Work::Flush => Err(Status::IoErr),
+            });
+            if let Ok(result) = turn {
+                break result;
+            }
+            if self.is_over() {
+                return;
+            }
+            thread::sleep(TURN);
+        };
+        if result == Err(Status::Offline) && self.is_over() {
+            // Given up. The device may use the buffer still, so that the slot is not given back.
+            return;
+        }
         self.answer(slot, result.err().unwrap_or(Status::Ok));
     }
 
@@ -409,7 +443,7 @@ impl Worker {
             if let Some(end) = self.done.first() {
                 return if end.status.is_ok() { Ok(()) } else { Err(end.status) };
             }
-            if self.closing.is_some_and(|deadline| Instant::now() >= deadline) {
+            if self.is_over() {
                 return Err(Status::Offline);
             }
             self.channel.wait(Some(Instant::now() + LOOK));

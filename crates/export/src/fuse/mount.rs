@@ -135,8 +135,23 @@ impl Mount {
         self.seats.close_all(deadline);
     }
 
+    /// Whether what is seen at the directory is this mount, and not what somebody has mounted there
+    /// since, or what lies below.
+    fn is_there(&self) -> bool {
+        if !self.is_mounted() {
+            return false;
+        }
+        let Some(device) = self.device else { return true };
+        let seen = mount_point::topmost(&self.dir).ok().flatten();
+        // The number of a mount that has ended is given again.
+        seen.is_some_and(|mount| mount.is_ours() && mount.device == device)
+    }
+
     fn unmount(&self, deadline: Instant) -> io::Result<()> {
         loop {
+            if !self.is_there() {
+                return Ok(());
+            }
             match sys::unmount_unused(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
                 result => return result,
@@ -145,9 +160,7 @@ impl Mount {
             if left.is_zero() {
                 break;
             }
-            if self.ended.within(left.min(RETRY)) {
-                return Ok(());
-            }
+            self.ended.within(left.min(RETRY));
         }
         tracing::warn!(dir = %self.dir.display(), "files are still open; cutting them off");
         // Root can do it in one step; a user's mount is taken away and then cut off, if it can be.
