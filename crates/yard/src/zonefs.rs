@@ -169,12 +169,24 @@ impl Mounts {
 
     fn reserve(&self, device: &str) -> Result<Reserved<'_>, YardError> {
         let mut slots = self.slots();
-        if let Some(slot) = slots.iter().find(|slot| slot.device == device) {
-            let dir = slot.mount.as_ref().map(|mount| mount.path().to_owned());
-            return Err(YardError::Mounted { name: device.to_owned(), dir });
+        let reserved = || Reserved { mounts: self, device: device.to_owned() };
+        let Some(slot) = slots.iter_mut().find(|slot| slot.device == device) else {
+            slots.push(Slot { device: device.to_owned(), mount: None, going: false });
+            return Ok(reserved());
+        };
+        let refused = |dir| YardError::Mounted { name: device.to_owned(), dir };
+        let Some(mount) = slot.mount.take() else {
+            return Err(refused(None));
+        };
+        // Outside the lock: one that somebody has just unmounted takes a moment to end.
+        drop(slots);
+        let reserved = reserved();
+        if mount.was_unmounted() {
+            return Ok(reserved);
         }
-        slots.push(Slot { device: device.to_owned(), mount: None, going: false });
-        Ok(Reserved { mounts: self, device: device.to_owned() })
+        let dir = mount.path().to_owned();
+        self.put_back(device, mount);
+        Err(refused(Some(dir)))
     }
 
     /// The table, without mounts that somebody else has unmounted.

@@ -113,6 +113,17 @@ impl Mount {
         self.session.as_ref().is_none_or(|session| session.guard.is_finished())
     }
 
+    /// Whether somebody else has unmounted it and it has ended, which takes a moment: a file system
+    /// that is detached goes on until its last file is closed.
+    pub fn was_unmounted(&self) -> bool {
+        let is_seen = || match mount_table::topmost(&self.path) {
+            Ok(seen) => seen.is_some() && seen == self.device,
+            // Nobody knows: it stays as it is.
+            Err(_) => true,
+        };
+        self.has_ended() || (!is_seen() && self.ends_soon())
+    }
+
     /// Unmounts it, if nobody uses it. What is dropped afterwards waits for the end.
     ///
     /// # Errors
