@@ -25,17 +25,23 @@ const DIRECT: i32 = libc::O_DIRECT;
 
 /// A file system mounted at a directory of its own.
 struct Mounted {
-    // Dropped in this order.
+    // Dropped in this order: the mount takes itself away.
     mount: Mount,
-    dir: PathBuf,
+    dir: Directory,
 }
 
-impl Drop for Mounted {
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
     fn drop(&mut self) {
-        // Unmounted already or detached: the directory is empty, and nobody's but ours.
-        let detached = std::process::Command::new("umount").arg("-l").arg(&self.dir).output();
-        drop(detached);
-        let _ = fs::remove_dir(&self.dir);
+        if std::thread::panicking() {
+            // Whatever went wrong, nothing stays mounted.
+            let detached = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
+            drop(detached);
+        }
+        // It goes only if nothing is mounted there.
+        let _ = fs::remove_dir(&self.0);
     }
 }
 
@@ -49,11 +55,11 @@ impl Mounted {
         fs::create_dir_all(&dir).unwrap();
         let fs = ZoneFs::open(Arc::clone(disk), options.parse().unwrap()).unwrap();
         let mount = Mount::new(fs, &dir, Box::new(|| {})).unwrap();
-        Mounted { mount, dir }
+        Mounted { mount, dir: Directory(dir) }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.dir.0.join(name)
     }
 
     /// Open for writing with these flags.
@@ -106,10 +112,10 @@ fn names(dir: &Path) -> Vec<String> {
 #[test]
 fn stat_readdir_and_statfs_show_the_zones() {
     let m = mounted("");
-    assert_eq!(names(&m.dir), ["cnv", "seq"]);
+    assert_eq!(names(&m.dir.0), ["cnv", "seq"]);
     let wanted: Vec<String> = (0..13).map(|number| number.to_string()).collect();
     assert_eq!(names(&m.path("seq")), wanted);
-    let root = fs::metadata(&m.dir).unwrap();
+    let root = fs::metadata(&m.dir.0).unwrap();
     assert_eq!((root.ino(), root.len(), root.nlink(), root.mode()), (16, 4, 4, 0o40555));
     let seq = fs::metadata(m.path("seq")).unwrap();
     assert_eq!((seq.ino(), seq.len(), seq.nlink()), (18, 13, 2));
@@ -123,12 +129,12 @@ fn stat_readdir_and_statfs_show_the_zones() {
         let entry = entry.unwrap();
         assert_eq!(std::os::unix::fs::DirEntryExt::ino(&entry), entry.metadata().unwrap().ino());
     }
-    let space = rustix::fs::statvfs(&m.dir).unwrap();
+    let space = rustix::fs::statvfs(&m.dir.0).unwrap();
     assert_eq!((space.f_blocks, space.f_frsize), ((2 * ZONE + 13 * CAPACITY) / 4096, 4096));
     assert_eq!((space.f_bfree, space.f_bavail), (13 * CAPACITY / 4096, 13 * CAPACITY / 4096));
     assert_eq!((space.f_files, space.f_ffree, space.f_namemax), (17, 0, 16));
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
-    assert!(mounts.contains(&format!("/dev/blockyard/d {} fuse", m.dir.display())), "{mounts}");
+    assert!(mounts.contains(&format!("/dev/blockyard/d {} fuse", m.dir.0.display())), "{mounts}");
 }
 
 #[test]
@@ -368,7 +374,7 @@ fn errors_are_met_as_the_mount_was_told() {
 
 /// Whether /proc/mounts has the mount read-only; looked for until it has, or for long enough.
 fn becomes_read_only(m: &Mounted) -> bool {
-    let line = format!(" {} fuse ro,", m.dir.display());
+    let line = format!(" {} fuse ro,", m.dir.0.display());
     let has_it = || fs::read_to_string("/proc/mounts").unwrap().contains(&line);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while !has_it() && std::time::Instant::now() < until {
@@ -385,7 +391,10 @@ fn the_mount_becomes_read_only_with_the_file_system() {
     break_zone(device.as_ref(), "zone_readonly", 3);
     assert_eq!(errno(file.write_at(&[1; BLOCK], 0)), libc::EIO);
     assert_eq!(errno(m.open("seq/1", DIRECT)), libc::EROFS);
-    assert_eq!(errno(fs::set_permissions(&m.dir, fs::Permissions::from_mode(0o500))), libc::EROFS);
+    assert_eq!(
+        errno(fs::set_permissions(&m.dir.0, fs::Permissions::from_mode(0o500))),
+        libc::EROFS
+    );
     drop(file);
     // It takes root, and that no file is open for writing any more.
     if rustix::process::geteuid().is_root() {
@@ -467,8 +476,9 @@ fn unmounting_keeps_the_files_and_waits_for_nobody() {
     assert!(fs::read(m.path("seq/3")).unwrap() == data);
     assert_eq!(errno(m.open("seq/3", DIRECT)), libc::EROFS);
     // Who has a file open when it is taken away keeps it.
-    let open = File::open(m.path("seq/3")).unwrap();
+    let (open, dir) = (File::open(m.path("seq/3")).unwrap(), m.dir.0.clone());
     drop(m);
+    assert!(!dir.exists(), "it is mounted there no longer");
     let mut back = [0; BLOCK];
     open.read_exact_at(&mut back, 0).unwrap();
     assert!(back == data[..BLOCK]);
