@@ -20,6 +20,7 @@ mod readme;
 mod run;
 mod smr;
 mod tls;
+mod user;
 mod yard;
 mod zoned;
 mod zonefs;

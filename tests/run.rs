@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 /// Far above what any client here needs, on any machine.
-const SECONDS_MAX: &str = "120";
+const SECONDS_MAX: u32 = 120;
 /// What `timeout` answers when the bound was reached, gently or not.
 const OUT_OF_TIME: [i32; 2] = [124, 137];
 
@@ -24,8 +24,12 @@ pub(crate) struct Run {
 
 /// A command under the bound, not yet started: for callers that set more.
 pub(crate) fn bounded(line: &[&str]) -> Command {
+    bounded_by(SECONDS_MAX, line)
+}
+
+fn bounded_by(seconds: u32, line: &[&str]) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", SECONDS_MAX]).args(line).stdin(Stdio::null());
+    command.args(["--kill-after=5", &seconds.to_string()]).args(line).stdin(Stdio::null());
     // The system's own clients first: nbdsh needs the Python that its package was made for. sbin
     // is where Debian has the tools of file systems, also for those who are not root.
     let path = std::env::var("PATH").unwrap_or_default();
@@ -36,6 +40,11 @@ pub(crate) fn bounded(line: &[&str]) -> Command {
 /// Runs a program, whatever comes of it.
 pub(crate) fn run(line: &[&str]) -> Run {
     finish(line, &mut bounded(line))
+}
+
+/// Runs a program that may take longer than others, whatever comes of it.
+pub(crate) fn within(seconds: u32, line: &[&str]) -> Run {
+    finish(line, &mut bounded_by(seconds, line))
 }
 
 /// Runs a command made by [`bounded`].

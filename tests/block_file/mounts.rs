@@ -5,6 +5,7 @@ use std::fs;
 use super::{Loop, Mounted, python, unmount_lazily};
 use crate::place::Place;
 use crate::run::{bounded, finish, run};
+use crate::user::{NOBODY, Opened};
 use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 const N0: &str = "null:///n0?size=1G";
@@ -202,18 +203,24 @@ fn a_user_mounts_through_fusermount3() {
     // Where the program was built a user may have no way to it.
     fs::copy(BLOCKYARD, &program).unwrap();
     fs::create_dir(&dir).unwrap();
-    const NOBODY: u32 = 65534;
+    let _opened = Opened::new();
     std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
     let command = format!(
         "printf hello | dd of={dir}/mem0 conv=notrunc status=none && head -c 5 {dir}/mem0 && \
          stat --format=%u:%a {dir}/mem0 && grep {dir} /proc/self/mounts"
     );
-    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let user = [
+        "setpriv",
+        &format!("--reuid={NOBODY}"),
+        &format!("--regid={NOBODY}"),
+        "--clear-groups",
+        "--",
+    ];
     let serve = [program.as_str(), "serve", MEM0, "-U", "-", "--fuse", &dir, "--run", &command];
     let line = [&user[..], &serve].concat();
     let mut bounded = bounded(&line);
     let run = finish(&line, bounded.env_remove("XDG_RUNTIME_DIR")).ok();
-    assert!(run.out.starts_with("hello65534:600\n"), "{run}");
+    assert!(run.out.starts_with(&format!("hello{NOBODY}:600\n")), "{run}");
     assert!(run.out.contains("fuse.blockyard"), "{run}");
     assert!(!is_mounted(&dir), "{run}");
 }
