@@ -8,9 +8,11 @@
 pub mod atomics;
 pub mod cell;
 pub mod counter;
+pub mod entry_words;
 pub mod lock;
 pub mod pad;
 pub mod page_bitmap;
+pub mod pins;
 pub mod published;
 pub mod rank;
 pub mod ration;

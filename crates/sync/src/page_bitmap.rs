@@ -152,7 +152,7 @@ impl PageBitmap {
 /// refuses.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
+pub(crate) fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
     let words = usize::try_from(words).ok()?;
     if words == 0 {
         return Some(Box::default());
@@ -169,7 +169,7 @@ fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
 }
 
 #[cfg(loom)]
-fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
+pub(crate) fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
     Some((0..words).map(|_| AtomicU64::new(0)).collect())
 }
 

@@ -25,6 +25,10 @@ pub mod ranks {
     pub const FAULTS: u8 = 40;
     /// The bandwidth limit.
     pub const BUCKET: u8 = 50;
+    /// A part of the pool of compressed objects.
+    pub const SHARD: u8 = 60;
+    /// What the parts of that pool share: pages and their limit.
+    pub const ARENA: u8 = 70;
 }
 
 /// Proof that a lock of some rank is held, as long as it lives. Costs nothing in release builds.

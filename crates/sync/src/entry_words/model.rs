@@ -1,0 +1,259 @@
+//! Models of `entry_words` and `pins`: a pool of a few objects whose memory loom watches, so that a
+//! reader that still reads what is written anew is found. Each under `loom::model`'s explorer.
+
+use std::convert::Infallible;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+
+use super::*;
+use crate::pins::{Pinned, Pins};
+
+/// Explores all interleavings with at most so many preemptions.
+fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(f);
+}
+
+/// A block, its pins, and memory for a few objects of one number each.
+struct World {
+    entries: Entries,
+    pins: std::sync::Arc<Pins>,
+    memory: [UnsafeCell<u32>; 4],
+}
+
+// SAFETY: loom reports every access to the memory that races with another.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+impl World {
+    /// A world whose block's contents are the number 1, at place 0.
+    fn new() -> Arc<World> {
+        let memory = [1, 0, 0, 0].map(UnsafeCell::new);
+        let world = World { entries: Entries::new(1).unwrap(), pins: Pins::new(3), memory };
+        world.entries.replace(0, Word::object(0, 1));
+        Arc::new(world)
+    }
+
+    /// Writes an object, as the pool does before anybody can see it.
+    fn make(&self, place: usize, number: u32) -> Word {
+        // SAFETY: the test gives each place to one writer; loom checks it.
+        self.memory[place].with_mut(|cell| unsafe { *cell = number });
+        Word::object(place as u64, 1)
+    }
+
+    /// What a word that is pinned stands for; zeros are 0.
+    fn contents(&self, word: Word) -> u32 {
+        match word.kind() {
+            // SAFETY: the object is pinned, or its word is locked; loom checks it.
+            Kind::Object => self.memory[word.place() as usize].with(|cell| unsafe { *cell }),
+            _ => word.value(),
+        }
+    }
+
+    fn read(&self) -> u32 {
+        let mut seat = self.pins.seat().unwrap();
+        let guard = seat.pin(&self.entries, 0);
+        self.contents(guard.word())
+    }
+
+    /// Gives an object's memory back, to be used for something else at once, unless it is pinned.
+    fn retire(&self, old: Word) {
+        let mut pinned = Pinned::with_capacity(3);
+        self.pins.look(&mut pinned);
+        if old.reference() != 0 && !pinned.contains(old) {
+            // SAFETY: nobody can find or read the object any more; loom checks it.
+            self.memory[old.place() as usize].with_mut(|cell| unsafe { *cell = 666 });
+        }
+    }
+
+    fn write(&self, place: usize, number: u32) {
+        let old = self.entries.replace(0, self.make(place, number));
+        self.retire(old);
+    }
+
+    /// Makes the same contents lie somewhere else: a move, or another algorithm's work.
+    fn relocate(&self, place: usize) -> bool {
+        let mut seat = self.pins.seat().unwrap();
+        let guard = seat.pin(&self.entries, 0);
+        let old = guard.word();
+        if old.kind() != Kind::Object {
+            return false;
+        }
+        let new = self.make(place, self.contents(old));
+        let done = self.entries.exchange(0, old, new).is_ok();
+        drop(guard);
+        if done {
+            self.retire(old);
+        }
+        done
+    }
+
+    /// Adds to the number, as a writer of a part of the block does. Each attempt takes a place of
+    /// its own, from `place` on.
+    fn add(&self, mut place: usize, amount: u32) {
+        let mut seat = self.pins.seat().unwrap();
+        let old = self.entries.update(
+            0,
+            &mut seat,
+            |guard| {
+                let made = self.make(place, self.contents(guard.word()) + amount);
+                place += 1;
+                Ok::<_, Infallible>(made)
+            },
+            drop,
+        );
+        self.retire(old.unwrap());
+    }
+
+    /// The same under the bit at once.
+    fn add_locked(&self, place: usize, amount: u32) {
+        let mut seat = self.pins.seat().unwrap();
+        let make = |guard: &Guard<'_>| {
+            Ok::<_, Infallible>(self.make(place, self.contents(guard.word()) + amount))
+        };
+        let old = self.entries.update_locked(0, &mut seat, make);
+        self.retire(old.unwrap());
+    }
+}
+
+/// Two threads at once, in one world.
+fn beside(
+    preemptions: usize,
+    one: impl Fn(&World) + Copy + Send + Sync + 'static,
+    two: impl Fn(&World) + Copy + Send + Sync + 'static,
+    after: impl Fn(&World) + Copy + Send + Sync + 'static,
+) {
+    explore(preemptions, move || {
+        let world = World::new();
+        let other = Arc::clone(&world);
+        let thread = loom::thread::spawn(move || one(&other));
+        two(&world);
+        thread.join().unwrap();
+        after(&world);
+    });
+}
+
+#[test]
+fn a_reader_beside_a_writer_sees_one_or_the_other() {
+    let read = |world: &World| assert!([1, 2].contains(&world.read()));
+    beside(4, read, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+}
+
+/// The memory of the first object becomes that of the third while a reader may be about to pin it:
+/// the word comes back to what it was.
+#[test]
+fn a_reader_beside_a_word_that_comes_back() {
+    let read = |world: &World| assert!([1, 2, 3].contains(&world.read()));
+    let write = |world: &World| {
+        let old = world.entries.replace(0, world.make(1, 2));
+        let mut pinned = Pinned::with_capacity(3);
+        world.pins.look(&mut pinned);
+        if !pinned.contains(old) {
+            world.write(old.place() as usize, 3);
+        }
+    };
+    beside(4, read, write, |world| assert!([2, 3].contains(&world.read())));
+}
+
+#[test]
+fn two_readers_beside_a_writer_keep_what_they_read() {
+    explore(2, || {
+        let world = World::new();
+        let reader = || {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || assert!([1, 2].contains(&world.read())))
+        };
+        let readers = [reader(), reader()];
+        world.write(1, 2);
+        readers.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_reader_beside_a_discard_sees_data_or_zeros() {
+    let read = |world: &World| assert!([1, 0].contains(&world.read()));
+    let discard = |world: &World| {
+        let old = world.entries.replace(0, Word::NOTHING);
+        world.retire(old);
+    };
+    beside(4, read, discard, |world| assert_eq!(world.read(), 0));
+}
+
+#[test]
+fn compaction_moves_an_object_under_a_reader() {
+    let read = |world: &World| assert_eq!(world.read(), 1);
+    beside(4, read, |world| assert!(world.relocate(1)), |world| assert_eq!(world.read(), 1));
+}
+
+#[test]
+fn recompression_loses_to_a_writer() {
+    let relocate = |world: &World| {
+        world.relocate(2);
+    };
+    beside(4, relocate, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+}
+
+#[test]
+fn two_in_the_background_do_not_retire_twice() {
+    let relocate = |world: &World| {
+        world.relocate(1);
+    };
+    let after = |world: &World| assert_eq!(world.read(), 1);
+    beside(
+        4,
+        relocate,
+        |world| {
+            world.relocate(2);
+        },
+        after,
+    );
+}
+
+/// Idle tracking and a reader's note of its access exchange the flags of a word whose object is
+/// replaced meanwhile.
+#[test]
+fn aging_beside_a_writer_brings_nothing_back() {
+    let age = |world: &World| {
+        world.entries.grow_older(0);
+        world.entries.touch(0, world.entries.load(0));
+    };
+    beside(4, age, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+}
+
+#[test]
+fn two_writers_of_parts_both_arrive() {
+    explore(3, || {
+        let world = World::new();
+        let other = Arc::clone(&world);
+        let thread = loom::thread::spawn(move || other.add(1, 10));
+        // The other fails at most once: one place for each of its attempts.
+        world.add_locked(3, 100);
+        thread.join().unwrap();
+        assert_eq!(world.read(), 111);
+    });
+}
+
+#[test]
+fn two_who_lock_take_turns() {
+    let one = |world: &World| world.add_locked(1, 10);
+    beside(3, one, |world| world.add_locked(2, 100), |world| assert_eq!(world.read(), 111));
+}
+
+/// A writer of the whole block waits for the bit, or is merged into: never is its block undone by a
+/// merge with what was there before.
+#[test]
+fn a_writer_beside_one_who_locks_is_not_undone() {
+    let one = |world: &World| world.add_locked(1, 10);
+    let after = |world: &World| assert!([2, 12].contains(&world.read()));
+    beside(3, one, |world| world.write(2, 2), after);
+}
+
+#[test]
+fn a_reader_does_not_mind_the_bit() {
+    let one = |world: &World| world.add_locked(1, 10);
+    let read = |world: &World| assert!([1, 11].contains(&world.read()));
+    beside(3, one, read, |world| assert_eq!(world.read(), 11));
+}
