@@ -1,0 +1,393 @@
+//! The pool: compressed objects, back to back.
+//!
+//! zsmalloc gives each size class pages of its own, and every class leaves its last pages half
+//! empty: 12 % over the compressed bytes of a small disk. Here objects of all sizes share a segment
+//! and follow each other in steps of 16 bytes; the classes are those of the *holes* that freed
+//! objects leave, and a hole goes to the next object of its class. An object has no header: the
+//! block's word knows its size, and the table of words is what compaction walks.
+//!
+//! ```text
+//! Cache ─ alloc ▸ its Shard ─ hole of the class, else a larger one, else the open segment
+//!       ─ retire ▸ its Shard's list ─ look at the pins ▸ hole in the object's own Shard
+//! Arena: pages in use and their limit.   Memory: one range of addresses.
+//! ```
+//!
+//! A shard's lock is taken for a moment, by the one or two channels that have it; other channels
+//! come to it with what they freed, in batches, and when the limit leaves them no other way.
+//!
+//! **Bounds.** Pages in use never exceed the limit; retired objects, holes and what was asked for
+//! ahead lie in them and so count. A shard's list of retired objects has 16 and twice the number of
+//! seats at most; when it is full, all but what is pinned is given back, and each seat pins one.
+#![allow(unsafe_code)]
+
+mod arena;
+mod compact;
+mod holes;
+mod layout;
+mod memory;
+mod object;
+mod shard;
+mod usage;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use blockyard_sync::entry_words::{OBJECT_BYTES_MAX, PLACES_MAX};
+use blockyard_sync::lock::Lock;
+use blockyard_sync::pad::Padded;
+use blockyard_sync::pins::{Guard, Pinned, Pins};
+use blockyard_sync::rank::ranks;
+use blockyard_sync::sleep_lock::SleepLock;
+
+use arena::Arena;
+use layout::{Layout, UNIT_BYTES};
+use memory::{Memory, PAGE_BYTES};
+use shard::{Failing, Ground, Shard};
+
+pub use compact::Compacted;
+pub use object::Object;
+pub use usage::{SizeClass, Usage};
+
+/// Least size of a segment, in bytes.
+const SEGMENT_BYTES: usize = 256 << 10;
+/// Objects of the largest size that a segment holds at least.
+const SEGMENT_OBJECTS: usize = 16;
+/// Most bytes of addresses that a shard can have: its offsets are 32 bits.
+const SHARD_BYTES_MAX: u64 = (UNIT_BYTES as u64) << 32;
+/// Most shards, unless so many addresses are wanted that they take more.
+const SHARDS_MAX: usize = 16;
+/// Segments that a shard can have beyond its part of what is wanted.
+const SEGMENTS_SPARE: u64 = 8;
+/// Retired objects in a shard's list beyond twice the number of seats.
+const RETIRED: usize = 16;
+
+/// What a pool is made for.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Bytes of the device, uncompressed: the pool has addresses for twice as much.
+    pub device_bytes: u64,
+    /// The largest object, in bytes: the block size. At most 65536.
+    pub object_bytes_max: usize,
+    /// Most bytes that the pool may take from the system, rounded down to pages.
+    pub limit_bytes: Option<u64>,
+    /// Most channels and background workers at a time.
+    pub seats_max: u32,
+    /// Into how many parts it is cut; `None` for one per processor.
+    pub shards: Option<NonZeroU32>,
+    /// Size of a segment in bytes; `None` for 256 KiB, or 16 of the largest objects.
+    pub segment_bytes: Option<usize>,
+}
+
+impl PoolConfig {
+    /// For a device of so many bytes in blocks of so many; everything else as usual.
+    pub fn new(device_bytes: u64, block_bytes: usize) -> PoolConfig {
+        PoolConfig {
+            device_bytes,
+            object_bytes_max: block_bytes,
+            limit_bytes: None,
+            seats_max: 1024,
+            shards: None,
+            segment_bytes: None,
+        }
+    }
+
+    fn layout(&self) -> Result<Layout, PoolError> {
+        let object = self.object_bytes_max;
+        if !(1..=OBJECT_BYTES_MAX).contains(&object) {
+            return Err(PoolError::ObjectBytes { bytes: object });
+        }
+        let usual = SEGMENT_BYTES.max(object * SEGMENT_OBJECTS);
+        let segment = self.segment_bytes.unwrap_or(usual).max(object).next_multiple_of(PAGE_BYTES);
+        let most = PLACES_MAX * UNIT_BYTES as u64;
+        let wanted = self.device_bytes.saturating_mul(2).clamp(segment as u64, most);
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        let shards = match self.shards {
+            Some(shards) => shards.get(),
+            None => processors().min(SHARDS_MAX) as u32,
+        };
+        let shards = u64::from(shards).max(wanted.div_ceil(SHARD_BYTES_MAX));
+        let each = (wanted / shards).div_ceil(segment as u64) + SEGMENTS_SPARE;
+        let each = each.min(SHARD_BYTES_MAX.min(most / shards) / segment as u64);
+        Ok(Layout {
+            units_max: object.div_ceil(UNIT_BYTES) as u32,
+            segment_units: (segment / UNIT_BYTES) as u32,
+            segments_max: each as u32,
+            shards: shards as u32,
+        })
+    }
+}
+
+/// Why there is no pool.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// An object cannot be that large.
+    ObjectBytes {
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// The system does not reserve so many addresses.
+    Addresses {
+        /// How many bytes were asked for.
+        bytes: u64,
+        /// The system's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PoolError::ObjectBytes { bytes } => {
+                write!(f, "block size {bytes}: must be 1 to {OBJECT_BYTES_MAX} bytes")
+            }
+            PoolError::Addresses { bytes, errno } => write!(
+                f,
+                "the system does not reserve {bytes} bytes of addresses for the pool: {}; a \
+                 smaller size needs fewer",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {}
+
+/// There is no place for the object within the limit, or no memory in the system. Nothing has
+/// changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoSpace;
+
+impl fmt::Display for NoSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no memory for the block within the limit")
+    }
+}
+
+impl std::error::Error for NoSpace {}
+
+/// Compressed objects of one device.
+#[derive(Debug)]
+pub struct Pool {
+    shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
+    arena: Arena,
+    memory: Memory,
+    layout: Layout,
+    pins: Arc<Pins>,
+}
+
+impl Pool {
+    /// An empty pool.
+    ///
+    /// # Errors
+    /// If the configuration fits no pool, or the system does not reserve the addresses.
+    pub fn new(config: &PoolConfig) -> Result<Arc<Pool>, PoolError> {
+        let layout = config.layout()?;
+        let bytes = layout.len_bytes();
+        let memory = Memory::reserve(bytes as usize)
+            .map_err(|errno| PoolError::Addresses { bytes, errno })?;
+        let retired_max = RETIRED + 2 * config.seats_max as usize;
+        let shard = |number| Padded(SleepLock::new(Shard::new(number, layout, retired_max)));
+        Ok(Arc::new(Pool {
+            shards: (0..layout.shards).map(shard).collect(),
+            arena: Arena::new(config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64)),
+            memory,
+            layout,
+            pins: Pins::new(config.seats_max),
+        }))
+    }
+
+    /// Where readers of its objects take their seats.
+    pub fn pins(&self) -> &Arc<Pins> {
+        &self.pins
+    }
+
+    /// What one channel, or one worker, allocates through.
+    pub fn cache(self: &Arc<Pool>) -> Cache {
+        Cache {
+            shard: self.arena.next_shard(self.layout.shards),
+            pool: Arc::clone(self),
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// An object's bytes, as long as it is pinned.
+    ///
+    /// # Safety
+    /// `guard` has pinned the object, through entries whose words refer to this pool's objects and
+    /// a seat of this pool's [`Pool::pins`].
+    #[inline]
+    pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g Guard<'_>) -> &'g [u8] {
+        debug_assert_eq!(guard.word().reference(), object.word().reference());
+        let at = object.place() * UNIT_BYTES as u64;
+        // SAFETY: the object was written before its word was shown; it is pinned for `'g`.
+        unsafe { self.memory.bytes(at, object.len_bytes()) }
+    }
+
+    /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
+    pub fn fail_allocations(&self, one_in: Option<NonZeroU32>, seed: u64) {
+        for (number, shard) in self.shards.iter().enumerate() {
+            // Never 0, which would stay 0.
+            let random = seed.wrapping_add(number as u64).wrapping_mul(2) | 1;
+            let failing = one_in.map(|one_in| Failing { one_in: one_in.get(), random });
+            shard.with(|shard| shard.failing = failing);
+        }
+    }
+
+    fn ground(&self) -> Ground<'_> {
+        Ground { memory: &self.memory, arena: &self.arena }
+    }
+
+    /// Gives back what was retired through one shard, and is not pinned.
+    fn reclaim(&self, number: usize, scratch: &mut Scratch) {
+        let Scratch { pinned, foreign } = scratch;
+        self.shards[number].with(|shard| {
+            // Under the lock: what is in the list now was taken out of its word before.
+            self.pins.look(pinned);
+            let mut kept = 0;
+            for index in 0..shard.retired.len() {
+                let object = shard.retired[index];
+                if pinned.contains(object.word()) {
+                    shard.retired[kept] = object;
+                    kept += 1;
+                } else if self.layout.shard(object.place()) == number as u32 {
+                    // SAFETY: retired objects are in no word, this one is not pinned, and it
+                    // leaves the list.
+                    unsafe { shard.give(object, self.ground()) };
+                } else {
+                    foreign.push(object);
+                }
+            }
+            shard.retired.truncate(kept);
+        });
+        // SAFETY: as above; they have left the list.
+        unsafe { self.give_all(foreign) };
+    }
+
+    /// Frees objects of any shards, each shard's in one go.
+    ///
+    /// # Safety
+    /// They were allocated, and nobody can find or read them any more.
+    unsafe fn give_all(&self, objects: &mut Vec<Object>) {
+        objects.sort_unstable_by_key(|object| self.layout.shard(object.place()));
+        let same =
+            |a: &Object, b: &Object| self.layout.shard(a.place()) == self.layout.shard(b.place());
+        for group in objects.chunk_by(same) {
+            let number = self.layout.shard(group[0].place());
+            self.shards[number as usize].with(|shard| {
+                for &object in group {
+                    // SAFETY: this is the object's shard, and the caller's contract.
+                    unsafe { shard.give(object, self.ground()) };
+                }
+            });
+        }
+        objects.clear();
+    }
+}
+
+/// What a reclaim works with, kept so that it need not allocate.
+#[derive(Debug, Default)]
+struct Scratch {
+    pinned: Pinned,
+    foreign: Vec<Object>,
+}
+
+/// One channel's way to allocate and to free. It is bound to one shard, which it leaves only when
+/// that one has nothing left.
+#[derive(Debug)]
+pub struct Cache {
+    pool: Arc<Pool>,
+    shard: u32,
+    scratch: Scratch,
+}
+
+impl Cache {
+    /// The pool that it allocates from.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Stores bytes as an object that nobody else knows yet. It is shown by a word, or freed.
+    ///
+    /// # Errors
+    /// If there is no place within the limit, or the system has no memory.
+    ///
+    /// # Panics
+    /// If there are no bytes, or more than the largest object has.
+    #[inline]
+    pub fn alloc(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
+        self.alloc_in(self.shard, bytes)
+    }
+
+    #[inline]
+    fn alloc_in(&mut self, shard: u32, bytes: &[u8]) -> Result<Object, NoSpace> {
+        let pool = &*self.pool;
+        let units = pool.layout.units_of(bytes.len());
+        assert!((1..=pool.layout.units_max).contains(&units), "{} bytes", bytes.len());
+        let place = pool.shards[shard as usize].with(|shard| {
+            if shard.strikes() {
+                return Err(NoSpace);
+            }
+            Ok(shard.alloc(bytes.len(), pool.ground()))
+        })?;
+        let place = match place {
+            Some(place) => place,
+            None => self.alloc_anywhere(bytes.len())?,
+        };
+        // SAFETY: the place was allocated just now, so it is ours alone.
+        unsafe { self.pool.memory.write(place * UNIT_BYTES as u64, bytes) };
+        Ok(Object::new(place, bytes.len()))
+    }
+
+    /// The same when the shard has nothing left: what is retired is given back, and the other
+    /// shards are asked.
+    #[cold]
+    fn alloc_anywhere(&mut self, len_bytes: usize) -> Result<u64, NoSpace> {
+        self.reclaim_all();
+        let pool = &*self.pool;
+        let shards = pool.shards.len();
+        let mut turns = (0..shards).map(|turn| (self.shard as usize + turn) % shards);
+        let place = turns.find_map(|number| {
+            pool.shards[number].with(|shard| shard.alloc(len_bytes, pool.ground()))
+        });
+        place.ok_or(NoSpace)
+    }
+
+    /// Frees an object that was not shown to anybody.
+    ///
+    /// # Safety
+    /// It comes from this pool's [`Cache::alloc`], is in no word, was in none, and is freed once.
+    pub unsafe fn free(&mut self, object: Object) {
+        self.scratch.foreign.push(object);
+        // SAFETY: by this function's contract; the list is empty otherwise.
+        unsafe { self.pool.give_all(&mut self.scratch.foreign) };
+    }
+
+    /// Hands in an object that was just taken out of its word; it is given back when no reader has
+    /// it pinned.
+    ///
+    /// # Safety
+    /// It comes from this pool, no word refers to it any more, and it is retired once. Readers pin
+    /// it through this pool's [`Pool::pins`] only.
+    #[inline]
+    pub unsafe fn retire(&mut self, object: Object) {
+        let pool = &*self.pool;
+        let full = RETIRED + 2 * pool.pins.seats_used();
+        let number = self.shard as usize;
+        let is_full = pool.shards[number].with(|shard| {
+            shard.retired.push(object);
+            shard.retired.len() >= full
+        });
+        if is_full {
+            pool.reclaim(number, &mut self.scratch);
+        }
+    }
+
+    /// Gives back everything that is retired and not pinned, whoever has retired it.
+    pub fn reclaim_all(&mut self) {
+        for number in 0..self.pool.shards.len() {
+            self.pool.reclaim(number, &mut self.scratch);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The addresses that a pool lives at, and the pages behind them.
+//!
+//! All of it is reserved at once, so that an object's place is its address; the system provides
+//! pages when they are asked for, and takes them back when they are given. Under Miri, which has no
+//! such system calls, it is plain memory of the allocator.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+/// What the system counts memory in.
+pub(super) const PAGE_BYTES: usize = 4096;
+
+/// A range of addresses.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: the memory is reached through raw pointers only, by the contracts of the functions below.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Address of a byte.
+    #[inline]
+    fn address(&self, at: u64, len_bytes: usize) -> *mut u8 {
+        let fits = at <= self.len_bytes as u64 && len_bytes as u64 <= self.len_bytes as u64 - at;
+        assert!(fits, "{len_bytes} bytes at {at} lie beyond the pool");
+        // SAFETY: the range was just found to lie in the reserved one.
+        unsafe { self.base.as_ptr().add(at as usize) }
+    }
+
+    /// Copies an object in.
+    ///
+    /// # Safety
+    /// The range was allocated to the caller, and nobody else reads or writes it until it is shown.
+    #[inline]
+    pub(super) unsafe fn write(&self, at: u64, bytes: &[u8]) {
+        let to = self.address(at, bytes.len());
+        // SAFETY: the range is reserved and the caller's own, so nothing overlaps.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// An object's bytes.
+    ///
+    /// # Safety
+    /// The range holds an object that was written before, and that nobody gives back for `'g`.
+    #[inline]
+    pub(super) unsafe fn bytes<'g>(&self, at: u64, len_bytes: usize) -> &'g [u8] {
+        let from = self.address(at, len_bytes);
+        // SAFETY: the range is reserved; its bytes were written, and are not changed for `'g`.
+        unsafe { std::slice::from_raw_parts(from, len_bytes) }
+    }
+}
+
+#[cfg(not(miri))]
+impl Memory {
+    /// Reserves addresses. Costs no memory.
+    ///
+    /// # Errors
+    /// The system's error number.
+    pub(super) fn reserve(len_bytes: usize) -> Result<Memory, i32> {
+        // SAFETY: an anonymous mapping where the system chooses touches no other memory.
+        let mapping = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapping == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM));
+        }
+        let base = NonNull::new(mapping.cast::<u8>()).ok_or(libc::ENOMEM)?;
+        // A page that is asked for must not become a huge one: the limit counts what is used.
+        // SAFETY: the range is the mapping. Where the advice is not known it fails without harm.
+        unsafe { libc::madvise(mapping, len_bytes, libc::MADV_NOHUGEPAGE) };
+        Ok(Memory { base, len_bytes })
+    }
+
+    /// Asks for the pages of a range; `false` if the system has none.
+    pub(super) fn populate(&self, at: u64, len_bytes: usize) -> bool {
+        let start = self.address(at, len_bytes);
+        // SAFETY: the range lies in the mapping; populating changes no contents.
+        let done = unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_WRITE) };
+        // A kernel before 5.14 does not know the advice, and provides pages at the first touch.
+        done == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    }
+
+    /// Gives the pages of a range back to the system. The range then reads as zeros.
+    ///
+    /// # Safety
+    /// No object lies in the range, and none is allocated in it meanwhile.
+    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize) {
+        let start = self.address(at, len_bytes);
+        // SAFETY: the range lies in the mapping, and nobody looks at its contents.
+        unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_DONTNEED) };
+    }
+}
+
+#[cfg(not(miri))]
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever could refer to it is gone with the pool.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+/// Memory of the allocator, for Miri.
+#[cfg(miri)]
+impl Memory {
+    fn layout(len_bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len_bytes, PAGE_BYTES).expect("tests reserve little")
+    }
+
+    pub(super) fn reserve(len_bytes: usize) -> Result<Memory, i32> {
+        // SAFETY: the length is not 0: a pool has at least one segment.
+        let base = unsafe { std::alloc::alloc(Memory::layout(len_bytes)) };
+        Ok(Memory { base: NonNull::new(base).ok_or(libc::ENOMEM)?, len_bytes })
+    }
+
+    pub(super) fn populate(&self, _: u64, _: usize) -> bool {
+        true
+    }
+
+    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize) {
+        let start = self.address(at, len_bytes);
+        // Miri reports whoever still reads it.
+        // SAFETY: nobody else reads or writes the range, by this function's contract.
+        unsafe { std::ptr::write_bytes(start, 0, len_bytes) };
+    }
+}
+
+#[cfg(miri)]
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `reserve` with this layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), Memory::layout(self.len_bytes)) };
+    }
+}

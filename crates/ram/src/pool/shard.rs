@@ -1,0 +1,371 @@
+//! A part of the pool: segments of its own, and the places in them.
+//!
+//! A segment is filled from its start, objects of all sizes back to back; pages are asked for as
+//! the filling goes on. What is freed becomes a hole ([`Holes`]); holes are used before fresh
+//! pages. A segment that holds nothing any more goes back to the system at once. Whatever is free
+//! and of no use where it lies, because too small, is won back by compaction.
+#![allow(unsafe_code)]
+
+use super::arena::Arena;
+use super::holes::Holes;
+use super::layout::{Layout, PAGE_UNITS};
+use super::memory::Memory;
+use super::object::Object;
+
+/// Pages that a shard asks for at a time: one call to the system for some 15 objects of 2 KiB.
+const GRANT_PAGES: u32 = 8;
+/// A hole smaller than this is not noted: nothing would fit in it.
+const HOLE_UNITS_MIN: u32 = 2;
+/// Holes of segments that are gone are dropped when there are so many, and half of all.
+const STALE_MIN: usize = 1024;
+
+/// What a segment is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is being filled.
+    Open,
+    /// It was filled; its holes are used.
+    Sealed,
+    /// Its objects are being moved away; nothing is allocated in it.
+    Draining,
+    /// It holds nothing and has no pages. Holes of it may still be noted.
+    Empty,
+    /// The same, and nothing of it is noted.
+    Unused,
+}
+
+/// 256 KiB or more of consecutive places. Counts are in units.
+#[derive(Debug)]
+struct Segment {
+    state: State,
+    /// Objects and holes lie below.
+    end: u32,
+    /// Pages are there below. Invariant: `end <= granted`.
+    granted: u32,
+    /// Free places below `end`; of a sealed segment, below `granted`.
+    free: u32,
+    /// Holes of it that are noted.
+    holes: u32,
+}
+
+/// A segment that compaction may choose.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) segment: u32,
+    pub(super) free: u32,
+    pub(super) granted: u32,
+}
+
+/// What a shard counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) objects: u64,
+    /// Bytes of the objects.
+    pub(super) stored_bytes: u64,
+    /// Places that they take.
+    pub(super) units: u64,
+}
+
+/// Fails allocations by chance, for tests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failing {
+    pub(super) one_in: u32,
+    pub(super) random: u64,
+}
+
+/// What a shard stands on.
+#[derive(Clone, Copy)]
+pub(super) struct Ground<'p> {
+    pub(super) memory: &'p Memory,
+    pub(super) arena: &'p Arena,
+}
+
+/// One of several equal parts of the pool. Reached under its lock only.
+#[derive(Debug)]
+pub(super) struct Shard {
+    number: u32,
+    layout: Layout,
+    segments: Vec<Segment>,
+    open: Option<u32>,
+    unused: Vec<u32>,
+    holes: Holes,
+    /// Noted holes of segments that are not used any more.
+    stale: usize,
+    /// Objects that were retired through this shard and not given back yet; of any shard.
+    pub(super) retired: Vec<Object>,
+    pub(super) failing: Option<Failing>,
+    tally: Tally,
+    /// Objects by their size in units.
+    live: Box<[u32]>,
+}
+
+impl Shard {
+    pub(super) fn new(number: u32, layout: Layout, retired_max: usize) -> Shard {
+        Shard {
+            number,
+            layout,
+            segments: Vec::new(),
+            open: None,
+            unused: Vec::new(),
+            holes: Holes::new(layout.units_max),
+            stale: 0,
+            retired: Vec::with_capacity(retired_max),
+            failing: None,
+            tally: Tally::default(),
+            live: vec![0; layout.units_max as usize + 1].into_boxed_slice(),
+        }
+    }
+
+    pub(super) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// Objects by their size in units.
+    pub(super) fn live(&self) -> &[u32] {
+        &self.live
+    }
+
+    /// Places that are free in pages that are there, of open segments and others.
+    pub(super) fn free_units(&self) -> u64 {
+        let in_use = self.segments.iter().filter(|segment| segment.granted > 0);
+        in_use.map(|segment| u64::from(segment.granted - segment.live())).sum()
+    }
+
+    /// Whether an allocation is to fail, as was asked for.
+    #[inline]
+    pub(super) fn strikes(&mut self) -> bool {
+        let Some(failing) = &mut self.failing else { return false };
+        failing.random ^= failing.random << 13;
+        failing.random ^= failing.random >> 7;
+        failing.random ^= failing.random << 17;
+        failing.random.is_multiple_of(u64::from(failing.one_in))
+    }
+
+    /// A place for an object of so many bytes; `None` if there is none within the limit.
+    #[inline]
+    pub(super) fn alloc(&mut self, len_bytes: usize, ground: Ground<'_>) -> Option<u64> {
+        let units = self.layout.units_of(len_bytes);
+        let at = match self.alloc_in_hole(units) {
+            Some(at) => at,
+            None => self.alloc_at_end(units, ground)?,
+        };
+        self.tally.objects += 1;
+        self.tally.stored_bytes += len_bytes as u64;
+        self.tally.units += u64::from(units);
+        self.live[units as usize] += 1;
+        Some(self.layout.place(self.number, at))
+    }
+
+    #[inline]
+    fn alloc_in_hole(&mut self, units: u32) -> Option<u32> {
+        while let Some((at, size)) = self.holes.pop(units) {
+            let segment = &mut self.segments[self.layout.segment_of(at) as usize];
+            if !segment.state.is_used() {
+                self.stale -= 1;
+                continue;
+            }
+            segment.holes -= 1;
+            segment.free -= units;
+            // A rest too small to note stays free, and is won back when the segment is empty.
+            let rest = size - units;
+            if rest >= HOLE_UNITS_MIN && self.holes.push(at + units, rest) {
+                segment.holes += 1;
+            }
+            return Some(at);
+        }
+        None
+    }
+
+    fn alloc_at_end(&mut self, units: u32, ground: Ground<'_>) -> Option<u32> {
+        loop {
+            let number = match self.open {
+                Some(number) => number,
+                None => self.begin_segment()?,
+            };
+            let segment = &mut self.segments[number as usize];
+            let (at, end) = (segment.end, segment.end + units);
+            if end > self.layout.segment_units {
+                self.seal(number, ground);
+                continue;
+            }
+            if end > segment.granted
+                && !segment.grant(self.layout, self.number, number, end, ground)
+            {
+                return None;
+            }
+            segment.end = end;
+            return Some(number * self.layout.segment_units + at);
+        }
+    }
+
+    /// Opens a segment that has no pages yet.
+    #[cold]
+    fn begin_segment(&mut self) -> Option<u32> {
+        if self.unused.is_empty() && self.segments.len() == self.layout.segments_max as usize {
+            self.purge();
+        }
+        let number = match self.unused.pop() {
+            Some(number) => number,
+            None if self.segments.len() == self.layout.segments_max as usize => return None,
+            None => {
+                self.segments.try_reserve(1).ok()?;
+                self.segments.push(Segment::UNUSED);
+                self.segments.len() as u32 - 1
+            }
+        };
+        self.segments[number as usize].state = State::Open;
+        self.open = Some(number);
+        Some(number)
+    }
+
+    /// Closes the open segment; what is left of its pages becomes a hole.
+    #[cold]
+    fn seal(&mut self, number: u32, ground: Ground<'_>) {
+        let segment = &mut self.segments[number as usize];
+        let (at, rest) = (segment.end, segment.granted - segment.end);
+        segment.state = State::Sealed;
+        segment.end = segment.granted;
+        segment.free += rest;
+        self.open = None;
+        if segment.free == segment.granted {
+            self.empty(number, ground);
+        } else if (HOLE_UNITS_MIN..=self.layout.units_max).contains(&rest)
+            && self.holes.push(number * self.layout.segment_units + at, rest)
+        {
+            self.segments[number as usize].holes += 1;
+        }
+    }
+
+    /// Frees an object's place.
+    ///
+    /// # Safety
+    /// The object lies in this shard, was allocated, and nobody can find or read it any more.
+    #[inline]
+    pub(super) unsafe fn give(&mut self, object: Object, ground: Ground<'_>) {
+        let units = self.layout.units_of(object.len_bytes());
+        let at = self.layout.offset(object.place());
+        self.tally.objects -= 1;
+        self.tally.stored_bytes -= object.len_bytes() as u64;
+        self.tally.units -= u64::from(units);
+        self.live[units as usize] -= 1;
+        let number = self.layout.segment_of(at);
+        let segment = &mut self.segments[number as usize];
+        segment.free += units;
+        if segment.state != State::Open && segment.free == segment.granted {
+            self.empty(number, ground);
+        } else if segment.state.is_used() && self.holes.push(at, units) {
+            segment.holes += 1;
+        }
+    }
+
+    /// Gives the pages of a segment back that holds nothing.
+    #[cold]
+    fn empty(&mut self, number: u32, ground: Ground<'_>) {
+        let segment = &mut self.segments[number as usize];
+        debug_assert_eq!(segment.free, segment.granted);
+        let (granted, holes) = (segment.granted, segment.holes);
+        *segment = Segment { state: State::Empty, ..Segment::UNUSED };
+        if granted > 0 {
+            let start = self.layout.segment_start(self.number, number);
+            // SAFETY: all its places are free, and it is under this lock that any is allocated.
+            unsafe { ground.memory.give_back(start, Layout::bytes(granted)) };
+            ground.arena.give(granted / PAGE_UNITS);
+        }
+        self.stale += holes as usize;
+        if holes == 0 {
+            self.segments[number as usize].state = State::Unused;
+            // Without memory to note it, it is found by the next purge.
+            if self.unused.try_reserve(1).is_ok() {
+                self.unused.push(number);
+            } else {
+                self.segments[number as usize].state = State::Empty;
+            }
+        } else if self.stale > STALE_MIN && self.stale * 2 > self.holes.count() {
+            self.purge();
+        }
+    }
+
+    /// Drops the holes of segments that are not used any more, so that those can be opened again.
+    fn purge(&mut self) {
+        let (segments, layout) = (&mut self.segments, self.layout);
+        self.holes.retain(|at| segments[layout.segment_of(at) as usize].state.is_used());
+        self.stale = 0;
+        for (number, segment) in segments.iter_mut().enumerate() {
+            if !segment.state.is_used() {
+                segment.holes = 0;
+            }
+            if segment.state == State::Empty && self.unused.try_reserve(1).is_ok() {
+                segment.state = State::Unused;
+                self.unused.push(number as u32);
+            }
+        }
+    }
+
+    /// The segments that compaction could empty, the open one included if it has holes.
+    pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
+        let numbered = (0..).zip(&self.segments);
+        numbered.filter(|(_, segment)| segment.granted > 0 && segment.free > 0).map(
+            |(number, segment)| Candidate {
+                segment: number,
+                free: segment.free,
+                granted: segment.granted,
+            },
+        )
+    }
+
+    /// Allocates nothing more in those segments, and drops their holes.
+    pub(super) fn drain(&mut self, victims: &[u32], ground: Ground<'_>) {
+        for &number in victims {
+            if self.open == Some(number) {
+                self.seal(number, ground);
+            }
+            let segment = &mut self.segments[number as usize];
+            if segment.state == State::Sealed {
+                segment.state = State::Draining;
+            }
+        }
+        self.purge();
+    }
+}
+
+impl State {
+    /// Whether its holes may be used.
+    #[inline]
+    fn is_used(self) -> bool {
+        matches!(self, State::Open | State::Sealed)
+    }
+}
+
+impl Segment {
+    const UNUSED: Segment = Segment { state: State::Unused, end: 0, granted: 0, free: 0, holes: 0 };
+
+    /// Places that objects take.
+    fn live(&self) -> u32 {
+        self.end - self.free
+    }
+
+    /// Asks for pages up to `end` and some more; `false` if there are none within the limit.
+    #[cold]
+    fn grant(
+        &mut self,
+        layout: Layout,
+        shard: u32,
+        number: u32,
+        end: u32,
+        ground: Ground<'_>,
+    ) -> bool {
+        let needed = (end - self.granted).div_ceil(PAGE_UNITS);
+        let room = (layout.segment_units - self.granted) / PAGE_UNITS;
+        let Some(pages) = ground.arena.take(needed, needed.max(GRANT_PAGES).min(room)) else {
+            return false;
+        };
+        let start = layout.segment_start(shard, number) + Layout::bytes(self.granted) as u64;
+        let granted = pages * PAGE_UNITS;
+        if !ground.memory.populate(start, Layout::bytes(granted)) {
+            ground.arena.give(pages);
+            return false;
+        }
+        self.granted += granted;
+        true
+    }
+}

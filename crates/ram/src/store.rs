@@ -1,0 +1,280 @@
+//! Entries and pool together: the contents of all blocks, as bytes that somebody has compressed.
+//!
+//! Here is kept what both leave to their callers: an object is shown by one word, retired by who
+//! has taken it out, and read while it is pinned. So nothing in here can be misused from safe code,
+//! and codecs, features and the device stand on top without any other.
+//!
+//! What a *word* says of the contents (codec, huge, incompressible, age) is up to the caller: it is
+//! given as a template, [`Word::NOTHING`] with flags, and comes back with the word.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use blockyard_sync::entry_words::{Entries, Kind, Word};
+use blockyard_sync::pins::{Guard, Seat};
+
+use crate::pool::{Cache, Compacted, NoSpace, Object, Pool};
+
+/// The contents of a device's blocks.
+#[derive(Debug)]
+pub struct Store {
+    entries: Entries,
+    pool: Arc<Pool>,
+}
+
+/// What a block is to become.
+#[derive(Clone, Copy, Debug)]
+pub enum New<'b> {
+    /// These bytes, with codec, huge, incompressible and age of the word.
+    Bytes(&'b [u8], Word),
+    /// A word that refers to no object: nothing, a value, a place on the backing file.
+    Word(Word),
+}
+
+impl Store {
+    /// All blocks empty.
+    pub fn new(entries: Entries, pool: Arc<Pool>) -> Arc<Store> {
+        Arc::new(Store { entries, pool })
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> u64 {
+        self.entries.blocks()
+    }
+
+    /// The pool, for its statistics and its limit.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Memory that the words take when all blocks are written, in bytes.
+    pub fn entries_bytes(&self) -> usize {
+        self.entries.len_bytes()
+    }
+
+    /// A block's word now, for listings and for choosing; its object may be gone in the next
+    /// moment.
+    #[inline]
+    pub fn word(&self, block: u64) -> Word {
+        self.entries.load(block)
+    }
+
+    /// A turn of idle tracking for one block.
+    pub fn grow_older(&self, block: u64) {
+        self.entries.grow_older(block);
+    }
+
+    /// A way in for one channel, or one worker; `None` if there are as many as the pool was made
+    /// for.
+    pub fn access(self: &Arc<Store>) -> Option<Access> {
+        let seat = self.pool.pins().seat()?;
+        Some(Access { cache: self.pool.cache(), store: Arc::clone(self), seat })
+    }
+}
+
+/// One thread's way to the contents.
+#[derive(Debug)]
+pub struct Access {
+    store: Arc<Store>,
+    seat: Seat,
+    cache: Cache,
+}
+
+/// The bytes that a pinned word refers to; none if it is no object.
+///
+/// # Safety
+/// The guard comes from the store's entries and a seat of its pool.
+#[inline]
+unsafe fn pinned<'g>(store: &'g Store, guard: &'g Guard<'_>) -> &'g [u8] {
+    // SAFETY: the guard pins what its word refers to, by this function's contract.
+    Object::of(guard.word()).map_or(&[], |object| unsafe { store.pool.bytes(object, guard) })
+}
+
+impl Access {
+    /// The store that it leads to.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Lets `f` at a block's word and, if that refers to an object, at its bytes, which nobody
+    /// changes or gives back until it returns. Excludes nobody. Notes the access.
+    #[inline]
+    pub fn read<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
+        let store = &*self.store;
+        let guard = self.seat.pin(&store.entries, block);
+        store.entries.touch(block, guard.word());
+        // SAFETY: pinned through the store's own entries and a seat of its pool.
+        f(guard.word(), unsafe { pinned(store, &guard) })
+    }
+
+    /// The same for who works in the background: the access is not noted.
+    #[inline]
+    pub fn peek<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
+        let store = &*self.store;
+        let guard = self.seat.pin(&store.entries, block);
+        // SAFETY: as in `read`.
+        f(guard.word(), unsafe { pinned(store, &guard) })
+    }
+
+    /// Replaces a block's contents, whatever they are, and says what its word was. A place on the
+    /// backing file that the old word refers to is the caller's to free, once nobody has it pinned.
+    ///
+    /// # Errors
+    /// If there is no memory for the bytes: the old contents stay.
+    #[inline]
+    pub fn replace(&mut self, block: u64, new: New<'_>) -> Result<Word, NoSpace> {
+        let made = Maker { cache: &mut self.cache }.make(new)?;
+        let old = self.store.entries.replace(block, made.take());
+        self.retire(old);
+        Ok(old)
+    }
+
+    /// Changes the flags of a block's word if it is still `old`, and says whether it was.
+    ///
+    /// # Panics
+    /// If the change is of more than flags, or of the one that says that an object is shared.
+    pub fn mark(&mut self, block: u64, old: Word, change: impl FnOnce(Word) -> Word) -> bool {
+        let new = change(old);
+        assert!(new.differs_in_flags_only(old), "{old:?} to {new:?} is not a mark");
+        self.store.entries.exchange(block, old, new).is_ok()
+    }
+
+    /// Replaces a block's contents by what `f` makes of them, unless a writer is faster; for
+    /// recompression and writeback. Says what the word was, or nothing if nothing was replaced,
+    /// because of a writer or because `f` has made nothing.
+    ///
+    /// # Errors
+    /// Whatever `f` says: the old contents stay.
+    pub fn remake<E>(
+        &mut self,
+        block: u64,
+        f: impl for<'m> FnOnce(Word, &[u8], Maker<'m>) -> Result<Option<Made<'m>>, E>,
+    ) -> Result<Option<Word>, E> {
+        let store = &*self.store;
+        let guard = self.seat.pin(&store.entries, block);
+        let old = guard.word();
+        // SAFETY: as in `read`.
+        let bytes = unsafe { pinned(store, &guard) };
+        let Some(made) = f(old, bytes, Maker { cache: &mut self.cache })? else {
+            return Ok(None);
+        };
+        let word = made.take();
+        let exchanged = store.entries.exchange(block, old, word).is_ok();
+        drop(guard);
+        if exchanged {
+            self.retire(old);
+            return Ok(Some(old));
+        }
+        drop_made(&mut self.cache, word);
+        Ok(None)
+    }
+
+    /// Replaces a block's contents by what `f` makes of them, for a write of a part. It is called
+    /// again when a writer was faster. Says what the word was.
+    ///
+    /// # Errors
+    /// Whatever `f` says: the old contents stay.
+    pub fn update<E>(
+        &mut self,
+        block: u64,
+        mut f: impl for<'m> FnMut(Word, &[u8], Maker<'m>) -> Result<Made<'m>, E>,
+    ) -> Result<Word, E> {
+        let store = &*self.store;
+        // Both closures allocate; they are never called within each other.
+        let cache = RefCell::new(&mut self.cache);
+        let old = store.entries.update(
+            block,
+            &mut self.seat,
+            |guard| {
+                // SAFETY: as in `read`.
+                let bytes = unsafe { pinned(store, guard) };
+                let mut cache = cache.borrow_mut();
+                f(guard.word(), bytes, Maker { cache: &mut cache }).map(Made::take)
+            },
+            |word| drop_made(&mut cache.borrow_mut(), word),
+        )?;
+        self.retire(old);
+        Ok(old)
+    }
+
+    /// Moves objects together and gives pages back, until there is little left to win or `stop`
+    /// says so. Everybody else goes on meanwhile.
+    pub fn compact(&mut self, stop: impl FnMut() -> bool) -> Compacted {
+        // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
+        unsafe { self.cache.compact(&self.store.entries, &mut self.seat, stop) }
+    }
+
+    /// Gives back what is retired and not read by anybody, so that statistics show what is left.
+    pub fn reclaim(&mut self) {
+        self.cache.reclaim_all();
+    }
+
+    #[inline]
+    fn retire(&mut self, old: Word) {
+        if let Some(object) = Object::of(old).filter(|_| !old.is_shared()) {
+            // SAFETY: we have just taken the word out of the entries, which is where its object was
+            // shown, and only there: words are made by `Maker`, and shown once.
+            unsafe { self.cache.retire(object) };
+        }
+    }
+}
+
+/// Frees what was made in vain.
+fn drop_made(cache: &mut Cache, word: Word) {
+    if let Some(object) = Object::of(word) {
+        // SAFETY: it was made by `Maker` and its exchange has failed, so nobody has seen it.
+        unsafe { cache.free(object) };
+    }
+}
+
+/// Makes contents for one block, once.
+#[derive(Debug)]
+pub struct Maker<'m> {
+    cache: &'m mut Cache,
+}
+
+/// What a [`Maker`] has made. It is freed again if it goes nowhere.
+#[derive(Debug)]
+#[must_use]
+pub struct Made<'m> {
+    word: Word,
+    cache: &'m mut Cache,
+}
+
+impl Made<'_> {
+    /// The word, which somebody else is going to show or to free.
+    #[inline]
+    fn take(self) -> Word {
+        let word = self.word;
+        std::mem::forget(self);
+        word
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        drop_made(self.cache, self.word);
+    }
+}
+
+impl<'m> Maker<'m> {
+    /// Stores bytes, or takes a word as it is.
+    ///
+    /// # Errors
+    /// If there is no memory for the bytes.
+    ///
+    /// # Panics
+    /// If the word refers to an object: those are made of bytes.
+    #[inline]
+    pub fn make(self, new: New<'_>) -> Result<Made<'m>, NoSpace> {
+        let word = match new {
+            New::Bytes(bytes, flags) => self.cache.alloc(bytes)?.word().with_flags_of(flags),
+            New::Word(word) => {
+                assert!(word.kind() != Kind::Object && !word.is_locked(), "{word:?} was not made");
+                word
+            }
+        };
+        Ok(Made { word, cache: self.cache })
+    }
+}

@@ -1,0 +1,294 @@
+//! The store against a plain map of blocks: random writes, parts of blocks, discards, marks and
+//! compactions, with allocations that fail; one thread, and several.
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use blockyard_ram::{Access, New, NoSpace, Pool, PoolConfig, Store};
+use blockyard_sync::entry_words::{Entries, Kind, Word};
+
+/// Largest object of the tests.
+const BLOCK: usize = 4096;
+/// Miri takes a second for what takes a millisecond.
+const SCALE: u32 = if cfg!(miri) { 1 } else { 40 };
+
+fn store(blocks: u64, change: impl FnOnce(&mut PoolConfig)) -> Arc<Store> {
+    let mut config = PoolConfig::new(blocks * BLOCK as u64, BLOCK);
+    config.seats_max = 16;
+    config.shards = NonZeroU32::new(2);
+    change(&mut config);
+    Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
+}
+
+/// Bytes that tell their block, their writer and their length, and whether they are whole.
+fn stamped(block: u64, number: u64, len_bytes: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len_bytes.max(24)];
+    let mut random = fastrand::Rng::with_seed(block << 32 ^ number);
+    random.fill(&mut bytes);
+    bytes[..8].copy_from_slice(&block.to_le_bytes());
+    bytes[8..16].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// What a stamped block says, checked.
+fn number_of(block: u64, word: Word, bytes: &[u8]) -> Option<u64> {
+    match word.kind() {
+        Kind::Nothing => None,
+        Kind::Same => Some(u64::from(word.value())),
+        kind => {
+            assert_eq!(kind, Kind::Object);
+            let number = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+            assert_eq!(bytes, stamped(block, number, bytes.len()), "block {block}");
+            Some(number)
+        }
+    }
+}
+
+fn read(access: &mut Access, block: u64) -> Option<u64> {
+    access.read(block, |word, bytes| number_of(block, word, bytes))
+}
+
+/// Sizes as compressors make them: many below half a block, some raw.
+fn any_len(random: &mut fastrand::Rng) -> usize {
+    match random.u32(..10) {
+        0 => BLOCK,
+        1..4 => random.usize(24..200),
+        _ => random.usize(24..BLOCK),
+    }
+}
+
+#[test]
+fn agrees_with_a_plain_map() {
+    for seed in 0..3 {
+        let blocks = 300;
+        let store = store(blocks, |config| config.segment_bytes = Some(32 << 10));
+        store.pool().fail_allocations(NonZeroU32::new(20), seed);
+        let mut access = store.access().unwrap();
+        let mut plain = vec![None; blocks as usize];
+        let mut random = fastrand::Rng::with_seed(seed);
+        for step in 1..=500 * u64::from(SCALE) {
+            let block = random.u64(..blocks);
+            let expected = &mut plain[block as usize];
+            let bytes = stamped(block, step, any_len(&mut random));
+            let failed = match random.u32(..100) {
+                0..50 => {
+                    let new =
+                        access.replace(block, New::Bytes(&bytes, Word::NOTHING.with_codec(1)));
+                    new.map(|_| *expected = Some(step)).is_err()
+                }
+                50..60 => {
+                    access.replace(block, New::Word(Word::same(step as u32))).unwrap();
+                    *expected = Some(step);
+                    false
+                }
+                60..70 => {
+                    access.replace(block, New::Word(Word::NOTHING)).unwrap();
+                    *expected = None;
+                    false
+                }
+                70..80 => access
+                    .update(block, |word, old, maker| {
+                        assert_eq!(number_of(block, word, old), *expected);
+                        maker.make(New::Bytes(&bytes, Word::NOTHING))
+                    })
+                    .map(|_| *expected = Some(step))
+                    .is_err(),
+                80..90 => access
+                    .remake(block, |word, old, maker| {
+                        assert_eq!(number_of(block, word, old), *expected);
+                        if old.is_empty() {
+                            return Ok(None);
+                        }
+                        // Other bytes with the same meaning: recompression.
+                        let number = expected.unwrap();
+                        let bytes = stamped(block, number, any_len(&mut random));
+                        maker.make(New::Bytes(&bytes, word)).map(Some)
+                    })
+                    .is_err(),
+                90..99 => {
+                    store.grow_older(block);
+                    false
+                }
+                _ => {
+                    access.compact(|| false);
+                    false
+                }
+            };
+            assert!(!failed || step > 0, "seed {seed} step {step}");
+            assert_eq!(read(&mut access, block), plain[block as usize], "seed {seed} step {step}");
+        }
+        (0..blocks).for_each(|block| {
+            assert_eq!(read(&mut access, block), plain[block as usize], "seed {seed} at {block}");
+        });
+        check_accounts(&mut access, seed);
+    }
+}
+
+/// What the pool counts is what the words say, and nothing is left when all is discarded.
+fn check_accounts(access: &mut Access, seed: u64) {
+    let store = Arc::clone(access.store());
+    access.reclaim();
+    let words = (0..store.blocks()).map(|block| store.word(block));
+    let objects: Vec<usize> =
+        words.filter(|word| word.kind() == Kind::Object).map(Word::len_bytes).collect();
+    let usage = store.pool().usage();
+    let stored = objects.iter().sum::<usize>() as u64;
+    assert_eq!((usage.objects, usage.stored_bytes), (objects.len() as u64, stored), "seed {seed}");
+    assert_eq!(usage.retired_bytes, 0);
+    assert_eq!(
+        usage.used_bytes,
+        usage.stored_bytes + usage.grain_bytes + usage.free_bytes,
+        "seed {seed}"
+    );
+    let classes = store.pool().size_classes();
+    assert_eq!(classes.iter().map(|class| class.objects).sum::<u64>(), usage.objects);
+    for block in 0..store.blocks() {
+        access.replace(block, New::Word(Word::NOTHING)).unwrap();
+    }
+    access.compact(|| false);
+    let usage = store.pool().usage();
+    assert_eq!((usage.objects, usage.used_bytes), (0, 0), "seed {seed}: {usage:?}");
+    assert!(usage.used_bytes_max > 0);
+}
+
+#[test]
+fn the_limit_is_answered_and_old_contents_stay() {
+    let limit = 40 * 4096;
+    let store = store(100, |config| {
+        config.limit_bytes = Some(limit + 100);
+        config.segment_bytes = Some(64 << 10);
+    });
+    let mut access = store.access().unwrap();
+    let raw = |block, number| stamped(block, number, BLOCK);
+    let mut written = 0;
+    while access.replace(written, New::Bytes(&raw(written, 1), Word::NOTHING)).is_ok() {
+        written += 1;
+    }
+    assert_eq!(written, 40, "objects of a page each fill the limit without waste");
+    assert_eq!(store.pool().usage().used_bytes, limit);
+    let refused = access.replace(3, New::Bytes(&raw(3, 2), Word::NOTHING));
+    assert_eq!(refused, Err(NoSpace));
+    assert_eq!(read(&mut access, 3), Some(1));
+    let refused = access.update(3, |_, _, maker| maker.make(New::Bytes(&raw(3, 2), Word::NOTHING)));
+    assert_eq!(refused, Err(NoSpace));
+    assert_eq!(read(&mut access, 3), Some(1));
+    // What is discarded can be written again, though it was retired a moment ago.
+    access.replace(3, New::Word(Word::NOTHING)).unwrap();
+    access.replace(50, New::Bytes(&raw(50, 2), Word::NOTHING)).unwrap();
+    assert_eq!(read(&mut access, 50), Some(2));
+    store.pool().set_limit(None);
+    access.replace(3, New::Bytes(&raw(3, 2), Word::NOTHING)).unwrap();
+    assert_eq!(store.pool().usage().limit_bytes, None);
+}
+
+#[test]
+fn another_channels_retired_memory_is_not_out_of_reach() {
+    let store = store(100, |config| config.limit_bytes = Some(20 * 4096));
+    let (mut one, mut two) = (store.access().unwrap(), store.access().unwrap());
+    let raw = |block| stamped(block, 1, BLOCK);
+    for block in 0..16 {
+        one.replace(block, New::Bytes(&raw(block), Word::NOTHING)).unwrap();
+    }
+    // Less than a list that is given back by itself.
+    for block in 0..10 {
+        one.replace(block, New::Word(Word::NOTHING)).unwrap();
+    }
+    assert!(store.pool().usage().retired_bytes > 0);
+    for block in 50..60 {
+        two.replace(block, New::Bytes(&raw(block), Word::NOTHING)).unwrap();
+    }
+}
+
+#[test]
+fn a_reader_keeps_its_object_and_no_other() {
+    let store = store(200, |_| {});
+    let (mut one, mut two) = (store.access().unwrap(), store.access().unwrap());
+    for block in 0..200 {
+        one.replace(block, New::Bytes(&stamped(block, 1, 1000), Word::NOTHING)).unwrap();
+    }
+    two.read(7, |word, bytes| {
+        for block in 0..200 {
+            one.replace(block, New::Bytes(&stamped(block, 2, 1000), Word::NOTHING)).unwrap();
+        }
+        one.compact(|| false);
+        assert_eq!(number_of(7, word, bytes), Some(1));
+        assert_eq!(one.store().pool().usage().retired_bytes, 1000);
+    });
+    one.reclaim();
+    assert_eq!((store.pool().usage().retired_bytes, read(&mut one, 7)), (0, Some(2)));
+}
+
+#[test]
+fn as_many_channels_as_it_was_made_for() {
+    let store = store(10, |config| config.seats_max = 2);
+    let (one, two) = (store.access(), store.access());
+    assert!(one.is_some() && two.is_some() && store.access().is_none());
+    drop(one);
+    assert!(store.access().is_some());
+}
+
+/// Writers, writers of parts, readers, compaction and aging at once, more threads than processors.
+#[test]
+fn everybody_at_once() {
+    let blocks = 64;
+    let store = store(blocks, |config| config.segment_bytes = Some(32 << 10));
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut access = store.access().unwrap();
+                let mut random = fastrand::Rng::with_seed(thread);
+                for step in 0..60 * u64::from(SCALE) {
+                    // Half of it on a few hot blocks.
+                    let block = if random.bool() { random.u64(..4) } else { random.u64(..blocks) };
+                    let number = thread << 32 | step;
+                    let bytes = stamped(block, number, any_len(&mut random));
+                    match random.u32(..if thread == 0 { 120 } else { 100 }) {
+                        0..30 => drop(access.replace(block, New::Bytes(&bytes, Word::NOTHING))),
+                        30..35 => drop(access.replace(block, New::Word(Word::NOTHING))),
+                        35..45 => drop(access.update(block, |word, old, maker| {
+                            number_of(block, word, old);
+                            maker.make(New::Bytes(&bytes, Word::NOTHING))
+                        })),
+                        45..50 => store.grow_older(block),
+                        50..100 => drop(read(&mut access, block)),
+                        _ => drop(access.compact(|| false)),
+                    }
+                }
+            });
+        }
+    });
+    let mut access = store.access().unwrap();
+    for block in 0..blocks {
+        read(&mut access, block);
+    }
+    check_accounts(&mut access, 0);
+}
+
+/// Writers of parts add to one block's count; whole writers of other blocks and compaction are
+/// beside them. No addition is lost.
+#[test]
+fn no_part_is_lost() {
+    let store = store(2, |_| {});
+    let mut access = store.access().unwrap();
+    access.replace(0, New::Bytes(&0u64.to_le_bytes(), Word::NOTHING)).unwrap();
+    let (threads, each) = (4, 50 * u64::from(SCALE));
+    let count = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let store = &store;
+            scope.spawn(move || {
+                let mut access = store.access().unwrap();
+                for _ in 0..each {
+                    let added = access.update(0, |_, bytes, maker| {
+                        let more = (count(bytes) + 1).to_le_bytes();
+                        maker.make(New::Bytes(&more, Word::NOTHING))
+                    });
+                    added.unwrap();
+                }
+            });
+        }
+    });
+    access.read(0, |_, bytes| assert_eq!(count(bytes), threads * each));
+}
