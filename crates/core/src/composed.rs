@@ -217,7 +217,9 @@ impl Drop for Entry {
 }
 
 /// A stack that is counted in its disk's registry. Fields drop in this order: the stack first, so
-/// that the counts of its last completions are in.
+/// that the counts of its last completions are in. It has cache lines of its own: every I/O writes
+/// to it, and what lies beside it may be another thread's.
+#[repr(align(128))]
 struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> {
     stack: Stack<S, Q, C, G>,
     _entry: Entry,

@@ -29,7 +29,7 @@ const TAG_NONE: u16 = u16::MAX;
 /// One accepted bio, at a fixed address in its channel, and the request that it heads, if it heads
 /// one. Two cache lines: the bio, and what became of it.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(crate) struct Slot {
     pub(crate) bio: Bio,
     /// Address of the data, resolved and checked when the bio was accepted; dangling without data.

@@ -6,8 +6,9 @@ use blockyard_sync::counter::{Counter, HISTOGRAM_BUCKETS, Histogram, bucket_floo
 
 use crate::bio::Op;
 
-/// Live counters of one channel.
+/// Live counters of one channel, on cache lines of their own.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct ChannelStats {
     ops: [Counter; Op::COUNT],
     sectors: [Counter; Op::COUNT],
