@@ -11,6 +11,7 @@ pub mod locked_zones;
 pub mod no_device;
 pub mod null_blk;
 pub mod one_lock;
+pub mod queued_lock;
 pub mod tokens;
 pub mod write_lock;
 pub mod zone_lock;
@@ -25,7 +26,7 @@ use blockyard_yard::stack::{self, Made, StackError};
 
 use lock_per_zone::LockPerZone;
 use no_device::NoDevice;
-use one_lock::OneLock;
+use one_lock::{OneLock, QueuedZones};
 
 /// A baseline.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +40,18 @@ struct Baseline {
 }
 
 /// Every baseline.
-const BASELINES: [Baseline; 3] = [
+const BASELINES: [Baseline; 4] = [
     Baseline {
         name: one_lock::NAME,
         kind: "null",
         needs: Some("zoned"),
         open: stack::open_with_zones::<OneLock>,
+    },
+    Baseline {
+        name: one_lock::NAME_QUEUED,
+        kind: "null",
+        needs: Some("zoned"),
+        open: stack::open_with_zones::<OneLock<QueuedZones>>,
     },
     Baseline {
         name: lock_per_zone::NAME,
@@ -143,8 +150,8 @@ mod tests {
         let zoned = "null:///d?zoned=1";
         assert_eq!(
             refused("no-lock", zoned),
-            "before: there is no baseline `no-lock`; wanted `one-lock`, `lock-per-zone`, \
-             `no-device`"
+            "before: there is no baseline `no-lock`; wanted `one-lock`, `one-lock-queued`, \
+             `lock-per-zone`, `no-device`"
         );
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");

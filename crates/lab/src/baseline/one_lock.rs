@@ -22,11 +22,17 @@ use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 
 use super::close_implicitly;
+use super::queued_lock::QueuedLock;
 
 /// The name on a command line.
 pub const NAME: &str = "one-lock";
 
-/// The lock where there are no data.
+/// The name of the one whose lock is handed over in the order of arrival where there are no data.
+pub const NAME_QUEUED: &str = "one-lock-queued";
+
+/// The lock where there are no data, as Linux's spin locks are: nobody passes who waits.
+pub type QueuedZones = QueuedLock<Zones>;
+/// The lock where there are no data: whoever takes it first has it.
 pub type SpinningZones = SpinLock<Zones, { ranks::ZONE }>;
 /// The lock under which data are copied.
 pub type SleepingZones = SleepLock<Zones, { ranks::ZONE }>;

@@ -10,7 +10,7 @@ use blockyard_yard::{stack, uri};
 
 use crate::baseline::lock_per_zone::{self, LockPerZone};
 use crate::baseline::locked_zones::{SleepingZone, SpinningZone};
-use crate::baseline::one_lock::{self, OneLock, SleepingZones, SpinningZones};
+use crate::baseline::one_lock::{self, OneLock, QueuedZones, SleepingZones, SpinningZones};
 use crate::baseline::tokens::TokensLock;
 use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
 use crate::error::LabError;
@@ -77,19 +77,38 @@ struct Guarding {
     variant: Variant,
     open: fn() -> Result<Arc<dyn Disk>, LabError>,
     open_counted: fn() -> Result<Arc<dyn Disk>, LabError>,
+    /// Whether it says something of more jobs than processors.
+    oversubscribed: bool,
 }
 
-const GUARDINGS: [Guarding; 3] = [
+const GUARDINGS: [Guarding; 4] = [
+    Guarding {
+        variant: Variant {
+            name: one_lock::NAME_QUEUED,
+            kind: Kind::Before,
+            about: "one lock over all zones, handed over in the order of arrival, as Linux's spin \
+                    locks are: the published form. Where a waiting thread can lose its processor \
+                    it stops all behind it, which the kernel's cannot: so only for as many jobs as \
+                    there are processors",
+        },
+        open: disk::<OneLock<QueuedZones>>,
+        open_counted: disk::<
+            OneLock<Counted<QueuedZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>,
+        >,
+        oversubscribed: false,
+    },
     Guarding {
         variant: Variant {
             name: one_lock::NAME,
             kind: Kind::Before,
-            about: "one lock over all zones; open and active zones always counted",
+            about: "one lock over all zones, which goes to whoever takes it first; open and \
+                    active zones always counted",
         },
         open: disk::<OneLock>,
         open_counted: disk::<
             OneLock<Counted<SpinningZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>,
         >,
+        oversubscribed: true,
     },
     Guarding {
         variant: Variant {
@@ -105,6 +124,7 @@ const GUARDINGS: [Guarding; 3] = [
                 Counted<TokensLock, ZONE_RESOURCES>,
             >,
         >,
+        oversubscribed: true,
     },
     Guarding {
         variant: Variant {
@@ -114,6 +134,7 @@ const GUARDINGS: [Guarding; 3] = [
         },
         open: disk::<WordZones>,
         open_counted: disk::<WordZones<Counted<AccountsLock, ZONE_RESOURCES>>>,
+        oversubscribed: true,
     },
 ];
 
@@ -136,7 +157,10 @@ pub fn build(settings: &Settings) -> Experiment {
     let mut cells = Vec::new();
     for &(workload, pattern, depth) in workloads {
         for &jobs in jobs(depth) {
-            for Guarding { variant, open, open_counted } in GUARDINGS {
+            for Guarding { variant, open, open_counted, oversubscribed } in GUARDINGS {
+                if jobs as usize > processors && !oversubscribed {
+                    continue;
+                }
                 let load = Load { pattern, threads: jobs as usize, depth };
                 let body = move |round: &Round<'_>| {
                     let sample = load::run(&*open()?, &load, round)?.sample(processors);
@@ -153,7 +177,9 @@ pub fn build(settings: &Settings) -> Experiment {
         }
     }
     let variants = GUARDINGS.map(|guarding| guarding.variant);
-    cells.extend(by_fio::cells(settings, DEVICE, &variants.map(|variant| variant.name), PRODUCT));
+    let many = GUARDINGS.iter().filter(|guarding| guarding.oversubscribed);
+    let many: Vec<&str> = many.map(|guarding| guarding.variant.name).collect();
+    cells.extend(by_fio::cells(settings, DEVICE, &many, PRODUCT));
     let mut workloads: Vec<Workload> = workloads.iter().map(|workload| workload.0).collect();
     workloads.extend(by_fio::workloads(settings));
     Experiment {
@@ -216,6 +242,11 @@ fn comparisons(settings: &Settings) -> Vec<Comparison> {
         comparison.under(workload).from_jobs(2).aim(aim)
     });
     let mut comparisons = aimed.to_vec();
+    // Against the lock of the published form, where it can be had.
+    comparisons.extend(aims.map(|(workload, aim)| {
+        let comparison = Comparison::new(one_lock::NAME_QUEUED, PRODUCT, Metric::IOPS);
+        comparison.under(workload).from_jobs(2).aim(aim)
+    }));
     // The same where the machine is busy otherwise: there it is what the aims are about.
     comparisons.extend(aims.map(|(workload, aim)| {
         let comparison = Comparison::new(one_lock::NAME, PRODUCT, UNDISTURBED_IOPS);
@@ -250,7 +281,7 @@ mod tests {
             let sample = (cell.body)(&round).unwrap();
             let rooms: Vec<&str> = sample.rooms.iter().map(|room| room.room.as_str()).collect();
             let wanted: &[&str] = match (cell.variant, cell.workload) {
-                (one_lock::NAME, _) => &["one lock"],
+                (one_lock::NAME | one_lock::NAME_QUEUED, _) => &["one lock"],
                 (PRODUCT, _) => &[],
                 _ => &["zone_table"],
             };
@@ -268,7 +299,7 @@ mod tests {
             .into_iter()
             .filter(|cell| cell.workload.ends_with("-fio"))
             .collect();
-        assert_eq!(by_fio.len(), GUARDINGS.len());
+        assert_eq!(by_fio.len(), 3);
         for cell in by_fio {
             let error = (cell.body)(&round).unwrap_err().to_string();
             assert_eq!(error, "libblockyard_fio-31.so is missing; run `make fio`");
@@ -278,8 +309,8 @@ mod tests {
     #[test]
     fn every_cell_has_its_variant_and_workload() {
         let experiment = build(&Settings { quick: false, ..settings() });
-        let in_process = GUARDINGS.len() * 2 * (JOBS.len() + JOBS_DEEP.len());
-        assert_eq!(experiment.cells.len(), in_process + GUARDINGS.len() * 2);
+        let (many, processors) = (3 * 2 * (JOBS.len() + JOBS_DEEP.len() + 1), 2 * 4);
+        assert_eq!(experiment.cells.len(), many + processors);
         for cell in &experiment.cells {
             assert!(experiment.variants.iter().any(|variant| variant.name == cell.variant));
             assert!(experiment.workloads.iter().any(|workload| workload.name == cell.workload));
