@@ -10,7 +10,8 @@ use blockyard_sync::pad::Padded;
 
 use crate::error::LabError;
 use crate::limits::slices::{
-    Reading, SLICE_LENGTH, Slice, Span, batch_of, clock_ns, quicker, thread_cpu_ns, undisturbed,
+    Reading, SLICE_LENGTH, Slice, Span, alone, batch_of, clock_ns, quicker, thread_cpu_ns,
+    undisturbed,
 };
 use crate::sample::Round;
 
@@ -110,6 +111,32 @@ pub fn together(
         }
     }
     undisturbed(&slices)
+}
+
+/// How many times as much two threads do as one, at what neither shares with the other: plain
+/// arithmetic. Two processors that are threads of one core, as a virtual machine's may be for a
+/// while without its knowing, do 1.6 times as much as one there; whole ones do twice as much.
+///
+/// # Errors
+/// As [`together`].
+pub fn gain_of_own_work(round: &Round<'_>) -> Result<f64, LabError> {
+    let one = alone(round, |ops| {
+        arithmetic(ops);
+    })?;
+    let two = together(round, false, [arithmetic, arithmetic])?;
+    Ok(one.ns_per_op / two.ns_per_op)
+}
+
+/// Arithmetic that keeps all of a core's units busy: eight sums that do not wait for one another.
+fn arithmetic(ops: u32) -> Turns {
+    let mut sums = [1_u64, 2, 3, 4, 5, 6, 7, 8];
+    for round in 0..u64::from(ops) {
+        for sum in &mut sums {
+            *sum = std::hint::black_box(*sum).wrapping_add(round);
+        }
+    }
+    std::hint::black_box(sums);
+    0
 }
 
 fn second_of_pair(cpu: usize, batch: u32, board: &Board, run: &mut impl FnMut(u32) -> Turns) {

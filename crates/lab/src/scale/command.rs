@@ -192,7 +192,11 @@ fn two_cores(predictions: &[Prediction]) -> String {
     let errors = predictions.iter().filter(measured).filter_map(|p| p.error.map(|e| (p, e)));
     let worst = errors.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
     match worst {
-        None => "Two cores were not measured here: the error is not known.".to_owned(),
+        None => {
+            "Two cores were not measured here, or were threads of one core all the time: the error \
+                 is not known."
+                .to_owned()
+        }
         Some((p, error)) => format!(
             "For two cores the model is off by at most {:.0}% ({}, {}), which is {} {:.0}%.",
             error.abs() * 100.0,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockyard_core::{Bio, Disk, Op, Sector, Status};
 
 use crate::error::LabError;
-use crate::limits::pair::together;
+use crate::limits::pair::{gain_of_own_work, together};
 use crate::limits::slices::alone;
 use crate::limits::values::persist;
 use crate::load::{Load, Worker};
@@ -27,12 +27,20 @@ const TIMED_BATCHES: usize = 2000;
 /// How many times as many I/Os the longer batches have.
 const DEEPER: usize = 4;
 
+/// Two processors that do less than so many times what one does at plain arithmetic are no two.
+const GAIN_MIN: f64 = 1.9;
+/// How long that is looked at, before and after a measurement.
+const GAIN_MEASURE: Duration = Duration::from_millis(4);
+/// How often a measurement is tried until both processors were there.
+const GAIN_TRIES: u32 = 8;
+
 /// What one opening of a device gave, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Opening {
     /// Per I/O of one thread alone.
     pub alone_ns: f64,
-    /// The same with two threads, per I/O of both together; `None` where there is one processor.
+    /// The same with two threads, per I/O of both together; `None` where there is one processor,
+    /// or were never two at once.
     pub two_ns: Option<f64>,
     /// From one I/O's zone to the next one's, one thread alone.
     pub zone_ns: f64,
@@ -57,8 +65,29 @@ pub fn opening(
     };
     let alone_ns = ns_per_io(1)?;
     let zone_ns = zone_ns(round, &*disk, &workload.load(1))?;
-    let two_ns = if two { Some(ns_per_io(2)?) } else { None };
+    let two_ns = if two { whole(round, || ns_per_io(2))? } else { None };
     Ok(Opening { alone_ns, two_ns, zone_ns })
+}
+
+/// A measurement during which two processors were two: a virtual machine's may be threads of one
+/// core for a while, and what two threads do then is not what the model is about. `None` if they
+/// never were.
+fn whole<T>(
+    round: &Round<'_>,
+    measure: impl Fn() -> Result<T, LabError>,
+) -> Result<Option<T>, LabError> {
+    let short = Round { warm_up: GAIN_MEASURE / 4, duration: GAIN_MEASURE, ..*round };
+    let are_two = || Ok(persist(|| gain_of_own_work(&short))? >= GAIN_MIN);
+    let mut before = are_two()?;
+    for _ in 0..GAIN_TRIES {
+        let measured = measure()?;
+        let after = are_two()?;
+        if before && after {
+            return Ok(Some(measured));
+        }
+        before = after;
+    }
+    Ok(None)
 }
 
 /// Nanoseconds of wall time per I/O of all threads together, one or two, on a fresh device.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::baseline::one_lock;
 use crate::error::LabError;
 use crate::metric::Metric;
 use crate::results::Prediction;
@@ -33,7 +34,8 @@ pub struct Known {
     /// I/Os per second of one thread alone; the median of the openings.
     pub alone_iops: f64,
     /// How many times as many two threads do, each on a processor of its own: the mean of the
-    /// openings, with the least and the greatest; `None` where there is one processor.
+    /// openings, with the least and the greatest; `None` where there is one processor, or were never
+    /// two at once.
     pub gain: Option<Gain>,
     /// Nanoseconds from one I/O's zone to the next one's, of one thread alone.
     pub zone_ns: f64,
@@ -129,7 +131,7 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
     for known in all {
         let Known { variant, workload, zone_ns, .. } = *known;
         let at_zone = AtZone { zone_ns, hold_ns: hold_ns(machine, all, known) };
-        let operation = operation(machine, variant, &workload, Waiting::Spin, at_zone)
+        let operation = operation(machine, variant, &workload, waiting_at(variant), at_zone)
             .ok_or_else(|| format!("`{variant}` under `{}` is not modelled", workload.name))?;
         let batch_ns = workload.depth as f64 * 1e9 / known.alone_iops;
         for cores in core_counts(machine.cores) {
@@ -148,6 +150,11 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
         }
     }
     Ok(predictions)
+}
+
+/// How the lab's own locks wait; for the one without a lock it does not matter.
+fn waiting_at(variant: &str) -> Waiting {
+    if variant == one_lock::NAME_QUEUED { Waiting::Turn } else { Waiting::Spin }
 }
 
 /// What a variant does under its lock: what it takes from zone to zone beyond the product, which

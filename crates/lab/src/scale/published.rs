@@ -92,7 +92,7 @@ pub fn rows(seed: u64) -> Result<Vec<Row>, String> {
             Ok(Row { variant, workload: name, published, modelled, fitted })
         };
         rows.push(row(lock_per_zone::NAME, per_zone, true)?);
-        rows.push(row(one_lock::NAME, one, false)?);
+        rows.push(row(one_lock::NAME_QUEUED, one, false)?);
     }
     Ok(rows)
 }

@@ -563,7 +563,7 @@ mod tests {
 
     #[test]
     fn one_thread_takes_what_it_takes_alone() {
-        for waiting in [Waiting::Spin, Waiting::Sleep, Waiting::Queue] {
+        for waiting in [Waiting::Spin, Waiting::Sleep, Waiting::Turn, Waiting::Queue] {
             let rate = rate(&machine(8), &locked(1, Pick::Same, waiting, 20.0), 1, 100.0);
             assert_near(rate, 1e7, 0.02);
         }
@@ -587,7 +587,7 @@ mod tests {
     /// a failed attempt.
     #[test]
     fn one_lock_saturates_at_hold_and_hand_over() {
-        for waiting in [Waiting::Spin, Waiting::Queue] {
+        for waiting in [Waiting::Spin, Waiting::Turn, Waiting::Queue] {
             let machine = machine(16);
             let hold_ns = 10_000.0;
             let rate = rate(&machine, &locked(1, Pick::Same, waiting, hold_ns), 16, 10_100.0);

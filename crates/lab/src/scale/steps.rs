@@ -27,6 +27,8 @@ pub enum Waiting {
     Spin,
     /// They look for a while, and then sleep until they are woken: our sleeping lock.
     Sleep,
+    /// They draw numbers and all look whose turn it is: the lab's fair spinning lock.
+    Turn,
     /// They queue, each looks at a line of its own, and the lock is handed over in order: the
     /// kernel's spinning lock.
     Queue,

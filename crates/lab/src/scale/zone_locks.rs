@@ -6,7 +6,7 @@
 use blockyard_core::zone::WordZones;
 
 use crate::baseline::lock_per_zone::{self, LockPerZone};
-use crate::baseline::one_lock::{self, OneLock};
+use crate::baseline::one_lock::{self, OneLock, QueuedZones};
 use crate::experiments::zone_locks::disk;
 use crate::load::{Load, Pattern};
 use crate::scale::machine::Machine;
@@ -18,7 +18,7 @@ pub const PRODUCT: &str = "product";
 
 /// The experiment's variants, coarsest first, and how each is opened.
 pub const VARIANTS: [(&str, Open); 3] = [
-    (one_lock::NAME, disk::<OneLock>),
+    (one_lock::NAME_QUEUED, disk::<OneLock<QueuedZones>>),
     (lock_per_zone::NAME, disk::<LockPerZone>),
     (PRODUCT, disk::<WordZones>),
 ];
@@ -84,8 +84,8 @@ pub fn operation(
         touches,
     };
     let (objects, step) = match (variant, reads) {
-        (one_lock::NAME, true) => (vec![("lock", 1)], section(Pick::Same, vec![])),
-        (one_lock::NAME, false) => {
+        (one_lock::NAME_QUEUED, true) => (vec![("lock", 1)], section(Pick::Same, vec![])),
+        (one_lock::NAME_QUEUED, false) => {
             let touches = vec![(1, Pick::Any, true)];
             (vec![("lock", 1), ("zone line", ZONE_LINES)], section(Pick::Same, touches))
         }

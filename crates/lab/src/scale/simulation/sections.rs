@@ -45,22 +45,20 @@ impl Simulation<'_> {
     pub(super) fn try_lock(&mut self, thread: usize) {
         let line = self.lock_line(thread);
         let (waiting, _) = self.section(thread);
-        let queued = waiting == Waiting::Queue && !self.lines[line].waiters.is_empty();
+        let fair = matches!(waiting, Waiting::Queue | Waiting::Turn);
+        let queued = fair && !self.lines[line].waiters.is_empty();
         let first = self.lines[line].waiters.front() == Some(&thread);
         if self.lines[line].is_free() && (!queued || first) {
-            self.lines[line].word = Word::Held;
-            self.turns += u64::from(self.lines[line].last != Some(thread));
-            self.lines[line].last = Some(thread);
             if first && waiting == Waiting::Queue {
                 self.lines[line].waiters.pop_front();
                 self.promote(thread, line);
             }
-            // What taking and giving back takes besides the exchange, the others see as held.
-            let Machine { spin, sleep, update, .. } = *self.machine;
-            let time = if waiting == Waiting::Sleep { sleep } else { spin };
-            return self.work(thread, time.saturating_sub(update), Phase::Inside(0));
+            return self.enter(thread, line, waiting);
         }
         self.waits += 1;
+        if waiting == Waiting::Turn {
+            self.lines[line].waiters.push_back(thread);
+        }
         if waiting == Waiting::Queue {
             self.lines[line].waiters.push_back(thread);
             if self.lines[line].waiters.len() > 1 {
@@ -68,6 +66,17 @@ impl Simulation<'_> {
             }
         }
         self.wait(thread, 0, Phase::LookAgain);
+    }
+
+    /// The thread holds the lock.
+    fn enter(&mut self, thread: usize, line: usize, waiting: Waiting) {
+        self.lines[line].word = Word::Held;
+        self.turns += u64::from(self.lines[line].last != Some(thread));
+        self.lines[line].last = Some(thread);
+        // What taking and giving back takes besides the exchange, the others see as held.
+        let Machine { spin, sleep, update, .. } = *self.machine;
+        let time = if waiting == Waiting::Sleep { sleep } else { spin };
+        self.work(thread, time.saturating_sub(update), Phase::Inside(0));
     }
 
     /// The next in a lock's queue sees that it is the first now: a line of its own travels there.
@@ -81,10 +90,16 @@ impl Simulation<'_> {
 
     pub(super) fn look(&mut self, thread: usize) {
         let line = self.lock_line(thread);
-        if self.lines[line].is_free() {
+        let (waiting, _) = self.section(thread);
+        if waiting == Waiting::Turn {
+            // Its number is drawn: to see that it is served is all there is to do.
+            if self.lines[line].is_free() && self.lines[line].waiters.front() == Some(&thread) {
+                self.lines[line].waiters.pop_front();
+                return self.enter(thread, line, waiting);
+            }
+        } else if self.lines[line].is_free() {
             return self.begin_atomic(thread);
         }
-        let (waiting, _) = self.section(thread);
         if waiting == Waiting::Sleep {
             self.threads[thread].looks += 1;
             let wanted = self.lines[line].word == Word::Wanted;
