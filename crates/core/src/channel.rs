@@ -22,6 +22,7 @@ mod stats;
 mod tags;
 
 pub use bare::Bare;
+pub use merge::MergeRules;
 pub use stack::{ChannelConfig, Floors, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 

@@ -1,5 +1,6 @@
 //! Schedulers: in which order requests that wait are dispatched.
 
+pub mod deadline;
 mod none;
 
 pub use none::NoneScheduler;

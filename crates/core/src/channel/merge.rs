@@ -1,15 +1,19 @@
-//! What may become one request with what: the rules that the plug and the zone gate merge by.
+//! What may become one request with what: the rules that the plug, the zone gate and the scheduler
+//! merge by.
+
+use std::ops::Range;
 
 use crate::bio::{Flags, Op};
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::units::Sector;
 
 /// Bios with one of these stay alone, as with Linux's `REQ_NOMERGE_FLAGS`.
 const NEVER_MERGED: Flags = Flags::NOMERGE;
 
 /// What bounds a merged request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MergeRules {
+pub struct MergeRules {
     sectors_max: u64,
     discard_sectors_max: u64,
     segments_max: u16,
@@ -19,7 +23,7 @@ pub(crate) struct MergeRules {
 
 impl MergeRules {
     /// The rules for a device with these limits.
-    pub(crate) fn new(limits: &Limits) -> MergeRules {
+    pub fn new(limits: &Limits) -> MergeRules {
         MergeRules {
             sectors_max: limits.sectors_max,
             discard_sectors_max: limits.discard_sectors_max,
@@ -39,17 +43,27 @@ impl MergeRules {
     /// Whether `first` and `second`, which follow each other on the device, may become one.
     #[inline]
     pub(crate) fn allow(self, first: &Request, second: &Request) -> bool {
-        let sectors_max = match first.op() {
+        first.op() == second.op()
+            && first.prio() == second.prio()
+            && !(first.flags() | second.flags()).intersects(NEVER_MERGED | Flags::FUA)
+            && self.fits(
+                first.op(),
+                first.sector()..second.end(),
+                first.segments() + second.segments(),
+            )
+    }
+
+    /// Whether the device takes so much in one request that was merged.
+    #[inline]
+    pub fn fits(self, op: Op, range: Range<Sector>, segments: u16) -> bool {
+        let sectors_max = match op {
             Op::Read | Op::Write => self.sectors_max,
             Op::Discard => self.discard_sectors_max,
             // An append is never merged: each one is told where it landed.
             _ => return false,
         };
-        first.op() == second.op()
-            && first.prio() == second.prio()
-            && !(first.flags() | second.flags()).intersects(NEVER_MERGED | Flags::FUA)
-            && first.sectors() + second.sectors() <= sectors_max
-            && first.segments() + second.segments() <= self.segments_max
-            && (first.sector().0 ^ (second.end().0 - 1)) & self.chunk_mask == 0
+        range.end - range.start <= sectors_max
+            && segments <= self.segments_max
+            && (range.start.0 ^ (range.end.0 - 1)) & self.chunk_mask == 0
     }
 }

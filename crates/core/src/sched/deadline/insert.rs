@@ -1,0 +1,257 @@
+//! How requests come in: merged with a neighbour if they can be, else in order.
+
+use super::entries::NONE;
+use super::kind::Kind;
+use super::order::Cursor;
+use super::tunables::Tunable;
+use super::{Deadline, Item};
+use crate::units::{Nanos, ZoneNo};
+
+impl<T: Item> Deadline<T> {
+    /// Takes a request that was submitted by `now`, and merges it if it can be.
+    ///
+    /// # Errors
+    /// The request itself if there is no room for it ([`Deadline::admits`]) and nothing that it
+    /// could join.
+    #[inline]
+    pub fn insert(&mut self, item: T, now: Nanos) -> Result<(), T> {
+        let (sector, end) = (item.sector().0, item.sector().0.saturating_add(item.sectors()));
+        let kind = item.kind();
+        if item.keeps_zone_order()
+            && let Some(lines) = &self.lines
+            && let Some(zone) = lines.zone_of(sector)
+        {
+            return self.insert_into_zone(item, kind, (sector, end), zone, now);
+        }
+        let cursor = self.rows[kind.row()].order.behind(&self.leaves, sector);
+        let Some(item) = self.merge(item, kind, (sector, end), cursor) else { return Ok(()) };
+        if !self.admits(kind) {
+            return Err(item);
+        }
+        self.enter(item, kind, (sector, end), cursor, now);
+        Ok(())
+    }
+
+    /// Takes requests that were submitted by `now`, in their order. Those that there is no room for
+    /// go behind what is in `refused`, in their order. They are to be inserted again before what
+    /// was submitted later.
+    pub fn insert_batch(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        now: Nanos,
+        refused: &mut Vec<T>,
+    ) {
+        let mut is_order_kept = true;
+        for item in items {
+            let keeps_order = item.keeps_zone_order();
+            let inserted = if keeps_order && !is_order_kept {
+                // The one that was refused may be a write to the same zone.
+                Err(item)
+            } else {
+                self.insert(item, now)
+            };
+            if let Err(item) = inserted {
+                is_order_kept &= !keeps_order;
+                refused.push(item);
+            }
+        }
+    }
+
+    /// Takes a request before all others, whatever their class: for what must not wait, such as a
+    /// flush. The one that was inserted last comes first. It is neither sorted nor merged.
+    ///
+    /// # Errors
+    /// The request itself if there is no room for it; `async_depth` does not count.
+    pub fn insert_at_head(&mut self, item: T, now: Nanos) -> Result<(), T> {
+        if !self.has_room() {
+            return Err(item);
+        }
+        let kind = item.kind();
+        self.count_in(kind);
+        self.put_at_head(item, kind, now);
+        Ok(())
+    }
+
+    /// Takes a request back that the device did not start, before all others. Several come last to
+    /// first. There is always room for it.
+    ///
+    /// A request that comes back in pieces comes back as its first piece; the others are new, and
+    /// go through [`Deadline::insert_at_head`], the last one first and all of them before it.
+    pub fn requeue(&mut self, item: T, now: Nanos) {
+        let kind = item.kind();
+        let counters = &mut self.rows[kind.row()].counters;
+        counters.requeued += 1;
+        debug_assert!(counters.requeued <= counters.dispatched, "what comes back was there");
+        self.put_at_head(item, kind, now);
+    }
+
+    fn put_at_head(&mut self, item: T, kind: Kind, now: Nanos) {
+        let sector = item.sector().0;
+        let range = (sector, sector.saturating_add(item.sectors()));
+        let place = self.entries.put(item, kind, range);
+        self.entries[place].deadline = now.0;
+        self.at_head.push_front(&mut self.entries, place);
+        self.waiting += 1;
+    }
+
+    /// Counts a new request of this kind.
+    #[inline]
+    fn count_in(&mut self, kind: Kind) {
+        self.rows[kind.row()].counters.inserted += 1;
+        self.queued[kind.prio as usize] += 1;
+        self.throttled += usize::from(kind.is_throttled());
+    }
+
+    /// Puts a request that was not merged in order.
+    #[inline]
+    fn enter(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor, now: Nanos) -> u32 {
+        self.count_in(kind);
+        let place = self.entries.put(item, kind, range);
+        let expire = self.expire[kind.direction as usize];
+        self.entries[place].deadline = now.0.wrapping_add(expire);
+        let row = &mut self.rows[kind.row()];
+        row.order.insert(&mut self.leaves, cursor, range.0, place);
+        row.fifo.push_back(&mut self.entries, place);
+        self.waiting += 1;
+        place
+    }
+
+    /// Merges a request with one of its neighbours at a point of its order; gives it back if it
+    /// cannot be merged. The one before is tried first, as in Linux.
+    #[inline]
+    fn merge(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor) -> Option<T> {
+        let order = &self.rows[kind.row()].order;
+        if let Some(place) = order.before(&self.leaves, cursor)
+            && self.entries[place].end == range.0
+            && self.joins_behind(place, &item)
+        {
+            self.merge_back(place, item, range.1);
+            self.close_gap(place, kind, cursor);
+            return None;
+        }
+        if self.is_front_merging
+            && let Some((at, place)) = self.rows[kind.row()].order.after(&self.leaves, cursor)
+            && self.entries[place].sector == range.1
+            && self.joins_before(place, &item)
+        {
+            self.count_merged(kind);
+            let entry = &mut self.entries[place];
+            entry.sector = range.0;
+            entry.item.as_mut().expect("it waits").merge_front(item);
+            self.rows[kind.row()].order.lower(&mut self.leaves, at, range.0);
+            return None;
+        }
+        Some(item)
+    }
+
+    /// Whether a request may go behind the one in a place, which ends where it starts.
+    fn joins_behind(&self, place: u32, item: &T) -> bool {
+        let entry = &self.entries[place];
+        !entry.in_line && entry.item.as_ref().expect("it waits").joins(item, self.rules)
+    }
+
+    /// Whether a request may go before the one in a place, which starts where it ends.
+    fn joins_before(&self, place: u32, item: &T) -> bool {
+        let entry = &self.entries[place];
+        !entry.in_line && item.joins(entry.item.as_ref().expect("it waits"), self.rules)
+    }
+
+    /// Puts a new request behind the one in a place.
+    fn merge_back(&mut self, place: u32, item: T, end: u64) {
+        let entry = &mut self.entries[place];
+        entry.end = end;
+        entry.item.as_mut().expect("it waits").merge_back(item);
+        let kind = entry.kind;
+        self.count_merged(kind);
+    }
+
+    /// Counts a new request of this kind that became part of another one at once.
+    fn count_merged(&mut self, kind: Kind) {
+        let counters = &mut self.rows[kind.row()].counters;
+        counters.inserted += 1;
+        counters.merged += 1;
+    }
+
+    /// Merges the request in a place, which has grown at its end up to a point of its order, with
+    /// the one behind the point if they touch now. The earlier deadline of both counts, with its
+    /// place in the FIFO.
+    fn close_gap(&mut self, place: u32, kind: Kind, cursor: Cursor) {
+        let row = &mut self.rows[kind.row()];
+        let Some((at, next)) = row.order.after(&self.leaves, cursor) else { return };
+        if self.entries[place].end != self.entries[next].sector || self.entries[next].in_line {
+            return;
+        }
+        let pair = (&self.entries[place].item, &self.entries[next].item);
+        let (Some(item), Some(next_item)) = pair else { return };
+        if !item.joins(next_item, self.rules) {
+            return;
+        }
+        row.order.remove(&mut self.leaves, at);
+        let (deadline, end) = (self.entries[next].deadline, self.entries[next].end);
+        if is_before(deadline, self.entries[place].deadline) {
+            row.fifo.remove(&mut self.entries, place);
+            row.fifo.replace(&mut self.entries, next, place);
+            self.entries[place].deadline = deadline;
+        } else {
+            row.fifo.remove(&mut self.entries, next);
+        }
+        row.counters.merged += 1;
+        let next_item = self.entries.take(next);
+        let entry = &mut self.entries[place];
+        entry.end = end;
+        entry.item.as_mut().expect("it waits").merge_back(next_item);
+        self.queued[kind.prio as usize] -= 1;
+        self.throttled -= usize::from(kind.is_throttled());
+        self.waiting -= 1;
+    }
+
+    /// A write to a sequential zone: it can join the last one of its zone's line only, or it would
+    /// go before what was inserted earlier.
+    fn insert_into_zone(
+        &mut self,
+        item: T,
+        kind: Kind,
+        range: (u64, u64),
+        zone: ZoneNo,
+        now: Nanos,
+    ) -> Result<(), T> {
+        let lines = self.lines.as_mut().expect("the caller has seen them");
+        let last = lines.last(zone).unwrap_or(NONE);
+        if last != NONE && self.entries[last].end == range.0 && self.entries[last].kind == kind {
+            let waits = self.entries[last].item.as_ref().expect("it waits");
+            if waits.joins(&item, self.rules) {
+                self.merge_back(last, item, range.1);
+                return Ok(());
+            }
+        }
+        if !self.admits(kind) {
+            return Err(item);
+        }
+        let cursor = self.rows[kind.row()].order.behind(&self.leaves, range.0);
+        let place = self.enter(item, kind, range, cursor, now);
+        if let Some(lines) = &mut self.lines {
+            lines.push(&mut self.entries, zone, place);
+        }
+        Ok(())
+    }
+
+    /// Whether a new request of this kind is taken: the capacity is not used up, and if it is
+    /// throttled, `async_depth` is not either.
+    #[inline]
+    pub fn admits(&self, kind: Kind) -> bool {
+        let depth = self.tunables.unsigned(Tunable::AsyncDepth) as usize;
+        self.has_room() && (!kind.is_throttled() || self.throttled < depth)
+    }
+
+    /// Whether the capacity is not used up. What comes back from the device has places of its own.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.entries.free_count() > self.in_flight_max
+    }
+}
+
+/// Whether a time comes before another one; both are close together, and may wrap around.
+#[inline]
+pub(super) const fn is_before(time: u64, other: u64) -> bool {
+    (time.wrapping_sub(other) as i64) < 0
+}
