@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod contract;
+pub mod deadline;
 pub mod directory;
 pub mod model;
 pub mod reference;

@@ -1,0 +1,166 @@
+//! The scheduler and its model side by side: each step is done to both, and they must agree.
+
+use blockyard_core::sched::deadline::{
+    CLASSES, Deadline, DeadlineConfig, Direction, Item as _, Kind, Tunable, Tunables,
+};
+use blockyard_core::{Nanos, Op, Prio};
+
+use super::{Piece, SlowDeadline};
+
+/// Something that happens to a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// A request comes.
+    Insert {
+        /// What to do.
+        op: Op,
+        /// Its class.
+        prio: Prio,
+        /// First sector.
+        sector: u64,
+        /// Length in sectors.
+        sectors: u64,
+        /// Whether it merges.
+        merges: bool,
+        /// Whether it goes before all others.
+        at_head: bool,
+    },
+    /// Up to so many requests go to the device.
+    Dispatch(usize),
+    /// One of those at the device is completed, counted modulo their number.
+    Complete(usize),
+    /// One of those at the device comes back, counted modulo their number.
+    Requeue(usize),
+    /// So many milliseconds go by.
+    Wait(u64),
+    /// A tunable changes.
+    Tune(Tunable, i32),
+}
+
+/// Both, and what is at the device.
+#[derive(Debug)]
+pub struct Lockstep {
+    fast: Deadline<Piece>,
+    slow: SlowDeadline,
+    in_flight_max: usize,
+    in_flight: Vec<Piece>,
+    now_ms: u64,
+    bios: u32,
+    /// Bios that were taken, and bios whose requests were completed.
+    taken: usize,
+    completed: usize,
+}
+
+impl Lockstep {
+    /// Both, with nothing in them.
+    pub fn new(config: DeadlineConfig) -> Lockstep {
+        Lockstep {
+            in_flight_max: config.in_flight_max,
+            fast: Deadline::new(config.clone()),
+            slow: SlowDeadline::new(config),
+            in_flight: Vec::new(),
+            now_ms: 0,
+            bios: 0,
+            taken: 0,
+            completed: 0,
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.now_ms * 1_000_000)
+    }
+
+    /// Does a step to both.
+    ///
+    /// # Panics
+    /// If they do not agree.
+    pub fn step(&mut self, step: Step) {
+        match step {
+            Step::Insert { op, prio, sector, sectors, merges, at_head } => {
+                self.bios += 1;
+                let bios = vec![self.bios];
+                self.insert(Piece { op, prio, sector, sectors, merges, bios }, at_head);
+            }
+            Step::Dispatch(room) => self.dispatch(room),
+            Step::Complete(which) => {
+                if !self.in_flight.is_empty() {
+                    let piece = self.in_flight.swap_remove(which % self.in_flight.len());
+                    self.completed += piece.bios.len();
+                    self.fast.completed(piece.kind());
+                    self.slow.completed(piece.kind());
+                }
+            }
+            Step::Requeue(which) => {
+                if !self.in_flight.is_empty() {
+                    let piece = self.in_flight.swap_remove(which % self.in_flight.len());
+                    self.slow.requeue(piece.clone());
+                    self.fast.requeue(piece, self.now());
+                }
+            }
+            Step::Wait(ms) => self.now_ms += ms,
+            Step::Tune(tunable, value) => {
+                let mut tunables: Tunables = *self.fast.tunables();
+                tunables.set(tunable, i64::from(value)).expect("steps are within the ranges");
+                self.fast.set(tunables);
+                self.slow.set(tunables);
+            }
+        }
+        self.compare();
+    }
+
+    fn insert(&mut self, piece: Piece, at_head: bool) {
+        let now = self.now();
+        let (fast, slow) = if at_head {
+            (self.fast.insert_at_head(piece.clone(), now), self.slow.insert_at_head(piece))
+        } else {
+            (self.fast.insert(piece.clone(), now), self.slow.insert(piece, now))
+        };
+        assert_eq!(fast, slow, "room");
+        self.taken += usize::from(fast.is_ok());
+    }
+
+    fn dispatch(&mut self, room: usize) {
+        let now = self.now();
+        for _ in 0..room.min(self.in_flight_max - self.in_flight.len()) {
+            let fast = self.fast.next(now);
+            assert_eq!(fast, self.slow.next(now), "whose turn it is");
+            match fast {
+                Some(piece) => self.in_flight.push(piece),
+                None => return,
+            }
+        }
+    }
+
+    fn compare(&self) {
+        let (fast, slow) = (&self.fast, &self.slow);
+        assert_eq!(fast.waiting(), slow.waiting());
+        let stats = fast.stats();
+        for (prio, direction, counters) in stats.iter() {
+            assert_eq!(counters, slow.counters(prio, direction), "{prio:?} {direction:?}");
+            let kind = Kind { prio, direction };
+            assert_eq!(fast.admits(kind), slow.admits(kind), "{kind:?}");
+        }
+        let in_flight: u64 = stats.iter().map(|(_, _, counters)| counters.in_flight()).sum();
+        assert_eq!(in_flight, self.in_flight.len() as u64);
+    }
+
+    /// Lets everything go to the device and be completed.
+    ///
+    /// # Panics
+    /// If the two do not agree, or a bio gets lost.
+    pub fn finish(mut self) {
+        while !self.fast.is_empty() || !self.in_flight.is_empty() {
+            let before = self.in_flight.len();
+            self.step(Step::Dispatch(usize::MAX));
+            assert!(before + self.in_flight.len() > 0, "nothing is at the device, yet one waits");
+            self.step(Step::Complete(0));
+        }
+        assert_eq!(self.completed, self.taken, "bios that went in and came out");
+        for prio in CLASSES {
+            assert_eq!(self.fast.queued(prio), 0, "{prio:?}");
+            for direction in Direction::ALL {
+                assert_eq!(self.fast.sorted(prio, direction).count(), 0);
+            }
+        }
+    }
+}

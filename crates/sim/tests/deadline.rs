@@ -1,0 +1,129 @@
+//! The scheduler `deadline` against a model that is slow and plain: sequences of steps by chance.
+#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+
+use blockyard_core::channel::MergeRules;
+use blockyard_core::sched::deadline::{DeadlineConfig, Tunable, Tunables};
+use blockyard_core::{Limits, Op, Prio, ZoneGeometry};
+use blockyard_sim::deadline::{Lockstep, Step};
+use proptest::prelude::*;
+
+/// Sectors of the device, and of a zone of it.
+const SECTORS: u64 = 512;
+const ZONE_SECTORS: u64 = 64;
+
+fn config(zoned: bool, capacity: usize) -> DeadlineConfig {
+    let zones = ZoneGeometry {
+        zone_sectors: ZONE_SECTORS,
+        zone_capacity_sectors: ZONE_SECTORS,
+        zone_count: (SECTORS / ZONE_SECTORS) as u32,
+        conventional_count: 1,
+        open_max: 0,
+        active_max: 0,
+    };
+    let limits = Limits {
+        sectors_max: 48,
+        segments_max: 5,
+        discard_sectors_max: 32,
+        chunk_sectors: if zoned { ZONE_SECTORS } else { 0 },
+        ..Limits::unlimited(8)
+    };
+    DeadlineConfig {
+        capacity,
+        in_flight_max: 8,
+        rules: MergeRules::new(&limits),
+        zones: zoned.then_some(zones),
+        tunables: Tunables::new(capacity as u32),
+    }
+}
+
+fn prio() -> impl Strategy<Value = Prio> {
+    prop_oneof![6 => Just(Prio::BestEffort), 2 => Just(Prio::RealTime), 2 => Just(Prio::Idle)]
+}
+
+/// Blocks of eight sectors mostly, so that many touch; few of any length.
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    let blocks = (0..SECTORS / 8).prop_map(|block| (block * 8, 8));
+    let any = (0..SECTORS - 16, 1_u64..16);
+    prop_oneof![9 => blocks, 1 => any]
+}
+
+fn insert() -> impl Strategy<Value = Step> {
+    let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Discard),
+        1 => Just(Op::ZoneReset)];
+    (op, prio(), range(), 0..16_u8).prop_map(|(op, prio, (sector, sectors), chance)| {
+        let sectors = if op.has_range() { sectors } else { 0 };
+        // A request does not go beyond its zone: it would have been split.
+        let sectors = sectors.min(ZONE_SECTORS - sector % ZONE_SECTORS);
+        Step::Insert { op, prio, sector, sectors, merges: chance != 0, at_head: chance == 1 }
+    })
+}
+
+fn tune() -> impl Strategy<Value = Step> {
+    let values = [
+        (Tunable::ReadExpire, vec![0, 1, 5, 500]),
+        (Tunable::WriteExpire, vec![0, 2, 20, 5000]),
+        (Tunable::WritesStarved, vec![-1, 0, 1, 2, 5]),
+        (Tunable::FrontMerges, vec![0, 1]),
+        (Tunable::AsyncDepth, vec![1, 3, 64]),
+        (Tunable::FifoBatch, vec![0, 1, 2, 4, 16]),
+        (Tunable::PrioAgingExpire, vec![0, 3, 30, 10_000]),
+    ];
+    let choices = values.into_iter().flat_map(|(tunable, values)| {
+        values.into_iter().map(move |value| Step::Tune(tunable, value))
+    });
+    proptest::sample::select(choices.collect::<Vec<_>>())
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        24 => insert(),
+        8 => (1..12_usize).prop_map(Step::Dispatch),
+        8 => (0..8_usize).prop_map(Step::Complete),
+        1 => (0..8_usize).prop_map(Step::Requeue),
+        4 => (0..8_u64).prop_map(Step::Wait),
+        1 => tune(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_step_is_that_of_the_model(
+        zoned: bool,
+        capacity in prop_oneof![Just(4_usize), Just(40), Just(400)],
+        tuned in proptest::collection::vec(tune(), 0..4),
+        steps in proptest::collection::vec(step(), 0..300),
+    ) {
+        let mut both = Lockstep::new(config(zoned, capacity));
+        for step in tuned.into_iter().chain(steps) {
+            both.step(step);
+        }
+        both.finish();
+    }
+
+    /// So many requests wait that the order has many leaves.
+    #[test]
+    fn long_queues_are_those_of_the_model(
+        inserts in proptest::collection::vec(insert(), 300..600),
+        steps in proptest::collection::vec(step(), 0..100),
+        keep in 0..200_usize,
+    ) {
+        let mut both = Lockstep::new(config(false, 1000));
+        both.step(Step::Tune(Tunable::FifoBatch, 40));
+        for step in inserts {
+            // What does not merge fills the queue.
+            let Step::Insert { op, prio, sector, sectors, at_head, .. } = step else { continue };
+            both.step(Step::Insert { op, prio, sector, sectors, merges: false, at_head });
+        }
+        for step in steps {
+            both.step(step);
+        }
+        for _ in 0..keep {
+            both.step(Step::Dispatch(3));
+            both.step(Step::Complete(1));
+            both.step(Step::Complete(0));
+        }
+        both.finish();
+    }
+}
