@@ -4,6 +4,7 @@
 
 pub mod bios;
 pub mod cdb;
+pub mod deadline;
 pub mod drive;
 pub mod input;
 pub mod media;

@@ -28,6 +28,8 @@ target!(bios_model, blockyard_fuzz::bios::bios_model);
 target!(bios_gate, blockyard_fuzz::bios::bios_gate);
 target!(bios_smr, blockyard_fuzz::bios::bios_smr);
 target!(cdb, blockyard_fuzz::cdb::cdb);
+target!(deadline_steps, blockyard_fuzz::deadline::steps);
+target!(deadline_tunables, blockyard_fuzz::deadline::tunables);
 target!(drive_answers, blockyard_fuzz::drive::drive_answers);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);

@@ -1,0 +1,126 @@
+//! The scheduler `deadline`: what is done to it in any order is done to its model too, and texts
+//! that are to tune it are taken or refused with an error that says something.
+
+use blockyard_core::channel::MergeRules;
+use blockyard_core::sched::deadline::{DeadlineConfig, Tunable, Tunables};
+use blockyard_core::{Limits, Op, Prio, ZoneGeometry};
+use blockyard_sim::deadline::{Lockstep, Step};
+
+use crate::input::Input;
+
+/// Sectors of a zone.
+const ZONE_SECTORS: u64 = 64;
+
+/// Steps of one input.
+const STEPS_MAX: usize = 600;
+
+/// Reads the bytes as steps.
+///
+/// # Panics
+/// If the scheduler and its model do not agree.
+pub fn steps(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut both = Lockstep::new(config(&mut input));
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        both.step(step(&mut input));
+    }
+    both.finish();
+}
+
+fn config(input: &mut Input<'_>) -> DeadlineConfig {
+    let zoned = input.below(2) == 1;
+    let zones = ZoneGeometry {
+        zone_sectors: ZONE_SECTORS,
+        zone_capacity_sectors: ZONE_SECTORS,
+        zone_count: 8,
+        conventional_count: input.below(3) as u32,
+        open_max: 0,
+        active_max: 0,
+    };
+    let limits = Limits {
+        sectors_max: 16 + input.below(64),
+        segments_max: 1 + input.below(6) as u16,
+        discard_sectors_max: input.below(64),
+        chunk_sectors: if zoned { ZONE_SECTORS } else { 0 },
+        ..Limits::unlimited(8)
+    };
+    let capacity = 1 + input.below(80) as usize;
+    DeadlineConfig {
+        capacity,
+        in_flight_max: 1 + input.below(8) as usize,
+        rules: MergeRules::new(&limits),
+        zones: zoned.then_some(zones),
+        tunables: Tunables::new(capacity as u32),
+    }
+}
+
+fn step(input: &mut Input<'_>) -> Step {
+    match input.below(16) {
+        0..8 => insert(input),
+        8..11 => Step::Dispatch(1 + input.below(9) as usize),
+        11..13 => Step::Complete(input.byte().into()),
+        13 => Step::Requeue(input.byte().into()),
+        14 => Step::Wait(input.below(16)),
+        _ => {
+            let tunable = input.choose(&Tunable::ALL);
+            let (least, most) = tunable.range();
+            let value = input.choose(&[0, 1, 2, 5, 30, -1, i32::MAX, i32::MIN]);
+            Step::Tune(tunable, value.clamp(least, most))
+        }
+    }
+}
+
+fn insert(input: &mut Input<'_>) -> Step {
+    let op = input.choose(&[Op::Read, Op::Write, Op::Write, Op::Discard, Op::ZoneReset]);
+    let prio = input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]);
+    let sector = input.below(64) * 8 + if input.below(8) == 7 { input.below(8) } else { 0 };
+    let sectors = if input.below(8) == 7 { 1 + input.below(16) } else { 8 };
+    // A request does not go beyond its zone: it would have been split.
+    let sectors = sectors.min(ZONE_SECTORS - sector % ZONE_SECTORS);
+    let chance = input.below(16);
+    Step::Insert {
+        op,
+        prio,
+        sector,
+        sectors: if op.has_range() { sectors } else { 0 },
+        merges: chance != 1,
+        at_head: chance == 2,
+    }
+}
+
+/// Reads the bytes as the name of a tunable and a value for it.
+///
+/// # Panics
+/// If a value that was taken is not what the text says, or is out of range.
+pub fn tunables(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let name = match input.below(8) {
+        7 => String::from_utf8_lossy(input.take(12)).into_owned(),
+        _ => input.choose(&Tunable::ALL).name().to_owned(),
+    };
+    let value = match input.below(4) {
+        0 => String::from_utf8_lossy(input.take(24)).into_owned(),
+        1 => (input.word() as i64).to_string(),
+        2 => (input.word() as i32).to_string(),
+        _ => input.byte().to_string(),
+    };
+    let mut tunables = Tunables::new(input.byte().into());
+    let before = tunables;
+    match tunables.set_text(&name, &value) {
+        Ok(()) => {
+            let tunable = Tunable::from_name(&name).expect("it was set");
+            let (least, most) = tunable.range();
+            let taken = tunables.get(tunable);
+            assert!((least..=most).contains(&taken), "{tunable} is {taken}");
+            assert_eq!(value.parse(), Ok(taken), "`{value}` was taken");
+        }
+        Err(error) => {
+            assert_eq!(tunables, before, "refused, yet something has changed");
+            let text = error.to_string();
+            assert!(text.contains(&value) || text.contains(&name), "{text}");
+        }
+    }
+}
