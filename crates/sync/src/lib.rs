@@ -6,20 +6,25 @@
 #![allow(clippy::disallowed_types)]
 
 pub mod atomics;
+pub mod bell;
 pub mod cell;
 pub mod counter;
 pub mod entry_words;
+pub mod lanes;
 pub mod lock;
+pub mod mailbox;
 pub mod pad;
 pub mod page_bitmap;
 pub mod pins;
 pub mod published;
 pub mod rank;
 pub mod ration;
+pub mod role;
 pub mod sleep_lock;
 pub mod spin_lock;
 pub mod tag_budget;
 pub mod token_bucket;
+pub mod watch;
 pub mod wp_cache;
 pub mod zone_gate;
 pub mod zone_resources;

@@ -29,6 +29,8 @@ pub mod ranks {
     pub const SHARD: u8 = 60;
     /// What the parts of that pool share: pages and their limit.
     pub const ARENA: u8 = 70;
+    /// Who publishes in a lane that is shared. Nothing is taken under it.
+    pub const LANE: u8 = 80;
 }
 
 /// Proof that a lock of some rank is held, as long as it lives. Costs nothing in release builds.
