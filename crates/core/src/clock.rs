@@ -11,6 +11,13 @@ pub trait Clock: Send + 'static {
     fn now(&self) -> Nanos;
     /// Sleeps until `at`, or returns at once if that is past.
     fn sleep_until(&self, at: Nanos);
+
+    /// The same by `sleep`, which somebody can end early, where the time is that of the world. A
+    /// clock that is moved by sleeping moves to `at`.
+    fn doze_until(&self, at: Nanos, sleep: &mut dyn FnMut(Duration)) {
+        let _ = sleep;
+        self.sleep_until(at);
+    }
 }
 
 /// The machine's monotonic clock. All of a process's instances share one start.
@@ -45,6 +52,13 @@ impl Clock for Monotonic {
         let wait_ns = at.since(self.now());
         if wait_ns > 0 {
             std::thread::sleep(Duration::from_nanos(wait_ns));
+        }
+    }
+
+    fn doze_until(&self, at: Nanos, sleep: &mut dyn FnMut(Duration)) {
+        let wait_ns = at.since(self.now());
+        if wait_ns > 0 {
+            sleep(Duration::from_nanos(wait_ns));
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::region::Region;
 use crate::sched::Scheduler;
+use crate::sched::shared::SchedulerControl;
 use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
@@ -156,6 +157,10 @@ where
 
     fn gate(&self) -> Option<GateView> {
         self.device.geometry().zones.as_ref().map(|_| self.gates.view())
+    }
+
+    fn scheduler(&self) -> Option<&dyn SchedulerControl> {
+        self.device.scheduler()
     }
 
     fn stats(&self) -> Stats {

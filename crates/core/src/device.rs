@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use crate::clock::Clock;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::request::{Batch, Done};
+use crate::sched::shared::SchedulerControl;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
 use crate::work::Single;
@@ -55,6 +57,11 @@ pub trait Device: Send + Sync + 'static {
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         Err(DeviceError::NoSuchFault { fault: injection.name().to_owned() })
     }
+
+    /// The scheduler that its channels share, if they do.
+    fn scheduler(&self) -> Option<&dyn SchedulerControl> {
+        None
+    }
 }
 
 /// A run of sectors of one kind.
@@ -91,6 +98,28 @@ pub trait DeviceQueue: Send + 'static {
 
     /// When `poll` will next find something.
     fn due(&self) -> Due;
+
+    /// Whether what it starts now would be complete when `start` returns, so that whoever starts it
+    /// spends the time and nothing is left to poll.
+    #[inline]
+    fn is_immediate(&mut self) -> bool {
+        false
+    }
+
+    /// Whether something of the channel is in the hands of other threads, so that
+    /// [`DeviceQueue::sleep`] is the way to wait for it.
+    #[inline]
+    fn waits_for_others(&self) -> bool {
+        false
+    }
+
+    /// Sleeps until `poll` would find something, but not beyond `until`. Returns early, in time,
+    /// where another thread has brought it.
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        if let Due::At(at) = self.due().earlier(until) {
+            clock.sleep_until(at);
+        }
+    }
 
     /// Completes at once what only waits for a time to come, because nobody waits for it any more.
     /// A queue that keeps nothing back has nothing to do.
@@ -222,5 +251,9 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         (**self).inject(injection)
+    }
+
+    fn scheduler(&self) -> Option<&dyn SchedulerControl> {
+        (**self).scheduler()
     }
 }

@@ -5,6 +5,7 @@ use crate::device::{DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::sched::shared::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 use crate::zone::gate::GateView;
@@ -54,6 +55,11 @@ pub trait Disk: Send + Sync {
 
     /// How changes of a zone are kept in order; `None` for a device without zones.
     fn gate(&self) -> Option<GateView> {
+        None
+    }
+
+    /// The scheduler that its channels share; `None` where each channel is on its own.
+    fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         None
     }
 

@@ -45,7 +45,9 @@ pub(crate) struct Slot {
     /// The request's length in sectors.
     sectors: u64,
     /// For a parent: pieces that are not complete yet.
-    pub(crate) pieces: u32,
+    pub(crate) pieces: u16,
+    /// Where the request comes home to, if it goes through a shared scheduler.
+    home: u16,
     /// This slot's own number.
     pub(crate) index: u16,
     /// The slot of the bio that this one is a piece of, or `SLOT_NONE`.
@@ -81,6 +83,7 @@ impl Slot {
             sector: Sector(0),
             sectors: 0,
             pieces: 0,
+            home: 0,
             index,
             parent: SLOT_NONE,
             tag: TAG_NONE,
@@ -104,6 +107,8 @@ pub(crate) enum Stage {
     Data,
     /// A flush after the data, in place of FUA.
     PostFlush,
+    /// No part: the request, of several bios, comes home undone, to be offered again bio by bio.
+    Returned,
 }
 
 /// One bio, or several neighbours merged into one: a pointer to the slot of its first bio.
@@ -213,6 +218,99 @@ impl Request {
     #[inline]
     pub fn index(&self) -> u16 {
         self.slot().index
+    }
+
+    /// The request of a slot.
+    ///
+    /// # Safety
+    /// The slot heads a request, and whoever works on it through the result holds that request.
+    #[inline]
+    pub(crate) unsafe fn from_raw(head: NonNull<Slot>) -> Request {
+        Request(head)
+    }
+
+    /// The slot of its last bio.
+    #[inline]
+    pub(crate) fn tail(&self) -> NonNull<Slot> {
+        self.slot().tail
+    }
+
+    /// Notes which of its bios is the last: not of all that are chained to it, of its own.
+    #[inline]
+    pub(crate) fn set_tail(&mut self, tail: NonNull<Slot>) {
+        self.slot_mut().tail = tail;
+    }
+
+    /// Where it comes home to.
+    #[inline]
+    pub(crate) fn home(&self) -> u16 {
+        self.slot().home
+    }
+
+    /// Notes where it comes home to.
+    #[inline]
+    pub(crate) fn set_home(&mut self, home: u16) {
+        self.slot_mut().home = home;
+    }
+
+    /// Gives it another tag, and says which it had.
+    #[inline]
+    pub(crate) fn exchange_tag(&mut self, tag: Tag) -> Tag {
+        Tag(std::mem::replace(&mut self.slot_mut().tag, tag.0))
+    }
+
+    /// Lets it be merged with nothing any more.
+    pub(crate) fn never_merge(&mut self) {
+        let slot = self.slot_mut();
+        slot.flags = slot.flags | Flags::NOMERGE;
+    }
+
+    /// The request as started, with the tag that it has.
+    pub(crate) fn into_started(self) -> Started {
+        Started(self)
+    }
+
+    /// Sends it home as it has ended.
+    #[inline]
+    pub(crate) fn into_ended(self) -> Ended {
+        Ended(self)
+    }
+
+    /// Ends it.
+    #[inline]
+    pub(crate) fn end_with(mut self, status: Status) -> Ended {
+        self.slot_mut().status = status;
+        Ended(self)
+    }
+
+    /// Sends it home undone, to be offered again bio by bio.
+    pub(crate) fn give_back(mut self) -> Ended {
+        self.slot_mut().stage = Stage::Returned;
+        Ended(self)
+    }
+
+    /// Cuts the chain behind one of its bios: the request up to that one, and the rest, if any.
+    ///
+    /// # Safety
+    /// `tail` is a bio of the chain, and the one behind it heads a request that was merged.
+    pub(crate) unsafe fn cut_behind(
+        mut self,
+        mut tail: NonNull<Slot>,
+    ) -> (Request, Option<Request>) {
+        let (mut sectors, mut segments) = (0, 0);
+        let mut next = Some(self.0);
+        while let Some(slot) = next {
+            // SAFETY: invariant (2), and no reference into the chain is alive.
+            let slot_ref = unsafe { slot.as_ref() };
+            sectors += slot_ref.bio.sectors;
+            segments += 1;
+            next = if slot == tail { None } else { slot_ref.next };
+        }
+        // SAFETY: by this function's contract, and as above.
+        let rest = unsafe { tail.as_mut().next.take() };
+        let slot = self.slot_mut();
+        (slot.tail, slot.sectors, slot.segments) = (tail, sectors, segments);
+        (self, rest.map(Request))
     }
 
     /// What goes down next in this request's slot, and where, if this is the flush before it. A bio
@@ -342,7 +440,7 @@ impl Started {
 
     /// Ends the token's life without the panic of `Drop`.
     #[inline]
-    fn defuse(self) -> Request {
+    pub(crate) fn defuse(self) -> Request {
         let this = std::mem::ManuallyDrop::new(self);
         Request(this.0.0)
     }
@@ -513,6 +611,26 @@ impl Ended {
     #[inline]
     pub fn status(&self) -> Status {
         self.0.slot().status
+    }
+
+    /// Whether it comes home undone, to be offered again bio by bio.
+    #[inline]
+    pub(crate) fn is_returned(&self) -> bool {
+        self.0.slot().stage == Stage::Returned
+    }
+
+    /// The request that has ended.
+    #[inline]
+    pub(crate) fn into_request(self) -> Request {
+        self.0
+    }
+
+    /// The request that came home undone; it holds no tag any more.
+    pub(crate) fn into_undone(self) -> Request {
+        let Ended(mut request) = self;
+        let slot = request.slot_mut();
+        (slot.stage, slot.tag) = (Stage::Plain, TAG_NONE);
+        request
     }
 
     /// Whether it was a write that an append was made of.

@@ -2,6 +2,7 @@
 
 pub mod deadline;
 mod none;
+pub mod shared;
 
 pub use none::NoneScheduler;
 

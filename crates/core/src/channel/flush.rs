@@ -80,7 +80,7 @@ pub(super) unsafe fn part(mut slot: NonNull<Slot>, stage: Stage, limits: &Limits
     let mut flags = bio.flags.without(Flags::PREFLUSH) | Flags::NOMERGE;
     match stage {
         Stage::PreFlush | Stage::PostFlush => request.recast(Op::Flush, Flags::NOMERGE),
-        Stage::Plain | Stage::Data => {
+        Stage::Plain | Stage::Data | Stage::Returned => {
             if !limits.fua {
                 flags = flags.without(Flags::FUA);
             }
@@ -109,6 +109,6 @@ pub(super) fn after(
             let post = slot.bio.flags.contains(Flags::FUA) && !limits.fua;
             post.then_some(Stage::PostFlush)
         }
-        Stage::Plain | Stage::PostFlush => None,
+        Stage::Plain | Stage::PostFlush | Stage::Returned => None,
     }
 }

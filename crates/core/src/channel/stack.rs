@@ -342,7 +342,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
 
     /// Ends a request: its tag is free again, and each of its bios goes on.
     #[inline]
-    fn finish(&mut self, ended: &Ended, now: Nanos, out: &mut Vec<Completion>) {
+    fn finish(&mut self, ended: Ended, now: Nanos, out: &mut Vec<Completion>) {
         let tag = ended.tag();
         if let Some(tag) = tag {
             self.tags.put(tag);
@@ -356,6 +356,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             let latency_ns =
                 if tag.is_some() { now.since(slot_ref.submitted) } else { NEVER_STARTED };
             if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
+                if slot_ref.stage == Stage::Returned {
+                    return self.take_returned(ended);
+                }
                 self.finish_rare(slot, (status, landed), now, latency_ns, out);
                 continue;
             }
@@ -435,6 +438,17 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             return Due::At(Nanos(0));
         }
         self.queue.due()
+    }
+
+    /// Sleeps while other threads have something of this channel.
+    #[cold]
+    fn wait_for_others(&mut self, deadline: Due) {
+        let home = !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home());
+        let goes = !self.sched.is_empty() && self.queue.room().min(self.tags.room()) > 0;
+        if !home && !goes {
+            let gate = if G::ACTIVE { self.gate.due() } else { Due::Never };
+            self.queue.sleep(gate.earlier(deadline), &self.clock);
+        }
     }
 
     /// Tells the submitter of a bio's end and frees its slot.
@@ -526,7 +540,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
         }
         loop {
             while let Some(ended) = self.homeward().take() {
-                self.finish(&ended, now, out);
+                self.finish(ended, now, out);
             }
             if self.rest.as_ref().is_some_and(|rest| !rest.waits) {
                 self.cut_rest();
@@ -545,6 +559,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     }
 
     fn wait(&mut self, deadline: Option<Instant>) {
+        if self.queue.waits_for_others() {
+            let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
+            return self.wait_for_others(deadline);
+        }
         if G::ACTIVE && self.gate.waits() && self.due_below() == Due::Never {
             return self.gate.sleep(Monotonic::until(deadline, GATE_SLEEP_MAX));
         }
@@ -583,6 +601,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G>
             self.queue.abort(&mut self.done);
             let ended = self.reap(&mut out);
             out.clear();
+            if self.queue.waits_for_others() {
+                self.wait_for_others(Due::Never);
+                continue;
+            }
             match self.due() {
                 Due::At(at) => self.clock.sleep_until(at),
                 // The device knows of nothing that it still has: it has panicked on its way.

@@ -45,7 +45,12 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
     /// Takes what the device has completed through the gate, which may let others pass for it.
     pub(super) fn leave_gate(&mut self, now: Nanos) {
         while let Some(ended) = self.done.take() {
-            self.gate.leave(ended, &mut self.passage);
+            if ended.is_returned() {
+                self.tags.put(ended.tag().expect("it was started"));
+                self.take_returned(ended);
+            } else {
+                self.gate.leave(ended, &mut self.passage);
+            }
         }
         while let Some(ended) = self.passage.next_again() {
             if let Some(tag) = ended.tag() {

@@ -8,7 +8,7 @@ use super::Stack;
 use crate::bio::Flags;
 use crate::clock::Clock;
 use crate::device::DeviceQueue;
-use crate::request::{Request, Slot};
+use crate::request::{Ended, Request, Slot};
 use crate::sched::Scheduler;
 use crate::zone::gate::Gate;
 
@@ -27,6 +27,12 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             }
         }
         broken
+    }
+
+    /// Takes a request that came home undone, to be offered again bio by bio. Its tag is free.
+    #[cold]
+    pub(super) fn take_returned(&mut self, ended: Ended) {
+        self.requeue_bios(ended.into_undone());
     }
 
     /// Requeues a merged request as its single bios, which then stay single.

@@ -1,0 +1,167 @@
+//! A scheduler that the channels of a device share: it orders and merges over all of them.
+//!
+//! ```text
+//! channel ─ batch ▸ lane ─┐                          ┌▸ device queue of whoever popped
+//! channel ─ batch ▸ lane ─┼ drain, sort, merge ▸ pop ┤
+//! channel ─ batch ▸ lane ─┘   (role: dispatcher)     └▸ one device queue (role: its starter)
+//! channel ◂─ mailbox, bell ◂── each request goes home to the channel that pushed it ◂──┘
+//! ```
+//!
+//! [`Scheduled`] is a device around a device, as middleware is: a channel over it is an ordinary
+//! channel, and `none` is the way past all of this. A [`Front`] is how requests come in and are
+//! taken out; the product's is [`Combiner`], others are to be compared with it.
+//!
+//! Nobody waits for a lock here, and no request waits for one particular thread to come by:
+//! whatever can be done is done by whoever is awake and waits for something, and who leaves work
+//! behind wakes somebody who sleeps. docs/decisions/0016-shared-scheduler.md has the invariants.
+
+mod combiner;
+mod engine;
+mod flights;
+mod homes;
+mod queue;
+mod queued;
+mod scheduled;
+
+use crate::channel::MergeRules;
+use crate::geometry::ZoneGeometry;
+use crate::sched::deadline::{Deadline, DeadlineConfig, Kind, Stats, Tunables};
+use crate::units::Nanos;
+
+pub use combiner::Combiner;
+pub use queue::ScheduledQueue;
+pub use queued::Queued;
+pub use scheduled::Scheduled;
+
+/// Most requests of one channel that wait in the scheduler or are at the device.
+pub const REQUESTS_MAX: u16 = 1024;
+
+/// Most requests that the order holds; more wait in the lanes.
+pub const ORDER_CAPACITY: usize = 2048;
+
+/// What a front has to know of its device.
+#[derive(Clone, Debug)]
+pub struct FrontConfig {
+    /// Most requests that the device works on: the number of tags.
+    pub depth: u16,
+    /// Most requests that wait in order.
+    pub capacity: usize,
+    /// What may become one request.
+    pub rules: MergeRules,
+    /// The zones of a zoned device.
+    pub zones: Option<ZoneGeometry>,
+    /// What can be tuned.
+    pub tunables: Tunables,
+}
+
+impl FrontConfig {
+    /// An empty order of these bounds.
+    pub fn order(&self) -> Deadline<Queued> {
+        Deadline::new(DeadlineConfig {
+            capacity: self.capacity,
+            in_flight_max: usize::from(self.depth),
+            rules: self.rules,
+            zones: self.zones.clone(),
+            tunables: self.tunables,
+        })
+    }
+}
+
+/// What becomes of a request that [`Front::dispatch`] gave out: each is reported once.
+#[derive(Clone, Copy, Debug)]
+pub enum Report {
+    /// A request of this kind is complete.
+    Completed(Kind),
+    /// The device did not start it, or its first part: it goes before everything else.
+    Undone(Queued),
+    /// The rest of a request that the device wants in parts: it goes before everything else, too.
+    Rest(Queued),
+}
+
+/// How requests of many threads come in, in which order they are, and how they are taken out.
+///
+/// What is inserted is given out once by a dispatch, of any thread, and reported once; what is
+/// reported as not done is given out again.
+pub trait Front: Send + Sync + Sized + 'static {
+    /// The name in measurements.
+    const NAME: &'static str;
+
+    /// What a channel holds of it.
+    type Lane: Send + 'static;
+
+    /// A front for a device.
+    fn new(config: &FrontConfig) -> Self;
+
+    /// What a new channel holds.
+    fn open(&self) -> Self::Lane;
+
+    /// How many requests could be inserted now.
+    fn room(&self, lane: &Self::Lane) -> usize;
+
+    /// Takes as many requests as there is room for, from the first on; says how many.
+    fn insert(&self, lane: &mut Self::Lane, requests: &[Queued], now: Nanos) -> usize;
+
+    /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another
+    /// thread is at it, it may leave them to that one. With no room it only looks after what has
+    /// come in.
+    fn dispatch(&self, lane: &mut Self::Lane, now: Nanos, room: usize, out: &mut Vec<Queued>);
+
+    /// Takes the reports on requests that it gave out.
+    fn report(&self, reports: &mut Vec<Report>);
+
+    /// Whether somebody has to call [`Front::dispatch`]: there is something to do, and perhaps
+    /// nobody is at it. Only looks.
+    fn is_work(&self) -> bool;
+
+    /// Sees to it that a thread which is at it now looks once more before it goes; says whether
+    /// there is one.
+    fn kick(&self) -> bool;
+
+    /// Notes that work is left behind, so that [`Front::is_work`] says so until somebody comes.
+    fn abandon(&self);
+
+    /// Works on the order, for the control plane; may wait for others. Work may be left behind.
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>));
+}
+
+/// The scheduler of a device, as the control plane sees it.
+pub trait SchedulerControl: Send + Sync {
+    /// The names that [`SchedulerControl::switch`] takes.
+    fn available(&self) -> &'static [&'static str];
+
+    /// The name of the one at work.
+    fn active(&self) -> &'static str;
+
+    /// Lets another one work; what waits in the one before is still served by it.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    fn switch(&self, name: &str) -> Result<(), UnknownScheduler>;
+
+    /// What can be tuned, as it is.
+    fn tunables(&self) -> Tunables;
+
+    /// Changes what can be tuned.
+    fn set(&self, tunables: Tunables);
+
+    /// What has become of the requests so far.
+    fn stats(&self) -> Stats;
+
+    /// How many requests wait in order.
+    fn waiting(&self) -> usize;
+}
+
+/// There is no scheduler of this name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownScheduler {
+    /// What was asked for.
+    pub name: String,
+}
+
+impl std::fmt::Display for UnknownScheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no scheduler `{}`: wanted `none` or `mq-deadline`", self.name)
+    }
+}
+
+impl std::error::Error for UnknownScheduler {}

@@ -1,0 +1,112 @@
+//! The device queue that all channels share, where requests complete later: whoever waits for
+//! something starts them and looks what has become of them.
+
+use super::flights::{Flights, Landed};
+use super::{Front, Queued, Report};
+use crate::device::{DeviceQueue, Due};
+use crate::request::{Batch, Done};
+use crate::units::Nanos;
+
+/// What the holder of the role works on.
+#[derive(Debug)]
+pub(super) struct Engine<Q> {
+    queue: Q,
+    flights: Flights,
+    batch: Batch,
+    done: Done,
+    picked: Vec<Queued>,
+    reports: Vec<Report>,
+    /// What the queue did not start is worth another try then.
+    blocked_until: Option<Nanos>,
+}
+
+/// A pass of the engine.
+pub(super) struct Pass<'a, F: Front> {
+    pub(super) front: &'a F,
+    pub(super) lane: &'a mut F::Lane,
+    pub(super) now: Nanos,
+    /// What goes home when the role is given up.
+    pub(super) landed: &'a mut Vec<Landed>,
+}
+
+impl<Q: DeviceQueue> Engine<Q> {
+    /// An engine for a device that works on `depth` requests.
+    pub(super) fn new(queue: Q, depth: u16) -> Engine<Q> {
+        let count = usize::from(depth);
+        Engine {
+            queue,
+            flights: Flights::new(depth),
+            batch: Batch::with_capacity(count),
+            done: Done::with_capacity(count),
+            picked: Vec::with_capacity(count),
+            reports: Vec::with_capacity(2 * count),
+            blocked_until: None,
+        }
+    }
+
+    /// Looks what is complete and starts what there is room for, until there is no more of either
+    /// or `most` requests were started; says how many were.
+    pub(super) fn turn<F: Front>(&mut self, pass: &mut Pass<'_, F>, most: usize) -> usize {
+        let mut started = 0;
+        self.queue.poll(pass.now, &mut self.done);
+        loop {
+            self.land(pass.landed);
+            pass.front.report(&mut self.reports);
+            let room = self.room(pass.now).min(pass.landed.capacity() - pass.landed.len());
+            pass.front.dispatch(pass.lane, pass.now, room, &mut self.picked);
+            if self.picked.is_empty() {
+                return started;
+            }
+            started += self.picked.len();
+            self.start(pass.now, pass.landed);
+            if started >= most {
+                self.land(pass.landed);
+                pass.front.report(&mut self.reports);
+                return started;
+            }
+        }
+    }
+
+    fn room(&self, now: Nanos) -> usize {
+        if self.blocked_until.is_some_and(|until| now < until) {
+            return 0;
+        }
+        self.flights.room().min(self.queue.room())
+    }
+
+    fn land(&mut self, landed: &mut Vec<Landed>) {
+        while let Some(ended) = self.done.take() {
+            let (chain, kind) = self.flights.land(ended).expect("the engine started it");
+            self.reports.push(Report::Completed(kind));
+            landed.push(chain);
+        }
+    }
+
+    fn start(&mut self, now: Nanos, landed: &mut Vec<Landed>) {
+        for queued in self.picked.drain(..) {
+            self.flights.launch(queued, &mut self.batch);
+        }
+        self.queue.start(now, &mut self.batch, &mut self.done);
+        self.blocked_until = None;
+        if !self.batch.is_empty() {
+            self.take_leftovers(now, landed);
+        }
+    }
+
+    #[cold]
+    fn take_leftovers(&mut self, now: Nanos, landed: &mut Vec<Landed>) {
+        let broken = self.flights.take_leftovers(&mut self.batch, &mut self.reports, landed);
+        if !broken {
+            self.blocked_until = Some(match self.queue.due() {
+                Due::At(at) if at > now => at,
+                _ => now + 1,
+            });
+        }
+    }
+
+    /// When somebody has to come again.
+    pub(super) fn due(&self) -> Due {
+        let blocked = self.blocked_until.map_or(Due::Never, Due::At);
+        self.queue.due().earlier(blocked)
+    }
+}

@@ -1,0 +1,161 @@
+//! Where requests come home to: a mailbox for each channel of a device.
+
+use std::sync::Arc;
+
+use blockyard_sync::bell::Bell;
+use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::published::{Published, Reader};
+
+use super::flights::Landed;
+use crate::request::{Done, Ended};
+
+/// Letters that are posted at once.
+const POST_MAX: usize = 32;
+
+/// Mailboxes by number; a number is free where there is none.
+type Table = Vec<Option<Arc<Mailbox<Ended>>>>;
+
+/// The mailboxes of a device's channels.
+#[derive(Debug)]
+pub(super) struct Homes(Arc<Published<Table>>);
+
+impl Homes {
+    pub(super) fn new() -> Homes {
+        Homes(Arc::new(Published::new(Vec::new())))
+    }
+
+    /// A home for a channel with so many requests; `None` if there are too many channels.
+    pub(super) fn open(&self, requests: usize) -> Option<Home> {
+        let mail = Mailbox::new(requests);
+        let mut number = None;
+        self.0.update(|table| {
+            let mut table = table.clone();
+            let free = table.iter().position(Option::is_none).unwrap_or(table.len());
+            number = u16::try_from(free).ok();
+            if number.is_some() {
+                table.resize(table.len().max(free + 1), None);
+                table[free] = Some(Arc::clone(mail.mailbox()));
+            }
+            table
+        });
+        let table = Reader::new(&self.0);
+        let homes = Homes(Arc::clone(&self.0));
+        Some(Home { number: number?, mail, table, homes, letters: Vec::with_capacity(POST_MAX) })
+    }
+
+    /// Wakes somebody who sleeps, if anybody does.
+    pub(super) fn ring_one(&self) -> bool {
+        ring_one_of(&self.0.get(), 0)
+    }
+}
+
+fn bell(entry: &Option<Arc<Mailbox<Ended>>>) -> Option<&Bell> {
+    entry.as_ref().map(|mailbox| mailbox.bell())
+}
+
+fn ring_one_of(table: &Table, from: usize) -> bool {
+    let (before, behind) = table.split_at(from.min(table.len()));
+    Bell::ring_one(behind.iter().chain(before).filter_map(bell))
+}
+
+/// A channel's home, and its way to those of the others. Belongs to one thread at a time.
+#[derive(Debug)]
+pub(super) struct Home {
+    number: u16,
+    mail: Owner<Ended>,
+    table: Reader<Table>,
+    homes: Homes,
+    /// What goes to one home, before it is posted.
+    letters: Vec<Ended>,
+}
+
+impl Home {
+    #[inline]
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The bell that wakes the channel's thread.
+    #[inline]
+    pub(super) fn bell(&self) -> &Bell {
+        self.mail.mailbox().bell()
+    }
+
+    /// Whether something has come.
+    #[inline]
+    pub(super) fn is_any(&self) -> bool {
+        self.mail.is_any()
+    }
+
+    /// Takes what has come; says how much.
+    #[inline]
+    pub(super) fn collect(&mut self, done: &mut Done) -> usize {
+        let mut count = 0;
+        while let Some(ended) = self.mail.take() {
+            done.put(ended);
+            count += 1;
+        }
+        count
+    }
+
+    /// Sends what has landed home. The channel's own goes into `done`; says how much that was.
+    #[inline]
+    pub(super) fn send(&mut self, landed: &mut Vec<Landed>, done: &mut Done) -> usize {
+        if landed.is_empty() {
+            return 0;
+        }
+        let Home { number, table, letters, .. } = self;
+        let table = table.get();
+        let (mut own, mut to) = (0, *number);
+        for chain in landed.drain(..) {
+            chain.part(|home, ended| {
+                if home == *number {
+                    done.put(ended);
+                    own += 1;
+                    return;
+                }
+                if home != to || letters.len() == POST_MAX {
+                    post(table, to, letters);
+                    to = home;
+                }
+                letters.push(ended);
+            });
+        }
+        post(table, to, letters);
+        own
+    }
+
+    /// Wakes one of the others if anybody sleeps.
+    #[cold]
+    pub(super) fn ring_one(&mut self) -> bool {
+        ring_one_of(self.table.get(), usize::from(self.number) + 1)
+    }
+
+    /// Wakes this one if it sleeps.
+    #[cold]
+    pub(super) fn ring(&mut self, number: u32) {
+        if let Some(bell) = self.table.get().get(number as usize).and_then(bell) {
+            bell.ring();
+        }
+    }
+}
+
+fn post(table: &Table, to: u16, letters: &mut Vec<Ended>) {
+    if letters.is_empty() {
+        return;
+    }
+    let mailbox = table[usize::from(to)].as_ref().expect("a channel waits for its requests");
+    mailbox.post(letters.drain(..));
+    mailbox.bell().ring();
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let number = usize::from(self.number);
+        self.homes.0.update(|table| {
+            let mut table = table.clone();
+            table[number] = None;
+            table
+        });
+    }
+}

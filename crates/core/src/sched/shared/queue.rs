@@ -1,0 +1,323 @@
+//! What one channel holds of a scheduled device.
+//!
+//! Requests go into a lane. Then, and whenever somebody looks for completions or is about to sleep,
+//! the channel *helps*: it takes out what is next, of any channel, and starts it. Where the device
+//! completes what it starts at once, the channel does so on a device queue of its own, and holds
+//! nothing that others could wait for; where it completes later, there is one queue for all, and
+//! who has the role of its starter uses it.
+
+use std::sync::Arc;
+
+use blockyard_sync::published::Reader;
+use blockyard_sync::role::{Ran, Round};
+use blockyard_sync::watch::NEVER;
+
+use super::engine::Pass;
+use super::flights::{Flights, Landed};
+use super::homes::Home;
+use super::scheduled::Shared;
+use super::{Front, Queued, REQUESTS_MAX, Report};
+use crate::clock::Clock;
+use crate::device::{DeviceQueue, Due};
+use crate::request::{Batch, Done, Ended};
+use crate::status::Status;
+use crate::units::Nanos;
+use crate::work::Single;
+
+/// Most requests that a channel takes out at once, to start them on its own device queue.
+const PICK_MAX: u16 = 64;
+/// Most requests that a channel inserts at once.
+const STAGE_MAX: usize = 128;
+/// Most requests that a channel starts in one go, whosever they are.
+const BUDGET: usize = 256;
+/// Longest sleep without another look. Others ring; this is a bound, so that a wait has one.
+const SLEEP_NS: u64 = 50_000_000;
+/// How soon those who sleep on other things are to look again for what others do for them.
+const LOOK_NS: u64 = 50_000;
+
+/// A channel's part of a scheduled device.
+pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
+    shared: Arc<Shared<Q, F>>,
+    /// The way past the scheduler, and where what completes at once is started.
+    own: Q,
+    mode: Reader<bool>,
+    /// Whether the scheduler was at work for the last batch.
+    active: bool,
+    lane: F::Lane,
+    home: Home,
+    /// Requests of this channel that have not come home.
+    out: usize,
+    /// What came home while the channel was about to sleep.
+    arrived: Done,
+    staged: Vec<Queued>,
+    picked: Vec<Queued>,
+    flights: Flights,
+    batch: Batch,
+    results: Done,
+    landed: Vec<Landed>,
+    reports: Vec<Report>,
+    look_at: Nanos,
+}
+
+/// What helping came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Helped {
+    /// Everything that could be done was.
+    Whole,
+    /// Another thread is at the device, and looks once more before it goes.
+    Elsewhere,
+}
+
+impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
+    pub(super) fn new(shared: Arc<Shared<Q, F>>, own: Q, home: Home) -> ScheduledQueue<Q, F> {
+        let requests = usize::from(REQUESTS_MAX);
+        let (depth, picks) = (usize::from(shared.depth), PICK_MAX.min(shared.depth));
+        ScheduledQueue {
+            own,
+            mode: Reader::new(&shared.active),
+            active: false,
+            lane: shared.front.open(),
+            home,
+            out: 0,
+            arrived: Done::with_capacity(requests),
+            staged: Vec::with_capacity(STAGE_MAX),
+            picked: Vec::with_capacity(picks.into()),
+            flights: Flights::new(picks),
+            batch: Batch::with_capacity(depth),
+            results: Done::with_capacity(depth.max(picks.into())),
+            landed: Vec::with_capacity(2 * depth.max(picks.into())),
+            reports: Vec::with_capacity(2 * depth),
+            look_at: Nanos(0),
+            shared,
+        }
+    }
+
+    /// Does what can be done, for whomever. What comes home goes into `done`, or is kept.
+    fn help(&mut self, now: Nanos, mut done: Option<&mut Done>) -> Helped {
+        let (mut left, mut helped) = (BUDGET, Helped::Whole);
+        loop {
+            let started = if self.own.is_immediate() {
+                self.pick_and_run(now)
+            } else {
+                let (started, elsewhere) = self.turn_engine(now, left);
+                helped = if elsewhere { Helped::Elsewhere } else { Helped::Whole };
+                started
+            };
+            let done = done.as_deref_mut().unwrap_or(&mut self.arrived);
+            self.out -= self.home.send(&mut self.landed, done);
+            if started == 0 {
+                break;
+            }
+            if started >= left {
+                // Somebody else's turn.
+                self.shared.front.abandon();
+                break;
+            }
+            left -= started;
+        }
+        if self.shared.front.is_work() {
+            self.home.ring_one();
+        }
+        helped
+    }
+
+    /// Takes out what is next and runs it on the channel's own queue, which completes it at once;
+    /// says how much.
+    fn pick_and_run(&mut self, now: Nanos) -> usize {
+        let ScheduledQueue { shared, lane, picked, flights, batch, .. } = self;
+        shared.front.dispatch(lane, now, flights.room(), picked);
+        let count = picked.len();
+        if count == 0 {
+            return 0;
+        }
+        for queued in picked.drain(..) {
+            flights.launch(queued, batch);
+        }
+        self.own.start(now, batch, &mut self.results);
+        if !batch.is_empty() {
+            flights.take_leftovers(batch, &mut self.reports, &mut self.landed);
+        }
+        while let Some(ended) = self.results.take() {
+            self.land(ended, None);
+        }
+        self.shared.front.report(&mut self.reports);
+        count
+    }
+
+    /// Takes what the channel's own queue has completed: of a batch that it ran, or past the
+    /// scheduler, which goes into `done`.
+    #[inline]
+    fn land(&mut self, ended: Ended, done: Option<&mut Done>) {
+        match self.flights.land(ended) {
+            Ok((chain, kind)) => {
+                self.reports.push(Report::Completed(kind));
+                self.landed.push(chain);
+            }
+            Err(ended) => done.unwrap_or(&mut self.arrived).put(ended),
+        }
+    }
+
+    /// Has a turn with the device queue that all share; says how much was started, and whether
+    /// somebody else has the role.
+    fn turn_engine(&mut self, now: Nanos, most: usize) -> (usize, bool) {
+        let ScheduledQueue { shared, lane, landed, home, .. } = self;
+        let shared: &Shared<Q, F> = shared;
+        let (mut started, mut ring) = (0, None);
+        let ran = shared.engine.run(|engine| {
+            let mut pass = Pass { front: &shared.front, lane, now, landed };
+            started += engine.turn(&mut pass, most - started);
+            ring = shared.watch.set_due(match engine.due() {
+                Due::At(at) => at.0,
+                Due::Never => NEVER,
+            });
+            if started < most { Round::Whole } else { Round::Enough }
+        });
+        if let Some(keeper) = ring.filter(|keeper| *keeper != u32::from(home.number())) {
+            home.ring(keeper);
+        }
+        (started, ran == Ran::Elsewhere)
+    }
+
+    /// Whether something has come home.
+    #[inline]
+    fn is_home(&self) -> bool {
+        !self.arrived.is_empty() || self.home.is_any()
+    }
+
+    /// Sleeps once, at most until `until`, unless there is something to do.
+    fn doze<C: Clock>(&self, until: Nanos, helped: Helped, clock: &C) {
+        let Shared { watch, front, engine, .. } = &*self.shared;
+        let keeps = watch.keep(self.home.number().into());
+        // Who is at the device now says when it is due; before that the time is an old one.
+        let due = if keeps && helped == Helped::Whole { Nanos(watch.due()) } else { until };
+        let until = until.min(due);
+        if keeps {
+            watch.plan(until.0);
+        }
+        clock.doze_until(until, &mut |duration| {
+            self.home.bell().sleep(duration, || {
+                let early = if keeps { watch.due() < until.0 } else { watch.is_free() };
+                self.home.is_any()
+                    || (front.is_work() && !front.kick())
+                    || (early && !(keeps && engine.kick()))
+            });
+        });
+        if keeps {
+            watch.leave();
+        }
+    }
+
+    /// Starts requests on the channel's own queue, past the scheduler.
+    #[cold]
+    fn start_some(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        let room = self.own.room().min(usize::from(self.shared.depth));
+        while self.batch.len() < room
+            && let Some(started) = batch.next()
+        {
+            self.batch.push(started);
+        }
+        self.own.start(now, &mut self.batch, done);
+        batch.take_back(&mut self.batch);
+    }
+}
+
+impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        self.active = **self.mode.get();
+        if !self.active {
+            if batch.len() <= self.own.room() {
+                return self.own.start(now, batch, done);
+            }
+            return self.start_some(now, batch, done);
+        }
+        self.look_at = now + LOOK_NS;
+        loop {
+            let room = self.shared.front.room(&self.lane).min(STAGE_MAX);
+            let home = self.home.number();
+            let requests = std::iter::from_fn(|| batch.next()).take(room);
+            self.staged.extend(requests.map(|started| Queued::take(started, home)));
+            let taken = self.shared.front.insert(&mut self.lane, &self.staged, now);
+            self.out += taken;
+            for queued in self.staged.drain(taken..).rev() {
+                batch.put_back(queued.into_started());
+            }
+            self.staged.clear();
+            self.help(now, Some(done));
+            if batch.is_empty() || taken == 0 {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        let active = **self.mode.get();
+        if active || self.out > 0 { None } else { self.own.carry(single) }
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        if self.flights.count() == 0 {
+            self.own.poll(now, done);
+        } else {
+            self.own.poll(now, &mut self.results);
+            while let Some(ended) = self.results.take() {
+                self.land(ended, Some(done));
+            }
+            self.shared.front.report(&mut self.reports);
+        }
+        if !self.waits_for_others() && self.landed.is_empty() {
+            return;
+        }
+        self.look_at = now + LOOK_NS;
+        let before = done.len();
+        while done.take_from(&mut self.arrived) {}
+        self.out -= self.home.collect(done);
+        if done.len() == before {
+            self.help(now, Some(done));
+        }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        if self.active { self.shared.front.room(&self.lane) } else { self.own.room() }
+    }
+
+    fn due(&self) -> Due {
+        if self.is_home() {
+            return Due::At(Nanos(0));
+        }
+        let due = self.own.due();
+        if self.out == 0 {
+            return due;
+        }
+        due.earlier(Due::At(self.look_at.min(Nanos(self.shared.watch.due()))))
+    }
+
+    fn waits_for_others(&self) -> bool {
+        self.out > 0 || !self.arrived.is_empty()
+    }
+
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        let until = until.earlier(self.own.due());
+        while !self.is_home() {
+            let now = clock.now();
+            let helped = self.help(now, None);
+            let end = match until {
+                Due::At(at) if at <= now => break,
+                Due::At(at) => at.min(now + SLEEP_NS),
+                Due::Never => now + SLEEP_NS,
+            };
+            if self.arrived.is_empty() {
+                self.doze(end, helped, clock);
+            }
+        }
+        if self.shared.watch.is_free() {
+            // Somebody else is to keep the watch.
+            self.home.ring_one();
+        }
+    }
+
+    fn abort(&mut self, done: &mut Done) {
+        self.own.abort(done);
+    }
+}

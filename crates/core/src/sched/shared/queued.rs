@@ -1,0 +1,188 @@
+//! A request as it waits in a shared scheduler, beside those of other channels.
+//!
+//! ```text
+//! channel ─ Started ▸ Queued ─ insert, merge ▸ Started ▸ device
+//! channel ◂─ Ended ◂─ parted ◂─────────────── Ended ◂──┘
+//! ```
+//!
+//! What the scheduler compares is here, so that ordering does not touch the memory of the channels.
+//! Requests that are merged become one chain of bios, as in a plug; but each is to come home as
+//! what it was, to the channel that sent it. So the last bio of each stays known.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use crate::bio::{Op, Prio};
+use crate::channel::MergeRules;
+use crate::request::{Ended, Request, Slot, Started};
+use crate::sched::deadline::{Item, Kind};
+use crate::units::Sector;
+
+/// A request that waits, or several that were merged.
+///
+/// Invariants: (1) as those of [`Request`], but that the slots may be of several channels; (2) in a
+/// chain of several requests the slot of each but the first says which bio is its last; that of the
+/// first says it of the whole chain, and `first_tail` of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Queued {
+    head: NonNull<Slot>,
+    /// The last bio of the first request in the chain.
+    first_tail: NonNull<Slot>,
+    sector: Sector,
+    sectors: u64,
+    op: Op,
+    prio: Prio,
+}
+
+// SAFETY: as for `Request`: each channel waits for all of its requests before it goes away, and
+// leaves a slot alone until its request comes home.
+unsafe impl Send for Queued {}
+
+impl Queued {
+    /// Takes a request that a channel has started. The duty to complete it goes with it.
+    #[inline]
+    pub(crate) fn take(started: Started, home: u16) -> Queued {
+        let mut request = started.defuse();
+        request.set_home(home);
+        let first_tail = request.tail();
+        Queued::again(request, first_tail)
+    }
+
+    /// Gives the request back that was taken.
+    pub(super) fn into_started(self) -> Started {
+        self.request().into_started()
+    }
+
+    /// What to do.
+    #[inline]
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// Whether it was merged from the requests of several channels, or of one.
+    #[inline]
+    pub fn is_merged(&self) -> bool {
+        let tail = self.request().tail();
+        tail != self.first_tail
+    }
+
+    /// The chain as one request.
+    #[inline]
+    pub(crate) fn request(&self) -> Request {
+        // SAFETY: by invariant (1), and whoever has the item has its slots.
+        unsafe { Request::from_raw(self.head) }
+    }
+
+    #[inline]
+    pub(crate) fn first_tail(&self) -> NonNull<Slot> {
+        self.first_tail
+    }
+
+    /// A chain whose first request ends with this bio.
+    #[inline]
+    pub(super) fn again(request: Request, first_tail: NonNull<Slot>) -> Queued {
+        Queued {
+            head: request.head(),
+            first_tail,
+            sector: request.sector(),
+            sectors: request.sectors(),
+            op: request.op(),
+            prio: request.prio(),
+        }
+    }
+
+    /// Takes the first request out of its chain: that one, and the rest if there is any. Neither is
+    /// merged again.
+    pub(super) fn break_up(self) -> (Queued, Option<Queued>) {
+        let chain_tail = self.request().tail();
+        if chain_tail == self.first_tail {
+            return (self, None);
+        }
+        // SAFETY: by invariant (2), and the chain is the caller's alone.
+        let (mut first, rest) = unsafe { self.request().cut_behind(self.first_tail) };
+        first.never_merge();
+        let rest = rest.map(|mut rest| {
+            let first_tail = rest.tail();
+            // SAFETY: the rest ends where the whole chain did.
+            rest = unsafe { rest.cut_behind(chain_tail) }.0;
+            rest.never_merge();
+            Queued::again(rest, first_tail)
+        });
+        (Queued::again(first, self.first_tail), rest)
+    }
+}
+
+/// Takes a chain apart into the requests that it was merged from, first to last. The chain is that
+/// of an item, and `first_tail` the item's.
+#[inline]
+pub(crate) fn part(chain: Request, first_tail: NonNull<Slot>, mut each: impl FnMut(Request)) {
+    if chain.tail() == first_tail {
+        return each(chain);
+    }
+    part_merged(chain, first_tail, &mut each);
+}
+
+#[cold]
+fn part_merged(chain: Request, first_tail: NonNull<Slot>, each: &mut impl FnMut(Request)) {
+    let mut next = Some((chain, first_tail));
+    while let Some((chain, tail)) = next {
+        // SAFETY: `tail` is a bio of the chain, by invariant (2) of `Queued`, and the chain is
+        // this function's alone.
+        let (first, rest) = unsafe { chain.cut_behind(tail) };
+        each(first);
+        next = rest.map(|rest| {
+            let tail = rest.tail();
+            (rest, tail)
+        });
+    }
+}
+
+/// Sends each request of a chain that has ended home.
+#[inline]
+pub(crate) fn part_ended(
+    ended: Ended,
+    first_tail: NonNull<Slot>,
+    mut each: impl FnMut(u16, Ended),
+) {
+    let status = ended.status();
+    part(ended.into_request(), first_tail, |request| {
+        let home = request.home();
+        each(home, request.end_with(status));
+    });
+}
+
+impl Item for Queued {
+    #[inline]
+    fn kind(&self) -> Kind {
+        Kind::of(self.op, self.prio)
+    }
+
+    #[inline]
+    fn sector(&self) -> Sector {
+        self.sector
+    }
+
+    #[inline]
+    fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    #[inline]
+    fn keeps_zone_order(&self) -> bool {
+        matches!(self.op, Op::Write | Op::WriteZeroes)
+    }
+
+    #[inline]
+    fn joins(&self, next: &Queued, rules: MergeRules) -> bool {
+        rules.allow(&self.request(), &next.request())
+    }
+
+    #[inline]
+    fn merge_back(&mut self, next: Queued) {
+        let mut request = self.request();
+        request.merge_back(next.request());
+        // By invariant (2): it is not the first of its chain any more.
+        next.request().set_tail(next.first_tail);
+        self.sectors += next.sectors;
+    }
+}
