@@ -360,7 +360,7 @@ mod tests {
 mod model {
     use super::*;
     use crate::bell::Bell;
-    use crate::role::{Role, Round};
+    use crate::role::{Ran, Role, Round};
     use std::time::Duration;
 
     /// A dispatcher's part: what it has taken, and whether the device has room.
@@ -399,7 +399,7 @@ mod model {
                 all = std::mem::take(taken);
                 Round::Whole
             });
-            assert_eq!(ran, crate::role::Ran::Whole, "nobody else has the role");
+            assert_eq!(ran, Ran::Whole, "nobody else has the role");
             all.sort_unstable();
             all
         }
@@ -505,7 +505,7 @@ mod model {
                     assert_eq!(lane.publish(&[me as u32]), 1);
                     while !is_done() {
                         let mut taken = Vec::new();
-                        let _ = role.run(|()| {
+                        let ran = role.run(|()| {
                             lanes.attend();
                             if taken.is_empty() {
                                 // SAFETY: the role's holder drains.
@@ -519,8 +519,10 @@ mod model {
                             done[value as usize].store(1, Ordering::Relaxed);
                             bells[value as usize].ring();
                         }
-                        if lanes.is_work() {
+                        if ran == Ran::Enough {
                             lanes.abandon();
+                        }
+                        if lanes.is_work() {
                             Bell::ring_one(bells.iter());
                         }
                         if !is_done() {
