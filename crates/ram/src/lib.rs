@@ -5,16 +5,33 @@
 //! the object and decompresses it in place. So readers exclude nobody.
 //!
 //! ```text
-//! block ▸ Entries (a word each) ▸ Pool (objects, back to back) ▸ pages of the system
+//! RamQueue ▸ blocks ▸ Codec ▸ Store: Entries (a word each) ▸ Pool (objects, back to back)
 //! ```
 //!
 //! [`Pool`] keeps the objects; [`Store`] is both together, with the rules of who may give back what
-//! kept inside, so that what stands on it needs no unsafe code.
+//! kept inside, so that what stands on it needs no unsafe code. [`Codec`] makes fewer bytes of a
+//! block, [`Ram`] is the device. docs/ram.md is the manual.
 //!
 //! [`Entries`]: blockyard_sync::entry_words::Entries
 
+mod blocks;
+pub mod codec;
+mod config;
+mod counters;
+mod device;
+mod error;
+mod fill;
+mod pieces;
 pub mod pool;
+mod queue;
+mod stats;
 pub mod store;
 
+pub use codec::{Algo, Codec, CodecConfig};
+pub use config::RamConfig;
+pub use device::Ram;
+pub use error::RamError;
 pub use pool::{Cache, Compacted, NoSpace, Object, Pool, PoolConfig, PoolError, SizeClass, Usage};
+pub use queue::RamQueue;
+pub use stats::{BdStat, DebugStat, IoStat, MmStat, RamStats};
 pub use store::{Access, Made, Maker, New, Store};

@@ -1,0 +1,58 @@
+//! LZ4 in Rust, for a build without a C compiler. It writes and reads the same bytes.
+#![allow(unsafe_code)]
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
+
+use super::Damaged;
+
+/// The fast compressor. It has no acceleration: the level is C's.
+#[derive(Debug)]
+pub(super) struct Fast(Box<CompressTable>);
+
+impl Fast {
+    pub(super) fn new() -> Fast {
+        Fast(Box::default())
+    }
+
+    #[inline]
+    pub(super) fn compress(
+        &mut self,
+        block: &[u8],
+        into: &mut [u8],
+        len_max: usize,
+        _: i32,
+    ) -> Option<usize> {
+        let len = compress_into_with_table(block, into, &mut self.0).ok()?;
+        (len <= len_max).then_some(len)
+    }
+}
+
+/// A block of memory of its own: what others may touch cannot be a Rust slice.
+#[derive(Debug)]
+pub(super) struct Unpacker(Box<[u8]>);
+
+impl Unpacker {
+    pub(super) fn new(unit: usize) -> Unpacker {
+        Unpacker(vec![0; unit].into_boxed_slice())
+    }
+
+    /// Makes exactly `len_bytes` of `packed`.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `len_bytes`.
+    #[inline]
+    pub(super) unsafe fn decompress(
+        &mut self,
+        packed: &[u8],
+        into: *mut u8,
+        len_bytes: usize,
+    ) -> Result<(), Damaged> {
+        let block = self.0.get_mut(..len_bytes).ok_or(Damaged)?;
+        if decompress_into(packed, block) != Ok(len_bytes) {
+            return Err(Damaged);
+        }
+        // SAFETY: the caller's contract; the block is ours and apart from it.
+        unsafe { into.copy_from_nonoverlapping(block.as_ptr(), len_bytes) };
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! Zstandard by its author's C library, with levels and dictionaries.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use zstd_safe::{CCtx, CParameter, DCtx, DDict, WriteBuf};
+
+use super::{Codec, Damaged};
+use crate::error::RamError;
+
+/// A dictionary as both ways want it. Who decompresses shares what is made of it; a compressor makes
+/// its own, because that depends on the size of its blocks.
+pub(super) struct Dictionary {
+    bytes: Arc<[u8]>,
+    back: DDict<'static>,
+}
+
+impl Dictionary {
+    pub(super) fn new(bytes: &Arc<[u8]>) -> Result<Dictionary, RamError> {
+        let refused = || RamError::invalid("dict", format!("{} bytes", bytes.len()), WANTED);
+        if bytes.len() < 8 {
+            return Err(refused());
+        }
+        let back = DDict::try_create(bytes).ok_or_else(refused)?;
+        Ok(Dictionary { bytes: Arc::clone(bytes), back })
+    }
+}
+
+/// What a dictionary has to be.
+const WANTED: &str = "a dictionary of `zstd --train`, or at least 8 bytes that blocks begin with";
+
+impl fmt::Debug for Dictionary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Dictionary")
+    }
+}
+
+/// Memory of others that is only written to, and never referred to as a slice.
+struct Raw {
+    at: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: `as_mut_ptr` is valid for writes of `capacity` bytes by the contract of whoever makes a
+// `Raw`, and no part of it is claimed to be filled, so no reference to it is ever made.
+unsafe impl WriteBuf for Raw {
+    fn as_slice(&self) -> &[u8] {
+        &[]
+    }
+
+    fn capacity(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.at
+    }
+
+    unsafe fn filled_until(&mut self, _: usize) {}
+}
+
+/// A context that compresses, with its parameters set.
+pub(super) struct Compressor(CCtx<'static>);
+
+impl Compressor {
+    pub(super) fn new(codec: &Codec) -> Result<Compressor, RamError> {
+        let no_memory = || RamError::no_memory("algo", "zstd");
+        let mut context = CCtx::try_create().ok_or_else(no_memory)?;
+        let wrong = |code| RamError::invalid("level", codec.level, zstd_safe::get_error_name(code));
+        context.set_parameter(CParameter::CompressionLevel(codec.level)).map_err(wrong)?;
+        // Four bytes an object that nobody reads: a device has one dictionary.
+        context.set_parameter(CParameter::DictIdFlag(false)).map_err(wrong)?;
+        if let Some(dictionary) = &codec.dictionary {
+            context.load_dictionary(&dictionary.bytes).map_err(wrong)?;
+        }
+        Ok(Compressor(context))
+    }
+
+    pub(super) fn compress(
+        &mut self,
+        block: &[u8],
+        into: &mut [u8],
+        len_max: usize,
+    ) -> Option<usize> {
+        // An error is a lack of room: nothing else can happen to a context with its memory.
+        let room = len_max.min(into.len());
+        self.0.compress2(&mut into[..room], block).ok()
+    }
+}
+
+impl fmt::Debug for Compressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Compressor")
+    }
+}
+
+/// A context that decompresses.
+pub(super) struct Decompressor(DCtx<'static>);
+
+impl Decompressor {
+    pub(super) fn new() -> Result<Decompressor, RamError> {
+        DCtx::try_create().map(Decompressor).ok_or_else(|| RamError::no_memory("algo", "zstd"))
+    }
+
+    /// Makes exactly `len_bytes` of `packed`.
+    ///
+    /// # Safety
+    /// `into` must be valid for reads and writes of `len_bytes`. Others may touch these bytes
+    /// meanwhile, as they may a buffer under I/O: the library copies literals and matches within
+    /// them and decides nothing by what it finds there.
+    pub(super) unsafe fn decompress(
+        &mut self,
+        dictionary: Option<&Dictionary>,
+        packed: &[u8],
+        into: *mut u8,
+        len_bytes: usize,
+    ) -> Result<(), Damaged> {
+        let mut raw = Raw { at: into, len_bytes };
+        let answer = match dictionary {
+            None => self.0.decompress(&mut raw, packed),
+            Some(dictionary) => self.0.decompress_using_ddict(&mut raw, packed, &dictionary.back),
+        };
+        if answer == Ok(len_bytes) { Ok(()) } else { Err(Damaged) }
+    }
+}
+
+impl fmt::Debug for Decompressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Decompressor")
+    }
+}

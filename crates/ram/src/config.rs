@@ -1,0 +1,115 @@
+//! Parameters of a RAM disk, and the shape that follows from them.
+
+use blockyard_core::{Geometry, Limits, SECTOR_BYTES};
+
+use crate::codec::CodecConfig;
+use crate::error::RamError;
+
+/// Smallest and largest block that is compressed as one, in bytes.
+pub(crate) const UNIT_BYTES: std::ops::RangeInclusive<u32> = 4096..=65_536;
+/// Largest device. Its table of a word per block must fit into memory long before that.
+const SIZE_MAX: u64 = 1 << 46;
+/// Longest read or write, in sectors: compressing a MiB keeps a channel busy for a millisecond.
+const SECTORS_MAX: u64 = (1 << 20) / SECTOR_BYTES;
+/// Longest discard and write-zeroes, in sectors: 256 MiB, which is 65536 words of 4 KiB blocks.
+const DISCARD_SECTORS_MAX: u64 = (256 << 20) / SECTOR_BYTES;
+/// Requests that a queue has at once. They complete while they are started.
+const DEPTH: u16 = 128;
+
+/// Parameters of a RAM disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamConfig {
+    /// Capacity in bytes, a multiple of `unit`. Default 4 GiB.
+    pub size: u64,
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096. Default 4096, as zram's.
+    pub bs: u32,
+    /// How many bytes are compressed as one block: a power of two from 4 KiB to 64 KiB. Default
+    /// 4096. A write of less than that reads, changes and writes the block.
+    pub unit: u32,
+    /// How blocks are compressed.
+    pub codec: CodecConfig,
+    /// Most memory for data in bytes; 0, the default, for no limit. What would go beyond it fails
+    /// with NOSPC and changes nothing.
+    pub mem_limit: u64,
+}
+
+impl Default for RamConfig {
+    fn default() -> RamConfig {
+        RamConfig {
+            size: 4 << 30,
+            bs: 4096,
+            unit: 4096,
+            codec: CodecConfig::default(),
+            mem_limit: 0,
+        }
+    }
+}
+
+impl RamConfig {
+    /// Checks that the parameters go together.
+    ///
+    /// # Errors
+    /// If one does not fit.
+    pub fn check(&self) -> Result<(), RamError> {
+        let RamConfig { size, bs, unit, .. } = *self;
+        if !bs.is_power_of_two() || !(512..=4096).contains(&bs) {
+            return Err(RamError::invalid("bs", bs, "512, 1024, 2048 or 4096"));
+        }
+        if !unit.is_power_of_two() || !UNIT_BYTES.contains(&unit) {
+            return Err(RamError::invalid("unit", unit, "a power of two from 4096 to 65536"));
+        }
+        if size == 0 || size > SIZE_MAX || !size.is_multiple_of(unit.into()) {
+            let wanted = format!("a multiple of unit ({unit}), from {unit} to 2^46 bytes");
+            return Err(RamError::invalid("size", size, wanted));
+        }
+        Ok(())
+    }
+
+    /// How many blocks of `unit` bytes there are.
+    pub fn block_count(&self) -> u64 {
+        self.size / u64::from(self.unit)
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        Geometry {
+            sectors: self.size / SECTOR_BYTES,
+            logical_block_bytes: self.bs,
+            physical_block_bytes: self.unit,
+            zones: None,
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            sectors_max: SECTORS_MAX,
+            discard_sectors_max: DISCARD_SECTORS_MAX,
+            write_zeroes_sectors_max: DISCARD_SECTORS_MAX,
+            ..Limits::unlimited(DEPTH)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let good = RamConfig::default;
+        assert!(good().check().is_ok());
+        for (config, field) in [
+            (RamConfig { size: 0, ..good() }, "size"),
+            (RamConfig { size: 4097, ..good() }, "size"),
+            (RamConfig { size: 4096, unit: 8192, ..good() }, "size"),
+            (RamConfig { size: 1 << 60, ..good() }, "size"),
+            (RamConfig { bs: 256, ..good() }, "bs"),
+            (RamConfig { bs: 8192, ..good() }, "bs"),
+            (RamConfig { bs: 3000, ..good() }, "bs"),
+            (RamConfig { unit: 2048, ..good() }, "unit"),
+            (RamConfig { unit: 131_072, ..good() }, "unit"),
+            (RamConfig { unit: 12_288, ..good() }, "unit"),
+        ] {
+            assert_eq!(config.check().unwrap_err().field(), field, "{config:?}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Why a RAM disk could not be made, or something asked of it not be done.
+
+use std::io;
+
+use blockyard_core::DeviceError;
+
+/// Why a RAM disk refused something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RamError {
+    /// A parameter does not fit.
+    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    Invalid {
+        /// The parameter.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+    /// The system refused memory.
+    #[error("{field}: `{value}` takes more memory than there is: {}", io::Error::from_raw_os_error(*.errno))]
+    Memory {
+        /// The parameter that decides how much it is.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// The error number.
+        errno: i32,
+    },
+    /// There are as many channels as there can be.
+    #[error("{max} channels are open, and no more will do; close one first")]
+    Crowded {
+        /// How many there may be.
+        max: u32,
+    },
+    /// A file that a parameter names cannot be used.
+    #[error("{field}: `{path}`: {what}: {source}")]
+    File {
+        /// The parameter.
+        field: &'static str,
+        /// The file.
+        path: String,
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl RamError {
+    pub(crate) fn invalid(
+        field: &'static str,
+        value: impl ToString,
+        wanted: impl Into<String>,
+    ) -> RamError {
+        RamError::Invalid { field, value: value.to_string(), wanted: wanted.into() }
+    }
+
+    pub(crate) fn no_memory(field: &'static str, value: impl ToString) -> RamError {
+        RamError::Memory { field, value: value.to_string(), errno: libc::ENOMEM }
+    }
+
+    /// The parameter that is to blame.
+    pub fn field(&self) -> &'static str {
+        match self {
+            RamError::Invalid { field, .. }
+            | RamError::Memory { field, .. }
+            | RamError::File { field, .. } => field,
+            RamError::Crowded { .. } => "size",
+        }
+    }
+}
+
+impl From<RamError> for DeviceError {
+    fn from(error: RamError) -> DeviceError {
+        match error {
+            RamError::Invalid { field, value, wanted } => {
+                DeviceError::Invalid { field, value, wanted }
+            }
+            RamError::Memory { errno, .. } => {
+                DeviceError::Os { what: "reserving the device's memory", errno }
+            }
+            RamError::Crowded { .. } => {
+                DeviceError::Os { what: "opening one more channel", errno: libc::EMFILE }
+            }
+            RamError::File { source, .. } => DeviceError::Os {
+                what: "using the device's file",
+                errno: source.raw_os_error().unwrap_or(libc::EIO),
+            },
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Same-filled blocks: one word repeated, for which no memory is held.
+#![allow(unsafe_code)]
+
+/// Bytes of the word that is repeated, as zram's on a 64-bit machine.
+const WORD: usize = 8;
+
+/// The word that `block` repeats from its first byte to its last, if it is nothing else.
+#[inline]
+pub(crate) fn repeated_word(block: &[u8]) -> Option<u64> {
+    let (first, last) = (block.first_chunk::<WORD>()?, block.last_chunk::<WORD>()?);
+    // Blocks that are not same-filled mostly differ here already.
+    let middle = block.get(block.len() / 2..block.len() / 2 + WORD)?;
+    if first != last || first != middle {
+        return None;
+    }
+    let same = block.len().is_multiple_of(WORD) && block[WORD..] == block[..block.len() - WORD];
+    same.then(|| u64::from_ne_bytes(*first))
+}
+
+/// Fills memory with a repeated word.
+///
+/// # Safety
+/// `into` must be valid for writes of `len_bytes`, a multiple of eight.
+#[inline]
+pub(crate) unsafe fn fill(into: *mut u8, len_bytes: usize, word: u64) {
+    debug_assert!(len_bytes.is_multiple_of(WORD));
+    let bytes = word.to_ne_bytes();
+    if bytes == [bytes[0]; WORD] {
+        // SAFETY: the caller's contract.
+        unsafe { into.write_bytes(bytes[0], len_bytes) };
+        return;
+    }
+    let words = into.cast::<u64>();
+    for at in 0..len_bytes / WORD {
+        // SAFETY: the caller's contract; no alignment is asked of a buffer.
+        unsafe { words.add(at).write_unaligned(word) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(word: u64, len: usize) -> Vec<u8> {
+        let mut block = vec![0xee; len + 1];
+        // SAFETY: the vector is longer than that, and an odd address will do.
+        unsafe { fill(block.as_mut_ptr().add(1), len, word) };
+        block.remove(0);
+        block
+    }
+
+    #[test]
+    fn what_is_filled_is_recognised() {
+        for word in [0, u64::MAX, 1, 0x0101_0101_0101_0101, 0x1234_5678_1234_5678, 0xdead << 40] {
+            for len in [512, 4096, 65_536] {
+                assert_eq!(repeated_word(&filled(word, len)), Some(word));
+            }
+        }
+    }
+
+    #[test]
+    fn one_byte_that_differs_is_found_wherever_it_is() {
+        for at in 0..4096 {
+            let mut block = filled(0x5555_5555_5555_5555, 4096);
+            block[at] ^= 1;
+            assert_eq!(repeated_word(&block), None, "byte {at}");
+        }
+        let shifted: Vec<u8> = (0..4096).map(|at| (at % 16) as u8).collect();
+        assert_eq!(repeated_word(&shifted), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! A request's data as one run of bytes, whatever pieces of memory they lie in.
+//!
+//! The memory belongs to whoever asked for the I/O, and others may touch it meanwhile. Bytes are
+//! copied in and out through raw pointers; no reference to them is made.
+#![allow(unsafe_code)]
+
+use blockyard_core::Segment;
+
+/// The data of a request, taken from the front.
+pub(crate) struct Pieces<I> {
+    segments: I,
+    at: *mut u8,
+    left: usize,
+}
+
+impl<I: Iterator<Item = Segment>> Pieces<I> {
+    #[inline]
+    pub(crate) fn new(segments: I) -> Pieces<I> {
+        Pieces { segments, at: std::ptr::null_mut(), left: 0 }
+    }
+
+    /// Goes on to the next piece if this one is used up.
+    #[inline]
+    fn settle(&mut self) {
+        while self.left == 0 {
+            let Some(segment) = self.segments.next() else { return };
+            (self.at, self.left) = (segment.data.as_ptr(), segment.len_bytes);
+        }
+    }
+
+    /// Takes the next `len_bytes` if they lie in one piece: valid for reads and writes of so many
+    /// until the request is completed.
+    #[inline]
+    pub(crate) fn take_whole(&mut self, len_bytes: usize) -> Option<*mut u8> {
+        self.settle();
+        if self.left < len_bytes {
+            return None;
+        }
+        let at = self.at;
+        self.advance(len_bytes);
+        Some(at)
+    }
+
+    /// Passes over bytes of the current piece.
+    #[inline]
+    fn advance(&mut self, len_bytes: usize) {
+        self.left -= len_bytes;
+        // SAFETY: the piece was at least that long, so the result is inside or one past its end.
+        self.at = unsafe { self.at.add(len_bytes) };
+    }
+
+    /// Copies the next bytes out of the request.
+    #[inline]
+    pub(crate) fn read(&mut self, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            self.settle();
+            let len = self.left.min(into.len() - done);
+            assert!(len > 0, "a request has as many bytes as its range");
+            // SAFETY: the piece has `len` bytes, and so has the rest of `into`, which is ours and
+            // no part of a request's memory.
+            unsafe { into.as_mut_ptr().add(done).copy_from_nonoverlapping(self.at, len) };
+            self.advance(len);
+            done += len;
+        }
+    }
+
+    /// Copies bytes into the request.
+    #[inline]
+    pub(crate) fn write(&mut self, from: &[u8]) {
+        let mut done = 0;
+        while done < from.len() {
+            self.settle();
+            let len = self.left.min(from.len() - done);
+            assert!(len > 0, "a request has as many bytes as its range");
+            // SAFETY: as in `read`, the other way round.
+            unsafe { self.at.copy_from_nonoverlapping(from.as_ptr().add(done), len) };
+            self.advance(len);
+            done += len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+
+    #[test]
+    fn bytes_come_in_order_whatever_the_pieces() {
+        let mut memory: Vec<u8> = (0..60).collect();
+        let base = memory.as_mut_ptr();
+        let piece = |at: usize, len_bytes| {
+            // SAFETY: it lies in the vector.
+            let data = NonNull::new(unsafe { base.add(at) }).unwrap();
+            Segment { data, len_bytes }
+        };
+        let pieces = || Pieces::new([piece(40, 8), piece(0, 4), piece(20, 12)].into_iter());
+        let mut all = [0; 24];
+        pieces().read(&mut all);
+        let wanted: Vec<u8> = (40..48).chain(0..4).chain(20..32).collect();
+        assert_eq!(all[..], wanted);
+        let mut some = pieces();
+        assert_eq!(some.take_whole(8).map(|at| at as usize), Some(base as usize + 40));
+        assert!(some.take_whole(5).is_none());
+        some.write(&[200, 201, 202, 203, 204]);
+        assert_eq!(some.take_whole(11).map(|at| at as usize), Some(base as usize + 21));
+        assert!(some.take_whole(1).is_none());
+        assert_eq!((&memory[..4], memory[20]), (&[200, 201, 202, 203][..], 204));
+    }
+}

@@ -1,0 +1,205 @@
+//! What one channel holds of a RAM disk: requests cut into blocks, and each carried out on the spot.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use blockyard_core::{
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, SECTOR_SHIFT, Single, Status, Work,
+};
+
+use crate::blocks::Hand;
+use crate::device::Shared;
+use crate::pieces::Pieces;
+
+/// What one channel holds of a RAM disk.
+pub struct RamQueue {
+    shared: Arc<Shared>,
+    hand: Hand,
+}
+
+/// A request's part of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    block: u64,
+    offset: usize,
+    len: usize,
+}
+
+/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
+fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
+    let (unit, end) = (1 << shift, at + len_bytes);
+    let mut next = at;
+    std::iter::from_fn(move || {
+        (next < end).then(|| {
+            let offset = next & (unit - 1);
+            let len = (unit - offset).min(end - next);
+            let block = next >> shift;
+            next += len;
+            Part { block, offset: offset as usize, len: len as usize }
+        })
+    })
+}
+
+impl RamQueue {
+    pub(crate) fn new(shared: Arc<Shared>, hand: Hand) -> RamQueue {
+        RamQueue { shared, hand }
+    }
+
+    #[inline]
+    fn carry_out(&mut self, work: &impl Work) -> Status {
+        match work.op() {
+            Op::Read => self.read(work),
+            Op::Write => self.write(work),
+            Op::Discard => self.zero(work),
+            Op::WriteZeroes if work.flags().contains(Flags::NOUNMAP) => self.fill_with_zeros(work),
+            Op::WriteZeroes => self.zero(work),
+            // What is written is where it stays; there is nothing behind it.
+            Op::Flush => Status::Ok,
+            _ => Status::NotSupp,
+        }
+    }
+
+    #[inline]
+    fn parts<W: Work>(&self, work: &W) -> impl Iterator<Item = Part> + use<W> {
+        let unit = self.shared.blocks.unit();
+        parts(work.sector().bytes(), work.sectors() << SECTOR_SHIFT, unit.trailing_zeros())
+    }
+
+    #[inline]
+    fn read(&mut self, work: &impl Work) -> Status {
+        let parts = self.parts(work);
+        let RamQueue { shared, hand } = self;
+        let unit = shared.blocks.unit();
+        let mut pieces = Pieces::new(work.segments());
+        for part in parts {
+            let buffer = if part.len == unit { pieces.take_whole(unit) } else { None };
+            let status = match buffer {
+                // SAFETY: the buffer is the request's, valid for a block until it is completed.
+                Some(buffer) => unsafe { shared.blocks.read(hand, part.block, buffer) },
+                None => match shared.blocks.read_here(hand, part.block) {
+                    Ok(block) => {
+                        pieces.write(&block[part.offset..part.offset + part.len]);
+                        Status::Ok
+                    }
+                    Err(status) => status,
+                },
+            };
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+
+    #[inline]
+    fn write(&mut self, work: &impl Work) -> Status {
+        let parts = self.parts(work);
+        let RamQueue { shared, hand } = self;
+        let unit = shared.blocks.unit();
+        let mut pieces = Pieces::new(work.segments());
+        for Part { block, offset, len } in parts {
+            let status = if len == unit {
+                pieces.read(hand.block());
+                shared.blocks.write(hand, block)
+            } else {
+                pieces.read(hand.patch(len));
+                shared.blocks.patch(hand, block, offset, len)
+            };
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+
+    /// Makes a range read as zeros, and gives back the blocks that lie in it as a whole.
+    fn zero(&mut self, work: &impl Work) -> Status {
+        let parts = self.parts(work);
+        let RamQueue { shared, hand } = self;
+        let mut status = Status::Ok;
+        for Part { block, offset, len } in parts {
+            if len == shared.blocks.unit() {
+                shared.blocks.discard(hand, block);
+            } else if !shared.blocks.is_zero(block) {
+                hand.patch(len).fill(0);
+                // The blocks behind it are given back all the same: that may be what makes room.
+                let patched = shared.blocks.patch(hand, block, offset, len);
+                status = if status.is_ok() { patched } else { status };
+            }
+        }
+        status
+    }
+
+    /// Makes a range zeros that are written, and count as such.
+    fn fill_with_zeros(&mut self, work: &impl Work) -> Status {
+        let parts = self.parts(work);
+        let RamQueue { shared, hand } = self;
+        for Part { block, offset, len } in parts {
+            let status = if len == shared.blocks.unit() {
+                hand.block().fill(0);
+                shared.blocks.write(hand, block)
+            } else {
+                hand.patch(len).fill(0);
+                shared.blocks.patch(hand, block, offset, len)
+            };
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+}
+
+impl DeviceQueue for RamQueue {
+    #[inline]
+    fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut Done) {
+        while let Some(started) = batch.next() {
+            let status = self.carry_out(&started);
+            // Some of its bios may have found room, and may find it again.
+            if !status.is_ok() && started.is_merged() {
+                return batch.break_up(started);
+            }
+            done.complete(started, status);
+        }
+    }
+
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        Some(self.carry_out(&single))
+    }
+
+    #[inline]
+    fn poll(&mut self, _: Nanos, _: &mut Done) {}
+
+    #[inline]
+    fn room(&self) -> usize {
+        usize::from(self.shared.limits.queue_depth)
+    }
+
+    fn due(&self) -> Due {
+        Due::Never
+    }
+}
+
+impl fmt::Debug for RamQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RamQueue").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_cut_at_blocks() {
+        let cut = |at, len| -> Vec<(u64, usize, usize)> {
+            parts(at, len, 12).map(|Part { block, offset, len }| (block, offset, len)).collect()
+        };
+        assert_eq!(cut(0, 4096), [(0, 0, 4096)]);
+        assert_eq!(cut(512, 512), [(0, 512, 512)]);
+        assert_eq!(cut(7680, 5120), [(1, 3584, 512), (2, 0, 4096), (3, 0, 512)]);
+        assert_eq!(cut(4096, 0), []);
+    }
+}

@@ -1,0 +1,125 @@
+//! Statistics with zram's names, meanings and text.
+
+use std::fmt;
+
+/// `io_stat`: what went wrong, and what was freed on request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoStat {
+    /// Reads that failed.
+    pub failed_reads: u64,
+    /// Writes that failed, most often for lack of memory.
+    pub failed_writes: u64,
+    /// I/O that was not aligned to blocks. Always 0: the channel refuses it before the device, and
+    /// counts it among its errors.
+    pub invalid_io: u64,
+    /// Blocks freed by discard and write-zeroes.
+    pub notify_free: u64,
+}
+
+/// `mm_stat`: what is stored, and what it takes. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MmStat {
+    /// Blocks that hold something, uncompressed; same-filled ones included.
+    pub orig_data_size: u64,
+    /// The same, compressed; same-filled ones take nothing.
+    pub compr_data_size: u64,
+    /// Memory taken for it from the system, fragmentation and what is about to be freed included.
+    pub mem_used_total: u64,
+    /// Most memory that may be taken; 0: no limit.
+    pub mem_limit: u64,
+    /// Most memory that was taken so far.
+    pub mem_used_max: u64,
+    /// Blocks that are one word repeated.
+    pub same_pages: u64,
+    /// Pages that compaction has freed.
+    pub pages_compacted: u64,
+    /// Blocks stored raw, because compression gains nothing.
+    pub huge_pages: u64,
+    /// The same, since the device was made.
+    pub huge_pages_since: u64,
+}
+
+/// `bd_stat`: the backing file, in units of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BdStat {
+    /// Written there and not yet overwritten.
+    pub bd_count: u64,
+    /// Reads of it.
+    pub bd_reads: u64,
+    /// Writes to it.
+    pub bd_writes: u64,
+}
+
+/// `debug_stat`, version 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DebugStat {
+    /// Writes that waited for memory. Always 0: they fail at once, as zram's do today.
+    pub writestall: u64,
+    /// Frees that could not take a lock and were lost. Always 0: nothing is locked.
+    pub miss_free: u64,
+}
+
+/// All of it at one moment, or nearly: I/O goes on meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RamStats {
+    /// `io_stat`.
+    pub io: IoStat,
+    /// `mm_stat`.
+    pub mm: MmStat,
+    /// `bd_stat`.
+    pub bd: BdStat,
+    /// `debug_stat`.
+    pub debug: DebugStat,
+    /// The table of a word per block, in bytes: memory beside `mem_used_total`.
+    pub table_bytes: u64,
+    /// Sub-block writes that met another writer and were made anew.
+    pub patch_retries: u64,
+}
+
+impl fmt::Display for IoStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let IoStat { failed_reads, failed_writes, invalid_io, notify_free } = self;
+        write!(f, "{failed_reads:8} {failed_writes:8} {invalid_io:8} {notify_free:8}")
+    }
+}
+
+impl fmt::Display for MmStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MmStat { orig_data_size, compr_data_size, mem_used_total, mem_limit, .. } = self;
+        let MmStat { mem_used_max, same_pages, pages_compacted, .. } = self;
+        let MmStat { huge_pages, huge_pages_since, .. } = self;
+        write!(f, "{orig_data_size:8} {compr_data_size:8} {mem_used_total:8} {mem_limit:8} ")?;
+        write!(f, "{mem_used_max:8} {same_pages:8} {pages_compacted:8} ")?;
+        write!(f, "{huge_pages:8} {huge_pages_since:8}")
+    }
+}
+
+impl fmt::Display for BdStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:8} {:8} {:8}", self.bd_count, self.bd_reads, self.bd_writes)
+    }
+}
+
+impl fmt::Display for DebugStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "version: 1\n{:8} {:8}", self.writestall, self.miss_free)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The formats of zram_drv.c: programs split these lines by columns.
+    #[test]
+    fn lines_look_as_zrams() {
+        let io = IoStat { failed_reads: 1, failed_writes: 2, invalid_io: 0, notify_free: 40 };
+        assert_eq!(io.to_string(), "       1        2        0       40");
+        let mm = MmStat { orig_data_size: 123_456_789, huge_pages_since: 7, ..MmStat::default() };
+        let line = mm.to_string();
+        assert_eq!(line.split_whitespace().count(), 9);
+        assert!(line.starts_with("123456789        0 ") && line.ends_with("        0        7"));
+        assert_eq!(BdStat::default().to_string(), "       0        0        0");
+        assert_eq!(DebugStat::default().to_string(), "version: 1\n       0        0");
+    }
+}

@@ -1,0 +1,111 @@
+//! After open, the way from push to reap allocates nothing of the language's allocator but the pool's
+//! tables, which grow with what it holds. Its memory for data comes from the system.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, BufRef, Composed, Disk, Op, Region, Sector};
+use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
+
+/// The system's allocator, which counts what each thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's contract is that of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the memory came from `System` with this layout.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const BATCH: usize = 32;
+/// Bytes of the buffer for each bio.
+const ROOM: u64 = 64 << 10;
+
+/// Sends batches of all kinds through a channel, twice. The first time is not counted: the pool's
+/// own tables grow while it takes memory from the system.
+fn allocations(config: RamConfig) -> u64 {
+    let blocks = config.size / u64::from(config.bs);
+    let sectors = u64::from(config.bs) / 512;
+    let ram = Ram::open(config).expect("the configuration fits");
+    let depth = ChannelConfig::default();
+    let disk = Composed::new("r".to_owned(), "ram", ram, depth, NoneScheduler::new);
+    let mut channel = disk.open().expect("a fresh device opens");
+    let region = Region::alloc(BATCH * ROOM as usize);
+    let id = channel.register(Arc::clone(&region));
+    let mut noise = fastrand::Rng::with_seed(5);
+    let mut data = vec![0; ROOM as usize];
+    let mut bios = Vec::with_capacity(BATCH);
+    let mut out = Vec::with_capacity(BATCH);
+    let mut before = 0;
+    for turn in 0..128u64 {
+        let round = turn % 64;
+        // From all zeros to all noise: same-filled, compressible, huge.
+        noise.fill(&mut data[..(ROOM * round / 64) as usize]);
+        for slot in 0..BATCH as u64 {
+            region.write(slot * ROOM, &data);
+        }
+        if turn == 64 {
+            before = ALLOCATIONS.get();
+        }
+        for kind in 0..5 {
+            bios.clear();
+            for index in 0..BATCH as u64 {
+                let buf = BufRef { region: id, offset: index * ROOM };
+                let at = Sector((index * 7919 + round * 31) % (blocks - 64) * sectors);
+                bios.push(match kind {
+                    0 => Bio::write(at, sectors, buf),
+                    1 => Bio::write(at, sectors * 8, buf),
+                    2 => Bio::read(at, sectors * 16, buf),
+                    3 if index % 8 == 0 => Bio::new(Op::Discard, at, sectors * 3),
+                    3 if index % 8 == 1 => Bio::new(Op::WriteZeroes, at, sectors * 3),
+                    3 => Bio::read(at, sectors, buf),
+                    _ => Bio::flush(),
+                });
+            }
+            send(&mut *channel, &bios, &mut out);
+        }
+    }
+    ALLOCATIONS.get() - before
+}
+
+fn send(channel: &mut dyn Channel, bios: &[Bio], out: &mut Vec<blockyard_core::Completion>) {
+    assert_eq!(channel.push(bios), BATCH);
+    channel.submit();
+    out.clear();
+    while out.len() < BATCH {
+        channel.reap(out);
+        channel.wait(None);
+    }
+    assert!(out.iter().all(|completion| completion.status.is_ok()), "{out:?}");
+}
+
+#[test]
+fn nothing_is_allocated_after_open() {
+    let plain = || RamConfig { size: 32 << 20, ..RamConfig::default() };
+    assert_eq!(allocations(plain()), 0, "lz4");
+    // Ten thousand writes of parts leave the pool in other pieces, whose tables may be longer.
+    let parts = allocations(RamConfig { bs: 512, unit: 16_384, ..plain() });
+    assert!(parts < 100, "sub-block writes: {parts}");
+    if cfg!(feature = "c-codecs") {
+        let codec = CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary: None };
+        assert_eq!(allocations(RamConfig { codec, ..plain() }), 0, "zstd");
+    }
+}
