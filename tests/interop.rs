@@ -16,6 +16,7 @@ mod fio;
 mod info;
 mod place;
 mod qemu;
+mod ram;
 mod readme;
 mod run;
 mod smr;

@@ -10,11 +10,12 @@ use blockyard_yard::spec::DeviceSpec;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-const ABOUT: &str = "Makes block devices (null, zoned or not, in memory or not) and serves them";
+const ABOUT: &str =
+    "Makes block devices (null, zoned, shingled, compressed in memory) and serves them";
 
 const AFTER_HELP: &str = "\
 Begin with:
-  blockyard serve                            the default yard: zoned0, null0, mem0 and smr0
+  blockyard serve                            the default yard: zoned0, null0, mem0, smr0, ram0
   blockyard list                             from another terminal: what is served
   blockyard zone report zoned0 -c 4          the first zones of a zoned device
   blockyard add 'null:///fast?size=10G'      one more device, at run time
@@ -102,9 +103,8 @@ pub(crate) enum Command {
 
 const SERVE_HELP: &str = "\
 Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
-null0 (plain, keeps nothing), mem0 (plain, in memory) and smr0 (a shingled disk that speaks SCSI, in
-memory); `blockyard init` writes it out. Without
---nbd, NBD is served on nbd.sock in the runtime directory and on 127.0.0.1:10809.
+null0 (plain, keeps nothing), mem0 (plain, in memory), smr0 (a shingled disk that speaks SCSI, in
+memory) and ram0 (compressed memory); `blockyard init` writes it out. Without --nbd, NBD is served on nbd.sock in the runtime directory and on 127.0.0.1:10809.
 
 The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort
 blockyard-UID in the directory for temporary files.

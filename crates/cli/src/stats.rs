@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use blockyard_core::channel::percentile_ns;
+use blockyard_yard::ram::RamView;
 use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::{LatencyView, OpView, StatsView, dense};
 
@@ -58,7 +59,25 @@ fn print(before: &[StatsView], now: &[StatsView], out: &mut impl Write) -> Resul
             .find(|other| other.device == stats.device && other.age_ns <= stats.age_ns);
         table.row(row(&Interval::new(before, stats)));
     }
-    Ok(table.print(1, out)?)
+    table.print(1, out)?;
+    for stats in now {
+        let Some(ram) = &stats.ram else { continue };
+        writeln!(out)?;
+        print_ram(&stats.device, ram, out)?;
+    }
+    Ok(())
+}
+
+/// zram's statistics, a group a line, with the names before the numbers.
+fn print_ram(device: &str, ram: &RamView, out: &mut impl Write) -> Result<(), Failure> {
+    for (group, fields) in ram.groups() {
+        write!(out, "{device} {group}:")?;
+        for (name, value) in fields {
+            write!(out, " {name} {value}")?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
 }
 
 /// What happened between two looks at a device.
@@ -171,6 +190,7 @@ mod tests {
             read_latency: vec![(1024, reads)],
             write_latency: Vec::new(),
             other_latency: Vec::new(),
+            ram: None,
         }
     }
 

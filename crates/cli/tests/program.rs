@@ -97,10 +97,10 @@ fn the_default_yard_is_served_and_ends_cleanly() {
         let mut served = Served::start(&format!("default-{signal}"), &[]);
         let names: Vec<_> =
             served.said["devices"].as_array().unwrap().iter().map(|d| &d["name"]).collect();
-        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0"]);
+        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0", "ram0"]);
         let list = served.says(&["list"]);
         assert!(list.starts_with("NAME "), "{list}");
-        assert_eq!(list.lines().count(), 5);
+        assert_eq!(list.lines().count(), 6);
         served.signal(signal);
         assert_eq!(served.child.wait().unwrap().code(), Some(0));
         let left: Vec<_> = std::fs::read_dir(served.dir.0.join("blockyard")).unwrap().collect();

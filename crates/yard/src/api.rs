@@ -24,6 +24,7 @@ use crate::error::YardError;
 use crate::inject;
 use crate::litter::Litter;
 use crate::metrics;
+use crate::ram::{self, RamView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
@@ -60,7 +61,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 14] = [
+pub const PATHS: [&str; 15] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -69,6 +70,7 @@ pub const PATHS: [&str; 14] = [
     "/v1/devices/{name}/zones",
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/inject",
+    "/v1/devices/{name}/ram",
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
@@ -88,6 +90,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones", get(report))
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/devices/{name}/ram", get(ram_stats))
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
@@ -132,6 +135,7 @@ impl From<YardError> for Refusal {
             | YardError::Export(_)
             | YardError::File(_)
             | YardError::NotZoned { .. }
+            | YardError::NotRam { .. }
             | YardError::Mounted { .. }
             | YardError::NotMounted { .. }
             | YardError::ZoneFs(_)
@@ -375,6 +379,10 @@ async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
 async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
     let name = path(name)?;
     Ok(axum::Json(StatsView::new(&control.yard.find(&name)?)))
+}
+
+async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {
+    Ok(axum::Json(ram::view(&control.yard.find(&path(name)?)?)?))
 }
 
 async fn inject_fault(

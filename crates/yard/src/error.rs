@@ -131,6 +131,12 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// The device is no RAM disk.
+    #[error("`{name}` is not a RAM disk; `kind = \"ram\"` makes one")]
+    NotRam {
+        /// The device.
+        name: String,
+    },
     /// An argument of a request will not do.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Argument {
@@ -189,6 +195,7 @@ impl YardError {
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
+            YardError::NotRam { .. } => "not_ram",
             YardError::Mounted { .. } => "mounted",
             YardError::NotMounted { .. } => "not_mounted",
             YardError::ZoneFs(_) => "zonefs",
@@ -216,6 +223,7 @@ impl YardError {
             YardError::NoSuchDevice { name, .. }
             | YardError::Taken { name }
             | YardError::NotZoned { name }
+            | YardError::NotRam { name }
             | YardError::Mounted { name, .. }
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod nearest;
 pub mod param;
 pub mod paths;
+pub mod ram;
 pub mod size;
 pub mod spec;
 pub mod stack;

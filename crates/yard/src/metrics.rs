@@ -14,6 +14,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::ram::RamView;
 use crate::yard::{Entry, Yard};
 
 /// Zones read at once while they are counted.
@@ -48,6 +49,7 @@ struct Row {
     entry: Entry,
     stats: Stats,
     zones: Vec<(ZoneCond, u64)>,
+    ram: Option<RamView>,
 }
 
 impl fmt::Debug for Row {
@@ -59,7 +61,8 @@ impl fmt::Debug for Row {
 impl Row {
     fn new(entry: Entry) -> Row {
         let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
-        Row { entry, stats, zones }
+        let ram = RamView::of(&entry);
+        Row { entry, stats, zones, ram }
     }
 
     fn name(&self) -> &str {
@@ -152,6 +155,18 @@ impl Collector for Sample {
                 family
                     .encode_family(&[("device", row.name()), ("cond", cond.name())])?
                     .encode_gauge(count)?;
+            }
+        }
+        let help = "RAM disks: zram's statistics, by zram's names";
+        let mut family = encoder.encode_descriptor("ram", help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            let Some(ram) = &row.ram else { continue };
+            for (group, fields) in ram.groups() {
+                for (stat, value) in fields {
+                    family
+                        .encode_family(&[("device", row.name()), ("group", group), ("stat", stat)])?
+                        .encode_gauge(&value)?;
+                }
             }
         }
         let help = "NBD connections open now";

@@ -17,10 +17,12 @@ use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
 use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
+use blockyard_ram::Ram;
 
 use crate::param::Form;
 use crate::spec::DeviceSpec;
 
+mod ram;
 mod smr;
 
 /// A device that is made, and what was corrected in the making.
@@ -29,6 +31,8 @@ pub struct Made {
     pub disk: Arc<dyn Disk>,
     /// A sentence for each parameter that was corrected.
     pub notes: Vec<String>,
+    /// The device as a RAM disk, if it is one: what can be asked of those only.
+    pub ram: Option<Arc<Ram>>,
 }
 
 /// Why a device could not be made.
@@ -120,9 +124,10 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
         "null" => {
             let null = null::<Z>(spec)?;
             let notes = notes(spec, &null);
-            Ok(Made { disk: with_delay(spec, null)?, notes })
+            Ok(Made { disk: with_delay(spec, null)?, notes, ram: None })
         }
         "smr" => smr::open(spec),
+        "ram" => ram::open(spec),
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     }
 }
@@ -132,8 +137,10 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    if spec.kind().name == "smr" {
-        return smr::check(spec);
+    match spec.kind().name {
+        "smr" => return smr::check(spec),
+        "ram" => return ram::check(spec),
+        _ => {}
     }
     let null = null::<WordZones>(spec)?;
     Ok(notes(spec, &null))

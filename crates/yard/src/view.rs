@@ -8,6 +8,7 @@ use blockyard_export::fuse::FileInfo;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
+use crate::ram::RamView;
 use crate::yard::{Entry, describe};
 
 /// `GET /v1`.
@@ -264,6 +265,9 @@ pub struct StatsView {
     pub write_latency: LatencyView,
     /// Latency of all the rest.
     pub other_latency: LatencyView,
+    /// What a RAM disk says of itself, by zram's names; left out of other devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<RamView>,
 }
 
 impl StatsView {
@@ -287,6 +291,7 @@ impl StatsView {
             read_latency: sparse(&stats.read_latency),
             write_latency: sparse(&stats.write_latency),
             other_latency: sparse(&stats.other_latency),
+            ram: RamView::of(entry),
         }
     }
 }

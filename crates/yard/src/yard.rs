@@ -9,11 +9,13 @@ use blockyard_core::Disk;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_export::fuse::Files;
 use blockyard_export::nbd::{ExportOptions, Exports};
+use blockyard_ram::Ram;
 use blockyard_zonefs::MountOptions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::DEVICES_MAX;
 use crate::error::YardError;
+use crate::ram;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::stack::{self, StackError};
@@ -32,6 +34,8 @@ pub struct Entry {
     pub disk: Arc<dyn Disk>,
     /// What was corrected when it was made.
     pub notes: Vec<String>,
+    /// The device as a RAM disk, if it is one.
+    pub ram: Option<Arc<Ram>>,
     /// When it was made.
     pub since: Instant,
     work: Arc<Semaphore>,
@@ -132,7 +136,7 @@ impl Yard {
     ) -> Result<Entry, YardError> {
         let _reserved = self.reserve(spec.name())?;
         // Outside the lock: it opens files, and others who only look must not wait for that.
-        let stack::Made { disk, notes } = make(&spec)?;
+        let stack::Made { disk, notes, ram } = make(&spec)?;
         let options = ExportOptions {
             read_only: disk.limits().read_only,
             description: describe(&spec, disk.as_ref()),
@@ -147,7 +151,7 @@ impl Yard {
             tracing::debug!(device = spec.name(), "{note}");
         }
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        let entry = Entry { spec, disk, notes, since: Instant::now(), work };
+        let entry = Entry { spec, disk, notes, ram, since: Instant::now(), work };
         self.devices().entries.push(entry.clone());
         Ok(entry)
     }
@@ -267,6 +271,9 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
             (None, Some(backing)) => format!(", keeps data in {backing}"),
             (None, None) => ", keeps data in memory".to_owned(),
         };
+    }
+    if let Some(ram) = ram::described(spec) {
+        text += &ram;
     }
     if geometry.logical_block_bytes != 512 {
         text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));

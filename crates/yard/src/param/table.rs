@@ -40,6 +40,13 @@ pub const KINDS: &[Kind] = &[
         faults: SMR_FAULTS,
         hints: SMR_HINTS,
     },
+    Kind {
+        name: "ram",
+        doc: "compressed RAM disk; as Linux's zram",
+        params: RAM,
+        faults: RAM_FAULTS,
+        hints: RAM_HINTS,
+    },
 ];
 
 /// What every kind takes.
@@ -176,6 +183,60 @@ const SMR_HINTS: &[(&str, &str)] = &[
     ("zone_readonly", "set it at run time: blockyard inject NAME zone_readonly=SECTOR"),
     ("zone_offline", "set it at run time: blockyard inject NAME zone_offline=SECTOR"),
     ("name", "the name is the path of the URI: smr:///NAME"),
+];
+
+const RAM: &[Param] = &[
+    param("size", size(4096, 1 << 46), "4G", "capacity"),
+    param(
+        "bs",
+        Form::Sizes(&[512, 1024, 2048, 4096]),
+        "4096",
+        "logical block size: 512, 1k, 2k or 4k",
+    ),
+    param(
+        "unit",
+        Form::Sizes(&[4096, 8192, 16_384, 32_768, 65_536]),
+        "4096",
+        "bytes compressed as one block: 4k, 8k, 16k, 32k or 64k; larger ones compress better",
+    ),
+    param("algo", Form::Choice(&["lz4", "lz4hc", "zstd"]), "lz4", "how blocks are compressed"),
+    param(
+        "level",
+        text(8),
+        "",
+        "lz4: acceleration, 1 to 65537; lz4hc: 1 to 12; zstd: -131072 to 22; empty: its default",
+    ),
+    param(
+        "dict",
+        text(4 * KIB as usize),
+        "",
+        "a zstd dictionary in a file, as `zstd --train` makes",
+    ),
+    param(
+        "mem_limit",
+        size(0, 1 << 46),
+        "0",
+        "most memory for data; what would need more fails with NOSPC; 0: no limit",
+    ),
+];
+
+/// Faults of the RAM disk's own.
+const RAM_FAULTS: &[&str] = &["nospc"];
+
+/// zram's attributes that have another form here, or none.
+const RAM_HINTS: &[(&str, &str)] = &[
+    ("disksize", "write size=4G"),
+    ("capacity", "write size=4G"),
+    ("comp_algorithm", "write algo=zstd"),
+    ("compression", "write algo=zstd"),
+    ("algorithm_params", "write level=3, dict=FILE"),
+    ("max_comp_streams", "every channel has a stream of its own; leave it out"),
+    ("block_size", "write unit=16k for what is compressed as one, bs=4k for the logical block"),
+    ("blocksize", "write unit=16k for what is compressed as one, bs=4k for the logical block"),
+    ("memory_backed", "it always is; leave it out"),
+    ("discard", "it always takes discards; leave it out"),
+    ("mem_used_max", "it is a statistic: blockyard stats NAME"),
+    ("name", "the name is the path of the URI: ram:///NAME"),
 ];
 
 /// Faults of the null device's own.

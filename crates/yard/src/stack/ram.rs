@@ -1,0 +1,115 @@
+//! Compressed RAM disks.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
+
+use super::{Made, StackError, as_given, with_delay};
+use crate::spec::DeviceSpec;
+
+/// Largest dictionary: the library trains none beyond 112 KiB unless told, and blocks are 64 KiB.
+const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
+
+/// Makes the device.
+pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let dictionary = spec.text("dict").map(|path| read_dictionary(&path)).transpose()?;
+    let config = ram_config(spec, dictionary)?;
+    let ram = Ram::open(config).map_err(|error| refused(spec, error))?;
+    let disk = with_delay(spec, Arc::clone(&ram))?;
+    Ok(Made { disk, notes: Vec::new(), ram: Some(ram) })
+}
+
+/// Checks that the parameters go together, without reading what they name.
+pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
+    // Any bytes will do for a dictionary here: whether there may be one is the question.
+    let dictionary = spec.text("dict").map(|_| vec![1; 64].into());
+    let config = ram_config(spec, dictionary)?;
+    config.check().map_err(|error| refused(spec, error))?;
+    Ok(Vec::new())
+}
+
+fn refused(spec: &DeviceSpec, error: RamError) -> StackError {
+    let error = match error {
+        RamError::Invalid { field, value, wanted } => StackError::Invalid { field, value, wanted },
+        other => StackError::Refused { field: other.field(), message: other.to_string() },
+    };
+    as_given(spec, error)
+}
+
+fn read_dictionary(path: &str) -> Result<Arc<[u8]>, StackError> {
+    let refused = |what: String| StackError::Refused {
+        field: "dict",
+        message: format!("dict: `{path}` {what}"),
+    };
+    let len = std::fs::metadata(Path::new(path))
+        .map_err(|error| refused(format!("cannot be read: {error}")))?
+        .len();
+    if len > DICTIONARY_BYTES_MAX {
+        return Err(refused(format!("has {len} bytes; a dictionary has a MiB at most")));
+    }
+    let bytes = std::fs::read(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+    Ok(bytes.into())
+}
+
+fn ram_config(spec: &DeviceSpec, dictionary: Option<Arc<[u8]>>) -> Result<RamConfig, StackError> {
+    let level = match spec.text("level") {
+        None => None,
+        Some(text) => Some(text.parse().map_err(|_| StackError::Invalid {
+            field: "level",
+            value: text,
+            wanted: "a whole number".to_owned(),
+        })?),
+    };
+    Ok(RamConfig {
+        size: spec.number("size"),
+        bs: spec.small("bs"),
+        unit: spec.small("unit"),
+        codec: CodecConfig { algo: Algo::ALL[spec.choice("algo")], level, dictionary },
+        mem_limit: spec.number("mem_limit"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::param::Kind;
+    use crate::uri;
+
+    fn refusal(query: &str) -> String {
+        match open(&uri::parse(&format!("ram:///r?{query}")).unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{query} was made"),
+        }
+    }
+
+    #[test]
+    fn the_table_has_the_defaults_of_the_device() {
+        let spec = DeviceSpec::new(Kind::find("ram").unwrap(), "r").unwrap();
+        assert_eq!(ram_config(&spec, None), Ok(RamConfig::default()));
+        let Some(words) =
+            Kind::find("ram").unwrap().params.iter().find(|param| param.name == "algo")
+        else {
+            panic!("the table has no algo")
+        };
+        let names = Algo::ALL.map(Algo::name).join("|");
+        assert_eq!(words.placeholder(), names);
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_by_field() {
+        for (query, want) in [
+            ("size=1000001k", "size: `1000001k` will not do: wanted a multiple of"),
+            ("size=12k&unit=8k", "size: `12k` will not do"),
+            ("level=fast", "level: `fast` will not do: wanted a whole number"),
+            ("level=0", "level: `0` will not do: wanted 1 to 65537 for lz4"),
+            ("algo=zstd&level=23", "level: `23` will not do: wanted -131072 to 22 for zstd"),
+            ("dict=/etc/hostname", "dict: `lz4` will not do: wanted algo=zstd"),
+            ("algo=zstd&dict=/no/such/file", "dict: `/no/such/file` cannot be read"),
+            ("algo=zstd&dict=/dev/zero", "dict: "),
+        ] {
+            let error = refusal(query);
+            assert!(error.starts_with(want), "{query}: {error}");
+        }
+    }
+}
