@@ -104,7 +104,8 @@ pub(crate) enum Command {
 const SERVE_HELP: &str = "\
 Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
 null0 (plain, keeps nothing), mem0 (plain, in memory), smr0 (a shingled disk that speaks SCSI, in
-memory) and ram0 (compressed memory); `blockyard init` writes it out. Without --nbd, NBD is served on nbd.sock in the runtime directory and on 127.0.0.1:10809.
+memory) and ram0 (compressed memory); `blockyard init` writes it out. Without --nbd, NBD is served
+on nbd.sock in the runtime directory and on 127.0.0.1:10809.
 
 The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort
 blockyard-UID in the directory for temporary files.

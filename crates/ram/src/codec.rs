@@ -1,18 +1,18 @@
 //! Codecs: how a block becomes fewer bytes, and those a block again.
 //!
 //! A [`Codec`] is what a device has been told (algorithm, level, dictionary) and is shared by all
-//! its channels. The working memory is apart from it: an [`Encoder`] and a [`Decoder`] belong to one
-//! thread and are made when a channel is opened, so that nothing is allocated afterwards.
+//! its channels. The working memory is apart from it: an [`Encoder`] and a [`Decoder`] belong to
+//! one thread and are made when a channel is opened, so that nothing is allocated afterwards.
 //!
 //! LZ4 and zstd are their authors' C libraries, for speed. A build without the feature `c-codecs`
-//! needs no C compiler: it has LZ4 in Rust, which reads and writes the same bytes, and no zstd. LZO,
-//! the kernel's default, exists under the GPL only and is not here.
+//! needs no C compiler: it has LZ4 in Rust, which reads and writes the same bytes, and no zstd.
+//! LZO, the kernel's default, exists under the GPL only and is not here.
 #![allow(unsafe_code)]
 
-#[cfg(not(feature = "c-codecs"))]
-mod lz4_rust;
 #[cfg(feature = "c-codecs")]
 mod lz4_c;
+#[cfg(not(feature = "c-codecs"))]
+mod lz4_rust;
 #[cfg(feature = "c-codecs")]
 mod zstd_c;
 
@@ -309,8 +309,7 @@ mod tests {
         let with = |algo, level| CodecConfig { algo, level, dictionary: None };
         let mut configs = vec![with(Algo::Lz4, None), with(Algo::Lz4, Some(8))];
         if cfg!(feature = "c-codecs") {
-            for (algo, level) in
-                [(Algo::Lz4hc, None), (Algo::Lz4hc, Some(12)), (Algo::Zstd, None)]
+            for (algo, level) in [(Algo::Lz4hc, None), (Algo::Lz4hc, Some(12)), (Algo::Zstd, None)]
             {
                 configs.push(with(algo, level));
             }
@@ -368,8 +367,8 @@ mod tests {
             for bit in 0..len * 8 {
                 let mut damaged = packed[..len].to_vec();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                // It may still be a block of this length, of other bytes: that is what checksums are
-                // for. It must not write beyond the block, which a sanitizer would see.
+                // It may still be a block of this length, of other bytes: that is what checksums
+                // are for. It must not write beyond the block, which a sanitizer would see.
                 let _ = unpack(&codec, &mut decoder, &damaged, 4096);
             }
             // The decoder is as good as new.

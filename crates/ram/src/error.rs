@@ -19,7 +19,10 @@ pub enum RamError {
         wanted: String,
     },
     /// The system refused memory.
-    #[error("{field}: `{value}` takes more memory than there is: {}", io::Error::from_raw_os_error(*.errno))]
+    #[error(
+        "{field}: `{value}` takes more memory than there is: {}",
+        io::Error::from_raw_os_error(*.errno)
+    )]
     Memory {
         /// The parameter that decides how much it is.
         field: &'static str,

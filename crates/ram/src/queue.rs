@@ -1,4 +1,4 @@
-//! What one channel holds of a RAM disk: requests cut into blocks, and each carried out on the spot.
+//! What one channel holds of a RAM disk: requests are cut into blocks and carried out on the spot.
 #![allow(unsafe_code)]
 
 use std::fmt;

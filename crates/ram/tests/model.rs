@@ -2,6 +2,7 @@
 //!
 //! What fails with NOSPC may have changed whole blocks of its range and nothing else; everything
 //! that succeeds is as if memory were endless.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::sync::Arc;
 
@@ -86,8 +87,8 @@ impl Rig {
         let mut from = at;
         while from < at + data.len() as u64 {
             let to = ((from / self.unit + 1) * self.unit).min(at + data.len() as u64);
-            let (here, there) =
-                ((from - at) as usize..(to - at) as usize, from as usize..to as usize);
+            let here = (from - at) as usize..(to - at) as usize;
+            let there = from as usize..to as usize;
             let (new, old) = (&data[here.clone()], &self.wanted[there.clone()]);
             assert!(found[here.clone()] == *new || found[here.clone()] == *old, "block at {from}");
             self.wanted[there].copy_from_slice(&found[here]);

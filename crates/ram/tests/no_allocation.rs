@@ -1,5 +1,5 @@
-//! After open, the way from push to reap allocates nothing of the language's allocator but the pool's
-//! tables, which grow with what it holds. Its memory for data comes from the system.
+//! After open, the way from push to reap allocates nothing of the language's allocator but the
+//! pool's tables, which grow with what it holds. Its memory for data comes from the system.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

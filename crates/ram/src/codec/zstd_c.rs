@@ -9,8 +9,8 @@ use zstd_safe::{CCtx, CParameter, DCtx, DDict, WriteBuf};
 use super::{Codec, Damaged};
 use crate::error::RamError;
 
-/// A dictionary as both ways want it. Who decompresses shares what is made of it; a compressor makes
-/// its own, because that depends on the size of its blocks.
+/// A dictionary as both ways want it. Who decompresses shares what is made of it; a compressor
+/// makes its own, because that depends on the size of its blocks.
 pub(super) struct Dictionary {
     bytes: Arc<[u8]>,
     back: DDict<'static>,
