@@ -6,6 +6,7 @@ pub mod bios;
 pub mod cdb;
 pub mod deadline;
 pub mod drive;
+pub mod fuse;
 pub mod input;
 pub mod media;
 pub mod nbd;

@@ -31,6 +31,7 @@ target!(cdb, blockyard_fuzz::cdb::cdb);
 target!(deadline_steps, blockyard_fuzz::deadline::steps);
 target!(deadline_tunables, blockyard_fuzz::deadline::tunables);
 target!(drive_answers, blockyard_fuzz::drive::drive_answers);
+target!(fuse_wire, blockyard_fuzz::fuse::fuse_wire);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(uri, blockyard_fuzz::texts::uri);

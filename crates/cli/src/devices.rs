@@ -87,6 +87,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("channels", device.channels.to_string()),
         ("clients", device.clients.to_string()),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
+        ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),
         ("age", duration(device.age_ns)),
     ];

@@ -330,8 +330,8 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     for address in addresses(daemon) {
         writeln!(out, "NBD at {address}")?;
     }
-    if let Some(dir) = daemon.mount_dir() {
-        writeln!(out, "files in {}", dir.display())?;
+    if let (Some(dir), Some(transport)) = (daemon.mount_dir(), daemon.mount_transport()) {
+        writeln!(out, "files in {}, through {transport}", dir.display())?;
     }
     if let Some(metrics) = daemon.control().and_then(|control| control.metrics_address()) {
         writeln!(out, "metrics at {metrics}")?;
@@ -366,6 +366,7 @@ fn announce_json(
         "devices": devices,
         "nbd": nbd,
         "files": daemon.mount_dir(),
+        "files_transport": daemon.mount_transport(),
         "control": control,
         "metrics": metrics,
     });

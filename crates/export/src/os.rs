@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // The standard library offers neither.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -66,4 +67,10 @@ pub(crate) fn sharpen_timers() {
     let slack_ns: libc::c_ulong = 1000;
     // SAFETY: no memory is involved. Failure leaves naps longer than meant.
     let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack_ns, 0, 0, 0) };
+}
+
+/// A bell: what is written to it wakes who polls it. Neither side waits.
+pub(crate) fn bell() -> io::Result<OwnedFd> {
+    use rustix::event::{EventfdFlags, eventfd};
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }

@@ -141,7 +141,8 @@ impl Daemon {
     fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {
         let options = MountOptions { allow_other, ..MountOptions::default() };
         let mount = Mount::start(Arc::clone(self.yard.files()), dir, &options)?;
-        tracing::info!(dir = %mount.dir().display(), threads = options.threads, "files mounted");
+        let (dir, transport) = (mount.dir().display(), mount.transport().name());
+        tracing::info!(%dir, threads = options.threads, transport, "files mounted");
         self.litter.add_mount(mount.dir());
         self.mount = Some(mount);
         Ok(())
@@ -200,6 +201,11 @@ impl Daemon {
     /// The directory with the devices as files, if they are mounted.
     pub fn mount_dir(&self) -> Option<&Path> {
         self.mount.as_ref().map(Mount::dir)
+    }
+
+    /// How requests for these files come.
+    pub fn mount_transport(&self) -> Option<&'static str> {
+        self.mount.as_ref().map(|mount| mount.transport().name())
     }
 
     /// The control plane.

@@ -63,6 +63,9 @@ pub struct DeviceView {
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
+    /// How requests for that file come: `/dev/fuse` or `io_uring`.
+    #[serde(default)]
+    pub file_transport: Option<String>,
     /// How many times that file is open now.
     #[serde(default)]
     pub opens: u64,
@@ -148,6 +151,10 @@ impl DeviceView {
             channels: disk.stats().channels,
             clients,
             opens: file.as_ref().map_or(0, |file| file.opens),
+            file_transport: file
+                .as_ref()
+                .and_then(|file| file.transport)
+                .map(|transport| transport.name().to_owned()),
             file: file.and_then(|file| file.path).map(|path| path.display().to_string()),
             notes: entry.notes.clone(),
             age_ns: age_ns(entry),

@@ -17,6 +17,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 use fuser::{INodeNo, Notifier};
 
 use crate::fuse::memory::BLOCK_BYTES_MAX;
+use crate::fuse::mount::Transport;
 use crate::fuse::ranges::Shape;
 use crate::fuse::seat::Seats;
 
@@ -54,6 +55,8 @@ pub struct FileInfo {
     pub name: String,
     /// Where it is, if it is mounted.
     pub path: Option<PathBuf>,
+    /// How its requests come, if it is mounted.
+    pub transport: Option<Transport>,
     /// How many times it is open now.
     pub opens: u64,
 }
@@ -139,6 +142,7 @@ struct Attached {
     dir: PathBuf,
     seats: Arc<Seats>,
     notifier: Notifier,
+    transport: Transport,
 }
 
 impl Table {
@@ -148,8 +152,10 @@ impl Table {
 
     fn info(&self, entry: &Entry) -> FileInfo {
         let name = &entry.file.name;
-        let path = self.mounts.first().map(|mount| mount.dir.join(name));
-        FileInfo { name: name.clone(), path, opens: entry.opens }
+        let mount = self.mounts.first();
+        let path = mount.map(|mount| mount.dir.join(name));
+        let transport = mount.map(|mount| mount.transport);
+        FileInfo { name: name.clone(), path, transport, opens: entry.opens }
     }
 
     fn by_ino(&mut self, ino: u64) -> Option<&mut Entry> {
@@ -281,8 +287,14 @@ impl Files {
     }
 
     /// Tells a mount of files that go, from now on.
-    pub(crate) fn attach(&self, dir: PathBuf, seats: Arc<Seats>, notifier: Notifier) {
-        self.table().mounts.push(Attached { dir, seats, notifier });
+    pub(crate) fn attach(
+        &self,
+        dir: PathBuf,
+        seats: Arc<Seats>,
+        notifier: Notifier,
+        transport: Transport,
+    ) {
+        self.table().mounts.push(Attached { dir, seats, notifier, transport });
     }
 
     pub(crate) fn detach(&self, seats: &Arc<Seats>) {

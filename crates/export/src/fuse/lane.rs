@@ -20,12 +20,13 @@ use blockyard_core::{
     Status,
 };
 use blockyard_sync::lock::Lock;
-use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use fuser::Errno;
 
 use crate::fuse::files::Edges;
 use crate::fuse::memory::{self, BLOCK_BYTES_MAX, BUFFER_BYTES};
 use crate::fuse::ranges::{Shape, Span, Zeroing};
 use crate::fuse::status::errno_of;
+use crate::fuse::ticket::Ticket;
 use crate::os;
 
 /// Requests that a lane has in flight at once.
@@ -46,29 +47,11 @@ pub(crate) enum Work {
     Zero(Zeroing),
 }
 
-/// Who is to be told.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Read(ReplyData),
-    Write(ReplyWrite),
-    Done(ReplyEmpty),
-}
-
-impl Answer {
-    pub(crate) fn fail(self, errno: Errno) {
-        match self {
-            Answer::Read(reply) => reply.error(errno),
-            Answer::Write(reply) => reply.error(errno),
-            Answer::Done(reply) => reply.error(errno),
-        }
-    }
-}
-
 /// A request that was handed over.
 #[derive(Debug)]
 struct Job {
     work: Work,
-    answer: Answer,
+    ticket: Ticket,
 }
 
 enum Message {
@@ -130,8 +113,8 @@ impl Lane {
     }
 
     /// Hands a request over; `data` is what a write writes.
-    pub(crate) fn send(&self, work: Work, answer: Answer, data: &[u8]) {
-        let job = Job { work, answer };
+    pub(crate) fn send(&self, work: Work, ticket: Ticket, data: &[u8]) {
+        let job = Job { work, ticket };
         let message = match self.free.try_recv() {
             Ok(slot) => {
                 fill(&self.region, slot, &work, data);
@@ -143,7 +126,7 @@ impl Lane {
         if let Err(refused) = self.messages.send(message)
             && let Message::Job(_, job) | Message::Backlog(job, _) = refused.0
         {
-            job.answer.fail(Errno::EIO);
+            job.ticket.fail(Errno::EIO);
         }
     }
 
@@ -220,7 +203,7 @@ impl Worker {
             Message::Close => None,
         });
         for job in self.jobs.iter_mut().filter_map(Option::take).chain(waiting).chain(unseen) {
-            job.answer.fail(Errno::ENODEV);
+            job.ticket.fail(Errno::ENODEV);
         }
     }
 
@@ -342,18 +325,17 @@ impl Worker {
     /// Answers the job of a slot and gives the slot back.
     fn answer(&mut self, slot: u16, status: Status) {
         let Some(job) = self.jobs[usize::from(slot)].take() else { return };
-        match (job.work, job.answer) {
-            (_, answer) if !status.is_ok() => answer.fail(errno_of(status)),
-            (Work::Read(span), Answer::Read(reply)) => {
+        let ticket = job.ticket;
+        match job.work {
+            _ if !status.is_ok() => ticket.fail(errno_of(status)),
+            Work::Read(span) => {
                 let offset = buffer_of(slot) + span.skip;
                 // SAFETY: the read into this slot's buffer has completed, and the slot is given to
                 // nobody else before the reply has been sent.
-                reply.data(unsafe { memory::bytes(&self.region, offset, span.want) });
+                ticket.data(unsafe { memory::bytes(&self.region, offset, span.want) });
             }
-            (Work::Write(span, _), Answer::Write(reply)) => reply.written(span.want as u32),
-            (_, Answer::Done(reply)) => reply.ok(),
-            // A job's answer is of its work's kind; whoever breaks that is told.
-            (_, answer) => answer.fail(Errno::EIO),
+            Work::Write(span, _) => ticket.written(span.want as u32),
+            Work::Flush | Work::Zero(_) => ticket.ok(),
         }
         if self.spare.is_empty() || !self.backlog.is_empty() {
             self.spare.push(slot);

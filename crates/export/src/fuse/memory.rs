@@ -1,6 +1,9 @@
 //! Buffers of serving threads and lanes: sizes, and bytes of a region for a reply.
 #![allow(unsafe_code)] // A reply is sent from where the device put the data.
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 use blockyard_core::Region;
 
 /// Longest read or write that the kernel is told to send, in bytes.
@@ -24,4 +27,45 @@ pub(crate) unsafe fn bytes(region: &Region, offset: u64, len: u64) -> &[u8] {
     // SAFETY: `range` checked that the bytes lie in the region's memory, which lives as long as the
     // region, has been written or zeroed, and is not changed meanwhile, as the caller promises.
     unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
+}
+
+/// Moves bytes inside a region; the ranges may overlap.
+///
+/// # Safety
+/// No bio on these bytes may be in flight, and nobody else may read or write them meanwhile.
+///
+/// # Panics
+/// If a range does not lie inside the region.
+pub(crate) unsafe fn shift(region: &Region, from: u64, to: u64, len: u64) {
+    let cut = |at| region.range(at, len).expect("buffers are cut by our own rules");
+    // SAFETY: `range` checked both ranges, and nobody else touches them, as the caller promises.
+    unsafe { std::ptr::copy(cut(from).as_ptr(), cut(to).as_ptr(), len as usize) };
+}
+
+/// Reads a message: its first bytes to `head`, what follows to the region, and says how long it is.
+///
+/// # Safety
+/// Nobody may use the range of the region meanwhile: no bio, no reference.
+///
+/// # Errors
+/// What the system says.
+///
+/// # Panics
+/// If the range does not lie inside the region.
+pub(crate) unsafe fn receive(
+    fd: BorrowedFd<'_>,
+    head: &mut [u8],
+    region: &Region,
+    offset: u64,
+    len: u64,
+) -> io::Result<usize> {
+    let rest = region.range(offset, len).expect("buffers are cut by our own rules");
+    let parts = [
+        libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() },
+        libc::iovec { iov_base: rest.as_ptr().cast(), iov_len: len as usize },
+    ];
+    // SAFETY: both parts are writable for their lengths: one is borrowed, the other lies in the
+    // region, where nobody looks meanwhile, as the caller promises.
+    let got = unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }

@@ -2,23 +2,23 @@
 #![allow(clippy::disallowed_types)] // Mounting and unmounting are control plane.
 
 use std::fmt;
-use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use fuser::{Config, MountOption, Session, SessionACL};
 
+use crate::fuse::device::DEVICE;
 use crate::fuse::file_system::{FileSystem, Owner};
 use crate::fuse::files::Files;
+use crate::fuse::handshake::{Handshake, Rings};
 use crate::fuse::mount_point::{self, MountError, SOURCE};
 use crate::fuse::seat::Seats;
+use crate::fuse::server::Server;
 use crate::fuse::sys;
-
-/// What FUSE is opened by.
-const DEVICE: &str = "/dev/fuse";
+use crate::fuse::threads;
 
 /// How often it is tried to unmount while a file is open.
 const RETRY: Duration = Duration::from_millis(20);
@@ -34,12 +34,40 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Serving threads. More than processors make it slower.
     pub threads: usize,
+    /// Take io_uring where the kernel offers it.
+    pub io_uring: bool,
+}
+
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// One at a time, read from `/dev/fuse`.
+    Device,
+    /// Many at a time, over io_uring.
+    IoUring,
+}
+
+impl Transport {
+    /// Its name, as it is shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Device => DEVICE,
+            Transport::IoUring => "io_uring",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
         let threads = thread::available_parallelism().map_or(1, |count| count.get());
-        MountOptions { allow_other: false, threads }
+        MountOptions { allow_other: false, threads, io_uring: true }
     }
 }
 
@@ -68,8 +96,16 @@ pub struct Mount {
     files: Arc<Files>,
     seats: Arc<Seats>,
     ended: Arc<Ended>,
+    transport: Transport,
     /// `None` once unmounted.
-    session: Mutex<Option<BackgroundSession>>,
+    session: Mutex<Option<Serving>>,
+}
+
+/// What serves a mount.
+struct Serving {
+    /// What was mounted, and the connection.
+    session: Session<Handshake>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Mount {
@@ -83,31 +119,62 @@ impl Mount {
         options: &MountOptions,
     ) -> Result<Mount, MountError> {
         let dir = mount_point::prepare(dir)?;
-        let seats = Seats::new(Arc::clone(&files), options.threads);
+        if options.io_uring {
+            match Mount::attempt(&files, &dir, options, Rings::wanted(options.threads)) {
+                Err(MountError::Ring { source, .. }) => {
+                    let dir = dir.display();
+                    tracing::warn!(%dir, error = %source, "no FUSE over io_uring; serving without");
+                }
+                result => return result,
+            }
+        }
+        Mount::attempt(&files, &dir, options, Rings::unwanted())
+    }
+
+    fn attempt(
+        files: &Arc<Files>,
+        dir: &Path,
+        options: &MountOptions,
+        rings: Arc<Rings>,
+    ) -> Result<Mount, MountError> {
+        let handshake = Handshake::new(Arc::clone(&rings));
+        let session = Session::new(handshake, dir, &config(options))
+            .map_err(|error| explain(dir, options, error))?;
+        let rings = rings.take();
+        let transport = if rings.is_empty() { Transport::Device } else { Transport::IoUring };
+        let seats = Seats::new(Arc::clone(files), options.threads + rings.len());
         let ended = Arc::new(Ended::default());
-        let file_system = FileSystem {
-            files: Arc::clone(&files),
-            seats: Arc::clone(&seats),
-            owner: Owner {
-                uid: rustix::process::geteuid().as_raw(),
-                gid: rustix::process::getegid().as_raw(),
-                open_to_others: options.allow_other,
-            },
-            mounted: SystemTime::now(),
-            ended: Arc::clone(&ended),
+        let owner = Owner {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            open_to_others: options.allow_other,
         };
-        let session = fuser::spawn_mount(file_system, &dir, &config(options))
-            .map_err(|error| explain(&dir, options, error))?;
-        files.attach(dir.clone(), Arc::clone(&seats), session.notifier());
+        let file_system =
+            FileSystem { files: Arc::clone(files), owner, mounted: SystemTime::now() };
+        let (of_server, of_ended) = (Arc::clone(&seats), Arc::clone(&ended));
+        let server = Arc::new(Server { file_system, seats: of_server, ended: of_ended });
+        let failed = |source| match transport {
+            Transport::Device => MountError::Mount { dir: dir.to_owned(), source },
+            Transport::IoUring => MountError::Ring { dir: dir.to_owned(), source },
+        };
+        let threads = threads::start(&server, &session, options.threads, rings).map_err(failed)?;
+        drop(server);
+        files.attach(dir.to_owned(), Arc::clone(&seats), session.notifier(), transport);
         // Without the number one way to end a mount that is in use is missing; there are others.
-        let device = mount_point::topmost(&dir).ok().flatten().map(|mount| mount.device);
-        let session = Mutex::new(Some(session));
-        Ok(Mount { dir, device, files, seats, ended, session })
+        let device = mount_point::topmost(dir).ok().flatten().map(|mount| mount.device);
+        let session = Mutex::new(Some(Serving { session, threads }));
+        let (dir, files) = (dir.to_owned(), Arc::clone(files));
+        Ok(Mount { dir, device, files, seats, ended, transport, session })
     }
 
     /// Where it is, without links.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// How requests come.
+    pub fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// Whether it is still mounted: others can unmount it, too.
@@ -119,12 +186,15 @@ impl Mount {
     /// open gets errors.
     pub fn stop(&self, drain: Duration) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(session) = session else { return };
+        let Some(Serving { session, threads }) = session else { return };
         let deadline = Instant::now() + drain;
         if let Err(error) = self.unmount(deadline) {
             tracing::warn!(dir = %self.dir.display(), %error, "unmounting failed");
         }
-        if !self.ended.within(ABORT_GRACE) {
+        if self.ended.within(ABORT_GRACE) {
+            // A panic there was reported when it happened.
+            threads.into_iter().for_each(|thread| _ = thread.join());
+        } else {
             // Its threads wait for the kernel, which lets go when this process ends.
             tracing::warn!(dir = %self.dir.display(), "files are still open; they fail soon");
         }
@@ -199,10 +269,6 @@ fn config(options: &MountOptions) -> Config {
         MountOption::NoExec,
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(options.threads.max(1));
-    // A queue for each thread. That needs the device opened again, which users may not do
-    // everywhere; then the threads share one queue.
-    config.clone_fd = OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
     config
 }
 

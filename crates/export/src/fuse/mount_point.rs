@@ -66,6 +66,14 @@ pub enum MountError {
          it leave out --fuse-allow-other, or serve as root", .0.display()
     )]
     AllowOther(PathBuf),
+    /// The kernel offered io_uring and then refused it.
+    #[error("{}: FUSE over io_uring failed: {source}", dir.display())]
+    Ring {
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The system refused to mount.
     #[error("{}: mounting failed: {source}", dir.display())]
     Mount {

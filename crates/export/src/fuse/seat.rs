@@ -2,43 +2,32 @@
 //!
 //! A seat's lock is taken for each request by the thread whose seat it is, and by the control plane
 //! when a device goes: so what a thread that sleeps has of that device goes with it.
-#![allow(unsafe_code)] // Replies are sent from a door's region.
-#![allow(clippy::disallowed_types)] // A count that each thread takes once.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use blockyard_core::{BufRef, Channel, Disk, Flags, Op, Region, RegionId, Status};
-use blockyard_sync::atomics::{AtomicUsize, Ordering};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pad::Padded;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
-use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use fuser::Errno;
 
 use crate::fuse::files::{Edges, File, Files, slot_of};
-use crate::fuse::lane::{Answer, Lane, Work};
-use crate::fuse::memory::{self, BUFFER_BYTES, IO_BYTES_MAX};
+use crate::fuse::lane::{Lane, Work};
+use crate::fuse::memory::IO_BYTES_MAX;
 use crate::fuse::ranges::{Shape, Span};
 use crate::fuse::status::errno_of;
-use crate::os;
+use crate::fuse::ticket::Ticket;
 
 /// How often a request is tried to be carried: once, and once more for each floor that may have
 /// something to fetch first (the error injector, the device).
 const CARRIES: u32 = 3;
 
-thread_local! {
-    /// This thread's seat. A thread serves one mount as long as it lives.
-    static SEAT: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
 /// The seats of one mount.
 pub(crate) struct Seats {
     files: Arc<Files>,
     seats: Box<[Padded<SleepLock<Seat, { ranks::SEAT }>>]>,
-    /// How many threads have come.
-    taken: AtomicUsize,
 }
 
 /// One thread's doors, by the slot of the file.
@@ -47,42 +36,40 @@ type Seat = Vec<Option<Box<Door>>>;
 impl Seats {
     pub(crate) fn new(files: Arc<Files>, count: usize) -> Arc<Seats> {
         let seats = (0..count.max(1)).map(|_| Padded(SleepLock::new(Vec::new()))).collect();
-        Arc::new(Seats { files, seats, taken: AtomicUsize::new(0) })
+        Arc::new(Seats { files, seats })
     }
 
-    /// Runs `f` with this thread's door to the device of a file, or the reason why there is none.
+    /// Runs `f` with the door of a thread to the device of a file, or the reason why there is none.
+    /// The region is the one that this thread's data are in.
     #[inline]
     pub(crate) fn with_door<R>(
         &self,
+        index: usize,
+        region: &Arc<Region>,
         ino: u64,
         f: impl FnOnce(Result<&mut Door, Errno>) -> R,
     ) -> R {
-        let index = SEAT.get().unwrap_or_else(|| self.sit_down());
         self.seats[index].with(|seat| {
             if let Some(Some(door)) = seat.get_mut(slot_of(ino))
                 && door.ino == ino
             {
                 return f(Ok(door));
             }
-            f(self.open(seat, ino))
+            f(self.open(seat, region, ino))
         })
-    }
-
-    #[cold]
-    fn sit_down(&self) -> usize {
-        // Relaxed: only the number itself matters. Should there be more threads than seats, some
-        // share one, which its lock allows.
-        let index = self.taken.fetch_add(1, Ordering::Relaxed) % self.seats.len();
-        SEAT.set(Some(index));
-        index
     }
 
     /// Opens a door. A file that is being removed is no longer in the table, so that none is opened
     /// after [`Seats::close`] was here.
     #[cold]
-    fn open<'s>(&self, seat: &'s mut Seat, ino: u64) -> Result<&'s mut Door, Errno> {
+    fn open<'s>(
+        &self,
+        seat: &'s mut Seat,
+        region: &Arc<Region>,
+        ino: u64,
+    ) -> Result<&'s mut Door, Errno> {
         let file = self.files.find(ino).ok_or(Errno::ENODEV)?;
-        let door = Door::open(&file)?;
+        let door = Door::open(&file, region)?;
         let slot = slot_of(ino);
         if seat.len() <= slot {
             seat.resize_with(slot + 1, || None);
@@ -113,14 +100,24 @@ impl Seats {
     }
 }
 
+/// How far a request got on the spot.
+pub(crate) enum Carried {
+    /// It is done: so many bytes, which of a read begin at this offset of the thread's region.
+    Done(u64, u64),
+    /// It failed.
+    Failed(Errno),
+    /// It has to wait for the device.
+    Later(Work),
+}
+
 /// One thread's way to one device.
 pub(crate) struct Door {
     ino: u64,
     disk: Arc<dyn Disk>,
     shape: Shape,
     channel: Box<dyn Channel>,
-    /// The channel knows it; in it nothing is ever in flight once `carry` has returned.
-    region: Arc<Region>,
+    /// The thread's region, which the channel knows; nothing is ever in flight in it once `carry`
+    /// has returned.
     region_id: RegionId,
     edges: Arc<Edges>,
     /// For what cannot be carried on the spot; started when it is first needed.
@@ -128,16 +125,12 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    fn open(file: &File) -> Result<Door, Errno> {
+    fn open(file: &File, region: &Arc<Region>) -> Result<Door, Errno> {
         let disk = Arc::clone(&file.disk);
         let mut channel = open_channel(&disk)?;
-        let region = os::map_region(BUFFER_BYTES as usize).map_err(|error| {
-            tracing::error!(device = disk.name(), %error, "no memory for its file");
-            Errno::ENOMEM
-        })?;
-        let region_id = channel.register(Arc::clone(&region));
+        let region_id = channel.register(Arc::clone(region));
         let (ino, shape, edges) = (file.ino, file.shape, Arc::clone(&file.edges));
-        Ok(Door { ino, disk, shape, channel, region, region_id, edges, lane: None })
+        Ok(Door { ino, disk, shape, channel, region_id, edges, lane: None })
     }
 
     fn close(self, deadline: Instant) {
@@ -146,80 +139,70 @@ impl Door {
         }
     }
 
-    /// Reads what of the range lies in the file.
+    /// Reads what of the range lies in the file, to the buffer at `at` of the thread's region.
     #[inline]
-    pub(crate) fn read(&mut self, offset: u64, len: u64, reply: ReplyData) {
+    pub(crate) fn read(&mut self, offset: u64, len: u64, at: u64) -> Carried {
         let want = self.shape.clip(offset, len.min(IO_BYTES_MAX));
         if want == 0 {
-            return reply.data(&[]);
+            return Carried::Done(0, at);
         }
         let span = self.shape.span(offset, want);
-        match self.carry(Op::Read, &span) {
-            Some(status) if status.is_ok() => {
-                // SAFETY: the carried read has completed and nothing else is in flight in the
-                // region, which belongs to this door alone.
-                reply.data(unsafe { memory::bytes(&self.region, span.skip, want) });
-            }
-            Some(status) => reply.error(errno_of(status)),
-            None => self.hand_over(Work::Read(span), Answer::Read(reply), &[]),
+        match self.carry(Op::Read, &span, at) {
+            Some(status) if status.is_ok() => Carried::Done(want, at + span.skip),
+            Some(status) => Carried::Failed(errno_of(status)),
+            None => Carried::Later(Work::Read(span)),
         }
     }
 
-    /// Writes what of the range lies in the file.
+    /// Writes what of the range lies in the file; `len` bytes are at `at` of the thread's region.
     #[inline]
-    pub(crate) fn write(&mut self, offset: u64, data: &[u8], flags: Flags, reply: ReplyWrite) {
+    pub(crate) fn write(&mut self, offset: u64, len: u64, flags: Flags, at: u64) -> Carried {
         if self.shape.read_only {
-            return reply.error(Errno::EROFS);
+            return Carried::Failed(Errno::EROFS);
         }
-        let want = self.shape.clip(offset, (data.len() as u64).min(IO_BYTES_MAX));
+        let want = self.shape.clip(offset, len.min(IO_BYTES_MAX));
         if want == 0 {
             // As a block device says it; nothing of nothing is no error.
-            return if data.is_empty() { reply.written(0) } else { reply.error(Errno::ENOSPC) };
+            return if len == 0 { Carried::Done(0, at) } else { Carried::Failed(Errno::ENOSPC) };
         }
         let span = self.shape.span(offset, want);
-        let data = &data[..want as usize];
         if !span.is_whole() && self.shape.zoned {
-            return reply.error(Errno::EINVAL);
+            return Carried::Failed(Errno::EINVAL);
         }
         if span.is_whole() && flags == Flags::NONE {
-            self.region.write(0, data);
-            match self.carry(Op::Write, &span) {
-                Some(status) if status.is_ok() => return reply.written(want as u32),
-                Some(status) => return reply.error(errno_of(status)),
+            match self.carry(Op::Write, &span, at) {
+                Some(status) if status.is_ok() => return Carried::Done(want, at),
+                Some(status) => return Carried::Failed(errno_of(status)),
                 None => {}
             }
         }
-        self.hand_over(Work::Write(span, flags), Answer::Write(reply), data);
+        Carried::Later(Work::Write(span, flags))
     }
 
-    /// Carries a read or a write of whole blocks out, between the device and the region's start.
+    /// Carries a read or a write of whole blocks out, between the device and the region.
     #[inline]
-    fn carry(&mut self, op: Op, span: &Span) -> Option<Status> {
-        let buf = BufRef { region: self.region_id, offset: 0 };
+    fn carry(&mut self, op: Op, span: &Span, offset: u64) -> Option<Status> {
+        let buf = BufRef { region: self.region_id, offset };
         let mut carry = || self.channel.carry(op, span.sector(), span.sectors(), buf);
         // A floor whose rules have changed since it last looked fetches them and carries nothing.
         (0..CARRIES).find_map(|_| carry())
     }
 
-    /// Makes durable what was written.
-    pub(crate) fn flush(&mut self, reply: ReplyEmpty) {
-        self.hand_over(Work::Flush, Answer::Done(reply), &[]);
-    }
-
     /// Makes a range read as zeros, as far as it lies in the file.
-    pub(crate) fn zero(&mut self, offset: u64, len: u64, mode: i32, reply: ReplyEmpty) {
+    pub(crate) fn zero(&mut self, offset: u64, len: u64, mode: i32) -> Carried {
         match self.shape.zeroing(offset, len, mode) {
-            Ok(Some(zeroing)) => self.hand_over(Work::Zero(zeroing), Answer::Done(reply), &[]),
-            Ok(None) => reply.ok(),
-            Err(errno) => reply.error(errno),
+            Ok(Some(zeroing)) => Carried::Later(Work::Zero(zeroing)),
+            Ok(None) => Carried::Done(0, 0),
+            Err(errno) => Carried::Failed(errno),
         }
     }
 
+    /// Hands over what has to wait, with what it writes.
     #[cold]
-    fn hand_over(&mut self, work: Work, answer: Answer, data: &[u8]) {
+    pub(crate) fn hand_over(&mut self, work: Work, ticket: Ticket, data: &[u8]) {
         match self.lane() {
-            Ok(lane) => lane.send(work, answer, data),
-            Err(errno) => answer.fail(errno),
+            Ok(lane) => lane.send(work, ticket, data),
+            Err(errno) => ticket.fail(errno),
         }
     }
 

@@ -1,0 +1,111 @@
+//! Serving through `/dev/fuse`: a thread that reads one request at a time, and writes its answer.
+#![allow(unsafe_code)] // Messages are read into the region that devices read and write.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blockyard_core::Region;
+
+use crate::fuse::memory::{self, BUFFER_BYTES};
+use crate::fuse::server::{Place, Served, Server};
+use crate::fuse::ticket::{Ticket, Way, answer_by_device};
+use crate::fuse::wire::{Call, Header, IN_HEADER_BYTES, Out, WRITE_IN_BYTES};
+use crate::os;
+
+/// What FUSE is opened by.
+pub(crate) const DEVICE: &str = "/dev/fuse";
+
+/// `FUSE_DEV_IOC_CLONE` of `linux/fuse.h`: `_IOR(229, 0, uint32_t)`.
+const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
+
+/// What is read before the data of a write: they then begin where the region does.
+const HEAD_BYTES: usize = IN_HEADER_BYTES + WRITE_IN_BYTES;
+
+/// Longest message that has to be in one piece: a name and what stands before it.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// A queue of its own to the connection of another descriptor. `None` where the device may not be
+/// opened again, as for users here and there; then threads share one queue.
+pub(crate) fn clone_queue(of: &OwnedFd) -> Option<OwnedFd> {
+    let queue: OwnedFd = OpenOptions::new().read(true).write(true).open(DEVICE).ok()?.into();
+    let source: u32 = of.as_raw_fd() as u32;
+    // SAFETY: the call reads one number through the pointer, which is valid for it.
+    let result = unsafe { libc::ioctl(queue.as_raw_fd(), CLONE, &raw const source) };
+    (result == 0).then_some(queue)
+}
+
+/// A serving thread.
+pub(crate) struct DeviceThread {
+    server: Arc<Server>,
+    seat: usize,
+    queue: Arc<OwnedFd>,
+    region: Arc<Region>,
+    out: Out,
+}
+
+impl DeviceThread {
+    /// A thread with the seat, which reads from the queue.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(crate) fn new(
+        server: Arc<Server>,
+        seat: usize,
+        queue: Arc<OwnedFd>,
+    ) -> io::Result<DeviceThread> {
+        let region = os::map_region(BUFFER_BYTES as usize)?;
+        Ok(DeviceThread { server, seat, queue, region, out: Out::default() })
+    }
+
+    /// Serves until the mount ends.
+    pub(crate) fn serve(mut self) {
+        let mut head = [0; HEAD_BYTES];
+        loop {
+            // SAFETY: between two requests nothing is in flight in the region, and no lane looks
+            // at it: what it needs was copied when the request was handed over.
+            let got = unsafe {
+                let queue = self.queue.as_fd();
+                memory::receive(queue, &mut head, &self.region, 0, BUFFER_BYTES)
+            };
+            match got {
+                Ok(len) => self.answer(&head, len),
+                Err(error) => match error.raw_os_error() {
+                    // Nobody waits any longer for what was about to be read, or a signal came.
+                    Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
+                    Some(libc::ENODEV) => return,
+                    _ => return tracing::error!(%error, "cannot read requests for files"),
+                },
+            }
+        }
+    }
+
+    fn answer(&mut self, head: &[u8; HEAD_BYTES], len: usize) {
+        let Some(header) = Header::parse(&head[..len.min(HEAD_BYTES)]) else { return };
+        let data_len = len.saturating_sub(HEAD_BYTES) as u64;
+        let mut message = [0; MESSAGE_BYTES_MAX];
+        let body = if header.is_write() || data_len == 0 {
+            &head[IN_HEADER_BYTES..len.min(HEAD_BYTES)]
+        } else {
+            // What does not fit is the end of something that is not known here.
+            let more = data_len.min((MESSAGE_BYTES_MAX - HEAD_BYTES) as u64) as usize;
+            message[..HEAD_BYTES].copy_from_slice(head);
+            self.region.read(0, &mut message[HEAD_BYTES..HEAD_BYTES + more]);
+            &message[IN_HEADER_BYTES..HEAD_BYTES + more]
+        };
+        let call = Call::of_body(&header, body);
+        let place = Place { seat: self.seat, region: &self.region, at: 0 };
+        self.out.clear();
+        let ticket = || Ticket::new(header.unique, Way::Device(Arc::clone(&self.queue)));
+        let served = self.server.serve(&place, &header, call, data_len, &mut self.out, ticket);
+        let answer = match served {
+            Served::Printed => Ok(self.out.bytes()),
+            // SAFETY: what was read has been read, and nothing else is in flight in the region.
+            Served::Region(at, len) => Ok(unsafe { memory::bytes(&self.region, at, len) }),
+            Served::Failed(errno) => Err(errno),
+            Served::Later | Served::Silent => return,
+        };
+        answer_by_device(&self.queue, header.unique, answer);
+    }
+}

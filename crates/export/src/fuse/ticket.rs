@@ -1,0 +1,86 @@
+//! Tickets: who is to be told how a request ended, whenever and on whatever thread that is.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use fuser::Errno;
+
+use crate::fuse::ring::home::Home;
+use crate::fuse::wire;
+
+/// The right, and the duty, to answer one request. Dropped, it answers `EIO`.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    unique: u64,
+    /// `None` once it is answered.
+    way: Option<Way>,
+}
+
+/// How the answer gets to the kernel.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// By a write to the device that the request was read from.
+    Device(Arc<OwnedFd>),
+    /// In the memory of an entry of a ring, which its thread commits.
+    Ring(Arc<Home>, u16),
+}
+
+impl Ticket {
+    pub(crate) fn new(unique: u64, way: Way) -> Ticket {
+        Ticket { unique, way: Some(way) }
+    }
+
+    /// Answers with data.
+    pub(crate) fn data(mut self, data: &[u8]) {
+        self.tell(Ok(data));
+    }
+
+    /// Answers a write.
+    pub(crate) fn written(mut self, len: u32) {
+        self.tell(Ok(&wire::write_out(len)));
+    }
+
+    /// Answers that it is done.
+    pub(crate) fn ok(mut self) {
+        self.tell(Ok(&[]));
+    }
+
+    /// Answers with an error.
+    pub(crate) fn fail(mut self, errno: Errno) {
+        self.tell(Err(errno));
+    }
+
+    fn tell(&mut self, answer: Result<&[u8], Errno>) {
+        match self.way.take() {
+            None => {}
+            Some(Way::Device(device)) => answer_by_device(&device, self.unique, answer),
+            Some(Way::Ring(home, entry)) => home.answer(entry, self.unique, answer),
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.tell(Err(Errno::EIO));
+    }
+}
+
+/// Writes an answer to the device.
+#[inline]
+pub(crate) fn answer_by_device(device: &OwnedFd, unique: u64, answer: Result<&[u8], Errno>) {
+    let (error, data) = match answer {
+        Ok(data) => (0, data),
+        Err(errno) => (errno.code(), &[][..]),
+    };
+    let header = wire::out_header(unique, error, data.len());
+    let parts = [IoSlice::new(&header), IoSlice::new(data)];
+    // The kernel takes an answer whole. Of a request that was interrupted, or of a mount that has
+    // ended, it knows no more.
+    if let Err(error) = rustix::io::writev(device, &parts)
+        && !matches!(error, rustix::io::Errno::NOENT | rustix::io::Errno::NODEV)
+    {
+        let error = io::Error::from(error);
+        tracing::warn!(unique, %error, "the kernel refused an answer");
+    }
+}
