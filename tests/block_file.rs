@@ -3,13 +3,78 @@
 
 use std::path::Path;
 
+use blockyard_lab::error::LabError;
+use blockyard_lab::tools::fuse_parameter::FuseParameter;
+
 use crate::place::Place;
 use crate::run::{Run, run};
 use crate::yard::Yard;
 
+/// Tests that are run once for each way in which requests come from the kernel.
+macro_rules! both_ways {
+    ($($name:ident),+ $(,)?) => {
+        mod device {
+            use super::super::Way;
+            $(#[test]
+            fn $name() {
+                super::$name(&Way::device());
+            })+
+        }
+        mod io_uring {
+            use super::super::Way;
+            $(#[test]
+            fn $name() {
+                if let Some(way) = Way::io_uring() {
+                    super::$name(&way);
+                }
+            })+
+        }
+    };
+}
+
 mod file_systems;
 mod files;
 mod mounts;
+
+/// How requests come from the kernel.
+#[derive(Debug)]
+struct Way {
+    /// Its name, as `blockyard show` has it.
+    name: &'static str,
+    io_uring: bool,
+}
+
+impl Way {
+    /// Read from the device.
+    fn device() -> Way {
+        Way { name: "/dev/fuse", io_uring: false }
+    }
+
+    /// Over io_uring, which a kernel may not have: then nothing can be tested, and that is said.
+    fn io_uring() -> Option<Way> {
+        match FuseParameter::set(true) {
+            Err(error @ LabError::Missing { .. }) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+            set => {
+                set.unwrap();
+                Some(Way { name: "io_uring", io_uring: true })
+            }
+        }
+    }
+
+    /// A yard with files in a place of its own, served in this way.
+    fn serve(&self, devices: &[&str]) -> Mounted {
+        // The kernel's switch, for as long as it takes to mount.
+        let parameter = FuseParameter::set(self.io_uring).unwrap();
+        let mounted = Mounted::serve(devices);
+        drop(parameter);
+        let printed = mounted.yard.printed();
+        assert!(printed.contains(&format!("through {}", self.name)), "{printed}");
+        mounted
+    }
+}
 
 /// A yard whose devices are mounted as files. However the test ends, nothing stays mounted.
 #[derive(Debug)]

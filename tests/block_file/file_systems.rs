@@ -1,6 +1,6 @@
 //! The kernel's own file systems on a loop device on a block file: made, filled, checked.
 
-use super::{FileSystem, Loop, Mounted, memory_of};
+use super::{FileSystem, Loop, Way, memory_of};
 use crate::run::{ok, run};
 
 /// Memory-backed, with discard: what mem0 of the default yard is, smaller.
@@ -9,9 +9,17 @@ const MEM0: &str = "null:///mem0?size=512M&memory_backed=1&discard=1";
 /// What is copied: this crate's own source.
 const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
+both_ways! {
+    ext4_is_clean,
+    xfs_is_clean,
+    btrfs_is_clean,
+    ext4_on_blocks_of_4k_is_clean,
+    trimming_a_file_system_frees_memory,
+}
+
 /// Makes a file system, fills it, reads it back after it was mounted anew, and has it checked.
-fn fill_and_check(kind: &str, make: &[&str], check: &[&str]) {
-    let mounted = Mounted::serve(&[MEM0]);
+fn fill_and_check(way: &Way, kind: &str, make: &[&str], check: &[&str]) {
+    let mounted = way.serve(&[MEM0]);
     let device = Loop::attach(&mounted.file("mem0"));
     let direct = ok(&["losetup", "--noheadings", "--list", "--output", "DIO", &device.0]);
     assert_eq!(direct.trim(), "1", "the loop device does not use direct I/O");
@@ -29,26 +37,22 @@ fn fill_and_check(kind: &str, make: &[&str], check: &[&str]) {
     device.detach();
 }
 
-#[test]
-fn ext4_is_clean() {
-    fill_and_check("ext4", &["mkfs.ext4", "-q", "-F"], &["e2fsck", "-f", "-n"]);
+fn ext4_is_clean(way: &Way) {
+    fill_and_check(way, "ext4", &["mkfs.ext4", "-q", "-F"], &["e2fsck", "-f", "-n"]);
 }
 
-#[test]
-fn xfs_is_clean() {
-    fill_and_check("xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"]);
+fn xfs_is_clean(way: &Way) {
+    fill_and_check(way, "xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"]);
 }
 
-#[test]
-fn btrfs_is_clean() {
+fn btrfs_is_clean(way: &Way) {
     let check = ["btrfs", "check", "--readonly", "--check-data-csum"];
-    fill_and_check("btrfs", &["mkfs.btrfs", "-q", "-f"], &check);
+    fill_and_check(way, "btrfs", &["mkfs.btrfs", "-q", "-f"], &check);
 }
 
-#[test]
-fn ext4_on_blocks_of_4k_is_clean() {
+fn ext4_on_blocks_of_4k_is_clean(way: &Way) {
     // The loop device has sectors of 512 bytes unless it is told, so what lies between is tried.
-    let mounted = Mounted::serve(&["null:///big?size=256M&bs=4k&memory_backed=1&discard=1"]);
+    let mounted = way.serve(&["null:///big?size=256M&bs=4k&memory_backed=1&discard=1"]);
     let device = Loop::attach(&mounted.file("big"));
     run(&["mkfs.ext4", "-q", "-F", "-b", "1024", &device.0]).ok();
     let dir = mounted.yard.place.file("mnt");
@@ -59,9 +63,8 @@ fn ext4_on_blocks_of_4k_is_clean() {
     device.detach();
 }
 
-#[test]
-fn trimming_a_file_system_frees_memory() {
-    let mounted = Mounted::serve(&[MEM0]);
+fn trimming_a_file_system_frees_memory(way: &Way) {
+    let mounted = way.serve(&[MEM0]);
     let device = Loop::attach(&mounted.file("mem0"));
     run(&["mkfs.ext4", "-q", "-F", &device.0]).ok();
     let dir = mounted.yard.place.file("mnt");

@@ -1,13 +1,25 @@
 //! A block file for programs that use it as a file.
 
-use super::{Mounted, check_report, memory_of, python};
+use super::{Way, check_report, memory_of, python};
 use crate::run::run;
 
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
 
-#[test]
-fn fio_verifies_from_four_jobs() {
-    let mounted = Mounted::serve(&[MEM0]);
+both_ways! {
+    fio_verifies_from_four_jobs,
+    a_file_is_as_long_as_its_device,
+    bytes_anywhere_come_back,
+    writers_of_one_block_do_not_undo_each_other,
+    holes_free_memory_and_read_as_zeros,
+    what_is_synced_survives_a_power_cut,
+    a_zoned_device_is_written_at_its_write_pointers,
+    a_devices_error_is_the_files,
+    only_what_has_to_wait_takes_a_lane,
+    a_slow_device_holds_up_no_other,
+}
+
+fn fio_verifies_from_four_jobs(way: &Way) {
+    let mounted = way.serve(&[MEM0]);
     for engine in [&["--ioengine=psync"][..], &["--ioengine=libaio", "--iodepth=16"]] {
         let filename = format!("--filename={}", mounted.file("mem0"));
         let mut line = vec!["fio", "--name=verify", &filename, "--direct=1", "--numjobs=4"];
@@ -20,9 +32,8 @@ fn fio_verifies_from_four_jobs() {
     }
 }
 
-#[test]
-fn a_file_is_as_long_as_its_device() {
-    let mounted = Mounted::serve(&[MEM0]);
+fn a_file_is_as_long_as_its_device(way: &Way) {
+    let mounted = way.serve(&[MEM0]);
     python(
         &mounted.file("mem0"),
         "
@@ -47,9 +58,8 @@ assert os.pread(fd, 1, size - 1) == b'x'
     );
 }
 
-#[test]
-fn bytes_anywhere_come_back() {
-    let mounted = Mounted::serve(&["null:///big?size=64M&bs=4k&memory_backed=1&discard=1"]);
+fn bytes_anywhere_come_back(way: &Way) {
+    let mounted = way.serve(&["null:///big?size=64M&bs=4k&memory_backed=1&discard=1"]);
     python(
         &mounted.file("big"),
         "
@@ -79,9 +89,8 @@ assert os.pread(fd, len(image), 0) == image, seed
     );
 }
 
-#[test]
-fn writers_of_one_block_do_not_undo_each_other() {
-    let mounted = Mounted::serve(&["null:///big?size=1M&bs=4k&memory_backed=1"]);
+fn writers_of_one_block_do_not_undo_each_other(way: &Way) {
+    let mounted = way.serve(&["null:///big?size=1M&bs=4k&memory_backed=1"]);
     python(
         &mounted.file("big"),
         "
@@ -99,9 +108,8 @@ assert os.pread(fd, 65536, 0) == line * 64
     );
 }
 
-#[test]
-fn holes_free_memory_and_read_as_zeros() {
-    let mounted = Mounted::serve(&[MEM0]);
+fn holes_free_memory_and_read_as_zeros(way: &Way) {
+    let mounted = way.serve(&[MEM0]);
     let file = mounted.file("mem0");
     let of = format!("of={file}");
     run(&["dd", "if=/dev/urandom", &of, "bs=1M", "count=64", "conv=notrunc", "status=none"]).ok();
@@ -126,10 +134,9 @@ fails(errno.ENXIO, os.lseek, fd, 64 << 20, os.SEEK_DATA)
     run(&["fallocate", "--length", "1M", &file]).fails().says(&["not supported"]);
 }
 
-#[test]
-fn what_is_synced_survives_a_power_cut() {
+fn what_is_synced_survives_a_power_cut(way: &Way) {
     let device = "null:///cached?size=16M&memory_backed=1&cache_size=8M";
-    let mounted = Mounted::serve(&[device]);
+    let mounted = way.serve(&[device]);
     let file = mounted.file("cached");
     let write = |offset: u32, how: &str| {
         let script = format!(
@@ -155,10 +162,9 @@ assert read(8192) == b'x' * 4096, 'written with O_DSYNC'
     );
 }
 
-#[test]
-fn a_zoned_device_is_written_at_its_write_pointers() {
+fn a_zoned_device_is_written_at_its_write_pointers(way: &Way) {
     let device = "null:///z?size=64M&bs=4k&zoned=1&zone_size=4M&memory_backed=1";
-    let mounted = Mounted::serve(&[device]);
+    let mounted = way.serve(&[device]);
     python(
         &mounted.file("z"),
         "
@@ -176,10 +182,9 @@ assert os.pread(fd, 200, (4 << 20) + 4000) == b'a' * 96 + b'b' * 104
         .says(&["unsupported"]);
 }
 
-#[test]
-fn a_devices_error_is_the_files() {
+fn a_devices_error_is_the_files(way: &Way) {
     // Without a cache a flush would not reach the device.
-    let mounted = Mounted::serve(&["null:///mem0?size=64M&memory_backed=1&cache_size=1M"]);
+    let mounted = way.serve(&["null:///mem0?size=64M&memory_backed=1&cache_size=1M"]);
     let inject = |rule: &str| {
         mounted.yard.command(&["inject", "mem0", rule]).ok();
     };
@@ -200,10 +205,9 @@ fails(errno.EIO, os.fsync, fd)
     python(&mounted.file("mem0"), "os.fsync(os.open(path, os.O_RDWR))");
 }
 
-#[test]
-fn only_what_has_to_wait_takes_a_lane() {
+fn only_what_has_to_wait_takes_a_lane(way: &Way) {
     // A channel that had never started anything carried nothing, and every read went to a lane.
-    let mounted = Mounted::serve(&[MEM0]);
+    let mounted = way.serve(&[MEM0]);
     let has_lane = || {
         let threads = std::fs::read_dir(format!("/proc/{}/task", mounted.yard.pid())).unwrap();
         let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
@@ -221,12 +225,11 @@ for turn in range(100):
     assert!(has_lane());
 }
 
-#[test]
-fn a_slow_device_holds_up_no_other() {
+fn a_slow_device_holds_up_no_other(way: &Way) {
     // Each request takes a minute on one of the two, and there are more of them than threads serve
     // and lanes keep in flight.
     let slow = "null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000";
-    let mounted = Mounted::serve(&[slow, MEM0]);
+    let mounted = way.serve(&[slow, MEM0]);
     python(
         &mounted.file(""),
         "

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Loop, Mounted, python, unmount_lazily};
+use super::{Loop, Mounted, Way, python, unmount_lazily};
 use crate::place::Place;
 use crate::run::{bounded, finish, run};
 use crate::user::{NOBODY, Opened};
@@ -10,6 +10,17 @@ use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 const N0: &str = "null:///n0?size=1G";
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
+
+both_ways! {
+    devices_are_files_while_they_are_there,
+    a_device_whose_file_is_open_is_removed_by_force_only,
+    a_device_that_hangs_can_be_removed,
+    a_device_that_hangs_in_part_of_a_block_can_be_removed,
+    a_signal_unmounts,
+    a_signal_ends_a_mount_that_is_in_use,
+    a_second_signal_leaves_nothing_mounted,
+    what_a_killed_server_left_is_taken_away,
+}
 
 fn names(mounted: &Mounted) -> Vec<String> {
     let entries = fs::read_dir(&mounted.dir).unwrap();
@@ -24,9 +35,8 @@ fn is_mounted(dir: &str) -> bool {
     run(&["mountpoint", "--quiet", dir]).code == Some(0)
 }
 
-#[test]
-fn devices_are_files_while_they_are_there() {
-    let mounted = Mounted::serve(&[N0, MEM0]);
+fn devices_are_files_while_they_are_there(way: &Way) {
+    let mounted = way.serve(&[N0, MEM0]);
     assert_eq!(names(&mounted), ["mem0", "n0"]);
     mounted.yard.command(&["add", "null:///n1?size=2G"]).ok();
     assert_eq!(names(&mounted), ["mem0", "n0", "n1"]);
@@ -43,10 +53,9 @@ fn devices_are_files_while_they_are_there() {
     assert_eq!(shown["file"], mounted.file("mem0"));
 }
 
-#[test]
-fn a_device_whose_file_is_open_is_removed_by_force_only() {
+fn a_device_whose_file_is_open_is_removed_by_force_only(way: &Way) {
     use std::os::unix::fs::FileExt;
-    let mounted = Mounted::serve(&[MEM0]);
+    let mounted = way.serve(&[MEM0]);
     let file = fs::File::options().read(true).write(true).open(mounted.file("mem0")).unwrap();
     file.write_all_at(b"before", 0).unwrap();
     let refused = mounted.yard.command(&["remove", "mem0"]).fails();
@@ -60,11 +69,9 @@ fn a_device_whose_file_is_open_is_removed_by_force_only() {
     assert_eq!(fs::read(mounted.file("mem0")).unwrap()[..6], [0; 6]);
 }
 
-#[test]
-fn a_device_that_hangs_can_be_removed() {
+fn a_device_that_hangs_can_be_removed(way: &Way) {
     // Its reads take a minute each; whoever waits for them is told, and the file is gone.
-    let mounted =
-        Mounted::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
+    let mounted = way.serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
     let socket = mounted.yard.place.file("control");
     let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
     let script = format!(
@@ -93,11 +100,9 @@ assert not os.path.exists(path)
     python(&mounted.file("slow"), &script);
 }
 
-#[test]
-fn a_device_that_hangs_in_part_of_a_block_can_be_removed() {
+fn a_device_that_hangs_in_part_of_a_block_can_be_removed(way: &Way) {
     // Nothing but writes of single bytes: each lane is in one, or waits for its turn.
-    let mounted =
-        Mounted::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
+    let mounted = way.serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
     let socket = mounted.yard.place.file("control");
     let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
     let script = format!(
@@ -129,10 +134,9 @@ fn what_others_mounted_there_since_stays() {
     assert!(is_mounted(&mounted.dir), "the server took away a mount of somebody else");
 }
 
-#[test]
-fn a_signal_unmounts() {
+fn a_signal_unmounts(way: &Way) {
     for signal in ["TERM", "INT"] {
-        let mut mounted = Mounted::serve(&[MEM0]);
+        let mut mounted = way.serve(&[MEM0]);
         assert!(is_mounted(&mounted.dir));
         mounted.yard.signal(signal);
         assert_eq!(mounted.yard.end().code(), Some(0), "SIG{signal}");
@@ -140,9 +144,8 @@ fn a_signal_unmounts() {
     }
 }
 
-#[test]
-fn a_signal_ends_a_mount_that_is_in_use() {
-    let mut mounted = Mounted::serve(&[MEM0]);
+fn a_signal_ends_a_mount_that_is_in_use(way: &Way) {
+    let mut mounted = way.serve(&[MEM0]);
     let device = Loop::attach(&mounted.file("mem0"));
     mounted.yard.signal("TERM");
     assert_eq!(mounted.yard.end().code(), Some(0));
@@ -150,9 +153,8 @@ fn a_signal_ends_a_mount_that_is_in_use() {
     run(&["dd", &format!("if={}", device.0), "of=/dev/null", "count=1", "iflag=direct"]).fails();
 }
 
-#[test]
-fn a_second_signal_leaves_nothing_mounted() {
-    let mut mounted = Mounted::serve(&[MEM0]);
+fn a_second_signal_leaves_nothing_mounted(way: &Way) {
+    let mut mounted = way.serve(&[MEM0]);
     let device = Loop::attach(&mounted.file("mem0"));
     mounted.yard.signal("TERM");
     mounted.yard.signal("TERM");
@@ -161,9 +163,8 @@ fn a_second_signal_leaves_nothing_mounted() {
     drop(device);
 }
 
-#[test]
-fn what_a_killed_server_left_is_taken_away() {
-    let mut mounted = Mounted::serve(&[MEM0]);
+fn what_a_killed_server_left_is_taken_away(way: &Way) {
+    let mut mounted = way.serve(&[MEM0]);
     mounted.yard.signal("KILL");
     mounted.yard.end();
     let error = fs::read_dir(&mounted.dir).unwrap_err();

@@ -9,4 +9,5 @@ pub mod copy;
 mod cpu;
 pub mod file_server;
 pub mod fio;
+pub mod fuse_parameter;
 pub mod server;

@@ -7,7 +7,7 @@ use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, 
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
-use crate::tools::file_server::{KINDS, Kind as ServerKind};
+use crate::tools::file_server::{KINDS, Kind as ServerKind, OURS_COUNT};
 use crate::tools::fio::{Fio, Report};
 
 /// The name on the command line.
@@ -75,21 +75,31 @@ pub fn build(settings: &Settings) -> Experiment {
 }
 
 fn variant(server: &ServerKind) -> Variant {
-    let is_ours = server.name == KINDS[0].name;
+    let is_ours = server.io_uring.is_some();
     let kind = if is_ours { Kind::Product } else { Kind::Peer };
     Variant { name: server.name, kind, about: server.about }
 }
 
 fn comparisons() -> Vec<Comparison> {
-    let [ours, theirs] = [KINDS[0].name, KINDS[1].name];
-    let against = |way: &Way| {
-        let compare = |metric| Comparison::new(theirs, ours, metric).under(way.workload.name);
-        [
-            compare(Metric::IOPS).from_jobs(way.aim_jobs).aim(way.aim),
-            compare(Metric::IOS_PER_CPU_SECOND),
-        ]
+    let (ours, theirs) = KINDS.split_at(OURS_COUNT);
+    let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (ours, theirs)));
+    let against = |(ours, theirs): (&ServerKind, &ServerKind)| {
+        let (ours, theirs) = (ours.name, theirs.name);
+        WAYS.iter().flat_map(move |way| {
+            let compare =
+                move |metric| Comparison::new(theirs, ours, metric).under(way.workload.name);
+            [
+                compare(Metric::IOPS).from_jobs(way.aim_jobs).aim(way.aim),
+                compare(Metric::IOS_PER_CPU_SECOND),
+            ]
+        })
     };
-    WAYS.iter().flat_map(against).collect()
+    let [device, ring] = [ours[0].name, ours[1].name];
+    let between = WAYS.iter().flat_map(|way| {
+        let compare = |metric| Comparison::new(device, ring, metric).under(way.workload.name);
+        [compare(Metric::IOPS), compare(Metric::IOS_PER_CPU_SECOND)]
+    });
+    pairs.flat_map(against).chain(between).collect()
 }
 
 /// What a bare prototype and QEMU did when the aims were set.

@@ -9,6 +9,7 @@ use crate::scratch::folder;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{Line, Running};
+use crate::tools::fuse_parameter::FuseParameter;
 
 /// A server as data.
 #[derive(Clone, Copy, Debug)]
@@ -24,17 +25,31 @@ pub struct Kind {
     pub line: &'static str,
     /// What the mounted file is called below the target; empty if the target is the file.
     pub file: &'static str,
+    /// Whether it is to use FUSE over io_uring; `None` for a server that knows nothing of it.
+    pub io_uring: Option<bool>,
 }
 
+/// The line that starts ours.
+const OURS: &str = "PROGRAM serve null:///null0?size=SIZE --nbd unix:TARGET.socket --control none \
+                    --fuse TARGET";
+
 /// Ours first; each serves a device that costs nothing to read.
-pub const KINDS: [Kind; 2] = [
+pub const KINDS: [Kind; 3] = [
     Kind {
         name: "blockyard",
-        about: "blockyard serve --fuse, a null device without memory",
+        about: "blockyard serve --fuse, a null device without memory, through /dev/fuse",
         package: "",
-        line: "PROGRAM serve null:///null0?size=SIZE --nbd unix:TARGET.socket --control none \
-               --fuse TARGET",
+        line: OURS,
         file: "null0",
+        io_uring: Some(false),
+    },
+    Kind {
+        name: "blockyard-io_uring",
+        about: "the same over io_uring (root; enable_uring is set for it and put back)",
+        package: "",
+        line: OURS,
+        file: "null0",
+        io_uring: Some(true),
     },
     Kind {
         name: "qemu-storage-daemon",
@@ -43,8 +58,12 @@ pub const KINDS: [Kind; 2] = [
         line: "qemu-storage-daemon --blockdev driver=null-co,node-name=null0,size=SIZE \
                --export type=fuse,id=null0,node-name=null0,mountpoint=TARGET,writable=on",
         file: "",
+        io_uring: None,
     },
 ];
+
+/// How many of [`KINDS`] are ours.
+pub const OURS_COUNT: usize = 2;
 
 /// A server that runs until this is dropped.
 #[derive(Debug)]
@@ -65,6 +84,8 @@ impl Kind {
         size_bytes: u64,
         stop: &Stop,
     ) -> Result<FileServer, LabError> {
+        // Until the file is there: a mount that is made looks at it once.
+        let _parameter = self.io_uring.map(FuseParameter::set).transpose()?;
         let folder = folder(&settings.scratch)?;
         let target = target(&folder);
         let made = match self.file {
@@ -154,7 +175,8 @@ mod tests {
     fn a_server_that_ends_says_why_and_leaves_nothing() {
         let settings = settings("file-ends", "/bin/false");
         let line = "ls /no/such TARGET";
-        let kind = Kind { name: "none", about: "", package: "coreutils", line, file: "" };
+        let kind =
+            Kind { name: "none", about: "", package: "coreutils", line, file: "", io_uring: None };
         let error = kind.start(&settings, 1, &Stop::new()).unwrap_err().to_string();
         assert!(error.contains("/no/such") && error.contains("exit status"), "{error}");
         assert_eq!(fs::read_dir(&settings.scratch).unwrap().count(), 0);
@@ -164,7 +186,7 @@ mod tests {
     #[test]
     fn a_file_comes_and_goes_with_its_server() {
         let settings = settings("file-goes", "/bin/false");
-        let server = match KINDS[1].start(&settings, 1 << 20, &Stop::new()) {
+        let server = match KINDS[OURS_COUNT].start(&settings, 1 << 20, &Stop::new()) {
             Err(error @ LabError::Missing { .. }) => return eprintln!("skipped: {error}"),
             server => server.unwrap(),
         };
