@@ -23,9 +23,11 @@
 //! One of the two fences comes first. If it is the reader's, the slot is seen, and the object
 //! stays. If it is the other, the second load sees the exchange, and the reader lets go of R
 //! without having touched it. A word that has come back to R meanwhile is no exception: then R is
-//! in the word now, and whoever takes it out again does so after the reader's fence. The slot is
-//! cleared with Release and looked at with Acquire, so that the last read comes before whatever the
-//! memory is used for.
+//! in the word now, and whoever takes it out again does so after the reader's fence.
+//!
+//! The slot is cleared with Release and looked at with Acquire, so that the last read comes before
+//! whatever the memory is used for; and it is set with Release, or the next pin would hide that end
+//! from who sees the pin only.
 //!
 //! # Why not epochs
 //! What is retired is bounded: each seat keeps one object at most, whatever happens to its thread.
@@ -122,8 +124,9 @@ impl Seat {
         let slot = &self.pins.slots[self.number as usize].0;
         let mut word = entries.load(block);
         while word.reference() != 0 {
-            // Relaxed: the fence below orders it.
-            slot.store(word.reference(), Ordering::Relaxed);
+            // Release: pairs with the Acquire in `look`; who sees this pin sees that the one before
+            // it is over, of this seat's earlier owners too. The fence below orders the pin itself.
+            slot.store(word.reference(), Ordering::Release);
             // Full fence: pairs with the one in `look`; see the head.
             fence(Ordering::SeqCst);
             let now = entries.load(block);
