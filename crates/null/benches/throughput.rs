@@ -2,7 +2,8 @@
 //!
 //! Each line is a device and a pattern; each column a batch size. Every figure is the median over
 //! rounds of thread CPU time per 4 KiB I/O, in nanoseconds, with the smallest and the largest round
-//! behind it. Bios go through a boxed channel: plug, tags, `none` scheduler, queue and back.
+//! behind it. Bios go through a boxed channel: plug, tags, scheduler (`none` unless a line says
+//! otherwise), queue and back.
 //!
 //! `cargo bench -p blockyard-null --bench throughput [-- FILTER]`
 #![allow(unsafe_code)]
@@ -12,7 +13,8 @@ use std::time::Duration;
 use blockyard_core::channel::{Channel, ChannelConfig};
 use blockyard_core::composed::Composed;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Bio, BufRef, Disk, Op, Region, RegionId, SECTOR_BYTES, Sector};
+use blockyard_core::sched::shared::Scheduled;
+use blockyard_core::{Bio, BufRef, Device, Disk, Op, Region, RegionId, SECTOR_BYTES, Sector};
 use blockyard_null::{Null, NullConfig};
 
 const BATCHES: [usize; 4] = [1, 4, 32, 128];
@@ -170,15 +172,38 @@ fn print_median(rounds: &mut [f64]) {
     print!("{text:>23}");
 }
 
+/// A disk of the device, each channel on its own.
+fn plain_disk(config: NullConfig) -> Box<dyn Disk> {
+    disk(Null::open(config).expect("the configuration is ours"))
+}
+
+/// The same with a scheduler that its channels share, at work or passed by.
+fn scheduled_disk(config: NullConfig, active: bool) -> Box<dyn Disk> {
+    let device = Null::open(config).expect("the configuration is ours");
+    disk(Scheduled::new(device, active).expect("a new device has queues"))
+}
+
+fn disk<D: Device>(device: D) -> Box<dyn Disk> {
+    let (name, config) = ("bench".to_owned(), ChannelConfig::default());
+    Box::new(Composed::new(name, "null", device, config, NoneScheduler::new))
+}
+
 fn measure(name: &str, config: NullConfig, op: Op, zones: u64) {
+    measure_on(name, config, op, zones, plain_disk);
+}
+
+fn measure_on(
+    name: &str,
+    config: NullConfig,
+    op: Op,
+    zones: u64,
+    make: impl Fn(NullConfig) -> Box<dyn Disk>,
+) {
     if is_filtered_out(name) {
         return;
     }
     let (sectors, memory_backed) = (config.size / SECTOR_BYTES, config.memory_backed);
-    let device = Null::open(config).expect("the configuration is ours");
-    let scheduler = |depth| NoneScheduler::new(depth);
-    let disk =
-        Composed::new("bench".to_owned(), "null", device, ChannelConfig::default(), scheduler);
+    let disk = make(config);
     let mut channel = disk.open().expect("a new device has queues");
     let region = channel.register(Region::alloc(1 << 20));
     if memory_backed {
@@ -206,6 +231,10 @@ fn main() {
     println!("ns of thread CPU time per 4 KiB I/O: median (min-max) of {ROUNDS} rounds");
     println!("{:<34}{:>23}{:>23}{:>23}{:>23}", "batch of", 1, 4, 32, 128);
     measure("null read", plain(), Op::Read, 0);
+    let (past, through) =
+        (|config| scheduled_disk(config, false), |config| scheduled_disk(config, true));
+    measure_on("null read, past mq-deadline", plain(), Op::Read, 0, past);
+    measure_on("null read, mq-deadline", plain(), Op::Read, 0, through);
     measure("zoned read", zoned(), Op::Read, 0);
     measure("zoned write, 128 zones in turn", zoned(), Op::Write, ZONES);
     measure("zoned write, one zone, merging", zoned(), Op::Write, 1);
@@ -214,6 +243,7 @@ fn main() {
     measure("zoned append, one zone, limits", limits(), Op::ZoneAppend, 1);
     measure_copy("copy alone, 16 MiB", 16 << 20);
     measure("memory read, 16 MiB", memory(16 << 20), Op::Read, 0);
+    measure_on("memory read, mq-deadline", memory(16 << 20), Op::Read, 0, through);
     measure_copy("copy alone, 1 GiB", 1 << 30);
     measure("memory read, 1 GiB", memory(1 << 30), Op::Read, 0);
 }

@@ -295,6 +295,11 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         due
     }
 
+    #[inline]
+    fn is_immediate(&mut self) -> bool {
+        self.short && !self.armed.get().any()
+    }
+
     fn abort(&mut self, done: &mut Done) {
         let before = self.in_flight();
         self.held_until.clear();

@@ -60,13 +60,15 @@ pub enum Ran {
     Enough,
 }
 
-/// Gives the role up when a round panics: what it worked on stays as it then is.
+/// Gives the role up when the holder has had enough, or panics: what it worked on stays as it then
+/// is.
 struct GiveUp<'a>(&'a AtomicU32);
 
 impl Drop for GiveUp<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the next holder.
-        self.0.store(IDLE, Ordering::Release);
+        // Release: pairs with the Acquire of the next holder. A read-modify-write, behind a kick
+        // that came meanwhile: the caller sees to what that was about.
+        self.0.swap(IDLE, Ordering::AcqRel);
     }
 }
 
@@ -227,7 +229,7 @@ mod model {
             let shared = Arc::new((Role::new(0), [AtomicU32::new(0), AtomicU32::new(0)]));
             let come = |shared: &(Role<u32>, [AtomicU32; 2]), index: usize| {
                 // Relaxed: the role orders it.
-                shared.1[index].store(1, Ordering::Relaxed);
+                shared.1[index].fetch_add(1, Ordering::Relaxed);
                 let _ = shared.0.run(|done| {
                     *done += shared.1.iter().map(|it| it.swap(0, Ordering::Relaxed)).sum::<u32>();
                     Round::Whole

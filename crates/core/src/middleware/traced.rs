@@ -214,6 +214,11 @@ impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
         self.inner.due()
     }
 
+    #[inline]
+    fn is_immediate(&mut self) -> bool {
+        self.inner.is_immediate()
+    }
+
     fn abort(&mut self, done: &mut Done) {
         self.inner.abort(done);
     }

@@ -70,12 +70,23 @@ impl FrontConfig {
 /// What becomes of a request that [`Front::dispatch`] gave out: each is reported once.
 #[derive(Clone, Copy, Debug)]
 pub enum Report {
-    /// A request of this kind is complete.
-    Completed(Kind),
+    /// So many requests of this kind are complete.
+    Completed(Kind, u32),
     /// The device did not start it, or its first part: it goes before everything else.
     Undone(Queued),
     /// The rest of a request that the device wants in parts: it goes before everything else, too.
     Rest(Queued),
+}
+
+impl Report {
+    /// Adds the completion of a request of this kind.
+    #[inline]
+    fn add_completed(reports: &mut Vec<Report>, kind: Kind) {
+        match reports.last_mut() {
+            Some(Report::Completed(last, count)) if *last == kind => *count += 1,
+            _ => reports.push(Report::Completed(kind, 1)),
+        }
+    }
 }
 
 /// How requests of many threads come in, in which order they are, and how they are taken out.

@@ -56,9 +56,10 @@ impl Core {
     fn hear(&mut self, now: Nanos) {
         while let Some(report) = self.reports.take() {
             match report {
-                Report::Completed(kind) => {
-                    self.order.completed(kind);
-                    self.in_flight -= 1;
+                Report::Completed(kind, count) => {
+                    let count = count as usize;
+                    self.order.completed_many(kind, count);
+                    self.in_flight -= count;
                 }
                 Report::Undone(queued) => {
                     self.order.requeue(queued, now);

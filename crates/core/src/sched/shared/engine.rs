@@ -77,7 +77,7 @@ impl<Q: DeviceQueue> Engine<Q> {
     fn land(&mut self, landed: &mut Vec<Landed>) {
         while let Some(ended) = self.done.take() {
             let (chain, kind) = self.flights.land(ended).expect("the engine started it");
-            self.reports.push(Report::Completed(kind));
+            Report::add_completed(&mut self.reports, kind);
             landed.push(chain);
         }
     }

@@ -123,7 +123,7 @@ impl Flights {
                     reports.push(Report::Undone(first));
                 }
                 (single, None) => {
-                    reports.push(Report::Completed(flight.kind));
+                    Report::add_completed(reports, flight.kind);
                     let first_tail = single.first_tail();
                     home.push(Landed { ended: single.request().give_back(), first_tail });
                 }

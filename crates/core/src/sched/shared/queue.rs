@@ -57,6 +57,8 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     landed: Vec<Landed>,
     reports: Vec<Report>,
     look_at: Nanos,
+    /// Whether requests go to the device queue that all share.
+    by_engine: bool,
 }
 
 /// What helping came to.
@@ -88,6 +90,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             landed: Vec::with_capacity(2 * depth.max(picks.into())),
             reports: Vec::with_capacity(2 * depth),
             look_at: Nanos(0),
+            by_engine: false,
             shared,
         }
     }
@@ -96,7 +99,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     fn help(&mut self, now: Nanos, mut done: Option<&mut Done>) -> Helped {
         let (mut left, mut helped) = (BUDGET, Helped::Whole);
         loop {
-            let started = if self.own.is_immediate() {
+            self.by_engine = !self.own.is_immediate();
+            let started = if !self.by_engine {
                 self.pick_and_run(now)
             } else {
                 let (started, elsewhere) = self.turn_engine(now, left);
@@ -150,7 +154,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     fn land(&mut self, ended: Ended, done: Option<&mut Done>) {
         match self.flights.land(ended) {
             Ok((chain, kind)) => {
-                self.reports.push(Report::Completed(kind));
+                Report::add_completed(&mut self.reports, kind);
                 self.landed.push(chain);
             }
             Err(ended) => done.unwrap_or(&mut self.arrived).put(ended),
@@ -198,7 +202,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             self.home.bell().sleep(duration, || {
                 let early = if keeps { watch.due() < until.0 } else { watch.is_free() };
                 self.home.is_any()
-                    || (front.is_work() && !front.kick())
+                    || (front.is_work() && !front.kick() && !(self.by_engine && engine.kick()))
                     || (early && !(keeps && engine.kick()))
             });
         });

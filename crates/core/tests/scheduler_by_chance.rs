@@ -1,0 +1,278 @@
+//! A scheduler that channels share, over the real order, in interleavings that shuttle draws by
+//! chance: up to 32 submitters, devices that complete at once or later, that leave requests undone
+//! or want them in parts, channels that go away with what they have begun, and somebody who turns
+//! the scheduler off and on. Waits have no end by themselves here, so that a lost wake-up is a
+//! deadlock. `make shuttle`; without `--cfg shuttle` this is empty.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::clock::Clock;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::deadline::{Counters, Tunable};
+use blockyard_core::sched::shared::Scheduled;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::*;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+use shuttle::thread;
+
+const SECTORS: u64 = 256;
+
+/// A clock that moves whenever it is read, and does not end a long sleep.
+#[derive(Clone)]
+struct Ticks(Arc<AtomicU64>);
+
+impl Clock for Ticks {
+    fn now(&self) -> Nanos {
+        Nanos(self.0.fetch_add(100, Ordering::SeqCst))
+    }
+
+    fn sleep_until(&self, at: Nanos) {
+        self.0.fetch_max(at.0, Ordering::SeqCst);
+    }
+
+    fn doze_until(&self, at: Nanos, sleep: &mut dyn FnMut(Duration)) {
+        let wait_ns = at.since(self.now());
+        if wait_ns < 1_000_000 {
+            self.sleep_until(at)
+        } else {
+            sleep(Duration::from_nanos(wait_ns))
+        }
+    }
+}
+
+/// What a device is like.
+#[derive(Clone, Copy)]
+struct Habits {
+    /// It completes what it starts at once, and says so.
+    immediate: bool,
+    /// It leaves some requests undone, and wants some in parts.
+    moody: bool,
+    depth: u16,
+}
+
+struct Disk {
+    geometry: Geometry,
+    limits: Limits,
+    medium: Arc<Vec<AtomicU64>>,
+    habits: Habits,
+}
+
+impl Disk {
+    fn new(habits: Habits) -> Disk {
+        Disk {
+            geometry: Geometry {
+                sectors: SECTORS,
+                logical_block_bytes: 512,
+                physical_block_bytes: 512,
+                zones: None,
+            },
+            limits: Limits::unlimited(habits.depth),
+            medium: Arc::new((0..SECTORS).map(|_| AtomicU64::new(0)).collect()),
+            habits,
+        }
+    }
+}
+
+impl Device for Disk {
+    type Queue = Queue;
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn open_queue(&self) -> Result<Queue, DeviceError> {
+        let held = Done::with_capacity(self.habits.depth.into());
+        Ok(Queue { medium: Arc::clone(&self.medium), habits: self.habits, held })
+    }
+
+    fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+struct Queue {
+    medium: Arc<Vec<AtomicU64>>,
+    habits: Habits,
+    held: Done,
+}
+
+impl DeviceQueue for Queue {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+        while let Some(started) = batch.next() {
+            let mood = if self.habits.moody { thread_rng().gen_range(0..6) } else { 9 };
+            if mood == 0 && (self.habits.immediate || !self.held.is_empty()) {
+                return batch.put_back(started);
+            }
+            if mood == 1 && started.is_merged() {
+                return batch.break_up(started);
+            }
+            assert!(self.held.len() < self.habits.depth.into(), "more than there are tags");
+            assert!(started.tag().0 < self.habits.depth);
+            let mut sector = started.sector().0 as usize;
+            for segment in started.segments() {
+                for at in 0..segment.len_bytes / 512 {
+                    // SAFETY: a segment is readable for its length, a whole number of sectors.
+                    let stamp = unsafe { segment.data.add(at * 512).cast().read_unaligned() };
+                    self.medium[sector].store(stamp, Ordering::SeqCst);
+                    sector += 1;
+                }
+            }
+            let into = if self.habits.immediate { &mut *done } else { &mut self.held };
+            into.complete(started, Status::Ok);
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+        for _ in 0..thread_rng().gen_range(0..=self.held.len()) {
+            done.take_from(&mut self.held);
+        }
+    }
+
+    fn room(&self) -> usize {
+        usize::from(self.habits.depth) - self.held.len()
+    }
+
+    fn due(&self) -> Due {
+        if self.held.is_empty() { Due::Never } else { Due::At(Nanos(0)) }
+    }
+
+    fn is_immediate(&mut self) -> bool {
+        self.habits.immediate
+    }
+}
+
+type Shared = Composed<Scheduled<Disk>, NoneScheduler, Ticks>;
+
+fn shared(habits: Habits) -> Arc<Shared> {
+    let device = Scheduled::new(Disk::new(habits), true).unwrap();
+    let clock = Ticks(Arc::new(AtomicU64::new(1)));
+    let config = ChannelConfig { depth: 8 };
+    let name = "chance".to_owned();
+    Arc::new(Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock))
+}
+
+/// Writes stamped sectors, which lie between those of others, several at once, and waits for them.
+fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, goes: bool) {
+    let mut channel = disk.open_stack().unwrap();
+    let region = Region::alloc(4096);
+    let region_id = channel.register(Arc::clone(&region));
+    let mut done = Vec::with_capacity(8);
+    for round in 0..rounds {
+        let count = thread_rng().gen_range(1..=3);
+        for index in 0..count {
+            let sector = (round * 3 + index) * threads + number;
+            region.write(index * 512, &(sector + 1000).to_le_bytes());
+            let buf = BufRef { region: region_id, offset: index * 512 };
+            let bio = Bio::write(Sector(sector), 1, buf).with_user_data(sector);
+            assert_eq!(channel.push(&[bio]), 1);
+        }
+        channel.submit();
+        if goes && round + 1 == rounds {
+            return;
+        }
+        done.clear();
+        while channel.in_flight() > 0 {
+            if channel.reap(&mut done) == 0 {
+                channel.wait(None);
+            }
+        }
+        assert_eq!(done.len() as u64, count, "each bio ends once");
+        for end in &done {
+            assert!(end.status.is_ok());
+            let found = disk.device().inner().medium[end.user_data as usize].load(Ordering::SeqCst);
+            assert_eq!(found, end.user_data + 1000);
+        }
+    }
+}
+
+/// In the end nothing waits, nothing is in flight, and everything was counted once.
+fn is_quiet(disk: &Shared) {
+    let control = disk.device().scheduler().unwrap();
+    assert_eq!(control.waiting(), 0);
+    for (prio, direction, counters) in control.stats().iter() {
+        let Counters { inserted, merged, completed, .. } = *counters;
+        assert_eq!(inserted, merged + completed, "{prio:?} {direction:?}");
+    }
+}
+
+fn submitters(habits: Habits, threads: u64, rounds: u64) {
+    let disk = shared(habits);
+    let writers: Vec<_> = (0..threads)
+        .map(|number| {
+            let disk = Arc::clone(&disk);
+            // Every fourth goes away with what it has begun.
+            thread::spawn(move || write(&disk, number, threads, rounds, number % 4 == 3))
+        })
+        .collect();
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    is_quiet(&disk);
+}
+
+/// Runs a body in interleavings drawn by two ways of drawing them.
+fn draw(iterations: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(body.clone(), iterations);
+    shuttle::check_pct(body, iterations, 3);
+}
+
+const AT_ONCE: Habits = Habits { immediate: true, moody: false, depth: 4 };
+const LATER: Habits = Habits { immediate: false, moody: false, depth: 4 };
+
+#[test]
+fn three_submitters_on_one_tag() {
+    draw(1_000, || submitters(Habits { depth: 1, ..AT_ONCE }, 3, 3));
+    draw(1_000, || submitters(Habits { depth: 1, ..LATER }, 3, 3));
+}
+
+#[test]
+fn eight_submitters() {
+    draw(300, || submitters(AT_ONCE, 8, 3));
+    draw(300, || submitters(LATER, 8, 3));
+}
+
+#[test]
+fn eight_submitters_on_a_moody_device() {
+    draw(300, || submitters(Habits { moody: true, ..AT_ONCE }, 8, 3));
+    draw(300, || submitters(Habits { moody: true, ..LATER }, 8, 3));
+}
+
+#[test]
+fn thirty_two_submitters() {
+    draw(40, || submitters(AT_ONCE, 32, 2));
+    draw(40, || submitters(LATER, 32, 2));
+}
+
+/// The scheduler is turned off and on, tuned and looked at under load.
+#[test]
+fn four_submitters_and_somebody_at_the_controls() {
+    for habits in [AT_ONCE, LATER] {
+        draw(300, move || {
+            let disk = shared(habits);
+            let writers: Vec<_> = (0..4)
+                .map(|number| {
+                    let disk = Arc::clone(&disk);
+                    thread::spawn(move || write(&disk, number, 4, 4, false))
+                })
+                .collect();
+            let control = disk.device().scheduler().unwrap();
+            for name in ["none", "mq-deadline", "none", "mq-deadline"] {
+                control.switch(name).unwrap();
+                assert_eq!(control.active(), name);
+                let mut tunables = control.tunables();
+                tunables.set(Tunable::FifoBatch, 1).unwrap();
+                control.set(tunables);
+                control.stats();
+            }
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            is_quiet(&disk);
+        });
+    }
+}
