@@ -110,7 +110,8 @@ impl SlowDeadline {
     pub fn admits(&self, kind: Kind) -> bool {
         let writes = CLASSES.map(|prio| self.counters(prio, Direction::Write).queued());
         let depth = u64::from(self.tunable(Tunable::AsyncDepth));
-        self.has_room() && (kind.direction == Direction::Read || writes.iter().sum::<u64>() < depth)
+        let is_bound = kind.direction == Direction::Write && depth < self.config.capacity as u64;
+        self.has_room() && !(is_bound && writes.iter().sum::<u64>() >= depth)
     }
 
     /// Takes a request, and merges it if it can be.

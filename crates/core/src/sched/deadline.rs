@@ -90,10 +90,9 @@ pub struct Deadline<T> {
     starved: u32,
     /// Requests per class that wait or are at the device.
     queued: [usize; CLASSES.len()],
-    /// Those among them that `async_depth` bounds.
+    /// Those among them that `async_depth` bounds, and the bound.
     throttled: usize,
-    /// Requests that wait.
-    waiting: usize,
+    throttled_max: usize,
 }
 
 impl<T: Item> Deadline<T> {
@@ -122,7 +121,7 @@ impl<T: Item> Deadline<T> {
             starved: 0,
             queued: [0; CLASSES.len()],
             throttled: 0,
-            waiting: 0,
+            throttled_max: usize::MAX,
         };
         order.set(config.tunables);
         order
@@ -134,6 +133,9 @@ impl<T: Item> Deadline<T> {
         self.tunables = tunables;
         self.expire = [Tunable::ReadExpire, Tunable::WriteExpire].map(|t| tunables.nanos(t));
         self.is_front_merging = tunables.get(Tunable::FrontMerges) != 0;
+        let async_depth = tunables.unsigned(Tunable::AsyncDepth) as usize;
+        let is_bound = async_depth < self.entries.count() - self.in_flight_max;
+        self.throttled_max = if is_bound { async_depth } else { usize::MAX };
     }
 
     /// What can be tuned, as it is.
@@ -165,13 +167,13 @@ impl<T: Item> Deadline<T> {
     /// Whether no request waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.waiting == 0
+        self.waiting() == 0
     }
 
     /// How many requests wait.
     #[inline]
     pub fn waiting(&self) -> usize {
-        self.waiting
+        self.entries.count() - self.entries.free_count()
     }
 
     /// How many requests could be inserted yet, were none of them merged.

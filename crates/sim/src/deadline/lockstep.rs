@@ -119,16 +119,24 @@ impl Lockstep {
         self.taken += usize::from(fast.is_ok());
     }
 
+    /// One at a time or all at once: it must come to the same.
     fn dispatch(&mut self, room: usize) {
         let now = self.now();
-        for _ in 0..room.min(self.in_flight_max - self.in_flight.len()) {
-            let fast = self.fast.next(now);
-            assert_eq!(fast, self.slow.next(now), "whose turn it is");
-            match fast {
-                Some(piece) => self.in_flight.push(piece),
-                None => return,
-            }
+        let room = room.min(self.in_flight_max - self.in_flight.len());
+        let mut fast = Vec::new();
+        if room == 1 {
+            fast.extend(self.fast.next(now));
+        } else {
+            let count = self.fast.next_batch(room, now, |piece| fast.push(piece));
+            assert_eq!(count, fast.len(), "what it says and what it gave");
         }
+        for piece in &fast {
+            assert_eq!(Some(piece), self.slow.next(now).as_ref(), "whose turn it is");
+        }
+        if fast.len() < room {
+            assert_eq!(self.slow.next(now), None, "whose turn it is");
+        }
+        self.in_flight.append(&mut fast);
     }
 
     fn compare(&self) {

@@ -27,49 +27,97 @@ struct Choice {
 impl<T: Item> Deadline<T> {
     /// Takes the request whose turn it is. None does not mean that none waits: a class waits for
     /// what those before it have at the device, so ask again after each completion.
+    #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<T> {
-        if self.waiting == 0 {
-            return None;
-        }
         if let Some(place) = self.at_head.first() {
-            return Some(self.dispatch_at_head(place, now));
+            return Some(self.dispatch_at_head(place));
+        }
+        let choice = self.decide(now)?;
+        Some(self.dispatch(choice, now))
+    }
+
+    /// Takes up to `room` requests whose turn it is, one after the other; says how many.
+    #[inline]
+    pub fn next_batch(&mut self, room: usize, now: Nanos, mut take: impl FnMut(T)) -> usize {
+        let mut taken = 0;
+        while taken < room {
+            let run = self.run(room - taken, now, &mut take);
+            if run == 0 {
+                let Some(item) = self.next(now) else { break };
+                take(item);
+                taken += 1;
+            }
+            taken += run;
+        }
+        taken
+    }
+
+    /// Goes on with a batch, as far as that is what [`Deadline::next`] would decide: nothing is at
+    /// the head, one class alone is queued, and the next requests stand in one leaf. Says how many
+    /// requests it has taken, up to `room`.
+    #[inline]
+    fn run(&mut self, room: usize, now: Nanos, take: &mut impl FnMut(T)) -> usize {
+        let batch_left = self.tunables.unsigned(Tunable::FifoBatch).saturating_sub(self.batching);
+        let room = room.min(batch_left as usize);
+        let mut classes = super::CLASSES.into_iter().filter(|prio| self.queued[*prio as usize] > 0);
+        let (Some(prio), None) = (classes.next(), classes.next()) else { return 0 };
+        if room == 0 || !self.at_head.is_empty() {
+            return 0;
+        }
+        let row = &mut self.rows[row(prio, self.last_direction)];
+        let cursor = row.order.following(&self.leaves, row.latest);
+        let Some((cursor, keys)) = row.order.run(&self.leaves, cursor) else { return 0 };
+        let mut count = 0;
+        for key in keys.iter().take(room) {
+            let entry = &self.entries[key.place];
+            if entry.in_line {
+                break;
+            }
+            row.counters.expired += u64::from(!is_before(now.0, entry.deadline));
+            row.latest = key.sector;
+            row.fifo.remove(&mut self.entries, key.place);
+            take(self.entries.take(key.place));
+            count += 1;
+        }
+        if count > 0 {
+            row.order.sweep(&mut self.leaves, cursor, count, row.latest);
+            row.counters.dispatched += count as u64;
+            self.batching += count as u32;
+        }
+        count
+    }
+
+    /// Whose turn it is among what is not at the head.
+    fn decide(&mut self, now: Nanos) -> Option<Choice> {
+        if self.is_empty() {
+            return None;
         }
         if self.queued.iter().filter(|queued| **queued > 0).count() >= 2 {
             let oldest = now.0.wrapping_sub(self.tunables.nanos(Tunable::PrioAgingExpire));
             for prio in [Prio::BestEffort, Prio::Idle] {
-                if let Some(choice) = self.choose(prio, now, Some(oldest)) {
-                    return Some(self.dispatch(choice, now));
+                let aged = self.choose(prio, now, Some(oldest));
+                if aged.is_some() {
+                    return aged;
                 }
             }
         }
         for prio in super::CLASSES {
-            if let Some(choice) = self.choose(prio, now, None) {
-                return Some(self.dispatch(choice, now));
-            }
             if self.queued[prio as usize] > 0 {
-                return None;
+                return self.choose(prio, now, None);
             }
         }
         None
-    }
-
-    /// Takes up to `room` requests whose turn it is, one after the other; says how many.
-    pub fn next_batch(&mut self, room: usize, now: Nanos, mut take: impl FnMut(T)) -> usize {
-        for taken in 0..room {
-            let Some(item) = self.next(now) else { return taken };
-            take(item);
-        }
-        room
     }
 
     /// Takes the first request that was inserted with this kind and starts at this sector, as if
     /// its turn had come: for a replay of what another scheduler has decided.
     pub fn take_at(&mut self, kind: super::Kind, sector: u64, now: Nanos) -> Option<T> {
         let order = &self.rows[kind.row()].order;
-        let (_, place) = order.after(&self.leaves, order.following(&self.leaves, sector))?;
-        if self.entries[place].sector != sector {
+        let (_, key) = order.after(&self.leaves, order.following(&self.leaves, sector))?;
+        if key.sector != sector {
             return None;
         }
+        let place = key.place;
         if self.last_direction != kind.direction
             || self.batching >= self.tunables.unsigned(Tunable::FifoBatch)
         {
@@ -119,8 +167,8 @@ impl<T: Item> Deadline<T> {
             return None;
         }
         let cursor = row.order.following(&self.leaves, row.latest);
-        let (cursor, place) = row.order.after(&self.leaves, cursor)?;
-        Some(Choice { place, swept: Some(cursor) })
+        let (cursor, key) = row.order.after(&self.leaves, cursor)?;
+        Some(Choice { place: key.place, swept: Some(cursor) })
     }
 
     /// The direction of the next batch of a class, if anything of it waits: reads, unless writes
@@ -184,7 +232,7 @@ impl<T: Item> Deadline<T> {
         }
         let row = &mut self.rows[kind.row()];
         match swept {
-            Some(cursor) => row.order.sweep(&mut self.leaves, cursor, sector),
+            Some(cursor) => row.order.sweep(&mut self.leaves, cursor, 1, sector),
             None => {
                 let cursor = row.order.find(&self.leaves, sector, place);
                 row.order.remove(&mut self.leaves, cursor);
@@ -194,13 +242,12 @@ impl<T: Item> Deadline<T> {
         row.latest = sector;
         row.counters.dispatched += 1;
         row.counters.expired += u64::from(!is_before(now.0, deadline));
-        self.waiting -= 1;
         self.entries.take(place)
     }
 
     /// Takes a request from before all others. It has no deadline, so it does not count as expired.
     #[cold]
-    fn dispatch_at_head(&mut self, place: u32, _now: Nanos) -> T {
+    fn dispatch_at_head(&mut self, place: u32) -> T {
         self.at_head.remove(&mut self.entries, place);
         let entry = &self.entries[place];
         let row = &mut self.rows[entry.kind.row()];
@@ -208,7 +255,6 @@ impl<T: Item> Deadline<T> {
             row.latest = entry.sector;
         }
         row.counters.dispatched += 1;
-        self.waiting -= 1;
         self.entries.take(place)
     }
 }

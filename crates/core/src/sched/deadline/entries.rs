@@ -64,6 +64,12 @@ impl<T> Entries<T> {
         Entries { entries: (0..count).map(entry).collect(), free, free_count: count as usize }
     }
 
+    /// How many places there are.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        self.entries.len()
+    }
+
     /// How many places are free.
     #[inline]
     pub(super) fn free_count(&self) -> usize {

@@ -2,8 +2,7 @@
 
 use super::entries::NONE;
 use super::kind::Kind;
-use super::order::Cursor;
-use super::tunables::Tunable;
+use super::order::{Cursor, Key};
 use super::{Deadline, Item};
 use crate::units::{Nanos, ZoneNo};
 
@@ -91,7 +90,6 @@ impl<T: Item> Deadline<T> {
         let place = self.entries.put(item, kind, range);
         self.entries[place].deadline = now.0;
         self.at_head.push_front(&mut self.entries, place);
-        self.waiting += 1;
     }
 
     /// Counts a new request of this kind.
@@ -110,9 +108,8 @@ impl<T: Item> Deadline<T> {
         let expire = self.expire[kind.direction as usize];
         self.entries[place].deadline = now.0.wrapping_add(expire);
         let row = &mut self.rows[kind.row()];
-        row.order.insert(&mut self.leaves, cursor, range.0, place);
+        row.order.insert(&mut self.leaves, cursor, Key { sector: range.0, place });
         row.fifo.push_back(&mut self.entries, place);
-        self.waiting += 1;
         place
     }
 
@@ -121,7 +118,7 @@ impl<T: Item> Deadline<T> {
     #[inline]
     fn merge(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor) -> Option<T> {
         let order = &self.rows[kind.row()].order;
-        if let Some(place) = order.before(&self.leaves, cursor)
+        if let Some(Key { place, .. }) = order.before(&self.leaves, cursor)
             && self.entries[place].end == range.0
             && self.joins_behind(place, &item)
         {
@@ -130,8 +127,8 @@ impl<T: Item> Deadline<T> {
             return None;
         }
         if self.is_front_merging
-            && let Some((at, place)) = self.rows[kind.row()].order.after(&self.leaves, cursor)
-            && self.entries[place].sector == range.1
+            && let Some((at, Key { sector, place })) = order.after(&self.leaves, cursor)
+            && sector == range.1
             && self.joins_before(place, &item)
         {
             self.count_merged(kind);
@@ -177,8 +174,9 @@ impl<T: Item> Deadline<T> {
     /// place in the FIFO.
     fn close_gap(&mut self, place: u32, kind: Kind, cursor: Cursor) {
         let row = &mut self.rows[kind.row()];
-        let Some((at, next)) = row.order.after(&self.leaves, cursor) else { return };
-        if self.entries[place].end != self.entries[next].sector || self.entries[next].in_line {
+        let Some((at, key)) = row.order.after(&self.leaves, cursor) else { return };
+        let next = key.place;
+        if self.entries[place].end != key.sector || self.entries[next].in_line {
             return;
         }
         let pair = (&self.entries[place].item, &self.entries[next].item);
@@ -202,7 +200,6 @@ impl<T: Item> Deadline<T> {
         entry.item.as_mut().expect("it waits").merge_back(next_item);
         self.queued[kind.prio as usize] -= 1;
         self.throttled -= usize::from(kind.is_throttled());
-        self.waiting -= 1;
     }
 
     /// A write to a sequential zone: it can join the last one of its zone's line only, or it would
@@ -236,11 +233,11 @@ impl<T: Item> Deadline<T> {
     }
 
     /// Whether a new request of this kind is taken: the capacity is not used up, and if it is
-    /// throttled, `async_depth` is not either.
+    /// throttled, `async_depth` is not either. Like Linux's default, an `async_depth` of the whole
+    /// capacity or more bounds nothing.
     #[inline]
     pub fn admits(&self, kind: Kind) -> bool {
-        let depth = self.tunables.unsigned(Tunable::AsyncDepth) as usize;
-        self.has_room() && (!kind.is_throttled() || self.throttled < depth)
+        self.has_room() && !(kind.is_throttled() && self.throttled >= self.throttled_max)
     }
 
     /// Whether the capacity is not used up. What comes back from the device has places of its own.

@@ -7,50 +7,73 @@
 //! Invariant: two neighbouring leaves hold more than [`JOIN`] keys together. It bounds the leaves
 //! that all orders together can need, so they come out of one pool and nothing is allocated.
 
-/// Most keys of a leaf.
-const FULL: usize = 32;
+/// Most keys of a leaf: a power of two, for the search.
+pub(super) const FULL: usize = 32;
 
 /// Neighbouring leaves that hold no more keys than this together become one.
 const JOIN: usize = FULL / 2;
 
-/// Some keys in ascending order, each with the place of its request.
+/// A request by its first sector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    pub(super) sector: u64,
+    pub(super) place: u32,
+}
+
+impl Key {
+    /// Behind all keys: what stands in a leaf's free room, so that a search need not look at its
+    /// length.
+    const NONE: Key = Key { sector: u64::MAX, place: u32::MAX };
+}
+
+/// Some keys in ascending order.
 #[derive(Clone, Debug)]
 struct Leaf {
+    keys: [Key; FULL],
     len: usize,
-    sectors: [u64; FULL],
-    places: [u32; FULL],
 }
 
 impl Leaf {
-    const EMPTY: Leaf = Leaf { len: 0, sectors: [0; FULL], places: [0; FULL] };
+    const EMPTY: Leaf = Leaf { keys: [Key::NONE; FULL], len: 0 };
 
-    #[inline]
-    fn sectors(&self) -> &[u64] {
-        &self.sectors[..self.len]
+    /// How many keys come before the first one that `is_before` says no to. Every step halves the
+    /// room without a branch.
+    #[inline(always)]
+    fn rank(&self, is_before: impl Fn(u64) -> bool) -> usize {
+        let mut at = 0;
+        let mut step = FULL / 2;
+        while step > 0 {
+            let probe = (at + step - 1) % FULL;
+            at += if is_before(self.keys[probe].sector) { step } else { 0 };
+            step /= 2;
+        }
+        at += usize::from(is_before(self.keys[at % FULL].sector));
+        // A sector may be as large as what stands in the free room.
+        at.min(self.len)
     }
 
     #[inline]
-    fn insert(&mut self, at: usize, sector: u64, place: u32) {
-        self.sectors.copy_within(at..self.len, at + 1);
-        self.places.copy_within(at..self.len, at + 1);
-        (self.sectors[at], self.places[at]) = (sector, place);
+    fn insert(&mut self, at: usize, key: Key) {
+        self.keys.copy_within(at..self.len, at + 1);
+        self.keys[at] = key;
         self.len += 1;
     }
 
+    /// Removes keys from `at` on.
     #[inline]
-    fn remove(&mut self, at: usize) {
-        self.sectors.copy_within(at + 1..self.len, at);
-        self.places.copy_within(at + 1..self.len, at);
-        self.len -= 1;
+    fn remove(&mut self, at: usize, count: usize) {
+        let len = self.len - count;
+        self.keys.copy_within(at + count..self.len, at);
+        self.keys[len..self.len].fill(Key::NONE);
+        self.len = len;
     }
 
     /// Moves the keys from `from` on behind those of `other`.
     fn move_tail(&mut self, from: usize, other: &mut Leaf) {
         let count = self.len - from;
-        let room = other.len..other.len + count;
-        other.sectors[room.clone()].copy_from_slice(&self.sectors[from..self.len]);
-        other.places[room].copy_from_slice(&self.places[from..self.len]);
+        other.keys[other.len..other.len + count].copy_from_slice(&self.keys[from..self.len]);
         other.len += count;
+        self.keys[from..self.len].fill(Key::NONE);
         self.len = from;
     }
 }
@@ -83,9 +106,7 @@ impl Leaves {
 
     /// An empty leaf.
     fn take(&mut self) -> u32 {
-        let leaf = self.free.pop().expect("the invariant bounds the leaves");
-        self.at_mut(leaf).len = 0;
-        leaf
+        self.free.pop().expect("the invariant bounds the leaves")
     }
 
     /// Moves the keys of one leaf from `from` on behind those of another one.
@@ -125,97 +146,108 @@ impl Order {
     /// The point behind all keys up to and including `sector`.
     #[inline]
     pub(super) fn behind(&self, pool: &Leaves, sector: u64) -> Cursor {
-        let leaf = self.starts.partition_point(|start| *start <= sector).saturating_sub(1);
-        let Some(&number) = self.leaves.get(leaf) else { return Cursor { leaf: 0, at: 0 } };
-        let at = pool.at(number).sectors().partition_point(|key| *key <= sector);
-        Cursor { leaf, at }
+        self.search(pool, |key| key <= sector)
     }
 
     /// The point before all keys from `sector` on.
     #[inline]
     pub(super) fn following(&self, pool: &Leaves, sector: u64) -> Cursor {
-        if let Some((known, cursor)) = self.known
-            && known == sector
-        {
-            return cursor;
-        }
-        let leaf = self.starts.partition_point(|start| *start < sector).saturating_sub(1);
-        let Some(&number) = self.leaves.get(leaf) else { return Cursor { leaf: 0, at: 0 } };
-        let at = pool.at(number).sectors().partition_point(|key| *key < sector);
-        self.forward(pool, Cursor { leaf, at })
-    }
-
-    /// The same point as one before a key, if there is one behind it.
-    #[inline]
-    fn forward(&self, pool: &Leaves, cursor: Cursor) -> Cursor {
-        match self.leaves.get(cursor.leaf) {
-            Some(&number) if cursor.at == pool.at(number).len => {
-                Cursor { leaf: cursor.leaf + 1, at: 0 }
-            }
-            _ => cursor,
+        match self.known {
+            Some((known, cursor)) if known == sector => cursor,
+            _ => self.search(pool, |key| key < sector),
         }
     }
 
-    /// The place of the key before a point.
+    #[inline(always)]
+    fn search(&self, pool: &Leaves, is_before: impl Fn(u64) -> bool) -> Cursor {
+        let leaf = self.starts.partition_point(|start| is_before(*start)).saturating_sub(1);
+        match self.leaves.get(leaf) {
+            Some(&number) => Cursor { leaf, at: pool.at(number).rank(is_before) },
+            None => Cursor { leaf: 0, at: 0 },
+        }
+    }
+
+    /// The key before a point.
     #[inline]
-    pub(super) fn before(&self, pool: &Leaves, cursor: Cursor) -> Option<u32> {
+    pub(super) fn before(&self, pool: &Leaves, cursor: Cursor) -> Option<Key> {
         if let Some(at) = cursor.at.checked_sub(1) {
-            return Some(pool.at(self.leaves[cursor.leaf]).places[at]);
+            return Some(pool.at(self.leaves[cursor.leaf]).keys[at]);
         }
         let number = *self.leaves.get(cursor.leaf.checked_sub(1)?)?;
         let leaf = pool.at(number);
-        Some(leaf.places[leaf.len - 1])
+        Some(leaf.keys[leaf.len - 1])
     }
 
-    /// The key behind a point: where it stands, and its place.
+    /// The key behind a point, and the point right before it.
     #[inline]
-    pub(super) fn after(&self, pool: &Leaves, cursor: Cursor) -> Option<(Cursor, u32)> {
-        let cursor = self.forward(pool, cursor);
+    pub(super) fn after(&self, pool: &Leaves, cursor: Cursor) -> Option<(Cursor, Key)> {
         let leaf = pool.at(*self.leaves.get(cursor.leaf)?);
-        Some((cursor, leaf.places[cursor.at]))
+        if cursor.at < leaf.len {
+            return Some((cursor, leaf.keys[cursor.at]));
+        }
+        let cursor = Cursor { leaf: cursor.leaf + 1, at: 0 };
+        Some((cursor, pool.at(*self.leaves.get(cursor.leaf)?).keys[0]))
+    }
+
+    /// The keys behind a point that stand in one leaf with the first of them, and the point right
+    /// before that one.
+    #[inline]
+    pub(super) fn run<'a>(&self, pool: &'a Leaves, cursor: Cursor) -> Option<(Cursor, &'a [Key])> {
+        let (cursor, _) = self.after(pool, cursor)?;
+        let leaf = pool.at(self.leaves[cursor.leaf]);
+        Some((cursor, &leaf.keys[cursor.at..leaf.len]))
     }
 
     /// Where the key of this place stands.
     pub(super) fn find(&self, pool: &Leaves, sector: u64, place: u32) -> Cursor {
-        let mut cursor = self.following(pool, sector);
+        let mut next = self.following(pool, sector);
         loop {
-            let number = *self.leaves.get(cursor.leaf).expect("what waits has a key");
-            if pool.at(number).places[cursor.at] == place {
+            let (cursor, key) = self.after(pool, next).expect("what waits has a key");
+            if key.place == place {
                 return cursor;
             }
-            cursor = self.forward(pool, Cursor { at: cursor.at + 1, ..cursor });
+            next = Cursor { at: cursor.at + 1, ..cursor };
         }
     }
 
     /// Adds a key at the point [`Order::behind`] its sector.
     #[inline]
-    pub(super) fn insert(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64, place: u32) {
+    pub(super) fn insert(&mut self, pool: &mut Leaves, cursor: Cursor, key: Key) {
         self.known = None;
         let mut cursor = cursor;
-        match self.leaves.get(cursor.leaf) {
-            None => {
-                self.leaves.push(pool.take());
-                self.starts.push(sector);
-            }
-            Some(&number) if pool.at(number).len == FULL => {
-                cursor = self.split(pool, cursor, sector);
-            }
-            Some(_) => {}
+        let mut number = match self.leaves.get(cursor.leaf) {
+            Some(&number) => number,
+            None => self.grow(pool, key.sector),
+        };
+        if pool.at(number).len == FULL {
+            cursor = self.split(pool, cursor, key.sector);
+            number = self.leaves[cursor.leaf];
         }
-        if sector < self.starts[cursor.leaf] {
-            self.starts[cursor.leaf] = sector;
+        if cursor.at == 0 {
+            let start = &mut self.starts[cursor.leaf];
+            *start = key.sector.min(*start);
         }
-        pool.at_mut(self.leaves[cursor.leaf]).insert(cursor.at, sector, place);
+        pool.at_mut(number).insert(cursor.at, key);
+    }
+
+    /// Gives an order its first leaf.
+    #[cold]
+    fn grow(&mut self, pool: &mut Leaves, sector: u64) -> u32 {
+        let number = pool.take();
+        self.leaves.push(number);
+        self.starts.push(sector);
+        number
     }
 
     /// Makes room in a full leaf for a key at a point of it; says where the point is then.
+    #[cold]
     fn split(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) -> Cursor {
         let Cursor { leaf, at } = cursor;
         let number = self.leaves[leaf];
         // Keys that come in ascending order leave full leaves behind, not half empty ones.
         let is_last = leaf + 1 == self.leaves.len() && at == FULL;
         let keep = if is_last { FULL } else { FULL / 2 };
-        let start = if is_last { sector } else { pool.at(number).sectors[keep] };
+        let start = if is_last { sector } else { pool.at(number).keys[keep].sector };
         let new = pool.take();
         pool.move_tail(number, keep, new);
         self.leaves.insert(leaf + 1, new);
@@ -226,7 +258,7 @@ impl Order {
     /// Gives the key at a point a lower sector, not below that of the key before it.
     pub(super) fn lower(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) {
         self.known = None;
-        pool.at_mut(self.leaves[cursor.leaf]).sectors[cursor.at] = sector;
+        pool.at_mut(self.leaves[cursor.leaf]).keys[cursor.at].sector = sector;
         self.starts[cursor.leaf] = self.starts[cursor.leaf].min(sector);
     }
 
@@ -234,41 +266,48 @@ impl Order {
     #[inline]
     pub(super) fn remove(&mut self, pool: &mut Leaves, cursor: Cursor) {
         self.known = None;
-        self.remove_at(pool, cursor);
+        self.remove_run(pool, cursor, 1);
     }
 
-    /// Removes the key at the point that follows the last one that was removed here: what follows
-    /// its sector is known then.
+    /// Removes keys of one leaf from a point on, to which a sweep has come. What follows the sector
+    /// of the last of them, `latest`, is known then.
     #[inline]
-    pub(super) fn sweep(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) {
-        let stays = self.remove_at(pool, cursor);
-        self.known = stays.then(|| (sector, self.forward(pool, cursor)));
+    pub(super) fn sweep(&mut self, pool: &mut Leaves, cursor: Cursor, count: usize, latest: u64) {
+        let stays = self.remove_run(pool, cursor, count);
+        self.known = stays.then_some((latest, cursor));
     }
 
-    /// Removes the key at a point; says whether the point is still the same.
+    /// Removes keys of one leaf from a point on; says whether the point is still the same.
     #[inline]
-    fn remove_at(&mut self, pool: &mut Leaves, Cursor { leaf, at }: Cursor) -> bool {
-        let removed_from = pool.at_mut(self.leaves[leaf]);
-        removed_from.remove(at);
-        let len = removed_from.len;
+    fn remove_run(&mut self, pool: &mut Leaves, cursor: Cursor, count: usize) -> bool {
+        let leaf = pool.at_mut(self.leaves[cursor.leaf]);
+        leaf.remove(cursor.at, count);
+        let len = leaf.len;
         if len > JOIN {
             return true;
         }
-        self.thin_out(pool, leaf, len)
+        self.thin_out(pool, cursor.leaf, len)
     }
 
-    /// Restores the invariant after a leaf has lost a key; says whether points in it stay.
+    /// Restores the invariant after a leaf has lost keys; says whether points in it stay.
     fn thin_out(&mut self, pool: &mut Leaves, leaf: usize, len: usize) -> bool {
         let len_of = |order: &Order, leaf: usize| pool.at(order.leaves[leaf]).len;
-        if len == 0 {
-            self.drop_leaf(pool, leaf);
-        } else if leaf + 1 < self.leaves.len() && len + len_of(self, leaf + 1) <= JOIN {
+        let joins_next = leaf + 1 < self.leaves.len() && len + len_of(self, leaf + 1) <= JOIN;
+        let joins_previous = leaf > 0 && len + len_of(self, leaf - 1) <= JOIN;
+        if joins_next {
             pool.move_tail(self.leaves[leaf + 1], 0, self.leaves[leaf]);
             self.drop_leaf(pool, leaf + 1);
-        } else if leaf > 0 && len + len_of(self, leaf - 1) <= JOIN {
+            // Both neighbours may have been so short: this one has lost several keys at once.
+            let len = pool.at(self.leaves[leaf]).len;
+            return self.thin_out(pool, leaf, len);
+        }
+        if joins_previous {
             pool.move_tail(self.leaves[leaf], 0, self.leaves[leaf - 1]);
             self.drop_leaf(pool, leaf);
             return false;
+        }
+        if len == 0 {
+            self.drop_leaf(pool, leaf);
         }
         true
     }
@@ -282,7 +321,7 @@ impl Order {
     pub(super) fn places<'a>(&'a self, pool: &'a Leaves) -> impl Iterator<Item = u32> + 'a {
         self.leaves.iter().flat_map(|number| {
             let leaf = pool.at(*number);
-            leaf.places[..leaf.len].iter().copied()
+            leaf.keys[..leaf.len].iter().map(|key| key.place)
         })
     }
 }
