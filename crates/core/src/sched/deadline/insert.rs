@@ -2,7 +2,7 @@
 
 use super::entries::NONE;
 use super::kind::Kind;
-use super::order::{Cursor, Key};
+use super::order::{Cursor, Key, SECTOR_END};
 use super::{Deadline, Item};
 use crate::units::{Nanos, ZoneNo};
 
@@ -14,7 +14,7 @@ impl<T: Item> Deadline<T> {
     /// could join.
     #[inline]
     pub fn insert(&mut self, item: T, now: Nanos) -> Result<(), T> {
-        let (sector, end) = (item.sector().0, item.sector().0.saturating_add(item.sectors()));
+        let (sector, end) = range_of(&item);
         let kind = item.kind();
         if item.keeps_zone_order()
             && let Some(lines) = &self.lines
@@ -23,7 +23,16 @@ impl<T: Item> Deadline<T> {
             return self.insert_into_zone(item, kind, (sector, end), zone, now);
         }
         let cursor = self.rows[kind.row()].order.behind(&self.leaves, sector);
-        let Some(item) = self.merge(item, kind, (sector, end), cursor) else { return Ok(()) };
+        if let Some(place) = self.neighbour_before(&item, sector, kind, cursor) {
+            self.merge_back(place, item, end);
+            self.close_gap(place, kind, cursor);
+            return Ok(());
+        }
+        if let Some((at, place)) = self.neighbour_behind(&item, end, kind, cursor) {
+            self.merge_front(place, item, sector);
+            self.rows[kind.row()].order.lower(&mut self.leaves, at, sector);
+            return Ok(());
+        }
         if !self.admits(kind) {
             return Err(item);
         }
@@ -85,8 +94,7 @@ impl<T: Item> Deadline<T> {
     }
 
     fn put_at_head(&mut self, item: T, kind: Kind, now: Nanos) {
-        let sector = item.sector().0;
-        let range = (sector, sector.saturating_add(item.sectors()));
+        let range = range_of(&item);
         let place = self.entries.put(item, kind, range);
         self.entries[place].deadline = now.0;
         self.at_head.push_front(&mut self.entries, place);
@@ -113,44 +121,42 @@ impl<T: Item> Deadline<T> {
         place
     }
 
-    /// Merges a request with one of its neighbours at a point of its order; gives it back if it
-    /// cannot be merged. The one before is tried first, as in Linux.
+    /// The request before a point of its order, if it ends where a new one starts that it can take
+    /// in.
     #[inline]
-    fn merge(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor) -> Option<T> {
-        let order = &self.rows[kind.row()].order;
-        if let Some(Key { place, .. }) = order.before(&self.leaves, cursor)
-            && self.entries[place].end == range.0
-            && self.joins_behind(place, &item)
-        {
-            self.merge_back(place, item, range.1);
-            self.close_gap(place, kind, cursor);
-            return None;
-        }
-        if self.is_front_merging
-            && let Some((at, Key { sector, place })) = order.after(&self.leaves, cursor)
-            && sector == range.1
-            && self.joins_before(place, &item)
-        {
-            self.count_merged(kind);
-            let entry = &mut self.entries[place];
-            entry.sector = range.0;
-            entry.item.as_mut().expect("it waits").merge_front(item);
-            self.rows[kind.row()].order.lower(&mut self.leaves, at, range.0);
-            return None;
-        }
-        Some(item)
+    fn neighbour_before(&self, item: &T, sector: u64, kind: Kind, at: Cursor) -> Option<u32> {
+        let Key { place, .. } = self.rows[kind.row()].order.before(&self.leaves, at)?;
+        let entry = &self.entries[place];
+        let touches = entry.end == sector && !entry.in_line;
+        (touches && entry.item.as_ref()?.joins(item, self.rules)).then_some(place)
     }
 
-    /// Whether a request may go behind the one in a place, which ends where it starts.
-    fn joins_behind(&self, place: u32, item: &T) -> bool {
-        let entry = &self.entries[place];
-        !entry.in_line && entry.item.as_ref().expect("it waits").joins(item, self.rules)
+    /// The request behind a point of its order, and the point right before it, if it starts where a
+    /// new one ends that it can take in. It is asked after the one before, as in Linux.
+    #[inline]
+    fn neighbour_behind(
+        &self,
+        item: &T,
+        end: u64,
+        kind: Kind,
+        at: Cursor,
+    ) -> Option<(Cursor, u32)> {
+        let (at, key) = self.rows[kind.row()].order.after(&self.leaves, at)?;
+        if key.sector != end || !self.is_front_merging {
+            return None;
+        }
+        let entry = &self.entries[key.place];
+        let joins = !entry.in_line && item.joins(entry.item.as_ref()?, self.rules);
+        joins.then_some((at, key.place))
     }
 
-    /// Whether a request may go before the one in a place, which starts where it ends.
-    fn joins_before(&self, place: u32, item: &T) -> bool {
-        let entry = &self.entries[place];
-        !entry.in_line && item.joins(entry.item.as_ref().expect("it waits"), self.rules)
+    /// Puts a new request before the one in a place.
+    fn merge_front(&mut self, place: u32, item: T, sector: u64) {
+        let entry = &mut self.entries[place];
+        entry.sector = sector;
+        entry.item.as_mut().expect("it waits").merge_front(item);
+        let kind = entry.kind;
+        self.count_merged(kind);
     }
 
     /// Puts a new request behind the one in a place.
@@ -245,6 +251,13 @@ impl<T: Item> Deadline<T> {
     fn has_room(&self) -> bool {
         self.entries.free_count() > self.in_flight_max
     }
+}
+
+/// The first sector of a request, and the first one behind it.
+#[inline]
+fn range_of<T: Item>(item: &T) -> (u64, u64) {
+    let sector = item.sector().0.min(SECTOR_END - 1);
+    (sector, sector.saturating_add(item.sectors()).min(SECTOR_END))
 }
 
 /// Whether a time comes before another one; both are close together, and may wrap around.

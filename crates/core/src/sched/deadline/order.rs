@@ -7,11 +7,18 @@
 //! Invariant: two neighbouring leaves hold more than [`JOIN`] keys together. It bounds the leaves
 //! that all orders together can need, so they come out of one pool and nothing is allocated.
 
-/// Most keys of a leaf: a power of two, for the search.
-pub(super) const FULL: usize = 32;
+/// Most keys of a leaf.
+const FULL: usize = 4 * STEP;
 
 /// Neighbouring leaves that hold no more keys than this together become one.
 const JOIN: usize = FULL / 2;
+
+/// Keys that a search compares at once, after it has found the right ones.
+const STEP: usize = 8;
+
+/// Keys that are moved at once. It is always so many, whether they are keys or free room: a move of
+/// a known size has no branch to be guessed wrong.
+const MOVED: usize = 16;
 
 /// A request by its first sector.
 #[derive(Clone, Copy, Debug)]
@@ -23,38 +30,45 @@ pub(super) struct Key {
 impl Key {
     /// Behind all keys: what stands in a leaf's free room, so that a search need not look at its
     /// length.
-    const NONE: Key = Key { sector: u64::MAX, place: u32::MAX };
+    const NONE: Key = Key { sector: SECTOR_END, place: u32::MAX };
+}
+
+/// Above all sectors of keys. A device ends before 2^55, where its bytes can still be counted.
+pub(super) const SECTOR_END: u64 = 1 << 62;
+
+/// Whether a sector is below another one, as a number: 1 or 0. The difference of two sectors shows
+/// it in its sign, and that is cheaper to sum up than the answers of comparisons.
+#[inline(always)]
+const fn is_below(sector: u64, other: u64) -> usize {
+    (sector.wrapping_sub(other) >> 63) as usize
 }
 
 /// Some keys in ascending order.
 #[derive(Clone, Debug)]
 struct Leaf {
-    keys: [Key; FULL],
+    /// Keys, and free room behind them that is at least as long as what is moved.
+    keys: [Key; FULL + MOVED + 1],
     len: usize,
 }
 
 impl Leaf {
-    const EMPTY: Leaf = Leaf { keys: [Key::NONE; FULL], len: 0 };
+    const EMPTY: Leaf = Leaf { keys: [Key::NONE; FULL + MOVED + 1], len: 0 };
 
-    /// How many keys come before the first one that `is_before` says no to. Every step halves the
-    /// room without a branch.
+    /// How many keys are below a sector. Comparisons do not wait for each other but once.
     #[inline(always)]
-    fn rank(&self, is_before: impl Fn(u64) -> bool) -> usize {
-        let mut at = 0;
-        let mut step = FULL / 2;
-        while step > 0 {
-            let probe = (at + step - 1) % FULL;
-            at += if is_before(self.keys[probe].sector) { step } else { 0 };
-            step /= 2;
-        }
-        at += usize::from(is_before(self.keys[at % FULL].sector));
-        // A sector may be as large as what stands in the free room.
-        at.min(self.len)
+    fn rank(&self, sector: u64) -> usize {
+        let is_below = |at: usize| is_below(self.keys[at].sector, sector);
+        let steps: usize = (1..FULL / STEP).map(|step| is_below(step * STEP - 1)).sum();
+        let from = steps * STEP;
+        from + (from..from + STEP).map(is_below).sum::<usize>()
     }
 
     #[inline]
     fn insert(&mut self, at: usize, key: Key) {
-        self.keys.copy_within(at..self.len, at + 1);
+        if at + MOVED < self.len {
+            self.keys.copy_within(at + MOVED..at + 2 * MOVED, at + MOVED + 1);
+        }
+        self.keys.copy_within(at..at + MOVED, at + 1);
         self.keys[at] = key;
         self.len += 1;
     }
@@ -62,10 +76,17 @@ impl Leaf {
     /// Removes keys from `at` on.
     #[inline]
     fn remove(&mut self, at: usize, count: usize) {
-        let len = self.len - count;
-        self.keys.copy_within(at + count..self.len, at);
-        self.keys[len..self.len].fill(Key::NONE);
-        self.len = len;
+        let from = at + count;
+        if count > MOVED {
+            self.keys.copy_within(from..self.len, at);
+            self.keys[self.len - count..self.len].fill(Key::NONE);
+        } else {
+            self.keys.copy_within(from..from + MOVED, at);
+            if at + MOVED < self.len {
+                self.keys.copy_within(from + MOVED.., at + MOVED);
+            }
+        }
+        self.len -= count;
     }
 
     /// Moves the keys from `from` on behind those of `other`.
@@ -146,7 +167,7 @@ impl Order {
     /// The point behind all keys up to and including `sector`.
     #[inline]
     pub(super) fn behind(&self, pool: &Leaves, sector: u64) -> Cursor {
-        self.search(pool, |key| key <= sector)
+        self.search(pool, sector + 1)
     }
 
     /// The point before all keys from `sector` on.
@@ -154,15 +175,21 @@ impl Order {
     pub(super) fn following(&self, pool: &Leaves, sector: u64) -> Cursor {
         match self.known {
             Some((known, cursor)) if known == sector => cursor,
-            _ => self.search(pool, |key| key < sector),
+            _ => self.search(pool, sector),
         }
     }
 
+    /// The point behind all keys below `sector`.
     #[inline(always)]
-    fn search(&self, pool: &Leaves, is_before: impl Fn(u64) -> bool) -> Cursor {
-        let leaf = self.starts.partition_point(|start| is_before(*start)).saturating_sub(1);
+    fn search(&self, pool: &Leaves, sector: u64) -> Cursor {
+        let leaf = if self.starts.len() <= 2 * STEP {
+            self.starts.iter().map(|start| is_below(*start, sector)).sum()
+        } else {
+            self.starts.partition_point(|start| *start < sector)
+        };
+        let leaf = leaf.saturating_sub(1);
         match self.leaves.get(leaf) {
-            Some(&number) => Cursor { leaf, at: pool.at(number).rank(is_before) },
+            Some(&number) => Cursor { leaf, at: pool.at(number).rank(sector) },
             None => Cursor { leaf: 0, at: 0 },
         }
     }
