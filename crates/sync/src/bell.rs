@@ -2,8 +2,8 @@
 //!
 //! Protects   the sleep of one thread: whoever has something for it wakes it, and nobody who does
 //!            not sleep is woken.
-//! Why        waking costs a system call, and being asleep while something is there costs a request.
-//! States     awake; asleep: the owner sleeps, or is about to; rung: it was told to wake up.
+//! Why        waking costs a system call, and sleeping beside something that is there a request.
+//! States     awake; asleep: the owner sleeps, or is about to.
 //! Order      a leaf, taken alone.
 //! Common     a fence and a load by who rings, as the owner is awake.
 //! Cost       about 6 ns where the owner is awake; a lock and a system call where it sleeps.

@@ -50,7 +50,7 @@ pub struct Owner<T> {
 
 impl<T> Mailbox<T> {
     /// An empty mailbox for so many letters at once, and its owner's side.
-    pub fn new(letters: usize) -> Owner<T> {
+    pub fn open(letters: usize) -> Owner<T> {
         let count = letters.max(1).next_power_of_two();
         let place = |number| Place {
             number: AtomicU32::new(number as u32),
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn letters_come_in_the_order_of_their_numbers_and_places_are_used_again() {
-        let mut owner = Mailbox::new(3);
+        let mut owner = Mailbox::open(3);
         for round in 0..10_u32 {
             owner.mailbox().post([round, round + 100].into_iter());
             owner.mailbox().post([round + 200].into_iter());
@@ -161,14 +161,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "a place for every request")]
     fn a_full_mailbox_is_a_mistake() {
-        let owner = Mailbox::new(2);
+        let owner = Mailbox::open(2);
         owner.mailbox().post([1, 2, 3].into_iter());
     }
 
     #[test]
     fn letters_that_nobody_takes_are_dropped() {
         let letter = Arc::new(());
-        let owner = Mailbox::new(2);
+        let owner = Mailbox::open(2);
         owner.mailbox().post([Arc::clone(&letter), Arc::clone(&letter)].into_iter());
         drop(owner);
         assert_eq!(Arc::strong_count(&letter), 1);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn four_threads_post_and_none_is_lost() {
-        let mut owner = Mailbox::new(1 << 16);
+        let mut owner = Mailbox::open(1 << 16);
         std::thread::scope(|scope| {
             for thread in 0..4_u32 {
                 let mailbox = Arc::clone(owner.mailbox());
@@ -213,7 +213,7 @@ mod model {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let mut owner = Mailbox::new(2);
+            let mut owner = Mailbox::open(2);
             let post = |mailbox: &Arc<Mailbox<u32>>, from: u32| {
                 let mailbox = Arc::clone(mailbox);
                 loom::thread::spawn(move || {

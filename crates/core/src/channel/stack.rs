@@ -11,7 +11,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Channel;
 use super::check::{self, Rules};
@@ -37,10 +37,7 @@ use crate::zone::gate::{Gate, NoGate, Passage};
 
 mod gated;
 mod leftovers;
-
-/// Longest sleep before a gate without another look. Other channels ring; this is a bound, so that
-/// a wait has one.
-const GATE_SLEEP_MAX: Duration = Duration::from_millis(50);
+mod waiting;
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -428,29 +425,6 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// When something is next to be found, whatever comes through the gate.
-    fn due_below(&self) -> Due {
-        if !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home()) {
-            return Due::At(Nanos(0));
-        }
-        let room = self.queue.room().min(self.tags.room());
-        if room > 0 && !self.sched.is_empty() && self.queue.due() == Due::Never {
-            return Due::At(Nanos(0));
-        }
-        self.queue.due()
-    }
-
-    /// Sleeps while other threads have something of this channel.
-    #[cold]
-    fn wait_for_others(&mut self, deadline: Due) {
-        let home = !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home());
-        let goes = !self.sched.is_empty() && self.queue.room().min(self.tags.room()) > 0;
-        if !home && !goes {
-            let gate = if G::ACTIVE { self.gate.due() } else { Due::Never };
-            self.queue.sleep(gate.earlier(deadline), &self.clock);
-        }
-    }
-
     /// Tells the submitter of a bio's end and frees its slot.
     ///
     /// Always inlined: on the way of a plain bio the call costs as much as what it does.
@@ -559,22 +533,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     }
 
     fn wait(&mut self, deadline: Option<Instant>) {
-        if self.queue.waits_for_others() {
-            let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
-            return self.wait_for_others(deadline);
-        }
-        if G::ACTIVE && self.gate.waits() && self.due_below() == Due::Never {
-            return self.gate.sleep(Monotonic::until(deadline, GATE_SLEEP_MAX));
-        }
-        let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
-        match self.due() {
-            Due::Never => {}
-            due => {
-                if let Due::At(at) = due.earlier(deadline) {
-                    self.clock.sleep_until(at);
-                }
-            }
-        }
+        self.sleep(deadline);
     }
 
     fn due(&self) -> Due {

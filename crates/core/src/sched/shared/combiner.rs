@@ -113,7 +113,7 @@ impl Front for Combiner {
 
     fn new(config: &FrontConfig) -> Combiner {
         let depth = usize::from(config.depth);
-        let reports = Mailbox::new(2 * depth);
+        let reports = Mailbox::open(2 * depth);
         Combiner {
             lanes: Lanes::new(LANES, LANE_LEN),
             reports: Arc::clone(reports.mailbox()),

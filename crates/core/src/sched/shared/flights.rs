@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use super::Report;
 use super::queued::{Queued, part_ended};
+use crate::bio::{Op, Prio};
 use crate::request::{Batch, Ended, Slot};
 use crate::sched::deadline::{Item, Kind};
 use crate::units::Tag;
@@ -12,7 +13,8 @@ use crate::units::Tag;
 /// What is kept of a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    head: NonNull<Slot>,
+    /// The first bio; `None` if nothing flies under this tag.
+    head: Option<NonNull<Slot>>,
     /// The last bio of the first request in its chain.
     first_tail: NonNull<Slot>,
     /// The tag that its channel gave the first request.
@@ -42,7 +44,7 @@ impl Landed {
 #[derive(Debug)]
 pub(super) struct Flights {
     free: Vec<u16>,
-    table: Box<[Option<Flight>]>,
+    table: Box<[Flight]>,
 }
 
 // SAFETY: as for `Request`.
@@ -51,7 +53,9 @@ unsafe impl Send for Flights {}
 impl Flights {
     /// Room for so many.
     pub(super) fn new(count: u16) -> Flights {
-        Flights { free: (0..count).rev().collect(), table: vec![None; count.into()].into() }
+        let kind = Kind::of(Op::Read, Prio::BestEffort);
+        let empty = Flight { head: None, first_tail: NonNull::dangling(), tag: Tag(0), kind };
+        Flights { free: (0..count).rev().collect(), table: vec![empty; count.into()].into() }
     }
 
     /// How many more can start.
@@ -72,31 +76,38 @@ impl Flights {
         let tag = self.free.pop().expect("the caller has asked for room");
         let mut request = queued.request();
         let flight = Flight {
-            head: request.head(),
+            head: Some(request.head()),
             first_tail: queued.first_tail(),
             tag: request.exchange_tag(Tag(tag)),
             kind: queued.kind(),
         };
-        self.table[usize::from(tag)] = Some(flight);
+        self.table[usize::from(tag)] = flight;
         batch.start(request, Tag(tag));
     }
 
-    /// Takes what the queue has completed, if it was launched here; its kind is told to the front.
+    /// Takes what the queue has completed: it is on its way home, and reported.
     ///
     /// # Errors
-    /// The request itself, if it was not.
+    /// The request itself, if it was not launched here.
     #[inline]
-    pub(super) fn land(&mut self, ended: Ended) -> Result<(Landed, Kind), Ended> {
+    pub(super) fn land(
+        &mut self,
+        ended: Ended,
+        home: &mut Vec<Landed>,
+        reports: &mut Vec<Report>,
+    ) -> Result<(), Ended> {
         let tag = ended.tag().map_or(usize::MAX, |tag| usize::from(tag.0));
-        let flight = self.table.get_mut(tag);
-        let Some(flight) = flight.and_then(|it| it.take_if(|it| it.head == ended.head())) else {
-            return Err(ended);
+        let flight = match self.table.get_mut(tag) {
+            Some(flight) if flight.head == Some(ended.head()) => flight,
+            _ => return Err(ended),
         };
+        flight.head = None;
         self.free.push(tag as u16);
+        Report::add_completed(reports, flight.kind);
         let mut request = ended.into_request();
         request.exchange_tag(flight.tag);
-        let ended = request.into_ended();
-        Ok((Landed { ended, first_tail: flight.first_tail }, flight.kind))
+        home.push(Landed { ended: request.into_ended(), first_tail: flight.first_tail });
+        Ok(())
     }
 
     /// Takes back what the queue did not start. Where it wants the first of them bio by bio, that
@@ -109,7 +120,8 @@ impl Flights {
     ) -> bool {
         let broken = batch.take_broken();
         while let Some((mut request, tag)) = batch.unstart_last() {
-            let flight = self.table[usize::from(tag.0)].take().expect("it was launched here");
+            let flight = &mut self.table[usize::from(tag.0)];
+            flight.head = None;
             self.free.push(tag.0);
             request.exchange_tag(flight.tag);
             let queued = Queued::again(request, flight.first_tail);

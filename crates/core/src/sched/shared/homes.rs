@@ -26,7 +26,7 @@ impl Homes {
 
     /// A home for a channel with so many requests; `None` if there are too many channels.
     pub(super) fn open(&self, requests: usize) -> Option<Home> {
-        let mail = Mailbox::new(requests);
+        let mail = Mailbox::open(requests);
         let mut number = None;
         self.0.update(|table| {
             let mut table = table.clone();

@@ -152,12 +152,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     /// scheduler, which goes into `done`.
     #[inline]
     fn land(&mut self, ended: Ended, done: Option<&mut Done>) {
-        match self.flights.land(ended) {
-            Ok((chain, kind)) => {
-                Report::add_completed(&mut self.reports, kind);
-                self.landed.push(chain);
-            }
-            Err(ended) => done.unwrap_or(&mut self.arrived).put(ended),
+        if let Err(ended) = self.flights.land(ended, &mut self.landed, &mut self.reports) {
+            done.unwrap_or(&mut self.arrived).put(ended);
         }
     }
 
