@@ -70,7 +70,7 @@ impl Litter {
             let metadata = std::fs::symlink_metadata(&path);
             if metadata.is_ok_and(|metadata| Identity::of(&metadata) == identity) {
                 // What cannot be unmounted must not keep the process from ending.
-                let _ = blockyard_export::fuse::detach(&path);
+                let _ = blockyard_mounts::detach(&path);
             }
         }
         let noted = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));

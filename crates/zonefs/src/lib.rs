@@ -15,7 +15,6 @@ mod fuse;
 mod layout;
 mod manage;
 pub mod mount;
-mod mount_table;
 pub mod options;
 mod recovery;
 mod remount;

@@ -5,17 +5,15 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use blockyard_mounts::{DeviceNumber, detach, topmost, unmount_unused};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
-use rustix::mount::UnmountFlags;
 
 use crate::error::ZoneFsError;
 use crate::fs::ZoneFs;
 use crate::fuse::Server;
-use crate::mount_table::{self, DeviceNumber};
 use crate::remount::Remount;
 
 /// Fewest threads that serve a mount, however few processors there are: one that waits for the
@@ -91,7 +89,7 @@ impl Mount {
         let server = Server::new(Arc::clone(&fs), ended);
         let session = Session::new(server, &path, &config(&fs)).map_err(refused)?;
         let session = Some(session.spawn().map_err(refused)?);
-        let device = mount_table::topmost(&path).map_err(refused)?;
+        let device = device_at(&path).map_err(refused)?;
         if !fs.is_read_only() {
             fs.set_mount(Remount::new(path.clone()));
         }
@@ -116,7 +114,7 @@ impl Mount {
     /// Whether somebody else has unmounted it and it has ended, which takes a moment: a file system
     /// that is detached goes on until its last file is closed.
     pub fn was_unmounted(&self) -> bool {
-        let is_seen = || match mount_table::topmost(&self.path) {
+        let is_seen = || match device_at(&self.path) {
             Ok(seen) => seen.is_some() && seen == self.device,
             // Nobody knows: it stays as it is.
             Err(_) => true,
@@ -132,28 +130,28 @@ impl Mount {
         if self.has_ended() {
             return Ok(());
         }
-        self.unmount_ours(false)
+        self.unmount_ours(unmount_unused)
             .map_err(|source| MountError::Unmount { path: self.path.clone(), source })
     }
 
-    /// Unmounts what is at the path if that is ours: after somebody else's `umount` it may be what
-    /// lay below, or what was mounted since.
-    fn unmount_ours(&self, detach: bool) -> io::Result<()> {
-        let seen = mount_table::topmost(&self.path)?;
+    /// Runs `unmount` on the path if what is there is ours: after somebody else's `umount` it may
+    /// be what lay below, or what was mounted since.
+    fn unmount_ours(&self, unmount: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+        let seen = device_at(&self.path)?;
         if seen.is_none() || seen != self.device {
             return Ok(());
         }
-        unmount(&self.path, detach)
+        unmount(&self.path)
     }
 
     /// Takes the mount away, and says whether its threads have ended, rather than go on until the
     /// last file is closed.
     fn take_away(&self) -> bool {
-        if self.unmount_ours(false).is_ok() {
+        if self.unmount_ours(unmount_unused).is_ok() {
             return self.ends_soon();
         }
         // Whoever has a file open keeps it, and the threads that serve it.
-        if let Err(error) = self.unmount_ours(true) {
+        if let Err(error) = self.unmount_ours(detach) {
             tracing::warn!("unmounting {}: {error}", self.path.display());
         }
         false
@@ -226,23 +224,9 @@ fn config(fs: &ZoneFs) -> Config {
     config
 }
 
-/// Unmounts a directory; with `detach` even if it is in use. Who is not root needs fusermount3.
-fn unmount(path: &Path, detach: bool) -> io::Result<()> {
-    let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
-        Err(rustix::io::Errno::PERM) => unmount_by_fusermount(path, detach),
-        end => Ok(end?),
-    }
-}
-
-fn unmount_by_fusermount(path: &Path, detach: bool) -> io::Result<()> {
-    let mut fusermount = Command::new("fusermount3");
-    fusermount.arg(if detach { "-uz" } else { "-u" }).arg("--").arg(path);
-    let output = fusermount.stdin(Stdio::null()).output()?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
-    }
+/// The device of the mount that is seen at a path, if one is right there.
+fn device_at(path: &Path) -> io::Result<Option<DeviceNumber>> {
+    Ok(topmost(path)?.map(|mount| mount.device))
 }
 
 fn check_directory(directory: &Path) -> Result<PathBuf, MountError> {

@@ -8,6 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use blockyard_mounts::{
+    DeviceNumber, abort_connection, abort_mounted, detach, topmost, unmount_unused,
+};
 use fuser::{Config, MountOption, Session, SessionACL};
 
 use crate::fuse::device::DEVICE;
@@ -17,7 +20,6 @@ use crate::fuse::handshake::{Handshake, Rings};
 use crate::fuse::mount_point::{self, MountError, SOURCE};
 use crate::fuse::seat::Seats;
 use crate::fuse::server::Server;
-use crate::fuse::sys;
 use crate::fuse::threads;
 
 /// How often it is tried to unmount while a file is open.
@@ -92,7 +94,7 @@ impl Ended {
 pub struct Mount {
     dir: PathBuf,
     /// The number of its device.
-    device: Option<u64>,
+    device: Option<DeviceNumber>,
     files: Arc<Files>,
     seats: Arc<Seats>,
     ended: Arc<Ended>,
@@ -161,7 +163,7 @@ impl Mount {
         drop(server);
         files.attach(dir.to_owned(), Arc::clone(&seats), session.notifier(), transport);
         // Without the number one way to end a mount that is in use is missing; there are others.
-        let device = mount_point::topmost(dir).ok().flatten().map(|mount| mount.device);
+        let device = topmost(dir).ok().flatten().map(|mount| mount.device);
         let session = Mutex::new(Some(Serving { session, threads }));
         let (dir, files) = (dir.to_owned(), Arc::clone(files));
         Ok(Mount { dir, device, files, seats, ended, transport, session })
@@ -212,9 +214,9 @@ impl Mount {
             return false;
         }
         let Some(device) = self.device else { return true };
-        let seen = mount_point::topmost(&self.dir).ok().flatten();
+        let seen = topmost(&self.dir).ok().flatten();
         // The number of a mount that has ended is given again.
-        seen.is_some_and(|mount| mount.is_ours() && mount.device == device)
+        seen.is_some_and(|mount| mount_point::is_ours(&mount) && mount.device == device)
     }
 
     fn unmount(&self, deadline: Instant) -> io::Result<()> {
@@ -222,7 +224,7 @@ impl Mount {
             if !self.is_there() {
                 return Ok(());
             }
-            match sys::unmount_unused(&self.dir) {
+            match unmount_unused(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
                 result => return result,
             }
@@ -234,10 +236,10 @@ impl Mount {
         }
         tracing::warn!(dir = %self.dir.display(), "files are still open; cutting them off");
         // Root can do it in one step; a user's mount is taken away and then cut off, if it can be.
-        sys::abort_mounted(&self.dir).or_else(|_| {
-            sys::detach(&self.dir)?;
+        abort_mounted(&self.dir).or_else(|_| {
+            detach(&self.dir)?;
             match self.device {
-                Some(device) => sys::abort_connection(device),
+                Some((_, minor)) => abort_connection(minor),
                 None => Ok(()),
             }
         })

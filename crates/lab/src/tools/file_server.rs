@@ -144,7 +144,7 @@ impl Drop for FileServer {
     fn drop(&mut self) {
         // The server, which is killed after this, can do nothing about it any more. Where nothing
         // is mounted there is nothing to take away.
-        let _ = blockyard_export::fuse::detach(&target(&self.folder));
+        let _ = blockyard_mounts::detach(&target(&self.folder));
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// The program that may mount and unmount for users.
-pub(crate) const MOUNTER: &str = "fusermount3";
+/// The program that may mount and unmount for users (Debian: fuse3).
+pub const MOUNTER: &str = "fusermount3";
 
 /// Takes a mount out of the tree at once; it ends when its last open file is closed.
 ///
@@ -22,7 +22,7 @@ pub fn detach(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// `EBUSY` while a file is open.
-pub(crate) fn unmount_unused(dir: &Path) -> io::Result<()> {
+pub fn unmount_unused(dir: &Path) -> io::Result<()> {
     take_away(dir, UnmountFlags::empty(), &["-u"])
 }
 
@@ -30,17 +30,17 @@ pub(crate) fn unmount_unused(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the caller is not root, or the system refuses.
-pub(crate) fn abort_mounted(dir: &Path) -> io::Result<()> {
+pub fn abort_mounted(dir: &Path) -> io::Result<()> {
     let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     Ok(unmount(dir, flags)?)
 }
 
-/// The same for a mount that is no longer in the tree, by the number of its device.
+/// The same for a FUSE mount that is no longer in the tree, by the minor number of its device.
 ///
 /// # Errors
 /// If the control file system of FUSE is not mounted.
-pub(crate) fn abort_connection(device: u64) -> io::Result<()> {
-    std::fs::write(format!("/sys/fs/fuse/connections/{device}/abort"), "1")
+pub fn abort_connection(minor: u32) -> io::Result<()> {
+    std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
 }
 
 fn take_away(dir: &Path, flags: UnmountFlags, options: &[&str]) -> io::Result<()> {
