@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::ZoneGates;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, NullConfig};
@@ -47,7 +48,11 @@ const BATCH: usize = 32;
 /// would be met.
 fn allocations(config: NullConfig, gated: bool) -> u64 {
     let (zoned, all_good) = (config.zoned, config.badblocks.is_empty());
-    let mut rig = if gated { gated_rig(config) } else { Rig::new(config) };
+    let rig = if gated { gated_rig(config) } else { Rig::new(config) };
+    allocations_on(rig, zoned, all_good)
+}
+
+fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
     let mut bios = Vec::with_capacity(BATCH);
     let mut out = Vec::with_capacity(BATCH);
     let mut before = 0;
@@ -106,6 +111,18 @@ fn gated_rig(config: NullConfig) -> Rig {
     rig
 }
 
+/// A rig whose channel shares a scheduler with another one, which is idle.
+fn scheduled_rig(config: NullConfig) -> Rig {
+    let mut rig = Rig::new(config);
+    let (name, depth) = ("scheduled".to_owned(), ChannelConfig::default());
+    let device = Scheduled::new(Arc::clone(rig.disk.device()), true).unwrap();
+    let clock = rig.clock.clone();
+    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    rig.channel = disk.open().unwrap();
+    rig.id = rig.channel.register(Arc::clone(&rig.region));
+    rig
+}
+
 #[test]
 fn nothing_is_allocated_after_open() {
     let plain = || NullConfig { size: 32 << 20, max_sectors: 128, ..NullConfig::default() };
@@ -125,6 +142,17 @@ fn nothing_is_allocated_after_open() {
     ];
     for (name, config) in configs {
         assert_eq!(allocations(config, false), 0, "{name}");
+    }
+    let scheduled = [
+        ("scheduled", plain()),
+        ("scheduled memory", NullConfig { memory_backed: true, discard: true, ..plain() }),
+        ("scheduled timer", NullConfig { irqmode: IrqMode::Timer, ..plain() }),
+        ("scheduled cache", NullConfig { memory_backed: true, cache_size: 64 << 10, ..plain() }),
+        ("scheduled bad blocks", NullConfig { badblocks: "+100-101".to_owned(), ..plain() }),
+    ];
+    for (name, config) in scheduled {
+        let all_good = config.badblocks.is_empty();
+        assert_eq!(allocations_on(scheduled_rig(config), false, all_good), 0, "{name}");
     }
     let appendless = |config| NullConfig { zone_append_max_sectors: 0, ..config };
     let gated = [

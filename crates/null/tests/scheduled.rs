@@ -1,11 +1,16 @@
 //! The contract on null devices whose channels share a scheduler.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
-use blockyard_core::middleware::Delayed;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::middleware::{Delayed, Faulty};
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::deadline::Direction;
 use blockyard_core::sched::shared::Scheduled;
+use blockyard_core::{Bio, BufRef, Composed, Device, Disk, Op, Prio, Region, Sector, Status};
 use blockyard_null::{IrqMode, Null, NullConfig};
+use blockyard_sim::clock::ManualClock;
 use blockyard_sim::contract::{self, Subject};
 
 /// 8 MiB without memory or zones.
@@ -62,4 +67,158 @@ fn a_write_cache_and_few_tags() {
     suite("one tag", NullConfig { hw_queue_depth: 1, ..backed() });
     let shared = NullConfig { submit_queues: Some(1), hw_queue_depth: 4, ..backed() };
     suite("one hardware queue", shared);
+}
+
+/// 16 zones of 512 KiB, of which 384 KiB can be written, two of them conventional.
+fn zoned() -> NullConfig {
+    NullConfig {
+        bs: 512,
+        zoned: true,
+        zone_size: 512 << 10,
+        zone_capacity: 384 << 10,
+        zone_nr_conv: 2,
+        zone_append_max_sectors: 64,
+        ..backed()
+    }
+}
+
+/// Zones keep their order behind a gate, whatever becomes of the order below.
+#[test]
+fn zones_behind_a_gate() {
+    let none = |config| NullConfig { zone_append_max_sectors: 0, ..config };
+    for (name, config) in [
+        ("zones", zoned()),
+        ("zones, timer", NullConfig { irqmode: IrqMode::Timer, ..zoned() }),
+        ("zones, appends made of writes", none(zoned())),
+    ] {
+        contract::run_gated(&format!("deadline, {name}"), true, move || {
+            Scheduled::new(null(&config), true).unwrap()
+        });
+    }
+}
+
+/// Faults strike single bios, though requests of several channels may have been merged.
+#[test]
+fn faulty() {
+    let config = backed();
+    contract::run_wrapped("deadline, faulty", true, move || {
+        Scheduled::new(Faulty::new(null(&config), 1), true).unwrap()
+    });
+}
+
+/// A channel that writes one block at a time.
+struct Writer {
+    channel: Box<dyn blockyard_core::Channel>,
+    buf: BufRef,
+}
+
+const BLOCK: u64 = 8;
+
+impl Writer {
+    fn new(disk: &dyn Disk) -> Writer {
+        let mut channel = disk.open().unwrap();
+        let region = channel.register(Region::alloc(4096));
+        Writer { channel, buf: BufRef { region, offset: 0 } }
+    }
+
+    fn write(&mut self, sector: u64) {
+        let bio = Bio::write(Sector(sector), BLOCK, self.buf).with_user_data(sector);
+        assert_eq!(self.channel.push(&[bio]), 1);
+        self.channel.submit();
+    }
+
+    fn finish(&mut self, sector: u64) {
+        let mut done = Vec::new();
+        while self.channel.reap(&mut done) == 0 {
+            self.channel.wait(None);
+        }
+        assert_eq!((done.len(), done[0].user_data, done[0].status), (1, sector, Status::Ok));
+        assert_eq!(self.channel.in_flight(), 0);
+    }
+}
+
+/// The patches that put requests into buckets lost merges, because what waited there could not be
+/// found and held a tag: one disk, 64 threads of sequential 4 KiB writes, each one at a time. Here
+/// what waits while the one tag is taken is found, whichever channel it came by.
+#[test]
+fn what_waits_merges_over_all_channels() {
+    const WRITERS: u64 = 64;
+    const ROUNDS: u64 = 8;
+    for streams in [1, 4] {
+        let config = NullConfig {
+            hw_queue_depth: 1,
+            max_sectors: 0,
+            size: 64 << 20,
+            ..NullConfig { memory_backed: false, ..backed() }
+        };
+        let device = Scheduled::new(Delayed::new(null(&config), 1_000_000), true).unwrap();
+        let (name, depth) = ("merging".to_owned(), ChannelConfig { depth: 4 });
+        let (make, clock) = (NoneScheduler::new, ManualClock::new());
+        let disk = Composed::with_clock(name, "null", device, depth, make, clock);
+        let mut writers: Vec<Writer> = (0..WRITERS).map(|_| Writer::new(&disk)).collect();
+        // Each stream is a part of the device; its writers take the next block in turn.
+        let sector = |round: u64, writer: u64| {
+            let (stream, at) = (writer % streams, writer / streams);
+            stream * 16_384 + (round * (WRITERS / streams) + at) * BLOCK
+        };
+        for round in 0..ROUNDS {
+            for (index, writer) in (0..).zip(&mut writers) {
+                writer.write(sector(round, index));
+            }
+            for (index, writer) in (0..).zip(&mut writers) {
+                writer.finish(sector(round, index));
+            }
+        }
+        let stats = disk.device().scheduler().unwrap().stats();
+        let writes = stats.of(Prio::BestEffort, Direction::Write);
+        // The first of each round finds the device idle. The others become one of each stream.
+        let requests = ROUNDS * (1 + streams);
+        assert_eq!(writes.inserted, ROUNDS * WRITERS);
+        assert_eq!((writes.dispatched, writes.completed), (requests, requests));
+        assert_eq!(writes.merged, ROUNDS * WRITERS - requests);
+        assert_eq!(disk.stats().op(Op::Write).ops, ROUNDS * WRITERS);
+    }
+}
+
+/// Threads on the machine's clock: who sleeps is woken, and nobody is left.
+#[test]
+fn threads_that_sleep_are_woken() {
+    const THREADS: u64 = 16;
+    const ROUNDS: u64 = 200;
+    let devices = [
+        NullConfig { irqmode: IrqMode::Timer, completion_nsec: 30_000, ..flat() },
+        NullConfig { irqmode: IrqMode::Timer, hw_queue_depth: 2, ..flat() },
+        backed(),
+    ];
+    for config in devices {
+        let device = Scheduled::new(null(&config), true).unwrap();
+        let (name, depth) = ("woken".to_owned(), ChannelConfig { depth: 4 });
+        let disk = Composed::new(name, "null", device, depth, NoneScheduler::new);
+        let start = Barrier::new(THREADS as usize);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (disk, start) = (&disk, &start);
+                scope.spawn(move || {
+                    let mut writer = Writer::new(disk);
+                    start.wait();
+                    for round in 0..ROUNDS {
+                        let sector = (round % 10 * THREADS + thread) * BLOCK;
+                        writer.write(sector);
+                        // Some go away with what they have begun.
+                        if round % 50 == 49 {
+                            writer = Writer::new(disk);
+                        } else {
+                            writer.finish(sector);
+                        }
+                    }
+                });
+            }
+        });
+        let control = disk.device().scheduler().unwrap();
+        let stats = control.stats();
+        let writes = stats.of(Prio::BestEffort, Direction::Write);
+        assert_eq!(writes.inserted, THREADS * ROUNDS);
+        assert_eq!((writes.queued(), control.waiting()), (0, 0));
+        assert_eq!(disk.stats().channels, 0);
+    }
 }

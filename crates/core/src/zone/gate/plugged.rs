@@ -123,6 +123,7 @@ impl<D: Device> Gates for ZoneGates<D> {
             turns: Turns::new(depth),
             zones: self.zones.clone(),
             sectors: self.device.geometry().sectors,
+            passes_appends: pointers.is_none() && self.device.limits().ordered,
             pointers,
             rules: self.rules,
             foreign: 0,
@@ -181,6 +182,9 @@ pub struct Plugged<D> {
     /// The device's length in sectors: its last zone may be shorter than the others.
     sectors: u64,
     pointers: Option<Pointers<D>>,
+    /// The device has appends of its own, and starts what comes later behind them. A scheduler may
+    /// start a write first that is to go where the append ends.
+    passes_appends: bool,
     rules: MergeRules,
     /// Turns that wait for another channel's to end.
     foreign: u16,
@@ -444,7 +448,7 @@ impl<D: Device> Gate for Plugged<D> {
             if self.turns.are_over() {
                 self.pass_reset_all(passage);
             }
-        } else if op == Op::ZoneAppend && self.pointers.is_none() && !self.turns.may_have(zone.0) {
+        } else if op == Op::ZoneAppend && self.passes_appends && !self.turns.may_have(zone.0) {
             passage.pass(request);
         } else {
             self.queue(zone.0, request, passage);
