@@ -76,15 +76,16 @@ impl<T> Entries<T> {
         self.free_count
     }
 
-    /// Puts a request into a free place, of which there is one.
+    /// Puts a request into a free place, of which there is one. It is in no list yet.
     #[inline]
-    pub(super) fn put(&mut self, item: T, kind: Kind, (sector, end): (u64, u64)) -> u32 {
+    pub(super) fn put(&mut self, item: T, kind: Kind, range: (u64, u64), deadline: u64) -> u32 {
         let place = self.free;
         let entry = &mut self.entries[place as usize];
         self.free = entry.next;
         self.free_count -= 1;
         entry.item = Some(item);
-        (entry.sector, entry.end, entry.kind) = (sector, end, kind);
+        (entry.sector, entry.end) = range;
+        (entry.kind, entry.deadline) = (kind, deadline);
         place
     }
 

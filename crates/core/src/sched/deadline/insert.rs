@@ -14,14 +14,20 @@ impl<T: Item> Deadline<T> {
     /// could join.
     #[inline]
     pub fn insert(&mut self, item: T, now: Nanos) -> Result<(), T> {
-        let (sector, end) = range_of(&item);
-        let kind = item.kind();
+        let range = range_of(&item);
         if item.keeps_zone_order()
             && let Some(lines) = &self.lines
-            && let Some(zone) = lines.zone_of(sector)
+            && let Some(zone) = lines.zone_of(range.0)
         {
-            return self.insert_into_zone(item, kind, (sector, end), zone, now);
+            return self.insert_into_zone(item, range, zone, now);
         }
+        self.insert_free(item, range, now)
+    }
+
+    /// Takes a request that need not stay behind another one.
+    #[inline(always)]
+    fn insert_free(&mut self, item: T, range: (u64, u64), now: Nanos) -> Result<(), T> {
+        let (kind, (sector, end)) = (item.kind(), range);
         let cursor = self.rows[kind.row()].order.behind(&self.leaves, sector);
         if let Some(place) = self.neighbour_before(&item, sector, kind, cursor) {
             self.merge_back(place, item, end);
@@ -49,6 +55,15 @@ impl<T: Item> Deadline<T> {
         now: Nanos,
         refused: &mut Vec<T>,
     ) {
+        if self.lines.is_none() {
+            for item in items {
+                let range = range_of(&item);
+                if let Err(item) = self.insert_free(item, range, now) {
+                    refused.push(item);
+                }
+            }
+            return;
+        }
         let mut is_order_kept = true;
         for item in items {
             let keeps_order = item.keeps_zone_order();
@@ -95,8 +110,7 @@ impl<T: Item> Deadline<T> {
 
     fn put_at_head(&mut self, item: T, kind: Kind, now: Nanos) {
         let range = range_of(&item);
-        let place = self.entries.put(item, kind, range);
-        self.entries[place].deadline = now.0;
+        let place = self.entries.put(item, kind, range, now.0);
         self.at_head.push_front(&mut self.entries, place);
     }
 
@@ -112,9 +126,8 @@ impl<T: Item> Deadline<T> {
     #[inline]
     fn enter(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor, now: Nanos) -> u32 {
         self.count_in(kind);
-        let place = self.entries.put(item, kind, range);
-        let expire = self.expire[kind.direction as usize];
-        self.entries[place].deadline = now.0.wrapping_add(expire);
+        let deadline = now.0.wrapping_add(self.expire[kind.direction as usize]);
+        let place = self.entries.put(item, kind, range, deadline);
         let row = &mut self.rows[kind.row()];
         row.order.insert(&mut self.leaves, cursor, Key { sector: range.0, place });
         row.fifo.push_back(&mut self.entries, place);
@@ -213,11 +226,11 @@ impl<T: Item> Deadline<T> {
     fn insert_into_zone(
         &mut self,
         item: T,
-        kind: Kind,
         range: (u64, u64),
         zone: ZoneNo,
         now: Nanos,
     ) -> Result<(), T> {
+        let kind = item.kind();
         let lines = self.lines.as_mut().expect("the caller has seen them");
         let last = lines.last(zone).unwrap_or(NONE);
         if last != NONE && self.entries[last].end == range.0 && self.entries[last].kind == kind {

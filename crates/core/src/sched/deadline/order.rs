@@ -143,6 +143,8 @@ impl Leaves {
 pub(super) struct Cursor {
     /// Index in the directory.
     leaf: usize,
+    /// Number of that leaf, if there is one.
+    number: u32,
     /// Index in the leaf; may be its length.
     at: usize,
 }
@@ -189,8 +191,8 @@ impl Order {
         };
         let leaf = leaf.saturating_sub(1);
         match self.leaves.get(leaf) {
-            Some(&number) => Cursor { leaf, at: pool.at(number).rank(sector) },
-            None => Cursor { leaf: 0, at: 0 },
+            Some(&number) => Cursor { leaf, number, at: pool.at(number).rank(sector) },
+            None => Cursor { leaf: 0, number: u32::MAX, at: 0 },
         }
     }
 
@@ -198,7 +200,7 @@ impl Order {
     #[inline]
     pub(super) fn before(&self, pool: &Leaves, cursor: Cursor) -> Option<Key> {
         if let Some(at) = cursor.at.checked_sub(1) {
-            return Some(pool.at(self.leaves[cursor.leaf]).keys[at]);
+            return pool.leaves.get(cursor.number as usize)?.keys.get(at).copied();
         }
         let number = *self.leaves.get(cursor.leaf.checked_sub(1)?)?;
         let leaf = pool.at(number);
@@ -208,12 +210,13 @@ impl Order {
     /// The key behind a point, and the point right before it.
     #[inline]
     pub(super) fn after(&self, pool: &Leaves, cursor: Cursor) -> Option<(Cursor, Key)> {
-        let leaf = pool.at(*self.leaves.get(cursor.leaf)?);
+        let leaf = pool.leaves.get(cursor.number as usize)?;
         if cursor.at < leaf.len {
-            return Some((cursor, leaf.keys[cursor.at]));
+            return Some((cursor, leaf.keys[cursor.at % leaf.keys.len()]));
         }
-        let cursor = Cursor { leaf: cursor.leaf + 1, at: 0 };
-        Some((cursor, pool.at(*self.leaves.get(cursor.leaf)?).keys[0]))
+        let leaf = cursor.leaf + 1;
+        let number = *self.leaves.get(leaf)?;
+        Some((Cursor { leaf, number, at: 0 }, pool.at(number).keys[0]))
     }
 
     /// The keys behind a point that stand in one leaf with the first of them, and the point right
@@ -221,7 +224,7 @@ impl Order {
     #[inline]
     pub(super) fn run<'a>(&self, pool: &'a Leaves, cursor: Cursor) -> Option<(Cursor, &'a [Key])> {
         let (cursor, _) = self.after(pool, cursor)?;
-        let leaf = pool.at(self.leaves[cursor.leaf]);
+        let leaf = pool.at(cursor.number);
         Some((cursor, &leaf.keys[cursor.at..leaf.len]))
     }
 
@@ -242,19 +245,16 @@ impl Order {
     pub(super) fn insert(&mut self, pool: &mut Leaves, cursor: Cursor, key: Key) {
         self.known = None;
         let mut cursor = cursor;
-        let mut number = match self.leaves.get(cursor.leaf) {
-            Some(&number) => number,
-            None => self.grow(pool, key.sector),
-        };
-        if pool.at(number).len == FULL {
+        if self.leaves.is_empty() {
+            cursor.number = self.grow(pool, key.sector);
+        } else if pool.at(cursor.number).len == FULL {
             cursor = self.split(pool, cursor, key.sector);
-            number = self.leaves[cursor.leaf];
         }
         if cursor.at == 0 {
             let start = &mut self.starts[cursor.leaf];
             *start = key.sector.min(*start);
         }
-        pool.at_mut(number).insert(cursor.at, key);
+        pool.at_mut(cursor.number).insert(cursor.at, key);
     }
 
     /// Gives an order its first leaf.
@@ -269,8 +269,7 @@ impl Order {
     /// Makes room in a full leaf for a key at a point of it; says where the point is then.
     #[cold]
     fn split(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) -> Cursor {
-        let Cursor { leaf, at } = cursor;
-        let number = self.leaves[leaf];
+        let Cursor { leaf, number, at } = cursor;
         // Keys that come in ascending order leave full leaves behind, not half empty ones.
         let is_last = leaf + 1 == self.leaves.len() && at == FULL;
         let keep = if is_last { FULL } else { FULL / 2 };
@@ -279,13 +278,16 @@ impl Order {
         pool.move_tail(number, keep, new);
         self.leaves.insert(leaf + 1, new);
         self.starts.insert(leaf + 1, start);
-        if at > keep || is_last { Cursor { leaf: leaf + 1, at: at - keep } } else { cursor }
+        if at > keep || is_last {
+            return Cursor { leaf: leaf + 1, number: new, at: at - keep };
+        }
+        cursor
     }
 
     /// Gives the key at a point a lower sector, not below that of the key before it.
     pub(super) fn lower(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) {
         self.known = None;
-        pool.at_mut(self.leaves[cursor.leaf]).keys[cursor.at].sector = sector;
+        pool.at_mut(cursor.number).keys[cursor.at].sector = sector;
         self.starts[cursor.leaf] = self.starts[cursor.leaf].min(sector);
     }
 
@@ -307,7 +309,7 @@ impl Order {
     /// Removes keys of one leaf from a point on; says whether the point is still the same.
     #[inline]
     fn remove_run(&mut self, pool: &mut Leaves, cursor: Cursor, count: usize) -> bool {
-        let leaf = pool.at_mut(self.leaves[cursor.leaf]);
+        let leaf = pool.at_mut(cursor.number);
         leaf.remove(cursor.at, count);
         let len = leaf.len;
         if len > JOIN {
@@ -335,6 +337,7 @@ impl Order {
         }
         if len == 0 {
             self.drop_leaf(pool, leaf);
+            return false;
         }
         true
     }
