@@ -262,7 +262,11 @@ fn seed(name: &str) -> u64 {
     })
 }
 
-fn null_config(spec: &DeviceSpec) -> Result<NullConfig, StackError> {
+/// The null device that the specification asks for.
+///
+/// # Errors
+/// If a value does not fit.
+pub fn null_config(spec: &DeviceSpec) -> Result<NullConfig, StackError> {
     let irqmode = [IrqMode::None, IrqMode::Softirq, IrqMode::Timer][spec.choice("irqmode")];
     let queues = spec.small("submit_queues");
     Ok(NullConfig {
