@@ -32,6 +32,7 @@ pub mod settings;
 mod signal;
 pub mod stats;
 pub mod stop;
+pub mod tap;
 pub mod ticks;
 pub mod tools;
 

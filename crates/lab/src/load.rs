@@ -30,7 +30,10 @@ use crate::limits::slices::{SLICE_LENGTH, Slice, clock_ns, undisturbed};
 use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 
+pub mod crew;
+pub mod mixed;
 mod pattern;
+pub mod streams;
 
 use pattern::Stream;
 pub use pattern::{BLOCK_BYTES, Pattern};

@@ -2,8 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// Ticks of `/proc/stat` in a second: `USER_HZ`, the same on every architecture that we run on.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// What the figures of a run depend on. What cannot be read is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -106,6 +110,11 @@ impl Clocks {
         })
     }
 
+    /// How long processors were busy since an earlier moment, all together, whoever kept them so.
+    pub fn busy_since(&self, before: &Clocks) -> Duration {
+        Duration::from_secs_f64((self.busy - before.busy).max(0.0) / TICKS_PER_SECOND)
+    }
+
     /// What others did since an earlier moment. A child of ours that still runs counts as another.
     pub fn since(&self, before: &Clocks) -> Others {
         let total = (self.total - before.total).max(1.0);
@@ -152,6 +161,7 @@ mod tests {
         let after = at(&machine(200, 1080, 27), &own(100, 20));
         // Of 200 ticks of two processors, 100 were busy, 60 of them with us, and 20 were stolen.
         assert_eq!(after.since(&before), Others { busy: 0.4, stolen: 0.2 });
+        assert_eq!(after.busy_since(&before), Duration::from_secs(1));
         assert_eq!(Clocks::parse("cpu  1 2 3", &own(1, 1)), None);
         assert_eq!(Clocks::parse(&machine(1, 2, 3), "77 (a) R 1"), None);
         assert!(Clocks::now().is_some());

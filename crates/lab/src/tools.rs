@@ -10,4 +10,5 @@ mod cpu;
 pub mod file_server;
 pub mod fio;
 pub mod fuse_parameter;
+pub mod loop_device;
 pub mod server;

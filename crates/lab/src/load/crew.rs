@@ -1,0 +1,225 @@
+//! A crew: threads that each take turns at something of their own until the window is over.
+//!
+//! For loads that are no batches of a [`super::Pattern`]: threads that meet in one stream, or keep
+//! reads and writes in flight together. Each thread counts for itself; what it did before the
+//! window began does not count.
+#![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::pause;
+use crate::error::LabError;
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+
+/// The window has not begun.
+const BEFORE: u8 = 0;
+/// What is done counts.
+const WITHIN: u8 = 1;
+/// The thread is to end.
+const AFTER: u8 = 2;
+
+/// How long a window waits beyond its end for each thread to have had its turn in it.
+const TURN_MAX: Duration = Duration::from_secs(30);
+/// How often it looks whether they have.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What the threads share with the one who measures.
+#[derive(Debug, Default)]
+struct Shared {
+    phase: AtomicU8,
+    /// Threads that have done something in the window, or failed.
+    turned: AtomicUsize,
+}
+
+/// What one thread of a crew does.
+pub trait Work: Send {
+    /// One turn; says how many I/Os ended in it.
+    ///
+    /// # Errors
+    /// If an I/O failed; the thread ends with that.
+    fn turn(&mut self) -> Result<u64, LabError>;
+
+    /// The window begins: what was gathered before does not count.
+    fn begin(&mut self) {}
+}
+
+/// What a crew did in the window.
+#[derive(Debug)]
+pub struct Outcome<W, T> {
+    /// The threads' work, with what each has gathered.
+    pub crew: Vec<W>,
+    /// I/Os that ended.
+    pub ios: u64,
+    /// CPU time of the threads.
+    pub cpu: Duration,
+    /// The length of the window.
+    pub wall: Duration,
+    /// The gauge as the window began, and as it ended.
+    pub gauge: (T, T),
+}
+
+impl<W, T> Outcome<W, T> {
+    /// I/Os per second and CPU time per I/O.
+    ///
+    /// # Errors
+    /// If no I/O ended in the window.
+    pub fn sample(&self, name: &str) -> Result<Sample, LabError> {
+        if self.ios == 0 {
+            return Err(LabError::failed(name, "no I/O ended in the measured window"));
+        }
+        let ios = self.ios as f64;
+        Ok(Sample::of(Metric::IOPS, ios / self.wall.as_secs_f64())
+            .with(Metric::CPU_PER_IO, self.cpu.as_nanos() as f64 / ios))
+    }
+}
+
+/// Runs each work on a thread of its own. `gauge` is read as the window begins and as it ends.
+///
+/// # Errors
+/// If an I/O fails, or the run is to stop.
+pub fn run<W: Work, T>(
+    works: Vec<W>,
+    round: &Round<'_>,
+    gauge: impl Fn() -> T,
+) -> Result<Outcome<W, T>, LabError> {
+    let shared = Shared::default();
+    let start = Barrier::new(works.len() + 1);
+    thread::scope(|scope| {
+        let (shared, start) = (&shared, &start);
+        let count = works.len();
+        let threads: Vec<_> = works
+            .into_iter()
+            .map(|work| {
+                scope.spawn(move || {
+                    start.wait();
+                    member(work, shared)
+                })
+            })
+            .collect();
+        start.wait();
+        let window = measure(shared, count, round, gauge);
+        // Relaxed: nothing is handed over with the phase.
+        shared.phase.store(AFTER, Ordering::Relaxed);
+        let (mut crew, mut ios, mut cpu) = (Vec::new(), 0, Duration::ZERO);
+        let mut failed = None;
+        for thread in threads {
+            match thread.join().expect("a member returns its errors") {
+                Ok((work, did, took)) => {
+                    crew.push(work);
+                    ios += did;
+                    cpu += took;
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        let (wall, gauge) = window?;
+        match failed {
+            None => Ok(Outcome { crew, ios, cpu, wall, gauge }),
+            Some(error) => Err(error),
+        }
+    })
+}
+
+/// Waits for the window to pass; on a machine that gives some thread no turn in it, for that too.
+fn measure<T>(
+    shared: &Shared,
+    count: usize,
+    round: &Round<'_>,
+    gauge: impl Fn() -> T,
+) -> Result<(Duration, (T, T)), LabError> {
+    pause(round.warm_up, round)?;
+    shared.phase.store(WITHIN, Ordering::Relaxed);
+    let (since, before) = (Instant::now(), gauge());
+    pause(round.duration, round)?;
+    while shared.turned.load(Ordering::Relaxed) < count
+        && since.elapsed() < round.duration + TURN_MAX
+    {
+        pause(LOOK, round)?;
+    }
+    Ok((since.elapsed(), (before, gauge())))
+}
+
+/// One thread's part: its work, the I/Os of the window, and their CPU time.
+fn member<W: Work>(mut work: W, shared: &Shared) -> Result<(W, u64, Duration), LabError> {
+    let (mut within, mut turned, mut ios, mut since) = (false, false, 0, Duration::ZERO);
+    loop {
+        match shared.phase.load(Ordering::Relaxed) {
+            AFTER => break,
+            WITHIN if !within => {
+                within = true;
+                (ios, since) = (0, thread_time());
+                work.begin();
+            }
+            _ => {}
+        }
+        let did = work.turn().inspect_err(|_| {
+            shared.turned.fetch_add(usize::from(!turned), Ordering::Relaxed);
+        })?;
+        ios += did;
+        if within && !turned && did > 0 {
+            turned = true;
+            shared.turned.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let cpu = if within { thread_time() - since } else { Duration::ZERO };
+    Ok((work, if within { ios } else { 0 }, cpu))
+}
+
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stop::Stop;
+
+    #[derive(Debug)]
+    struct Count {
+        turns: u64,
+        fails: bool,
+    }
+
+    impl Work for Count {
+        fn turn(&mut self) -> Result<u64, LabError> {
+            if self.fails {
+                return Err(LabError::failed("a turn", "it was to fail"));
+            }
+            self.turns += 1;
+            Ok(2)
+        }
+
+        fn begin(&mut self) {
+            self.turns = 0;
+        }
+    }
+
+    fn crew(fails: bool) -> Result<Outcome<Count, u64>, LabError> {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::from_millis(1), Duration::from_millis(20));
+        let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
+        let works = (0..3).map(|number| Count { turns: 0, fails: fails && number == 1 });
+        run(works.collect(), &round, || 7)
+    }
+
+    #[test]
+    fn only_the_window_counts() {
+        let outcome = crew(false).unwrap();
+        assert!(outcome.wall >= Duration::from_millis(20) && outcome.cpu > Duration::ZERO);
+        assert_eq!(outcome.ios, 2 * outcome.crew.iter().map(|work| work.turns).sum::<u64>());
+        assert_eq!(outcome.gauge, (7, 7));
+        assert_eq!(outcome.sample("a crew").unwrap().values[0].0, Metric::IOPS);
+    }
+
+    #[test]
+    fn one_failure_ends_the_run() {
+        assert_eq!(crew(true).unwrap_err().to_string(), "a turn: it was to fail");
+    }
+}
