@@ -12,6 +12,10 @@ pub mod no_device;
 pub mod null_blk;
 pub mod one_lock;
 pub mod queued_lock;
+pub mod sched;
+pub mod sched_buckets;
+pub mod sched_lock;
+pub mod sched_order;
 pub mod tokens;
 pub mod write_lock;
 pub mod zone_lock;
@@ -40,7 +44,7 @@ struct Baseline {
 }
 
 /// Every baseline.
-const BASELINES: [Baseline; 4] = [
+const BASELINES: [Baseline; 7] = [
     Baseline {
         name: one_lock::NAME,
         kind: "null",
@@ -59,6 +63,9 @@ const BASELINES: [Baseline; 4] = [
         needs: Some("zoned"),
         open: stack::open_with_zones::<LockPerZone>,
     },
+    Baseline { name: sched_lock::SPINNING, kind: "null", needs: None, open: sched::spinning },
+    Baseline { name: sched_lock::PARKING, kind: "null", needs: None, open: sched::parking },
+    Baseline { name: sched_buckets::NAME, kind: "null", needs: None, open: sched::buckets },
     Baseline { name: no_device::NAME, kind: "null", needs: None, open: no_device },
 ];
 
@@ -126,6 +133,7 @@ fn close_implicitly(zone: &mut Zone) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockyard_core::Limits;
     use blockyard_yard::uri;
 
     #[test]
@@ -137,7 +145,14 @@ mod tests {
             let disk = open(name, &spec).unwrap();
             assert_eq!(disk.name(), "d");
             assert_eq!(disk.geometry(), product.geometry());
-            assert_eq!(disk.limits(), product.limits());
+            // Below a scheduler that channels share, the device's own tags are nobody's.
+            let Limits { queue_depth, ordered, .. } = *disk.limits();
+            let product = product.limits().clone();
+            let product = match name.starts_with("sched") {
+                true => Limits { queue_depth, ordered, ..product },
+                false => product,
+            };
+            assert_eq!(disk.limits(), &product, "{name}");
         }
     }
 
@@ -151,7 +166,7 @@ mod tests {
         assert_eq!(
             refused("no-lock", zoned),
             "before: there is no baseline `no-lock`; wanted `one-lock`, `one-lock-queued`, \
-             `lock-per-zone`, `no-device`"
+             `lock-per-zone`, `sched-lock-spin`, `sched-lock-park`, `sched-buckets`, `no-device`"
         );
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");

@@ -1,0 +1,102 @@
+//! A disk under one way or another to the deadline order.
+//!
+//! All go through the product's stack and its scheduled device; what differs is the front, which is
+//! how requests come in and who may take them out when.
+
+use std::sync::Arc;
+
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::shared::{Combiner, Front, Scheduled};
+use blockyard_core::zone::gate::ZoneGates;
+use blockyard_core::{Composed, Device, DeviceError, Disk};
+use blockyard_null::Null;
+use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::stack::{self, Made, StackError};
+
+use super::sched_buckets::{self, Buckets};
+use super::sched_lock::{self, ParkingLock, SpinningLock};
+
+/// The system's error number of memory that there is none of.
+const ENOMEM: i32 = 12;
+
+/// The name of the product's way.
+pub const PRODUCT: &str = "product";
+/// The name of the way past all of it: each channel on its own.
+pub const NONE: &str = "none";
+
+/// Every way, coarse ones first.
+pub const NAMES: [&str; 5] =
+    [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME, PRODUCT, NONE];
+
+/// A disk named `name` over the device, its channels under the way `way`.
+///
+/// # Errors
+/// If the device can serve no more queues, or there is no memory for its zones' gates.
+///
+/// # Panics
+/// If there is no such way: [`NAMES`] has them.
+pub fn disk<D: Device, C: Clock + Clone + Sync>(
+    way: &str,
+    name: &str,
+    device: D,
+    clock: C,
+) -> Result<Arc<dyn Disk>, DeviceError> {
+    match way {
+        sched_lock::SPINNING => under::<SpinningLock, D, C>(name, device, clock),
+        sched_lock::PARKING => under::<ParkingLock, D, C>(name, device, clock),
+        sched_buckets::NAME => under::<Buckets, D, C>(name, device, clock),
+        PRODUCT => under::<Combiner, D, C>(name, device, clock),
+        NONE => composed(name, device, clock),
+        other => unreachable!("there is no scheduler `{other}`"),
+    }
+}
+
+/// A disk over the device, under the front `F`.
+fn under<F: Front, D: Device, C: Clock + Clone + Sync>(
+    name: &str,
+    device: D,
+    clock: C,
+) -> Result<Arc<dyn Disk>, DeviceError> {
+    composed(name, Scheduled::<D, F>::with_front(device, true)?, clock)
+}
+
+/// A disk over the device, with a gate before its zones, because a scheduler keeps no order there.
+fn composed<D: Device, C: Clock + Clone + Sync>(
+    name: &str,
+    device: D,
+    clock: C,
+) -> Result<Arc<dyn Disk>, DeviceError> {
+    // As the yard does it.
+    let config = ChannelConfig { depth: 2 * device.limits().queue_depth.clamp(128, 16_384) };
+    let (name, device) = (name.to_owned(), Arc::new(device));
+    let gates = ZoneGates::new(Arc::clone(&device));
+    let gates = gates
+        .map_err(|_| DeviceError::Os { what: "memory for the gates of zones", errno: ENOMEM })?;
+    let disk = Composed::with_clock(name, "null", device, config, NoneScheduler::new, clock);
+    Ok(match gates {
+        Some(gates) => Arc::new(disk.with_gates(gates)),
+        None => Arc::new(disk),
+    })
+}
+
+/// A null device as the specification says, under a coarse way to the order.
+fn made(way: &str, spec: &DeviceSpec) -> Result<Made, StackError> {
+    let null = Null::open(stack::null_config(spec)?)?;
+    let disk = disk(way, spec.name(), null, Monotonic)
+        .map_err(|error| StackError::Refused { field: "size", message: error.to_string() })?;
+    Ok(Made { disk, ram: None, notes: Vec::new() })
+}
+
+pub(super) fn spinning(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made(sched_lock::SPINNING, spec)
+}
+
+pub(super) fn parking(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made(sched_lock::PARKING, spec)
+}
+
+pub(super) fn buckets(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made(sched_buckets::NAME, spec)
+}

@@ -1,0 +1,129 @@
+//! mq-deadline as Linux has had it since there is one: a lock over insertion and dispatch.
+//!
+//! A submitter takes the lock to insert what it has, each request merged under the lock where it
+//! can be, and takes it again for each request that it dispatches. Whoever comes dispatches, until
+//! the device is full or nothing waits. The policy is the product's: only who waits for whom
+//! differs. In Linux the lock spins; the one that parks its waiters is what user space would have.
+
+use std::fmt;
+
+use blockyard_core::sched::deadline::Deadline;
+use blockyard_core::sched::shared::{Front, FrontConfig, Queued, REQUESTS_MAX, Report};
+use blockyard_core::units::Nanos;
+use blockyard_sync::lock::Lock;
+use blockyard_sync::sleep_lock::SleepLock;
+use blockyard_sync::spin_lock::SpinLock;
+
+use super::sched_order::{Ledger, Waiting};
+
+/// The name with a lock that spins.
+pub const SPINNING: &str = "sched-lock-spin";
+/// The name with a lock that parks its waiters.
+pub const PARKING: &str = "sched-lock-park";
+
+/// The rank of the lock: a submitter holds nothing when it comes here, and takes nothing more.
+const RANK: u8 = 60;
+
+/// The published form.
+pub type SpinningLock = OneSchedLock<SpinLock<Waiting, RANK>>;
+/// The same with a lock that parks its waiters.
+pub type ParkingLock = OneSchedLock<SleepLock<Waiting, RANK>>;
+
+/// See the module.
+pub struct OneSchedLock<L> {
+    lock: L,
+    ledger: Ledger,
+}
+
+impl<L> fmt::Debug for OneSchedLock<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OneSchedLock").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}
+
+impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
+    const NAME: &'static str = "one-lock";
+
+    type Lane = ();
+
+    fn new(config: &FrontConfig) -> OneSchedLock<L> {
+        let lock = L::new(Waiting::new(config));
+        OneSchedLock { lock, ledger: Ledger::new() }
+    }
+
+    fn open(&self) {}
+
+    #[inline]
+    fn room(&self, (): &()) -> usize {
+        usize::from(REQUESTS_MAX)
+    }
+
+    #[inline]
+    fn insert(&self, (): &mut (), requests: &[Queued], now: Nanos) -> usize {
+        self.lock.with(|waiting| {
+            waiting.take_in(requests, now);
+            self.ledger.change();
+            self.ledger.leave(waiting, None);
+        });
+        requests.len()
+    }
+
+    #[inline]
+    fn dispatch(&self, (): &mut (), now: Nanos, room: usize, out: &mut Vec<Queued>) {
+        let end = out.len() + room;
+        loop {
+            let next = self.lock.with(|waiting| {
+                let seen = self.ledger.settle(waiting);
+                let next = if out.len() < end { waiting.next(now) } else { None };
+                self.ledger.leave(waiting, next.is_none().then_some(seen));
+                next
+            });
+            match next {
+                Some(request) => out.push(request),
+                None => return,
+            }
+            if out.len() == end {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn report(&self, reports: &mut Vec<Report>) {
+        if reports.is_empty() {
+            return;
+        }
+        self.ledger.note(reports);
+        if !reports.is_empty() {
+            self.lock.with(|waiting| {
+                self.ledger.settle(waiting);
+                reports.drain(..).for_each(|report| waiting.hear(report, Nanos(0)));
+                self.ledger.change();
+                self.ledger.leave(waiting, None);
+            });
+        }
+    }
+
+    #[inline]
+    fn is_work(&self) -> bool {
+        self.ledger.is_work()
+    }
+
+    /// Nobody is at it for others.
+    fn kick(&self) -> bool {
+        false
+    }
+
+    fn abandon(&self) {
+        self.ledger.change();
+    }
+
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {
+        self.lock.with(|waiting| {
+            self.ledger.settle(waiting);
+            work(waiting.order());
+            self.ledger.change();
+            self.ledger.leave(waiting, None);
+        });
+    }
+}
