@@ -217,9 +217,7 @@ impl Front for Buckets {
         if reports.is_empty() {
             return;
         }
-        let all = reports.len();
-        self.ledger.note(reports);
-        self.tags.give((all - reports.len()) as u32);
+        self.tags.give(self.ledger.note(reports) as u32);
         if !reports.is_empty() {
             self.lock.with(|waiting| {
                 self.ledger.settle(waiting);

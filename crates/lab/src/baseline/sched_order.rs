@@ -101,7 +101,7 @@ impl Waiting {
     /// Takes back what the device did not do.
     pub fn hear(&mut self, report: Report, now: Nanos) {
         match report {
-            Report::Completed(kind) => self.completed(kind, 1),
+            Report::Completed(kind, count) => self.completed(kind, count as usize),
             Report::Undone(request) => {
                 self.order.requeue(request, now);
                 self.in_flight -= 1;
@@ -151,18 +151,22 @@ impl Ledger {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Counts completions, and gives the rest of the reports back to be heard under the lock.
-    pub fn note(&self, reports: &mut Vec<Report>) {
-        reports.retain(|report| match report {
-            Report::Completed(kind) => {
+    /// Counts completions, says how many, and leaves the other reports to be heard under the lock.
+    #[inline]
+    pub fn note(&self, reports: &mut Vec<Report>) -> usize {
+        let mut all = 0;
+        reports.retain(|report| match *report {
+            Report::Completed(kind, count) => {
                 let row = kind.prio as usize * 2 + kind.direction as usize;
                 // Relaxed: `change` publishes it.
-                self.completed[row].fetch_add(1, Ordering::Relaxed);
+                self.completed[row].fetch_add(count as usize, Ordering::Relaxed);
+                all += count as usize;
                 false
             }
             _ => true,
         });
         self.change();
+        all
     }
 
     /// Tells the order, under its lock, what was completed; answers what to give to

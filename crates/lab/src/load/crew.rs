@@ -30,7 +30,7 @@ const TURN_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// What the threads share with the one who measures.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     phase: AtomicU8,
     /// Threads that have done something in the window, or failed.
@@ -88,7 +88,7 @@ pub fn run<W: Work, T>(
     round: &Round<'_>,
     gauge: impl Fn() -> T,
 ) -> Result<Outcome<W, T>, LabError> {
-    let shared = Shared::default();
+    let shared = Shared { phase: AtomicU8::new(BEFORE), turned: AtomicUsize::new(0) };
     let start = Barrier::new(works.len() + 1);
     thread::scope(|scope| {
         let (shared, start) = (&shared, &start);

@@ -1,0 +1,154 @@
+//! `scheduler-latency`: what a read waits beside writes that saturate the device.
+
+use blockyard_core::sched::deadline::Tunable;
+use blockyard_core::{Disk, Prio};
+
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Variant, Workload};
+use crate::experiments::schedulers::{self, NONE, PRODUCT};
+use crate::load::crew;
+use crate::load::mixed::{Mix, Mixed};
+use crate::metric::Metric;
+use crate::sample::{LatencyPercentiles, Round, Sample};
+use crate::settings::Settings;
+
+/// The name on the command line.
+pub const NAME: &str = "scheduler-latency";
+
+/// The longest that a read took.
+const LONGEST: Metric = Metric::less("latency_max", "ns");
+/// Reads per second.
+const READS: Metric = Metric::more("reads", "1/s");
+
+const ONE_CHANNEL: &str = "one-channel";
+const OWN_CHANNELS: &str = "own-channels";
+const IDLE: &str = "idle-class";
+const AIM: &str = "aim-aging";
+
+/// When a lower class may overtake, in milliseconds: Linux's ten seconds are longer than a round.
+const AGING_MS: i64 = 100;
+/// Writers beside an idle read.
+const IDLE_WRITERS: usize = 4;
+
+/// 8 tags of 200 us each: 40 thousand requests per second.
+const DEVICE: &str =
+    "null:///l?size=64G&bs=4096&irqmode=timer&completion_nsec=200000&hw_queue_depth=8";
+
+const WORKLOADS: [Workload; 3] = [
+    Workload {
+        name: ONE_CHANNEL,
+        about: "one thread keeps 200 random writes and one read in flight on one channel, as an \
+                exporter does for its client",
+    },
+    Workload {
+        name: OWN_CHANNELS,
+        about: "four threads keep 64 random writes each in flight, and a fifth reads, one at a \
+                time",
+    },
+    Workload {
+        name: IDLE,
+        about: "the same four threads, and a fifth reads in the class IDLE, one at a time; \
+                prio_aging_expire is 100 ms",
+    },
+];
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let mut cells = Vec::new();
+    for (workload, jobs) in [(ONE_CHANNEL, 1), (OWN_CHANNELS, 5)] {
+        for variant in schedulers::NAMES {
+            let body = move |round: &Round<'_>| measure(round, variant, workload);
+            cells.push(Cell::new(variant, workload, jobs, body));
+        }
+    }
+    if !settings.quick {
+        let body = |round: &Round<'_>| measure(round, PRODUCT, IDLE);
+        cells.push(Cell::new(PRODUCT, IDLE, 5, body));
+        let aim = |_: &Round<'_>| Ok(Sample::of(LONGEST, 2e6 * AGING_MS as f64));
+        cells.push(Cell::new(AIM, IDLE, 5, aim));
+    }
+    Experiment {
+        name: NAME,
+        title: "reads beside writes that saturate the device",
+        about: "A null device without data takes 200 us for a request and eight at a time. Writes \
+                keep it full; what is timed is one read at a time, from push to reap. Under `none` \
+                a read waits behind the writes of its channel; under mq-deadline it goes next, \
+                and writes have their turn by expiry and by writes_starved. A read of the class \
+                IDLE waits for prio_aging_expire and then for its turn: at most twice that is \
+                allowed, for a machine that gives threads their turns late.",
+        published: Vec::new(),
+        variants: variants(),
+        workloads: WORKLOADS.to_vec(),
+        comparisons: vec![
+            Comparison::new(NONE, PRODUCT, Metric::P99).under(ONE_CHANNEL).aim(5.0),
+            Comparison::new(NONE, PRODUCT, Metric::P50).under(ONE_CHANNEL),
+            Comparison::new(NONE, PRODUCT, Metric::P99).under(OWN_CHANNELS),
+            Comparison::new(AIM, PRODUCT, LONGEST).under(IDLE).aim(1.0),
+        ],
+        plots: vec![Metric::P99, Metric::P50],
+        cells,
+    }
+}
+
+fn variants() -> Vec<Variant> {
+    let mut variants = schedulers::variants();
+    variants.push(Variant {
+        name: AIM,
+        kind: Kind::Limit,
+        about: "twice prio_aging_expire: what a read of the class IDLE may take",
+    });
+    variants
+}
+
+/// Who reads and writes in a workload.
+fn mixes(workload: &str) -> Vec<Mix> {
+    let writers = vec![Mix { writes: 64, read: None }; IDLE_WRITERS];
+    let beside = |class| [writers, vec![Mix { writes: 0, read: Some(class) }]].concat();
+    match workload {
+        ONE_CHANNEL => vec![Mix { writes: 200, read: Some(Prio::BestEffort) }],
+        OWN_CHANNELS => beside(Prio::BestEffort),
+        _ => beside(Prio::Idle),
+    }
+}
+
+/// Sets `prio_aging_expire`.
+fn age_after(disk: &dyn Disk, milliseconds: i64) -> Result<(), LabError> {
+    let failed = |why: String| LabError::failed(DEVICE, why);
+    let control = disk.scheduler().ok_or_else(|| failed("it has no scheduler".to_owned()))?;
+    let mut tunables = control.tunables();
+    let set = tunables.set(Tunable::PrioAgingExpire, milliseconds);
+    set.map_err(|error| failed(error.to_string()))?;
+    control.set(tunables);
+    Ok(())
+}
+
+fn measure(
+    round: &Round<'_>,
+    variant: &'static str,
+    workload: &'static str,
+) -> Result<Sample, LabError> {
+    let (disk, _) = schedulers::open_tapped(variant, DEVICE)?;
+    if workload == IDLE {
+        age_after(&*disk, AGING_MS)?;
+    }
+    let crew = mixes(workload).into_iter().zip(round.seed..);
+    let crew = crew.map(|(mix, seed)| Mixed::open(&*disk, mix, seed)).collect::<Result<_, _>>()?;
+    let outcome = crew::run(crew, round, || ())?;
+    let mut reads = outcome.crew[0].latency().clone();
+    for member in &outcome.crew[1..] {
+        reads.add(member.latency()).expect("all have the same range");
+    }
+    if reads.is_empty() {
+        return Err(LabError::failed(workload, "no read ended in the measured window"));
+    }
+    let mut sample = Sample {
+        latency: LatencyPercentiles::of(&reads),
+        ..Sample::of(Metric::P99, reads.value_at_quantile(0.99) as f64)
+    };
+    sample = sample
+        .with(Metric::P50, reads.value_at_quantile(0.5) as f64)
+        .with(LONGEST, reads.max() as f64)
+        .with(READS, reads.len() as f64 / outcome.wall.as_secs_f64());
+    sample.values.extend(outcome.sample(workload)?.values);
+    Ok(sample)
+}
