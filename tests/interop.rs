@@ -19,6 +19,7 @@ mod qemu;
 mod ram;
 mod readme;
 mod run;
+mod scheduler;
 mod smr;
 mod tls;
 mod user;

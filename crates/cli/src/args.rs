@@ -10,6 +10,8 @@ use blockyard_yard::spec::DeviceSpec;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::sched::SchedCommand;
+
 const ABOUT: &str =
     "Makes block devices (null, zoned, shingled, compressed in memory) and serves them";
 
@@ -72,6 +74,9 @@ pub(crate) enum Command {
     /// Mount and unmount such file systems
     #[command(subcommand)]
     Zonefs(ZonefsCommand),
+    /// Show or change the I/O scheduler of a device, and its tunables
+    #[command(subcommand)]
+    Sched(SchedCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
     /// List the NBD clients of a yard

@@ -8,6 +8,7 @@ mod lab;
 mod manual;
 mod paste;
 mod run;
+mod sched;
 mod serve;
 mod stats;
 mod zone;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Zone(command) => zone::run(&command, &mut out),
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
+        Command::Sched(command) => sched::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),

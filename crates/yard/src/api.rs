@@ -25,6 +25,7 @@ use crate::inject;
 use crate::litter::Litter;
 use crate::metrics;
 use crate::ram::{self, RamView};
+use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
@@ -61,12 +62,13 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 15] = [
+pub const PATHS: [&str; 16] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
     "/v1/devices/{name}",
     "/v1/devices/{name}/stats",
+    "/v1/devices/{name}/scheduler",
     "/v1/devices/{name}/zones",
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/inject",
@@ -87,6 +89,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices", get(list).post(add))
         .route("/v1/devices/{name}", get(show).delete(remove))
         .route("/v1/devices/{name}/stats", get(stats_of))
+        .route("/v1/devices/{name}/scheduler", get(scheduler).post(set_scheduler))
         .route("/v1/devices/{name}/zones", get(report))
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/inject", post(inject_fault))
@@ -383,6 +386,29 @@ async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
 
 async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {
     Ok(axum::Json(ram::view(&control.yard.find(&path(name)?)?)?))
+}
+
+async fn scheduler(State(control): Shared, name: Name) -> Answer<SchedulerView> {
+    let name = path(name)?;
+    Ok(axum::Json(SchedulerView::new(control.yard.find(&name)?.disk.as_ref())))
+}
+
+async fn set_scheduler(
+    State(control): Shared,
+    name: Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<SchedulerView> {
+    let (name, request): (String, SchedulerRequest) = (path(name)?, read(body)?);
+    let entry = control.yard.find(&name)?;
+    let place = entry.begin_work()?;
+    blocking(move || {
+        let _place = place;
+        let view = scheduler::change(entry.disk.as_ref(), entry.spec.kind(), &request)?;
+        let (chosen, tunables) = (&view.scheduler, &view.tunables);
+        tracing::info!(device = name, scheduler = chosen, ?tunables, "scheduler set");
+        Ok(view)
+    })
+    .await
 }
 
 async fn inject_fault(

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -145,6 +146,26 @@ impl Client {
     /// If the yard cannot be reached or has no such device.
     pub fn stats_of(&self, name: &str) -> Result<StatsView, ClientError> {
         self.get(&device_path(name, "/stats"))
+    }
+
+    /// The scheduler of a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such device.
+    pub fn scheduler(&self, name: &str) -> Result<SchedulerView, ClientError> {
+        self.get(&device_path(name, "/scheduler"))
+    }
+
+    /// Changes the scheduler of a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn set_scheduler(
+        &self,
+        name: &str,
+        request: &SchedulerRequest,
+    ) -> Result<SchedulerView, ClientError> {
+        self.json("POST", &device_path(name, "/scheduler"), request)
     }
 
     /// NBD connections.

@@ -93,6 +93,16 @@ pub enum YardError {
         /// The nearest one: begins with a semicolon, or is empty.
         advice: String,
     },
+    /// A scheduler has no such parameter.
+    #[error("`{name}` is no parameter of a scheduler; there are {known}{advice}")]
+    NoSuchTunable {
+        /// What was asked for, shortened.
+        name: String,
+        /// The parameters there are.
+        known: String,
+        /// The nearest one: begins with a semicolon, or is empty.
+        advice: String,
+    },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -193,7 +203,8 @@ impl YardError {
             YardError::Busy { .. } => "busy",
             YardError::Overloaded { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
-            YardError::Uri(UriError::Param(ParamError::UnknownKey { .. })) => "unknown_key",
+            YardError::Uri(UriError::Param(ParamError::UnknownKey { .. }))
+            | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
             YardError::Mounted { .. } => "mounted",
@@ -233,6 +244,7 @@ impl YardError {
                 (key, value)
             }
             YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
+            YardError::NoSuchTunable { name, .. } => (name, ""),
             YardError::Uri(UriError::Twice { key }) => (key, ""),
             YardError::Uri(UriError::UnknownKind { kind, .. }) => ("kind", kind),
             YardError::Uri(UriError::Form { uri, .. }) => ("uri", uri),

@@ -16,6 +16,7 @@ pub mod nearest;
 pub mod param;
 pub mod paths;
 pub mod ram;
+pub mod scheduler;
 pub mod size;
 pub mod spec;
 pub mod stack;

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use blockyard_core::channel::Stats;
+use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Op, SECTOR_BYTES, Sector};
 use blockyard_sync::counter::bucket_floor;
@@ -14,7 +15,9 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::param::SCHEDULERS;
 use crate::ram::RamView;
+use crate::scheduler;
 use crate::yard::{Entry, Yard};
 
 /// Zones read at once while they are counted.
@@ -48,6 +51,7 @@ struct Sample {
 struct Row {
     entry: Entry,
     stats: Stats,
+    scheduled: Scheduled,
     zones: Vec<(ZoneCond, u64)>,
     ram: Option<RamView>,
 }
@@ -61,8 +65,9 @@ impl fmt::Debug for Row {
 impl Row {
     fn new(entry: Entry) -> Row {
         let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
+        let scheduled = entry.disk.scheduler().map(|control| control.stats());
         let ram = RamView::of(&entry);
-        Row { entry, stats, zones, ram }
+        Row { entry, stats, scheduled: scheduled.unwrap_or_default(), zones, ram }
     }
 
     fn name(&self) -> &str {
@@ -110,6 +115,17 @@ const PER_DEVICE: [(&str, &str, Gauge); 2] = [
     ("device_channels", "Channels open now", |row| row.stats.channels),
 ];
 
+type Ordered = fn(&Counters) -> u64;
+
+/// Counters per device, class and direction of the scheduler.
+const PER_CLASS: [(&str, &str, Ordered); 5] = [
+    ("scheduler_inserted", "Requests that came to mq-deadline", |counts| counts.inserted),
+    ("scheduler_merged", "Requests that it made part of another", |counts| counts.merged),
+    ("scheduler_dispatched", "Requests that it sent to the device", |counts| counts.dispatched),
+    ("scheduler_completed", "Requests of it that are complete", |counts| counts.completed),
+    ("scheduler_expired", "Requests that it sent when they were overdue", |counts| counts.expired),
+];
+
 type Latency = fn(&Stats) -> &[u64];
 
 /// Latency histograms per device, by the class of the operation.
@@ -148,6 +164,7 @@ impl Collector for Sample {
                     .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
             }
         }
+        self.encode_schedulers(&mut encoder)?;
         let help = "Zones by condition";
         let mut family = encoder.encode_descriptor("zone_count", help, None, MetricType::Gauge)?;
         for row in &self.devices {
@@ -173,6 +190,37 @@ impl Collector for Sample {
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
             .encode_gauge(&self.connections)
+    }
+}
+
+impl Sample {
+    fn encode_schedulers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (name, help) = ("device_scheduler", "1 for the scheduler that a device has");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            let active = scheduler::active(row.entry.disk.as_ref());
+            for name in SCHEDULERS {
+                family
+                    .encode_family(&[("device", row.name()), ("scheduler", name)])?
+                    .encode_gauge(&u64::from(*name == active))?;
+            }
+        }
+        for (name, help, count) in PER_CLASS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for row in &self.devices {
+                for (prio, direction, counts) in row.scheduled.iter() {
+                    let class = [
+                        ("device", row.name()),
+                        ("class", prio.name()),
+                        ("direction", direction.name()),
+                    ];
+                    family
+                        .encode_family(&class)?
+                        .encode_counter::<NoLabelSet, _, f64>(&count(counts), None)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -232,6 +280,9 @@ mod tests {
             "blockyard_device_size_bytes{device=\"z\"} 1073741824",
             "blockyard_zone_count{device=\"z\",cond=\"not-wp\"} 2",
             "blockyard_zone_count{device=\"z\",cond=\"empty\"} 14",
+            "blockyard_device_scheduler{device=\"plain\",scheduler=\"none\"} 1",
+            "blockyard_device_scheduler{device=\"plain\",scheduler=\"mq-deadline\"} 0",
+            "# TYPE blockyard_scheduler_inserted counter",
             "blockyard_nbd_connections 2",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");

@@ -8,7 +8,13 @@ use crate::size::{self, Bytes};
 
 mod table;
 
-pub use table::{COMMON, KINDS};
+pub use table::{COMMON, KINDS, SCHEDULERS};
+
+/// Older names of parameters, and what they are called now.
+const RENAMED: &[(&str, &str)] = &[("sched", "scheduler")];
+
+/// Other words for choices, and the word that is printed.
+const SYNONYMS: &[(&str, &str)] = &[("deadline", "mq-deadline")];
 
 /// A kind of device.
 #[derive(Debug)]
@@ -57,6 +63,20 @@ pub enum Form {
         /// Most.
         max: u64,
     },
+    /// A number that may be negative.
+    Int {
+        /// Least.
+        min: i32,
+        /// Most.
+        max: i32,
+    },
+    /// A time in milliseconds, as a number or with a unit.
+    Millis {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
     /// On or off.
     Switch,
     /// One of these words; its position in the list will do too.
@@ -73,8 +93,10 @@ pub enum Form {
 pub enum Value {
     /// Bytes.
     Size(u64),
-    /// A number.
+    /// A number, or a time in milliseconds.
     Count(u64),
+    /// A number that may be negative.
+    Int(i32),
     /// On or off.
     Switch(bool),
     /// Position in the list of choices.
@@ -120,12 +142,14 @@ impl Kind {
         self.params.iter().chain(COMMON)
     }
 
-    /// The parameter with this name.
+    /// The parameter with this name, or with this older name.
     ///
     /// # Errors
     /// If there is none; the error suggests one.
     pub fn param(&'static self, key: &str) -> Result<&'static Param, ParamError> {
-        self.params().find(|param| param.name == key).ok_or_else(|| {
+        let renamed = RENAMED.iter().find(|(older, _)| *older == key);
+        let name = renamed.map_or(key, |(_, name)| name);
+        self.params().find(|param| param.name == name).ok_or_else(|| {
             let hint = self.hints.iter().find(|(name, _)| *name == key);
             let advice = match hint {
                 Some((_, hint)) => format!("; {hint}"),
@@ -148,16 +172,20 @@ impl Param {
                 let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                 plain.then(|| text.parse().ok().map(Value::Count)).flatten()
             }
+            Form::Int { .. } => int(text).map(Value::Int),
+            Form::Millis { .. } => millis(text).map(Value::Count),
             Form::Switch => match text.to_ascii_lowercase().as_str() {
                 "1" | "y" | "yes" | "on" | "true" => Some(Value::Switch(true)),
                 "0" | "n" | "no" | "off" | "false" => Some(Value::Switch(false)),
                 _ => None,
             },
-            Form::Choice(words) => words
-                .iter()
-                .enumerate()
-                .position(|(index, word)| *word == text || index.to_string() == text)
-                .map(Value::Choice),
+            Form::Choice(words) => {
+                let synonym = SYNONYMS.iter().find(|(other, _)| *other == text);
+                let text = synonym.map_or(text, |(_, word)| word);
+                let is_meant =
+                    |(index, word): (usize, &&str)| *word == text || index.to_string() == text;
+                words.iter().enumerate().position(is_meant).map(Value::Choice)
+            }
             Form::Text { .. } => Some(Value::Text(text.to_owned())),
         };
         value.filter(|value| self.fits(value)).ok_or_else(|| self.refuse(text))
@@ -167,8 +195,11 @@ impl Param {
     pub fn fits(&self, value: &Value) -> bool {
         match (self.form, value) {
             (Form::Size { min, max }, Value::Size(value))
-            | (Form::Count { min, max }, Value::Count(value)) => (min..=max).contains(value),
+            | (Form::Count { min, max } | Form::Millis { min, max }, Value::Count(value)) => {
+                (min..=max).contains(value)
+            }
             (Form::Sizes(sizes), Value::Size(value)) => sizes.contains(value),
+            (Form::Int { min, max }, Value::Int(value)) => (min..=max).contains(value),
             (Form::Switch, Value::Switch(_)) => true,
             (Form::Choice(words), Value::Choice(index)) => *index < words.len(),
             (Form::Text { len_max }, Value::Text(text)) => {
@@ -195,6 +226,10 @@ impl Param {
             }
             Form::Count { min, max: u64::MAX } => format!("wanted a number from {min} on"),
             Form::Count { min, max } => format!("wanted a number from {min} to {max}"),
+            Form::Int { min, max } => format!("wanted a number from {min} to {max}"),
+            Form::Millis { min, max } => {
+                format!("wanted milliseconds from {min} to {max}, e.g. 500, 500ms or 5s")
+            }
             Form::Switch => "wanted 1 or 0 (true or false, yes or no, on or off)".to_owned(),
             Form::Choice(words) => {
                 format!("wanted one of {}, or its number from 0 on", words.join(", "))
@@ -209,7 +244,8 @@ impl Param {
     pub fn placeholder(&self) -> String {
         match self.form {
             Form::Size { .. } | Form::Sizes(_) => "SIZE".to_owned(),
-            Form::Count { .. } => "N".to_owned(),
+            Form::Count { .. } | Form::Int { .. } => "N".to_owned(),
+            Form::Millis { .. } => "MS".to_owned(),
             Form::Switch => "0|1".to_owned(),
             Form::Choice(words) => words.join("|"),
             Form::Text { .. } => "TEXT".to_owned(),
@@ -227,6 +263,7 @@ impl Param {
             (Form::Choice(words), Value::Choice(index)) => words[*index].to_owned(),
             (_, Value::Size(bytes)) => Bytes(*bytes).to_string(),
             (_, Value::Count(count)) => count.to_string(),
+            (_, Value::Int(number)) => number.to_string(),
             (_, Value::Switch(on)) => u8::from(*on).to_string(),
             (_, Value::Text(text)) => text.clone(),
             (_, Value::Choice(index)) => index.to_string(),
@@ -238,6 +275,21 @@ impl fmt::Display for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.placeholder())
     }
+}
+
+/// Reads a number that may have a minus before it, and nothing else.
+fn int(text: &str) -> Option<i32> {
+    text.parse().ok().filter(|_| !text.starts_with('+'))
+}
+
+/// Reads a time in milliseconds: a number, or one with `ms` or `s` behind it.
+fn millis(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 1),
+        None => text.strip_suffix('s').map_or((text, 1), |digits| (digits, 1000)),
+    };
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse::<u64>().ok().filter(|_| plain)?.checked_mul(unit)
 }
 
 /// A piece of foreign text for a message: without control characters, and not too long.
@@ -313,6 +365,41 @@ mod tests {
         assert!(zoned.parse("2").is_err());
         let trace = null().param("trace").unwrap();
         assert!(trace.parse("a\nb").is_err());
+    }
+
+    #[test]
+    fn a_time_is_a_number_or_has_a_unit() {
+        let expire = null().param("read_expire").unwrap();
+        for (text, millis) in [("0", 0), ("500", 500), ("500ms", 500), ("5s", 5000)] {
+            assert_eq!(expire.parse(text), Ok(Value::Count(millis)), "{text}");
+        }
+        for text in ["", "ms", "s", "-1", "+1", "5 s", "5us", "5m", "2147483648", "2147484s"] {
+            let error = expire.parse(text).unwrap_err().to_string();
+            let wanted = "wanted milliseconds from 0 to 2147483647, e.g. 500, 500ms or 5s";
+            assert_eq!(error, format!("read_expire: `{text}` will not do: {wanted}"));
+        }
+        assert!(expire.parse("99999999999999999999s").is_err());
+    }
+
+    #[test]
+    fn a_number_may_be_negative_where_linux_takes_that() {
+        let starved = null().param("writes_starved").unwrap();
+        assert_eq!(starved.parse("-2147483648"), Ok(Value::Int(i32::MIN)));
+        assert_eq!(starved.parse("5"), Ok(Value::Int(5)));
+        for text in ["", "-", "+1", "1.5", "2147483648", "-2147483649", "--1"] {
+            let error = starved.parse(text).unwrap_err().to_string();
+            assert!(error.ends_with("a number from -2147483648 to 2147483647"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_scheduler_has_another_name_and_so_has_one_of_them() {
+        let param = null().param("sched").unwrap();
+        assert_eq!(param.name, "scheduler");
+        assert_eq!(param.parse("deadline"), param.parse("mq-deadline"));
+        assert_eq!(param.print(&param.parse("deadline").unwrap()), "mq-deadline");
+        let error = param.parse("bfq").unwrap_err().to_string();
+        assert!(error.ends_with("wanted one of none, mq-deadline, or its number from 0 on"));
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl DeviceSpec {
         self.values.contains_key(key)
     }
 
-    /// A size or a number.
+    /// A size, a number, or a time in milliseconds.
     ///
     /// # Panics
     /// If the kind has no such parameter, or one of another form: our own mistake.

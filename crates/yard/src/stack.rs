@@ -3,7 +3,7 @@
 //! Each step matches one choice and calls the next with one type more, so that kinds add up:
 //!
 //! ```text
-//! kind ▸ delay and trace ▸ error injector ▸ gate ▸ scheduler ▸ Arc<dyn Disk>
+//! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ gate ▸ Arc<dyn Disk>
 //! ```
 
 use std::fs::{File, TryLockError};
@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
-use blockyard_core::sched::{NoneScheduler, Scheduler};
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
 use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
@@ -20,6 +21,7 @@ use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 use blockyard_ram::Ram;
 
 use crate::param::Form;
+use crate::scheduler::{self, is_tunable};
 use crate::spec::DeviceSpec;
 
 mod ram;
@@ -97,6 +99,10 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
         let given = *value != param.default_value();
         let needs = match param.name {
             "completion_nsec" if !timer => "irqmode=timer",
+            name if is_tunable(name) && spec.choice("scheduler") == 0 => {
+                let what = "no effect while the scheduler is none";
+                return given.then(|| format!("{name}: {what}"));
+            }
             name if (name.starts_with("zone_") || name == "gate") && !spec.switch("zoned") => {
                 "zoned=1"
             }
@@ -192,7 +198,25 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
 }
 
 fn with_faults<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
-    with_gate(spec, Arc::new(Faulty::new(device, seed(spec.name()))))
+    with_scheduler(spec, Faulty::new(device, seed(spec.name())))
+}
+
+/// Puts the device under a scheduler that can be switched on and off, unless that would change what
+/// is above it: where writes to a zone are kept in order by the device alone, a scheduler between
+/// would undo it, and those who want one say so from the beginning.
+fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    let depth = device.limits().queue_depth;
+    let is_zoned = device.geometry().zones.is_some();
+    let is_asked = spec.choice("scheduler") != 0;
+    if is_zoned && !is_asked && gate_mode(spec, &device)? == GateMode::Pipeline {
+        return with_gate(spec, Arc::new(device), depth);
+    }
+    let scheduled = Scheduled::new(device, false).map_err(|error| StackError::Refused {
+        field: "scheduler",
+        message: format!("scheduler: {error}"),
+    })?;
+    scheduler::begin(spec, &scheduled)?;
+    with_gate(spec, Arc::new(scheduled), depth)
 }
 
 /// The gate's mode; `auto` is what the device can do.
@@ -202,6 +226,9 @@ fn gate_mode<D: Device>(spec: &DeviceSpec, device: &D) -> Result<GateMode, Stack
     }
     let limits = device.limits();
     let why = match (limits.ordered, limits.zone_append_sectors_max) {
+        (false, _) if spec.choice("scheduler") != 0 => {
+            Some("the scheduler does not keep the order of writes")
+        }
         (false, _) => Some("the device does not keep the order of writes"),
         (true, 0) => Some("the device has no append of its own, and what it is made of needs that"),
         (true, _) => None,
@@ -217,41 +244,35 @@ fn gate_mode<D: Device>(spec: &DeviceSpec, device: &D) -> Result<GateMode, Stack
     }
 }
 
-fn with_gate<D: Device>(spec: &DeviceSpec, device: Arc<D>) -> Result<Arc<dyn Disk>, StackError> {
+fn with_gate<D: Device>(
+    spec: &DeviceSpec,
+    device: Arc<D>,
+    depth: u16,
+) -> Result<Arc<dyn Disk>, StackError> {
     if gate_mode(spec, &*device)? == GateMode::Pipeline {
-        return with_scheduler(spec, device, Ungated);
+        return Ok(composed(spec, device, Ungated, depth));
     }
     let gates = ZoneGates::new(Arc::clone(&device)).map_err(|error| StackError::Refused {
         field: "zone_size",
         message: format!("zone_size: {error}"),
     })?;
-    match gates {
-        Some(gates) => with_scheduler(spec, device, gates),
-        None => with_scheduler(spec, device, Ungated),
-    }
+    Ok(match gates {
+        Some(gates) => composed(spec, device, gates, depth),
+        None => composed(spec, device, Ungated, depth),
+    })
 }
 
-fn with_scheduler<D: Device, W: Gates>(
+/// The disk, each of whose channels has room for twice the device's own depth, so that the plug has
+/// something to merge while it is busy.
+fn composed<D: Device, W: Gates>(
     spec: &DeviceSpec,
     device: Arc<D>,
     gates: W,
-) -> Result<Arc<dyn Disk>, StackError> {
-    match spec.choice("sched") {
-        0 => Ok(composed(spec, device, gates, NoneScheduler::new)),
-        other => unreachable!("the table has scheduler number {other}, and nothing makes it"),
-    }
-}
-
-fn composed<D: Device, W: Gates, S: Scheduler>(
-    spec: &DeviceSpec,
-    device: Arc<D>,
-    gates: W,
-    scheduler: fn(usize) -> S,
+    depth: u16,
 ) -> Arc<dyn Disk> {
     let (name, kind) = (spec.name().to_owned(), spec.kind().name);
-    // Twice the device's own depth, so that the plug has something to merge while it is busy.
-    let config = ChannelConfig { depth: 2 * device.limits().queue_depth.clamp(128, 16_384) };
-    let disk = Composed::new(name, kind, device, config, scheduler).with_gates(gates);
+    let config = ChannelConfig { depth: 2 * depth.clamp(128, 16_384) };
+    let disk = Composed::new(name, kind, device, config, NoneScheduler::new).with_gates(gates);
     if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) }
 }
 
@@ -393,6 +414,7 @@ mod tests {
             ("zone_size=1M", "zone_size: ignored without zoned=1"),
             ("completion_nsec=5", "completion_nsec: ignored without irqmode=timer"),
             ("cache_size=1M", "cache_size: ignored without memory_backed"),
+            ("fifo_batch=1", "fifo_batch: no effect while the scheduler is none"),
         ] {
             let spec = uri::parse(&format!("null:///d?{query}")).unwrap();
             assert_eq!(open(&spec).unwrap().notes, [want]);

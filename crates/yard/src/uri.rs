@@ -213,7 +213,10 @@ mod tests {
             Form::Sizes(sizes) => {
                 proptest::sample::select(sizes).prop_map(|n| n.to_string()).boxed()
             }
-            Form::Count { min, max } => (min..=max).prop_map(|n| n.to_string()).boxed(),
+            Form::Count { min, max } | Form::Millis { min, max } => {
+                (min..=max).prop_map(|n| n.to_string()).boxed()
+            }
+            Form::Int { min, max } => (min..=max).prop_map(|n| n.to_string()).boxed(),
             Form::Switch => prop_oneof![Just("0".to_owned()), Just("1".to_owned())].boxed(),
             Form::Choice(words) => (0..words.len()).prop_map(|i| words[i].to_owned()).boxed(),
             Form::Text { len_max } => {

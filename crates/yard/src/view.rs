@@ -9,6 +9,7 @@ use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
 use crate::ram::RamView;
+use crate::scheduler;
 use crate::yard::{Entry, describe};
 
 /// `GET /v1`.
@@ -56,6 +57,9 @@ pub struct DeviceView {
     pub zoned: Option<ZonedView>,
     /// What it takes in one request.
     pub limits: LimitsView,
+    /// The scheduler's name.
+    #[serde(default)]
+    pub scheduler: String,
     /// Channels open now.
     pub channels: u64,
     /// NBD clients that use it now.
@@ -148,6 +152,7 @@ impl DeviceView {
                 fua: limits.fua,
                 queue_depth: limits.queue_depth,
             },
+            scheduler: scheduler::active(disk).to_owned(),
             channels: disk.stats().channels,
             clients,
             opens: file.as_ref().map_or(0, |file| file.opens),

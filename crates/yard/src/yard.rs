@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::config::DEVICES_MAX;
 use crate::error::YardError;
 use crate::ram;
+use crate::scheduler;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::stack::{self, StackError};
@@ -300,6 +301,10 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
             GateMode::Plug => ", one write of a zone at a time",
         };
         text += if gate.emulates_append { ", append emulated" } else { "" };
+    }
+    let scheduler = scheduler::active(disk);
+    if scheduler != "none" {
+        text += &format!(", {scheduler}");
     }
     if disk.limits().read_only {
         text += ", read-only";

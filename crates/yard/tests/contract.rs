@@ -56,3 +56,19 @@ fn a_device_without_append() {
          &zone_nr_conv=2&zone_append_max_sectors=0&irqmode=softirq",
     );
 }
+
+#[test]
+fn a_device_under_a_scheduler() {
+    suite(
+        "null:///n?size=8M&bs=4k&memory_backed=1&discard=1&cache_size=1M&irqmode=softirq\
+         &scheduler=mq-deadline",
+    );
+}
+
+#[test]
+fn a_zoned_device_under_a_scheduler() {
+    suite(
+        "null:///n?size=8M&memory_backed=1&zoned=1&zone_size=512k&zone_capacity=384k\
+         &zone_nr_conv=2&zone_max_open=3&zone_max_active=5&scheduler=mq-deadline",
+    );
+}

@@ -191,13 +191,19 @@ impl Reader<'_> {
     fn parameter(&mut self, param: &'static Param, value: &Value<'_>, spec: &mut DeviceSpec) {
         let text = match (param.form, value.get_ref()) {
             (
-                Form::Size { .. } | Form::Sizes(_) | Form::Choice(_) | Form::Text { .. },
+                Form::Size { .. }
+                | Form::Sizes(_)
+                | Form::Millis { .. }
+                | Form::Choice(_)
+                | Form::Text { .. },
                 DeValue::String(text),
             ) => Some(text.to_string()),
             (
                 Form::Size { .. }
                 | Form::Sizes(_)
                 | Form::Count { .. }
+                | Form::Int { .. }
+                | Form::Millis { .. }
                 | Form::Switch
                 | Form::Choice(_),
                 DeValue::Integer(number),
@@ -212,11 +218,17 @@ impl Reader<'_> {
             let help = Some(param.wanted());
             return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
         };
-        if let Err(ParamError::BadValue { key, value: text, wanted }) =
-            spec.set_text(param.name, &text)
-        {
-            let message = format!("{key}: `{text}` will not do");
-            self.error(value.span(), message, Some(wanted));
+        match spec.set_text(param.name, &text) {
+            Err(ParamError::BadValue { key, value: text, wanted }) => {
+                let message = format!("{key}: `{text}` will not do");
+                self.error(value.span(), message, Some(wanted));
+            }
+            // TOML knows a key twice by its name; this one has an older name too.
+            Ok(false) => {
+                let message = format!("{} is given twice, once by its older name", param.name);
+                self.error(value.span(), message, Some("give it once".to_owned()));
+            }
+            _ => {}
         }
     }
 
@@ -329,7 +341,8 @@ fn article(kind: &str) -> String {
 fn toml_form(form: Form) -> &'static str {
     match form {
         Form::Size { .. } | Form::Sizes(_) => "a string or a number of bytes",
-        Form::Count { .. } => "a number without quotes",
+        Form::Count { .. } | Form::Int { .. } => "a number without quotes",
+        Form::Millis { .. } => "a string or a number of milliseconds",
         Form::Switch => "true or false",
         Form::Choice(_) | Form::Text { .. } => "a string",
     }

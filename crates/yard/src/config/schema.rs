@@ -129,6 +129,19 @@ fn parameter(param: &Param) -> Value {
             "maximum": max,
             "default": param.default.parse::<u64>().expect("a test parses every default"),
         }),
+        Form::Int { min, max } => json!({
+            "type": "integer",
+            "minimum": min,
+            "maximum": max,
+            "default": param.default.parse::<i32>().expect("a test parses every default"),
+        }),
+        Form::Millis { min, max } => json!({
+            "oneOf": [
+                { "type": "string", "pattern": "^[0-9]+(ms|s)?$" },
+                { "type": "integer", "minimum": min, "maximum": max },
+            ],
+            "default": param.default.parse::<u64>().expect("a test parses every default"),
+        }),
         Form::Switch => json!({
             "oneOf": [{ "type": "boolean" }, { "enum": [0, 1] }],
             "default": param.default == "1",

@@ -24,6 +24,15 @@ const fn text(len_max: usize) -> Form {
     Form::Text { len_max }
 }
 
+/// What Linux holds in an `int` that is not negative.
+const INT: Form = count(0, i32::MAX as u64);
+
+/// The same in milliseconds.
+const MILLIS: Form = Form::Millis { min: 0, max: i32::MAX as u64 };
+
+/// The schedulers by Linux's names; the first is none.
+pub const SCHEDULERS: &[&str] = &["none", "mq-deadline"];
+
 /// Every kind of device.
 pub const KINDS: &[Kind] = &[
     Kind {
@@ -51,7 +60,34 @@ pub const KINDS: &[Kind] = &[
 
 /// What every kind takes.
 pub const COMMON: &[Param] = &[
-    param("sched", Form::Choice(&["none"]), "none", "I/O scheduler"),
+    param(
+        "scheduler",
+        Form::Choice(SCHEDULERS),
+        "none",
+        "I/O scheduler, as in Linux; what follows down to prio_aging_expire is mq-deadline's",
+    ),
+    param("read_expire", MILLIS, "500", "when a read is overdue, in milliseconds"),
+    param("write_expire", MILLIS, "5000", "when any other request is overdue, in milliseconds"),
+    param(
+        "writes_starved",
+        Form::Int { min: i32::MIN, max: i32::MAX },
+        "2",
+        "how often reads go before waiting writes",
+    ),
+    param("front_merges", Form::Switch, "1", "merge what ends where a waiting request begins"),
+    param(
+        "async_depth",
+        INT,
+        "0",
+        "most writes that wait or run at once; 0: as many as there is room for",
+    ),
+    param("fifo_batch", INT, "16", "requests in order of sectors before the overdue are looked at"),
+    param(
+        "prio_aging_expire",
+        MILLIS,
+        "10000",
+        "when a lower class is served in spite of a higher",
+    ),
     param(
         "gate",
         Form::Choice(&["auto", "pipeline", "plug"]),
@@ -263,7 +299,7 @@ const NULL_HINTS: &[(&str, &str)] = &[
     ("queues", "write submit_queues"),
     ("queue_mode", "there is one queue mode; leave it out"),
     ("blocking", "there is nothing to choose; leave it out"),
-    ("no_sched", "write sched=none"),
+    ("no_sched", "write scheduler=none"),
     ("power", "a device is on from the moment it is added; `blockyard remove` takes it away"),
     ("zone_readonly", "set it at run time: blockyard inject NAME zone_readonly=SECTOR"),
     ("zone_offline", "set it at run time: blockyard inject NAME zone_offline=SECTOR"),

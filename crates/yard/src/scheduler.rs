@@ -1,0 +1,398 @@
+//! A device's scheduler: as its parameters ask for it, as requests change it, and as it is shown.
+//!
+//! Names, units and ranges are Linux's (`queue/scheduler` and `queue/iosched/`), and they are the
+//! same in a URI, in TOML and at run time: all are read by the table of parameters.
+#![allow(clippy::disallowed_types)] // Requests that change a scheduler are control plane.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use blockyard_core::Disk;
+use blockyard_core::sched::deadline::{Stats, Tunable, Tunables};
+use blockyard_core::sched::shared::{ORDER_CAPACITY, SchedulerControl};
+use serde::{Deserialize, Serialize};
+
+use crate::error::YardError;
+use crate::nearest::suggestion;
+use crate::param::{Kind, Param, SCHEDULERS, Value, shown};
+use crate::spec::DeviceSpec;
+use crate::stack::StackError;
+use crate::uri::UriError;
+
+/// The parameter that names the scheduler.
+const SCHEDULER: &str = "scheduler";
+
+/// What a device has that has no scheduler.
+const NONE: &str = SCHEDULERS[0];
+
+/// What `async_depth` is where nobody says: all that is kept in order.
+const NR_REQUESTS: u32 = ORDER_CAPACITY as u32;
+
+/// A change reads what is there and writes all of it: two at once would undo one of them.
+static CHANGES: Mutex<()> = Mutex::new(());
+
+/// `POST /v1/devices/{name}/scheduler`: parameters and their values.
+pub type SchedulerRequest = BTreeMap<String, Given>;
+
+/// The value of a parameter as JSON gives it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(untagged, expecting = "wanted a string, a whole number, true or false")]
+pub enum Given {
+    /// As in a URI.
+    Text(String),
+    /// A number.
+    Number(i64),
+    /// On or off.
+    Switch(bool),
+}
+
+impl Given {
+    /// The value as a URI gives it.
+    fn text(&self) -> String {
+        match self {
+            Given::Text(text) => text.clone(),
+            Given::Number(number) => number.to_string(),
+            Given::Switch(on) => u8::from(*on).to_string(),
+        }
+    }
+}
+
+/// `GET /v1/devices/{name}/scheduler`: a device's scheduler now.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct SchedulerView {
+    /// The device.
+    pub device: String,
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// The schedulers it could have.
+    pub available: Vec<String>,
+    /// Most requests that mq-deadline keeps in order; `null` where there is none.
+    pub nr_requests: Option<u32>,
+    /// mq-deadline's tunables under Linux's names and in Linux's units: the expiries in
+    /// milliseconds.
+    pub tunables: BTreeMap<String, i64>,
+    /// What mq-deadline has done with the requests of each class and direction.
+    pub counts: Vec<CountsView>,
+}
+
+/// Counts of the requests of a class and direction since the device was made.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct CountsView {
+    /// The class, as `ionice` calls it: `rt`, `be`, `idle`.
+    pub class: String,
+    /// `read`, or `write` for all that changes the device.
+    pub direction: String,
+    /// Requests that came in.
+    pub inserted: u64,
+    /// Those that became part of another one.
+    pub merged: u64,
+    /// Those that went to the device, again each time after they came back.
+    pub dispatched: u64,
+    /// Those that the device has completed.
+    pub completed: u64,
+    /// Those that went to the device at their deadline or later.
+    pub expired: u64,
+    /// Those that the device did not start, so that they came back.
+    pub requeued: u64,
+    /// Those that wait or are at the device now.
+    pub queued: u64,
+}
+
+impl SchedulerView {
+    /// The scheduler of a device now.
+    pub fn new(disk: &dyn Disk) -> SchedulerView {
+        let control = disk.scheduler();
+        let available = control.map_or(&[NONE][..], |control| control.available());
+        let tunables = control.map(|control| control.tunables());
+        let tunables = tunables.iter().flat_map(Tunables::iter);
+        SchedulerView {
+            device: disk.name().to_owned(),
+            scheduler: active(disk).to_owned(),
+            available: available.iter().map(|name| (*name).to_owned()).collect(),
+            nr_requests: control.map(|_| NR_REQUESTS),
+            tunables: tunables.map(|(name, value)| (name.to_string(), value.into())).collect(),
+            counts: control.map_or_else(Vec::new, |control| counts(&control.stats())),
+        }
+    }
+
+    /// The line of Linux's `queue/scheduler`: all that there are, the current one in brackets.
+    pub fn line(&self) -> String {
+        let names = self.available.iter().map(|name| match *name == self.scheduler {
+            true => format!("[{name}]"),
+            false => name.clone(),
+        });
+        names.collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn counts(stats: &Stats) -> Vec<CountsView> {
+    let rows = stats.iter().map(|(prio, direction, counts)| CountsView {
+        class: prio.name().to_owned(),
+        direction: direction.name().to_owned(),
+        inserted: counts.inserted,
+        merged: counts.merged,
+        dispatched: counts.dispatched,
+        completed: counts.completed,
+        expired: counts.expired,
+        requeued: counts.requeued,
+        queued: counts.queued(),
+    });
+    rows.collect()
+}
+
+/// The name of the scheduler that a disk has.
+pub fn active(disk: &dyn Disk) -> &'static str {
+    disk.scheduler().map_or(NONE, |control| control.active())
+}
+
+/// What a disk is to have: a scheduler by its name, and tunables.
+struct Setting {
+    name: &'static str,
+    tunables: Tunables,
+}
+
+impl Setting {
+    /// Gives a parameter of the table a value of its form.
+    fn set(&mut self, name: &'static str, value: &Value) -> Result<(), StackError> {
+        let number = match *value {
+            Value::Choice(index) => {
+                self.name = SCHEDULERS[index];
+                return Ok(());
+            }
+            Value::Count(number) => i64::try_from(number).unwrap_or(i64::MAX),
+            Value::Int(number) => number.into(),
+            Value::Switch(on) => on.into(),
+            Value::Size(_) | Value::Text(_) => unreachable!("{name} has another form"),
+        };
+        let tunable = Tunable::from_name(name).expect("a test finds each in the table");
+        let number = match tunable {
+            Tunable::AsyncDepth if number == 0 => NR_REQUESTS.into(),
+            _ => number,
+        };
+        self.tunables.set(tunable, number).map_err(|_| {
+            let (least, most) = tunable.range();
+            StackError::Invalid {
+                field: name,
+                value: number.to_string(),
+                wanted: format!("a number from {least} to {most}"),
+            }
+        })
+    }
+
+    /// Makes it so.
+    fn apply(&self, control: &dyn SchedulerControl) -> Result<(), StackError> {
+        // The tunables first: none of the new scheduler's requests goes by the old ones.
+        if control.tunables() != self.tunables {
+            control.set(self.tunables);
+        }
+        match self.name == control.active() {
+            true => Ok(()),
+            false => switch(control, self.name),
+        }
+    }
+}
+
+/// Lets a disk have the scheduler of this name.
+///
+/// # Errors
+/// If it has none of this name.
+pub fn switch(control: &dyn SchedulerControl, name: &str) -> Result<(), StackError> {
+    control.switch(name).map_err(|error| StackError::Invalid {
+        field: SCHEDULER,
+        value: shown(&error.name),
+        wanted: format!("one of {}", control.available().join(", ")),
+    })
+}
+
+/// Every parameter of a scheduler: the scheduler itself, and the tunables of mq-deadline.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    [SCHEDULER].into_iter().chain(Tunable::ALL.map(Tunable::name))
+}
+
+/// Whether a parameter of a device is mq-deadline's.
+pub fn is_tunable(name: &str) -> bool {
+    Tunable::from_name(name).is_some()
+}
+
+/// The parameters of a scheduler that a device was given.
+fn given(spec: &DeviceSpec) -> impl Iterator<Item = (&'static Param, &Value)> {
+    spec.given().filter(|(param, _)| names().any(|name| name == param.name))
+}
+
+/// Gives a disk that was made just now the scheduler that it is to have.
+///
+/// # Errors
+/// If the disk does not have that scheduler.
+pub(crate) fn begin(spec: &DeviceSpec, control: &dyn SchedulerControl) -> Result<(), StackError> {
+    let mut setting = Setting { name: NONE, tunables: Tunables::new(NR_REQUESTS) };
+    for (param, value) in given(spec) {
+        setting.set(param.name, value)?;
+    }
+    setting.apply(control)
+}
+
+/// Changes a disk's scheduler, while it is used: all that is asked for, or nothing.
+///
+/// # Errors
+/// If there is no such parameter, a value does not fit it, or the disk has no such scheduler.
+pub fn change(
+    disk: &dyn Disk,
+    device: &'static Kind,
+    request: &SchedulerRequest,
+) -> Result<SchedulerView, YardError> {
+    // Nothing is kept under it: a panic of another holder has left nothing half done.
+    let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+    let control = disk.scheduler();
+    let tunables = control.map_or(Tunables::new(NR_REQUESTS), |control| control.tunables());
+    let mut setting = Setting { name: active(disk), tunables };
+    for (key, given) in request {
+        let param = device.param(key).ok().filter(|param| names().any(|name| name == param.name));
+        let Some(param) = param else {
+            let known = names().collect::<Vec<_>>().join(", ");
+            let advice = suggestion(key, names());
+            return Err(YardError::NoSuchTunable { name: shown(key), known, advice });
+        };
+        let value = param.parse(&given.text()).map_err(UriError::from)?;
+        setting.set(param.name, &value)?;
+    }
+    match control {
+        Some(control) => setting.apply(control)?,
+        None if setting.name == NONE => {}
+        None => {
+            let wanted = "none: a device whose zones keep the order of writes themselves has a \
+                          scheduler from the beginning or never; add it with scheduler=mq-deadline";
+            let (value, wanted) = (setting.name.to_owned(), wanted.to_owned());
+            return Err(YardError::Argument { field: SCHEDULER, value, wanted });
+        }
+    }
+    Ok(SchedulerView::new(disk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::param::{COMMON, Form};
+    use crate::{stack, uri};
+    use blockyard_core::zone::gate::GateMode;
+    use std::sync::Arc;
+
+    fn disk(uri: &str) -> (&'static Kind, Arc<dyn Disk>) {
+        let spec = uri::parse(uri).unwrap();
+        (spec.kind(), stack::open(&spec).unwrap().disk)
+    }
+
+    fn request<const N: usize>(pairs: [(&str, &str); N]) -> SchedulerRequest {
+        pairs.map(|(key, value)| (key.to_owned(), Given::Text(value.to_owned()))).into()
+    }
+
+    #[test]
+    fn the_table_and_the_scheduler_agree() {
+        let (_, plain) = disk("null:///d?size=1M");
+        assert_eq!(plain.scheduler().unwrap().available(), SCHEDULERS);
+        let defaults = Tunables::new(64);
+        for tunable in Tunable::ALL {
+            let param = COMMON.iter().find(|param| param.name == tunable.name()).unwrap();
+            let (least, most) = tunable.range();
+            let bounds = match param.form {
+                Form::Millis { min, max } | Form::Count { min, max } => (min as i64, max as i64),
+                Form::Int { min, max } => (min.into(), max.into()),
+                Form::Switch => (0, 1),
+                other => panic!("{tunable}: {other:?}"),
+            };
+            // 0 stands for the default, which is no number before there is a device.
+            let least = if tunable == Tunable::AsyncDepth { 0 } else { least };
+            assert_eq!(bounds, (least.into(), most.into()), "{tunable}");
+            if tunable != Tunable::AsyncDepth {
+                assert_eq!(param.default, defaults.get(tunable).to_string(), "{tunable}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_begins_with_what_its_uri_says() {
+        let (_, plain) = disk("null:///d?size=1M");
+        assert_eq!(active(&*plain), "none");
+        assert_eq!(plain.scheduler().unwrap().tunables(), Tunables::new(NR_REQUESTS));
+        let (_, tuned) = disk(
+            "null:///d?size=1M&scheduler=deadline&read_expire=2s&writes_starved=-1\
+             &front_merges=0&async_depth=7",
+        );
+        let view = SchedulerView::new(tuned.as_ref());
+        assert_eq!(view.line(), "none [mq-deadline]");
+        let value = |name: &str| view.tunables[name];
+        assert_eq!((value("read_expire"), value("write_expire")), (2000, 5000));
+        assert_eq!((value("writes_starved"), value("front_merges")), (-1, 0));
+        assert_eq!((value("async_depth"), value("fifo_batch")), (7, 16));
+        assert_eq!(view.counts.len(), 6);
+    }
+
+    #[test]
+    fn a_change_is_whole_or_nothing() {
+        let (kind, disk) = disk("null:///d?size=1M");
+        let before = SchedulerView::new(&*disk);
+        for (key, value, want) in [
+            ("scheduler", "bfq", "scheduler: `bfq` will not do: wanted one of none, mq-deadline"),
+            ("read_expire", "-1", "read_expire: `-1` will not do: wanted milliseconds from 0 to"),
+            ("fifo_batch", "2147483648", "wanted a number from 0 to 2147483647"),
+            ("front_merges", "2", "front_merges: `2` will not do: wanted 1 or 0"),
+            ("read_expires", "1", "did you mean `read_expire`?"),
+            ("size", "1M", "`size` is no parameter of a scheduler; there are scheduler, read_"),
+        ] {
+            let both = request([("fifo_batch", "1"), (key, value)]);
+            let error = change(&*disk, kind, &both).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+            assert_eq!(SchedulerView::new(&*disk), before);
+        }
+        assert_eq!(change(&*disk, kind, &SchedulerRequest::new()).unwrap(), before);
+        let both = request([("scheduler", "deadline"), ("fifo_batch", "1"), ("async_depth", "3")]);
+        let after = change(&*disk, kind, &both).unwrap();
+        assert_eq!(
+            (after.line().as_str(), after.tunables["fifo_batch"]),
+            ("none [mq-deadline]", 1)
+        );
+        assert_eq!(after.tunables["async_depth"], 3);
+        // The others stay, and so do all of them under `none`.
+        let after = change(&*disk, kind, &request([("sched", "none")])).unwrap();
+        assert_eq!(
+            (after.line().as_str(), after.tunables["fifo_batch"]),
+            ("[none] mq-deadline", 1)
+        );
+        let after = change(&*disk, kind, &request([("async_depth", "0")])).unwrap();
+        assert_eq!(after.tunables["async_depth"], i64::from(after.nr_requests.unwrap()));
+    }
+
+    #[test]
+    fn zones_in_a_pipeline_have_a_scheduler_from_the_beginning_or_never() {
+        let zoned = "null:///z?size=64M&zoned=1&zone_size=1M";
+        let (kind, pipeline) = disk(zoned);
+        let error = change(&*pipeline, kind, &request([("scheduler", "mq-deadline")]));
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("scheduler: `mq-deadline` will not do: wanted none"), "{error}");
+        assert_eq!(SchedulerView::new(&*pipeline).line(), "[none]");
+        for asked in ["scheduler=mq-deadline", "gate=plug"] {
+            let (kind, disk) = disk(&format!("{zoned}&{asked}"));
+            change(&*disk, kind, &request([("scheduler", "mq-deadline")])).unwrap();
+            assert_eq!(disk.gate().map(|gate| gate.mode), Some(GateMode::Plug), "{asked}");
+        }
+        let spec = uri::parse(&format!("{zoned}&scheduler=mq-deadline&gate=pipeline")).unwrap();
+        let error = stack::open(&spec).map(drop).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "gate: `pipeline` will not do: wanted plug: the scheduler does not keep the order of \
+             writes"
+        );
+    }
+
+    #[test]
+    fn numbers_and_switches_are_values_too() {
+        let text = r#"{"read_expire": 5, "front_merges": false, "writes_starved": "-3"}"#;
+        let request: SchedulerRequest = serde_json::from_str(text).unwrap();
+        let (kind, disk) = disk("null:///d?size=1M");
+        let tunables = change(&*disk, kind, &request).unwrap().tunables;
+        assert_eq!((tunables["read_expire"], tunables["front_merges"]), (5, 0));
+        assert_eq!(tunables["writes_starved"], -3);
+        for text in [r#"{"read_expire": null}"#, r#"{"read_expire": 1.5}"#, "[]", "1"] {
+            assert!(serde_json::from_str::<SchedulerRequest>(text).is_err(), "{text}");
+        }
+    }
+}
