@@ -35,8 +35,6 @@ struct Entered {
     files: Vec<String>,
     /// The file that it is for jobs with `zonemode=zbd`.
     zbd_file: Option<String>,
-    /// The warnings of schedulers that were given.
-    warned: Vec<String>,
 }
 
 impl Entered {
@@ -72,8 +70,9 @@ impl Devices {
         wanted: &Wanted<'_>,
         say: &mut dyn FnMut(&str),
     ) -> Result<Arc<dyn Disk>, EngineError> {
-        let mut spec = source::spec(wanted.dev.unwrap_or(""), wanted.file)?;
-        let warning = wanted.scheduler.map(|name| scheduler::apply(name, &mut spec)).transpose()?;
+        let spec = source::spec(wanted.dev.unwrap_or(""), wanted.file)?;
+        // The job that starts applies it; what is wrong is said at once.
+        wanted.scheduler.map(scheduler::find).transpose()?;
         // A panic of another holder leaves the table whole: an entry is pushed as its last step.
         let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         check_file(&devices, &spec, wanted)?;
@@ -94,12 +93,6 @@ impl Devices {
         }
         if let Some(file) = wanted.file {
             bind(entered, file, wanted.zbd)?;
-        }
-        if let Some(line) = warning.flatten()
-            && !entered.warned.contains(&line)
-        {
-            say(&line);
-            entered.warned.push(line);
         }
         Ok(Arc::clone(&entered.disk))
     }
@@ -147,7 +140,7 @@ fn make(
         }
     };
     let before = before.map(str::to_owned);
-    Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None, warned: Vec::new() })
+    Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None })
 }
 
 /// Whether two specs ask for the same, defaults included.
@@ -259,29 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_that_is_not_there_is_warned_of_once() {
+    fn jobs_with_other_schedulers_share_a_device_all_the_same() {
+        // fio switches the scheduler of the device when a job starts.
         let devices = Devices::default();
-        let mut lines = Vec::new();
-        let deadline =
-            Wanted { scheduler: Some("mq-deadline"), ..wanted("null:///n?size=1M", "f") };
-        for _ in 0..3 {
-            devices.enter(&deadline, &mut |line| lines.push(line.to_owned())).unwrap();
-        }
-        assert_eq!(lines.len(), 1, "{lines:?}");
-        assert!(lines[0].contains("runs with `none`"), "{lines:?}");
-    }
-
-    #[test]
-    fn a_later_job_is_warned_of_its_own_scheduler() {
-        let devices = Devices::default();
-        let mut lines = Vec::new();
         let plain = wanted("null:///n?size=1M", "f");
-        for scheduler in [None, Some("mq-deadline"), Some("deadline"), Some("mq-deadline")] {
-            let wanted = Wanted { scheduler, ..plain };
-            devices.enter(&wanted, &mut |line| lines.push(line.to_owned())).unwrap();
+        let first = devices.enter(&plain, &mut |_| {}).unwrap();
+        for scheduler in ["mq-deadline", "deadline", "none"] {
+            let wanted = Wanted { scheduler: Some(scheduler), ..plain };
+            assert!(Arc::ptr_eq(&first, &devices.enter(&wanted, &mut |_| {}).unwrap()));
         }
-        assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[0].contains("ioscheduler=mq-deadline"), "{lines:?}");
-        assert!(lines[1].contains("ioscheduler=deadline"), "{lines:?}");
+        let error = refused(&devices, &Wanted { scheduler: Some("bfq"), ..plain });
+        assert!(error.starts_with("ioscheduler: `bfq` is not a scheduler here"), "{error}");
     }
 }

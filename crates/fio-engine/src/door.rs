@@ -9,7 +9,8 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::Channel;
 use blockyard_core::completion::Completion;
 use blockyard_core::{
-    Bio, BufRef, DeviceError, Disk, Due, Flags, Op, Region, RegionId, SECTOR_BYTES, Sector, Status,
+    Bio, BufRef, DeviceError, Disk, Due, Flags, Op, Prio, Region, RegionId, SECTOR_BYTES, Sector,
+    Status,
 };
 
 /// Length of the buffer for writes that do not come from fio's own buffers, in bytes.
@@ -20,11 +21,23 @@ const DDIR_READ: u32 = 0;
 const DDIR_WRITE: u32 = 1;
 const DDIR_TRIM: u32 = 2;
 
+/// The priority class in fio's `ioprio`, which is Linux's: the class lies above 13 bits for the
+/// level, of which the block layer makes nothing here. No class is the ordinary one.
+pub(crate) fn prio(ioprio: u32) -> Prio {
+    match ioprio >> 13 {
+        1 => Prio::RealTime,
+        3 => Prio::Idle,
+        _ => Prio::BestEffort,
+    }
+}
+
 /// One I/O as fio asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     /// fio's number of the operation.
     pub(crate) ddir: u32,
+    /// The priority class.
+    pub(crate) prio: Prio,
     /// Where on the device, in bytes.
     pub(crate) offset: u64,
     /// Address of the data, in fio's buffers.
@@ -184,6 +197,7 @@ impl Door {
         let bio = Bio::new(op, asked.sector(), asked.len / SECTOR_BYTES)
             .with_buf(BufRef { region: self.region, offset })
             .with_flags(flags)
+            .with_prio(asked.prio)
             .with_user_data(user_data);
         self.pushed.push(bio);
         Ok(())

@@ -2,7 +2,6 @@
 
 use blockyard_core::DeviceError;
 use blockyard_lab::baseline::BaselineError;
-use blockyard_yard::param::ParamError;
 use blockyard_yard::stack::StackError;
 use blockyard_yard::uri::UriError;
 
@@ -104,9 +103,6 @@ pub enum EngineError {
         /// The nearest one: begins with a semicolon, or is empty.
         advice: String,
     },
-    /// The device does not take the scheduler.
-    #[error("ioscheduler: {0}")]
-    SchedulerParam(#[from] ParamError),
     /// No such baseline, or it will not do for the device.
     #[error(transparent)]
     Baseline(#[from] BaselineError),

@@ -13,11 +13,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
-use blockyard_core::{Op, SECTOR_BYTES, Sector, Status};
+use blockyard_core::{Op, Prio, SECTOR_BYTES, Sector, Status};
 
 use crate::devices::{Devices, Wanted};
-use crate::door::{Asked, Door};
+use crate::door::{self, Asked, Door};
 use crate::job::Job;
+use crate::scheduler;
 
 /// What a job says of itself and of one of its files: `struct ask` of the shim.
 #[repr(C)]
@@ -162,7 +163,12 @@ unsafe extern "C" fn blockyard_fio_open(job: *mut Job, ask: *const Ask) -> c_int
     guard(1, || {
         // SAFETY: by the shim's promise.
         let (job, ask) = unsafe { (&mut *job, &*ask) };
-        let opened = job.open(ask.depth as usize, ask.durable != 0);
+        // SAFETY: by the shim's promise.
+        let scheduler = unsafe { text(ask.scheduler) };
+        let scheduler = scheduler.map(|name| scheduler::find(&name)).transpose();
+        let opened = scheduler
+            .map_err(|error| error.to_string())
+            .and_then(|name| job.open(ask.depth as usize, ask.durable != 0, name));
         opened.map_or_else(
             |line| {
                 ask.say(&line);
@@ -226,7 +232,8 @@ unsafe extern "C" fn blockyard_fio_carry(
     buf: *mut u8,
     len: u64,
 ) -> c_int {
-    let asked = Asked { ddir, offset, buf: buf as usize, len };
+    // Nothing lies between it and the device: no class goes before another.
+    let asked = Asked { ddir, prio: Prio::BestEffort, offset, buf: buf as usize, len };
     // SAFETY: by the shim's promise.
     let door = unsafe { &mut *door };
     guard_door(door, errno(Status::IoErr), |door| door.carry(&asked).map_or(-1, errno))
@@ -243,9 +250,10 @@ unsafe extern "C" fn blockyard_fio_push(
     offset: u64,
     buf: *mut u8,
     len: u64,
+    ioprio: c_uint,
     io_u: *mut c_void,
 ) -> c_int {
-    let asked = Asked { ddir, offset, buf: buf as usize, len };
+    let asked = Asked { ddir, prio: door::prio(ioprio), offset, buf: buf as usize, len };
     // SAFETY: by the shim's promise.
     let door = unsafe { &mut *door };
     guard_door(door, errno(Status::IoErr), |door| {

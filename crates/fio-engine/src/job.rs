@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use blockyard_core::{Due, Status};
 
 use crate::door::Door;
+use crate::scheduler;
 
 /// A job's doors. fio's files point at them, so they stay where they are.
 ///
@@ -36,9 +37,19 @@ impl Job {
         self.doors.iter_mut().map(|door| unsafe { door.as_mut() })
     }
 
-    /// Opens every door that is not open.
-    pub(crate) fn open(&mut self, depth: usize, durable: bool) -> Result<(), String> {
+    /// Opens every door that is not open, and puts the devices under the job's scheduler.
+    pub(crate) fn open(
+        &mut self,
+        depth: usize,
+        durable: bool,
+        scheduler: Option<&'static str>,
+    ) -> Result<(), String> {
         self.doors().try_for_each(|door| {
+            if let Some(name) = scheduler {
+                let applied = scheduler::apply(name, door.disk());
+                applied
+                    .map_err(|error| format!("ioscheduler: `{}`: {error}", door.disk().name()))?;
+            }
             let opened = door.open(depth, durable);
             opened.map_err(|error| format!("dev: `{}`: {error}", door.disk().name()))
         })
@@ -138,7 +149,7 @@ mod tests {
     use blockyard_core::inject::Injection;
     use blockyard_core::zone::ZoneInfo;
     use blockyard_core::{
-        Bio, Channel, Completion, DeviceError, Disk, Extent, Geometry, Limits, Nanos, Region,
+        Bio, Channel, Completion, DeviceError, Disk, Extent, Geometry, Limits, Nanos, Prio, Region,
         RegionId, Sector,
     };
 
@@ -237,7 +248,7 @@ mod tests {
         let good = Devices::default().enter(&wanted, &mut |_| {}).unwrap();
         let mut job = Job::default();
         job.add(Door::new(Arc::new(BadDisk { good, panics })));
-        job.open(4, false).unwrap();
+        job.open(4, false, None).unwrap();
         for door in job.doors() {
             door.push(&FLUSH, 1).unwrap();
         }
@@ -246,7 +257,7 @@ mod tests {
     }
 
     /// fio's number of a sync.
-    const FLUSH: Asked = Asked { ddir: 3, offset: 0, buf: 0, len: 0 };
+    const FLUSH: Asked = Asked { ddir: 3, prio: Prio::BestEffort, offset: 0, buf: 0, len: 0 };
 
     #[test]
     fn after_a_panic_a_job_ends_what_it_has_and_takes_nothing_more() {

@@ -1,61 +1,69 @@
 //! What `--ioscheduler=` means. fio itself would only try to write it into sysfs.
 
+use blockyard_core::Disk;
 use blockyard_yard::nearest::suggestion;
 use blockyard_yard::param::shown;
-use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::scheduler;
+use blockyard_yard::stack::StackError;
 
 use crate::error::EngineError;
 
-/// Linux's names, and ours (`sched=`); `None` where we do not have it yet.
-const SCHEDULERS: &[(&str, Option<&str>)] =
-    &[("none", Some("none")), ("mq-deadline", None), ("deadline", None)];
+/// Every name that Linux has for the schedulers that there are here, and what it is called here.
+const NAMES: [(&str, &str); 3] =
+    [("none", "none"), ("mq-deadline", "mq-deadline"), ("deadline", "mq-deadline")];
 
-/// Puts the device under the scheduler of this name. Where it is one that there is not yet, the
-/// device keeps `none`, and the answer is a line that says so.
+/// The scheduler of this name.
 ///
 /// # Errors
-/// If there is no scheduler of this name, or the device does not take it.
-pub fn apply(name: &str, spec: &mut DeviceSpec) -> Result<Option<String>, EngineError> {
-    let Some((linux, ours)) = SCHEDULERS.iter().find(|(linux, _)| *linux == name) else {
-        let names = || SCHEDULERS.iter().map(|(linux, _)| *linux);
-        let known = names().collect::<Vec<_>>().join(", ");
-        return Err(EngineError::Scheduler {
-            name: shown(name),
-            known,
-            advice: suggestion(name, names()),
-        });
-    };
-    spec.set_text("sched", ours.unwrap_or("none"))?;
-    Ok(ours.is_none().then(|| {
-        format!(
-            "WARNING: ioscheduler={linux}: Blockyard has no {linux} yet; device `{}` runs with \
-             `none`, and these figures are those of `none`",
-            spec.name()
-        )
-    }))
+/// If there is none.
+pub fn find(name: &str) -> Result<&'static str, EngineError> {
+    let found = NAMES.iter().find(|(linux, _)| *linux == name);
+    found.map(|(_, ours)| *ours).ok_or_else(|| {
+        let names = NAMES.map(|(linux, _)| linux);
+        let (known, advice) = (names.join(", "), suggestion(name, names));
+        EngineError::Scheduler { name: shown(name), known, advice }
+    })
+}
+
+/// Puts a device under a scheduler, and leaves the tunables as they are. Jobs of one device that
+/// start at the same time all do it, and those that start later do it under load, as they would by
+/// sysfs: the last one counts.
+///
+/// # Errors
+/// If the device does not have that scheduler.
+pub fn apply(name: &'static str, disk: &dyn Disk) -> Result<(), StackError> {
+    if scheduler::active(disk) == name {
+        return Ok(());
+    }
+    let control = disk.scheduler().ok_or_else(|| StackError::Invalid {
+        field: "scheduler",
+        value: name.to_owned(),
+        wanted: "none: this device has no other".to_owned(),
+    })?;
+    scheduler::switch(control, name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockyard_yard::uri;
+    use blockyard_yard::{stack, uri};
 
     #[test]
-    fn each_row_is_a_scheduler_that_the_device_takes() {
-        for (linux, ours) in SCHEDULERS {
-            let mut spec = uri::parse("null:///n0").unwrap();
-            let warning = apply(linux, &mut spec).unwrap();
-            assert_eq!(warning.is_some(), ours.is_none());
-            assert!(spec.is_set("sched"));
+    fn each_name_is_a_scheduler_that_a_device_takes() {
+        let spec = uri::parse("null:///n0?size=1M&fifo_batch=3").unwrap();
+        let disk = stack::open(&spec).unwrap().disk;
+        let tunables = || disk.scheduler().unwrap().tunables();
+        let before = tunables();
+        for (linux, ours) in NAMES {
+            apply(find(linux).unwrap(), &*disk).unwrap();
+            assert_eq!((scheduler::active(&*disk), tunables()), (ours, before));
         }
     }
 
     #[test]
     fn an_unknown_one_is_refused() {
-        let mut spec = uri::parse("null:///n0").unwrap();
-        let error = apply("mq-deadlin", &mut spec).unwrap_err().to_string();
         assert_eq!(
-            error,
+            find("mq-deadlin").unwrap_err().to_string(),
             "ioscheduler: `mq-deadlin` is not a scheduler here; none, mq-deadline, deadline would \
              do; did you mean `mq-deadline`?"
         );

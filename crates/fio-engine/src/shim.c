@@ -45,7 +45,7 @@ int blockyard_fio_memory(void *door, void *base, uint64_t len);
 uint64_t blockyard_fio_size(const void *door);
 int blockyard_fio_carry(void *door, unsigned int ddir, uint64_t offset, void *buf, uint64_t len);
 int blockyard_fio_push(void *door, unsigned int ddir, uint64_t offset, void *buf, uint64_t len,
-		       struct io_u *io_u);
+		       unsigned int ioprio, struct io_u *io_u);
 int blockyard_fio_await(void *door);
 void blockyard_fio_submit(void *yard);
 int blockyard_fio_reap(void *yard, struct end *ends, unsigned int min, unsigned int max);
@@ -251,7 +251,7 @@ static bool __attribute__((noinline)) trimmed(struct thread_data *td, struct io_
 static int push(struct io_u *io_u)
 {
 	return blockyard_fio_push(FILE_ENG_DATA(io_u->file), io_u->ddir, io_u->offset,
-				  io_u->xfer_buf, io_u->xfer_buflen, io_u);
+				  io_u->xfer_buf, io_u->xfer_buflen, io_u->ioprio, io_u);
 }
 
 /* An I/O that has not ended well on the spot: with an errno, or -1 if it goes through the channel. */
