@@ -11,7 +11,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench fuzz-smoke
+.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench fuzz-smoke soak
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -72,3 +72,7 @@ bench: deps build fio gate ## the measurements of docs/measuring.md
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
+
+soak: ## submitters come and go under a scheduler that is switched, for 5 minutes each device
+	BLOCKYARD_SOAK_SECONDS=300 $(CARGO) test --locked -p blockyard-yard --test scheduler_soak -- \
+		--nocapture
