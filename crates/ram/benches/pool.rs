@@ -1,0 +1,233 @@
+//! What store and pool cost beside the bare compressor, and what they waste: CPU time per block of
+//! 4 KiB of reads and writes, and bytes of the system over compressed bytes, after a first filling,
+//! after random overwriting, and after compaction. Data: programs, text, and blocks of half noise.
+//!
+//! `cargo bench -p blockyard-ram --bench pool`
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::fs;
+use std::hint::black_box;
+use std::path::Path;
+
+use blockyard_ram::codec::{Decoder, packed_bytes_max};
+use blockyard_ram::{Access, Algo, Codec, CodecConfig, New, Pool, PoolConfig, Store};
+use blockyard_sync::entry_words::{Entries, Word};
+
+const BLOCK: usize = 4096;
+/// Bytes of each kind of data.
+const PART_BYTES: usize = 8 << 20;
+const ROUNDS: usize = 7;
+
+/// CPU time of this thread, in nanoseconds.
+fn cpu_ns() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec that lives until the call returns.
+    let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    assert_eq!(done, 0);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+/// Chunks of 16 KiB at random places of the files under a folder.
+fn files(root: &str, wanted: &[&str], random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut found = Vec::new();
+    let mut folders = vec![Path::new(root).to_owned()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        for entry in entries.flatten() {
+            let (path, Ok(kind)) = (entry.path(), entry.file_type()) else { continue };
+            let name = path.to_string_lossy().into_owned();
+            if kind.is_dir() {
+                folders.push(path);
+            } else if kind.is_file() && wanted.iter().any(|end| name.ends_with(end)) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    let mut data = Vec::with_capacity(PART_BYTES);
+    let mut tries = 0;
+    while data.len() < PART_BYTES && !found.is_empty() && tries < 100_000 {
+        tries += 1;
+        let Ok(file) = fs::read(&found[random.usize(..found.len())]) else { continue };
+        let chunk = 16 << 10;
+        if file.len() >= chunk {
+            let at = random.usize(..=file.len() - chunk);
+            data.extend_from_slice(&file[at..at + chunk]);
+        }
+    }
+    data.truncate(PART_BYTES);
+    data
+}
+
+/// Blocks of which half is noise, and half one byte.
+fn halves(random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut data = vec![0x5a; PART_BYTES];
+    data.chunks_mut(BLOCK).for_each(|block| random.fill(&mut block[..BLOCK / 2]));
+    data
+}
+
+/// What stores blocks by a codec.
+struct Bench {
+    codec: Codec,
+    encoder: blockyard_ram::codec::Encoder,
+    decoder: Decoder,
+    packed: Vec<u8>,
+    plain: Vec<u8>,
+}
+
+impl Bench {
+    fn write(&mut self, access: &mut Access, block: u64, plain: &[u8]) {
+        let len_max = BLOCK - BLOCK / 16;
+        let new = match self.codec.compress(&mut self.encoder, plain, &mut self.packed, len_max) {
+            Some(len) => New::Bytes(&self.packed[..len], Word::NOTHING),
+            None => New::Bytes(plain, Word::NOTHING.with_huge(true)),
+        };
+        access.replace(block, new).unwrap();
+    }
+
+    fn unpack(&mut self, packed: &[u8], huge: bool) {
+        if huge {
+            self.plain.copy_from_slice(packed);
+            return;
+        }
+        let (decoder, into) = (&mut self.decoder, self.plain.as_mut_ptr());
+        // SAFETY: `plain` is a block long and ours.
+        unsafe { self.codec.decompress(decoder, packed, into, BLOCK) }.unwrap();
+    }
+
+    fn read(&mut self, access: &mut Access, block: u64) {
+        access.read(block, |word, packed| self.unpack(packed, word.is_huge()));
+        black_box(&self.plain);
+    }
+}
+
+/// The least CPU time per block of several rounds of several works, in turns.
+fn compare(blocks: usize, works: &mut [&mut dyn FnMut()]) -> Vec<f64> {
+    let mut least = vec![f64::MAX; works.len()];
+    for _ in 0..ROUNDS {
+        for (work, least) in works.iter_mut().zip(&mut least) {
+            let before = cpu_ns();
+            work();
+            *least = least.min((cpu_ns() - before) / blocks as f64);
+        }
+    }
+    least
+}
+
+fn overhead(when: &str, access: &mut Access) {
+    access.reclaim();
+    let usage = access.store().pool().usage();
+    println!(
+        "    {when:<22} {:>9} B stored, {:>9} B used: {:+.2} % (free {}, grain {})",
+        usage.stored_bytes,
+        usage.used_bytes,
+        (usage.used_bytes as f64 / usage.stored_bytes as f64 - 1.0) * 100.0,
+        usage.free_bytes,
+        usage.grain_bytes,
+    );
+}
+
+fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
+    let blocks = data.len() / BLOCK;
+    let codec = CodecConfig { algo: Algo::Lz4, level: None, dictionary: None };
+    let codec = Codec::new(&codec, "algo").unwrap();
+    let mut bench = Bench {
+        encoder: codec.encoder(BLOCK).unwrap(),
+        decoder: Decoder::new(BLOCK, false).unwrap(),
+        codec,
+        packed: vec![0; packed_bytes_max(BLOCK)],
+        plain: vec![0; BLOCK],
+    };
+    let pool = Pool::new(&PoolConfig::new(data.len() as u64, BLOCK)).unwrap();
+    let store = Store::new(Entries::new(blocks as u64).unwrap(), pool);
+    let mut access = store.access().unwrap();
+    println!("{name}: {blocks} blocks");
+
+    // The floor: the compressor in a loop, its output packed back to back.
+    let block_of = |block: usize| &data[block * BLOCK..(block + 1) * BLOCK];
+    let len_max = BLOCK - BLOCK / 16;
+    let mut packed: Vec<u8> = Vec::with_capacity(data.len() + blocks);
+    let mut ends = Vec::new();
+    for block in 0..blocks {
+        let plain = block_of(block);
+        let done = bench.codec.compress(&mut bench.encoder, plain, &mut bench.packed, len_max);
+        packed.extend_from_slice(done.map_or(plain, |len| &bench.packed[..len]));
+        ends.push((packed.len(), done.is_none()));
+    }
+    let before = cpu_ns();
+    (0..blocks).for_each(|block| bench.write(&mut access, block as u64, block_of(block)));
+    println!("    first write            {:.0} ns", (cpu_ns() - before) / blocks as f64);
+    overhead("filled", &mut access);
+
+    let (bench, access) = (std::cell::RefCell::new(bench), std::cell::RefCell::new(access));
+    let mut order: Vec<usize> = (0..blocks).collect();
+    random.shuffle(&mut order);
+    let least = compare(blocks, &mut [
+        &mut || {
+            let bench = &mut *bench.borrow_mut();
+            for block in 0..blocks {
+                let Bench { codec, encoder, packed, .. } = bench;
+                black_box(codec.compress(encoder, block_of(block), packed, len_max));
+            }
+        },
+        &mut || {
+            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+            (0..blocks).for_each(|block| bench.write(access, block as u64, block_of(block)));
+        },
+        &mut || {
+            let bench = &mut *bench.borrow_mut();
+            let mut at = 0;
+            for &(end, huge) in &ends {
+                bench.unpack(&packed[at..end], huge);
+                black_box(&bench.plain);
+                at = end;
+            }
+        },
+        &mut || {
+            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+            (0..blocks).for_each(|block| bench.read(access, block as u64));
+        },
+        &mut || {
+            let bench = &mut *bench.borrow_mut();
+            for &block in &order {
+                let at = if block == 0 { 0 } else { ends[block - 1].0 };
+                bench.unpack(&packed[at..ends[block].0], ends[block].1);
+                black_box(&bench.plain);
+            }
+        },
+        &mut || {
+            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+            order.iter().for_each(|&block| bench.read(access, block as u64));
+        },
+    ]);
+    for (what, at) in [("write", 0), ("read", 2), ("random read", 4)] {
+        let (bare, ours) = (least[at], least[at + 1]);
+        println!("    {what:<12} bare {bare:>5.0} ns, ours {ours:>5.0} ns: {:.3}", ours / bare);
+    }
+
+    let (mut bench, mut access) = (bench.into_inner(), access.into_inner());
+    overhead("rewritten in order", &mut access);
+    for _ in 0..4 * blocks {
+        let (at, from) = (random.usize(..blocks), random.usize(..blocks));
+        bench.write(&mut access, at as u64, block_of(from));
+    }
+    overhead("overwritten at random", &mut access);
+    let before = cpu_ns();
+    let done = access.compact(|| false);
+    println!("    {done:?} in {:.1} ms", (cpu_ns() - before) / 1e6);
+    overhead("compacted", &mut access);
+}
+
+fn main() {
+    let mut random = fastrand::Rng::with_seed(6);
+    let programs = files("/usr/bin", &[""], &mut random);
+    let text = files("/usr/share", &["copyright", ".txt", ".py", ".pm", ".h", ".md"], &mut random);
+    let halves = halves(&mut random);
+    let mut mix = Vec::new();
+    for part in [&programs, &text, &halves] {
+        mix.extend_from_slice(part);
+    }
+    for (name, data) in [("programs", programs), ("text", text), ("halves", halves), ("mix", mix)] {
+        measure(name, &data, &mut random);
+    }
+}
