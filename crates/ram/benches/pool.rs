@@ -162,44 +162,47 @@ fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
     let (bench, access) = (std::cell::RefCell::new(bench), std::cell::RefCell::new(access));
     let mut order: Vec<usize> = (0..blocks).collect();
     random.shuffle(&mut order);
-    let least = compare(blocks, &mut [
-        &mut || {
-            let bench = &mut *bench.borrow_mut();
-            for block in 0..blocks {
-                let Bench { codec, encoder, packed, .. } = bench;
-                black_box(codec.compress(encoder, block_of(block), packed, len_max));
-            }
-        },
-        &mut || {
-            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
-            (0..blocks).for_each(|block| bench.write(access, block as u64, block_of(block)));
-        },
-        &mut || {
-            let bench = &mut *bench.borrow_mut();
-            let mut at = 0;
-            for &(end, huge) in &ends {
-                bench.unpack(&packed[at..end], huge);
-                black_box(&bench.plain);
-                at = end;
-            }
-        },
-        &mut || {
-            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
-            (0..blocks).for_each(|block| bench.read(access, block as u64));
-        },
-        &mut || {
-            let bench = &mut *bench.borrow_mut();
-            for &block in &order {
-                let at = if block == 0 { 0 } else { ends[block - 1].0 };
-                bench.unpack(&packed[at..ends[block].0], ends[block].1);
-                black_box(&bench.plain);
-            }
-        },
-        &mut || {
-            let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
-            order.iter().for_each(|&block| bench.read(access, block as u64));
-        },
-    ]);
+    let least = compare(
+        blocks,
+        &mut [
+            &mut || {
+                let bench = &mut *bench.borrow_mut();
+                for block in 0..blocks {
+                    let Bench { codec, encoder, packed, .. } = bench;
+                    black_box(codec.compress(encoder, block_of(block), packed, len_max));
+                }
+            },
+            &mut || {
+                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+                (0..blocks).for_each(|block| bench.write(access, block as u64, block_of(block)));
+            },
+            &mut || {
+                let bench = &mut *bench.borrow_mut();
+                let mut at = 0;
+                for &(end, huge) in &ends {
+                    bench.unpack(&packed[at..end], huge);
+                    black_box(&bench.plain);
+                    at = end;
+                }
+            },
+            &mut || {
+                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+                (0..blocks).for_each(|block| bench.read(access, block as u64));
+            },
+            &mut || {
+                let bench = &mut *bench.borrow_mut();
+                for &block in &order {
+                    let at = if block == 0 { 0 } else { ends[block - 1].0 };
+                    bench.unpack(&packed[at..ends[block].0], ends[block].1);
+                    black_box(&bench.plain);
+                }
+            },
+            &mut || {
+                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+                order.iter().for_each(|&block| bench.read(access, block as u64));
+            },
+        ],
+    );
     for (what, at) in [("write", 0), ("read", 2), ("random read", 4)] {
         let (bare, ours) = (least[at], least[at + 1]);
         println!("    {what:<12} bare {bare:>5.0} ns, ours {ours:>5.0} ns: {:.3}", ours / bare);

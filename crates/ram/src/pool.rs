@@ -40,7 +40,7 @@ use blockyard_sync::pins::{Guard, Pinned, Pins};
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
-use arena::Arena;
+use arena::{Arena, Purpose};
 use layout::{Layout, UNIT_BYTES};
 use memory::{Memory, PAGE_BYTES};
 use shard::{Failing, Ground, Shard};
@@ -49,7 +49,7 @@ pub use compact::Compacted;
 pub use object::Object;
 pub use usage::{SizeClass, Usage};
 
-/// Least size of a segment, in bytes.
+/// Usual size of a segment, in bytes.
 const SEGMENT_BYTES: usize = 256 << 10;
 /// Objects of the largest size that a segment holds at least.
 const SEGMENT_OBJECTS: usize = 16;
@@ -59,6 +59,8 @@ const SHARD_BYTES_MAX: u64 = (UNIT_BYTES as u64) << 32;
 const SHARDS_MAX: usize = 16;
 /// Segments that a shard can have beyond its part of what is wanted.
 const SEGMENTS_SPARE: u64 = 8;
+/// One part in so many of the limit is left to compaction, which needs room to make room.
+const RESERVE_PART: u32 = 64;
 /// Retired objects in a shard's list beyond twice the number of seats.
 const RETIRED: usize = 16;
 
@@ -73,9 +75,10 @@ pub struct PoolConfig {
     pub limit_bytes: Option<u64>,
     /// Most channels and background workers at a time.
     pub seats_max: u32,
-    /// Into how many parts it is cut; `None` for one per processor.
+    /// Into how many parts it is cut, rounded up to a power of two; `None` for one per processor.
     pub shards: Option<NonZeroU32>,
-    /// Size of a segment in bytes; `None` for 256 KiB, or 16 of the largest objects.
+    /// Size of a segment in bytes, rounded up to a power of two; `None` for 256 KiB, less if the
+    /// limit is small, or 16 of the largest objects.
     pub segment_bytes: Option<usize>,
 }
 
@@ -97,24 +100,24 @@ impl PoolConfig {
         if !(1..=OBJECT_BYTES_MAX).contains(&object) {
             return Err(PoolError::ObjectBytes { bytes: object });
         }
-        let usual = SEGMENT_BYTES.max(object * SEGMENT_OBJECTS);
-        let segment = self.segment_bytes.unwrap_or(usual).max(object).next_multiple_of(PAGE_BYTES);
+        // A small limit takes small segments: one of them at least is kept for compaction.
+        let limit = self.limit_bytes.unwrap_or(u64::MAX) / u64::from(RESERVE_PART);
+        let usual = limit.min(SEGMENT_BYTES as u64) as usize;
+        let segment = self.segment_bytes.unwrap_or(usual.max(object * SEGMENT_OBJECTS));
+        let segment = segment.max(object).max(PAGE_BYTES).next_power_of_two();
         let most = PLACES_MAX * UNIT_BYTES as u64;
         let wanted = self.device_bytes.saturating_mul(2).clamp(segment as u64, most);
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let shards = match self.shards {
-            Some(shards) => shards.get(),
-            None => processors().min(SHARDS_MAX) as u32,
+            Some(shards) => u64::from(shards.get()),
+            None => processors().min(SHARDS_MAX) as u64,
         };
-        let shards = u64::from(shards).max(wanted.div_ceil(SHARD_BYTES_MAX));
+        let shards = shards.max(wanted.div_ceil(SHARD_BYTES_MAX)).next_power_of_two();
         let each = (wanted / shards).div_ceil(segment as u64) + SEGMENTS_SPARE;
         let each = each.min(SHARD_BYTES_MAX.min(most / shards) / segment as u64);
-        Ok(Layout {
-            units_max: object.div_ceil(UNIT_BYTES) as u32,
-            segment_units: (segment / UNIT_BYTES) as u32,
-            segments_max: each as u32,
-            shards: shards as u32,
-        })
+        let units_max = object.div_ceil(UNIT_BYTES) as u32;
+        let segment_units = (segment / UNIT_BYTES) as u32;
+        Ok(Layout::new(shards as u32, segment_units, each as u32, units_max))
     }
 }
 
@@ -172,6 +175,8 @@ impl std::error::Error for NoSpace {}
 pub struct Pool {
     shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
     arena: Arena,
+    /// Held by the one who compacts.
+    compacting: SleepLock<(), { ranks::COMPACTION }>,
     memory: Memory,
     layout: Layout,
     pins: Arc<Pins>,
@@ -190,8 +195,9 @@ impl Pool {
         let retired_max = RETIRED + 2 * config.seats_max as usize;
         let shard = |number| Padded(SleepLock::new(Shard::new(number, layout, retired_max)));
         Ok(Arc::new(Pool {
-            shards: (0..layout.shards).map(shard).collect(),
+            shards: (0..layout.shards()).map(shard).collect(),
             arena: Arena::new(config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64)),
+            compacting: SleepLock::new(()),
             memory,
             layout,
             pins: Pins::new(config.seats_max),
@@ -206,7 +212,7 @@ impl Pool {
     /// What one channel, or one worker, allocates through.
     pub fn cache(self: &Arc<Pool>) -> Cache {
         Cache {
-            shard: self.arena.next_shard(self.layout.shards),
+            shard: self.arena.next_shard(self.layout.shards()),
             pool: Arc::clone(self),
             scratch: Scratch::default(),
         }
@@ -235,8 +241,8 @@ impl Pool {
         }
     }
 
-    fn ground(&self) -> Ground<'_> {
-        Ground { memory: &self.memory, arena: &self.arena }
+    fn ground(&self, purpose: Purpose) -> Ground<'_> {
+        Ground { memory: &self.memory, arena: &self.arena, purpose }
     }
 
     /// Gives back what was retired through one shard, and is not pinned.
@@ -254,7 +260,7 @@ impl Pool {
                 } else if self.layout.shard(object.place()) == number as u32 {
                     // SAFETY: retired objects are in no word, this one is not pinned, and it
                     // leaves the list.
-                    unsafe { shard.give(object, self.ground()) };
+                    unsafe { shard.give(object, self.ground(Purpose::Write)) };
                 } else {
                     foreign.push(object);
                 }
@@ -278,7 +284,7 @@ impl Pool {
             self.shards[number as usize].with(|shard| {
                 for &object in group {
                     // SAFETY: this is the object's shard, and the caller's contract.
-                    unsafe { shard.give(object, self.ground()) };
+                    unsafe { shard.give(object, self.ground(Purpose::Write)) };
                 }
             });
         }
@@ -317,11 +323,11 @@ impl Cache {
     /// If there are no bytes, or more than the largest object has.
     #[inline]
     pub fn alloc(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
-        self.alloc_in(self.shard, bytes)
+        self.alloc_in(self.shard, bytes, Purpose::Write)
     }
 
     #[inline]
-    fn alloc_in(&mut self, shard: u32, bytes: &[u8]) -> Result<Object, NoSpace> {
+    fn alloc_in(&mut self, shard: u32, bytes: &[u8], purpose: Purpose) -> Result<Object, NoSpace> {
         let pool = &*self.pool;
         let units = pool.layout.units_of(bytes.len());
         assert!((1..=pool.layout.units_max).contains(&units), "{} bytes", bytes.len());
@@ -329,11 +335,11 @@ impl Cache {
             if shard.strikes() {
                 return Err(NoSpace);
             }
-            Ok(shard.alloc(bytes.len(), pool.ground()))
+            Ok(shard.alloc(bytes.len(), pool.ground(purpose)))
         })?;
         let place = match place {
             Some(place) => place,
-            None => self.alloc_anywhere(bytes.len())?,
+            None => self.alloc_anywhere(bytes.len(), purpose)?,
         };
         // SAFETY: the place was allocated just now, so it is ours alone.
         unsafe { self.pool.memory.write(place * UNIT_BYTES as u64, bytes) };
@@ -343,13 +349,13 @@ impl Cache {
     /// The same when the shard has nothing left: what is retired is given back, and the other
     /// shards are asked.
     #[cold]
-    fn alloc_anywhere(&mut self, len_bytes: usize) -> Result<u64, NoSpace> {
+    fn alloc_anywhere(&mut self, len_bytes: usize, purpose: Purpose) -> Result<u64, NoSpace> {
         self.reclaim_all();
         let pool = &*self.pool;
         let shards = pool.shards.len();
         let mut turns = (0..shards).map(|turn| (self.shard as usize + turn) % shards);
         let place = turns.find_map(|number| {
-            pool.shards[number].with(|shard| shard.alloc(len_bytes, pool.ground()))
+            pool.shards[number].with(|shard| shard.alloc(len_bytes, pool.ground(purpose)))
         });
         place.ok_or(NoSpace)
     }

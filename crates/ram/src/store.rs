@@ -124,10 +124,31 @@ impl Access {
     /// If there is no memory for the bytes: the old contents stay.
     #[inline]
     pub fn replace(&mut self, block: u64, new: New<'_>) -> Result<Word, NoSpace> {
-        let made = Maker { cache: &mut self.cache }.make(new)?;
-        let old = self.store.entries.replace(block, made.take());
+        let made = (Maker { cache: &mut self.cache }).make(new).map(Made::take);
+        let made = match made {
+            Ok(word) => word,
+            Err(NoSpace) => self.make_after_compaction(new)?,
+        };
+        let old = self.store.entries.replace(block, made);
         self.retire(old);
         Ok(old)
+    }
+
+    /// The limit was met: contents that were overwritten may have left holes that nothing fits in.
+    #[cold]
+    fn make_after_compaction(&mut self, new: New<'_>) -> Result<Word, NoSpace> {
+        if !self.make_room() {
+            return Err(NoSpace);
+        }
+        (Maker { cache: &mut self.cache }).make(new).map(Made::take)
+    }
+
+    /// Compacts a little if that could help somebody who was refused, and says whether it is worth
+    /// another try. [`Access::replace`] has done so; [`Access::update`] and [`Access::remake`],
+    /// whose block is pinned meanwhile, leave it to their caller.
+    pub fn make_room(&mut self) -> bool {
+        // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
+        unsafe { self.cache.make_room(&self.store.entries, &mut self.seat) }
     }
 
     /// Changes the flags of a block's word if it is still `old`, and says whether it was.

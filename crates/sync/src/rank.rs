@@ -25,6 +25,8 @@ pub mod ranks {
     pub const FAULTS: u8 = 40;
     /// The bandwidth limit.
     pub const BUCKET: u8 = 50;
+    /// Who compacts the pool of compressed objects.
+    pub const COMPACTION: u8 = 55;
     /// A part of the pool of compressed objects.
     pub const SHARD: u8 = 60;
     /// What the parts of that pool share: pages and their limit.

@@ -4,6 +4,17 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
+use super::RESERVE_PART;
+
+/// What pages are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Contents that a program writes: the reserve is left alone.
+    Write,
+    /// Objects that compaction moves, to give more pages back.
+    Move,
+}
+
 /// Pages in use, and how many there may be.
 #[derive(Debug)]
 pub(super) struct Arena(SleepLock<Pages, { ranks::ARENA }>);
@@ -21,15 +32,27 @@ pub(super) struct Pages {
     next_shard: u32,
 }
 
+impl Pages {
+    /// Pages that may still be taken.
+    pub(super) fn free(&self, purpose: Purpose) -> u64 {
+        let Some(limit) = self.limit else { return u64::MAX };
+        let reserve = match purpose {
+            Purpose::Write => limit / u64::from(RESERVE_PART),
+            Purpose::Move => 0,
+        };
+        (limit - reserve).saturating_sub(self.used)
+    }
+}
+
 impl Arena {
     pub(super) fn new(limit: Option<u64>) -> Arena {
         Arena(SleepLock::new(Pages { used: 0, used_max: 0, limit, compacted: 0, next_shard: 0 }))
     }
 
     /// Counts up to `wanted` pages as used, `needed` at least; `None` if the limit allows fewer.
-    pub(super) fn take(&self, needed: u32, wanted: u32) -> Option<u32> {
+    pub(super) fn take(&self, needed: u32, wanted: u32, purpose: Purpose) -> Option<u32> {
         self.0.with(|pages| {
-            let free = pages.limit.map_or(u64::MAX, |limit| limit.saturating_sub(pages.used));
+            let free = pages.free(purpose);
             if free < u64::from(needed) {
                 return None;
             }

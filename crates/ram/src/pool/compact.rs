@@ -7,12 +7,16 @@
 //! or until the next compaction.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use blockyard_sync::entry_words::Entries;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pins::Seat;
 
-use super::layout::{Layout, PAGE_UNITS};
-use super::{Cache, Object, Pool};
+use super::arena::Purpose;
+use super::layout::{Layout, PAGE_UNITS, UNIT_BYTES};
+use super::memory::PAGE_BYTES;
+use super::{Cache, Object, Pool, RESERVE_PART};
 
 /// Segments with less than one part in so many free are left alone.
 const SPARSE: u32 = 64;
@@ -22,6 +26,13 @@ const PASSES_MAX: u32 = 64;
 const PASS_PART: u64 = 8;
 /// And of so many segments at least.
 const PASS_SEGMENTS: u64 = 16;
+
+/// A write that meets the limit compacts if one part in so many of the pages in use is free.
+const ROOM_PART: u64 = 16;
+/// Pages that such a compaction wins at least, if it can.
+const ROOM_PAGES: u64 = 16;
+/// Objects that find no place in a pass, after which it ends.
+const MISSES_MAX: u32 = 64;
 
 /// What a compaction has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +58,8 @@ struct Victim {
 
 impl Cache {
     /// Compacts the pool whose objects the entries refer to, until there is little left to win or
-    /// `stop` says so; it is asked once in a while. Writers and readers go on meanwhile.
+    /// `stop` says so; it is asked once in a while. Writers and readers go on meanwhile; who else
+    /// compacts waits.
     ///
     /// # Safety
     /// The words of the entries refer to objects of this pool only, and the seat is one of
@@ -56,10 +68,53 @@ impl Cache {
         &mut self,
         entries: &Entries,
         seat: &mut Seat,
+        stop: impl FnMut() -> bool,
+    ) -> Compacted {
+        let pool = Arc::clone(self.pool());
+        // SAFETY: by this function's contract.
+        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, u64::MAX, stop) })
+    }
+
+    /// Makes room for somebody who has met the limit, and says whether it is worth another try: if
+    /// a good part of the pages in use is free, but not where it could be used.
+    ///
+    /// # Safety
+    /// As for [`Cache::compact`].
+    #[cold]
+    pub unsafe fn make_room(&mut self, entries: &Entries, seat: &mut Seat) -> bool {
+        let pool = Arc::clone(self.pool());
+        pool.compacting.with(|()| {
+            let pages = pool.arena.look();
+            // Who held the lock before may have done it.
+            if pages.limit.is_some() && pages.free(Purpose::Write) > 0 {
+                return true;
+            }
+            let used = pages.used * PAGE_BYTES as u64;
+            let free: u64 =
+                pool.shards.iter().map(|shard| shard.with(|shard| shard.free_units())).sum();
+            if free * UNIT_BYTES as u64 * ROOM_PART < used {
+                return false;
+            }
+            let enough = (pages.used / u64::from(RESERVE_PART)).max(ROOM_PAGES);
+            // SAFETY: by this function's contract.
+            let done = unsafe { self.compact_until(entries, seat, enough, || false) };
+            done.pages_freed > 0
+        })
+    }
+
+    /// The same until so many pages are won. The caller holds the lock.
+    ///
+    /// # Safety
+    /// As for [`Cache::compact`].
+    unsafe fn compact_until(
+        &mut self,
+        entries: &Entries,
+        seat: &mut Seat,
+        enough: u64,
         mut stop: impl FnMut() -> bool,
     ) -> Compacted {
         let mut done = Compacted::default();
-        while done.passes < PASSES_MAX && !stop() {
+        while done.passes < PASSES_MAX && done.pages_freed < enough && !stop() {
             self.reclaim_all();
             let victims = self.pool().victims();
             if victims.is_empty() {
@@ -75,7 +130,7 @@ impl Cache {
             let freed = used.saturating_sub(self.pool().arena.look().used);
             self.pool().arena.change(|pages| pages.compacted += freed);
             done.pages_freed += freed;
-            let freed_bytes = freed * Layout::bytes(PAGE_UNITS) as u64;
+            let freed_bytes = freed * PAGE_BYTES as u64;
             if freed_bytes * u64::from(SPARSE) <= done.bytes_moved - moved {
                 break;
             }
@@ -95,6 +150,7 @@ impl Cache {
         done: &mut Compacted,
         stop: &mut impl FnMut() -> bool,
     ) {
+        let mut misses = 0;
         for block in 0..entries.blocks() {
             let is_marked = |object| marks.contains(object);
             if !Object::of(entries.load(block)).is_some_and(is_marked) {
@@ -113,10 +169,15 @@ impl Cache {
             if old.is_shared() || old.is_locked() {
                 continue;
             }
-            let pool = std::sync::Arc::clone(self.pool());
+            let pool = Arc::clone(self.pool());
             // SAFETY: the guard has it pinned, by this function's contract.
             let bytes = unsafe { pool.bytes(object, &guard) };
-            let Ok(copy) = self.alloc_in(pool.layout.shard(object.place()), bytes) else {
+            let shard = pool.layout.shard(object.place());
+            let Ok(copy) = self.alloc_in(shard, bytes, Purpose::Move) else {
+                misses += 1;
+                if misses == MISSES_MAX {
+                    return;
+                }
                 continue;
             };
             let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
@@ -138,13 +199,13 @@ impl Cache {
 /// Which segments are marked, by their number in the pool.
 struct Marks {
     bits: Vec<u64>,
-    segment_units: u64,
+    layout: Layout,
 }
 
 impl Marks {
     #[inline]
     fn contains(&self, object: Object) -> bool {
-        let segment = object.place() / self.segment_units;
+        let segment = self.layout.pool_segment(object.place());
         self.bits.get(segment as usize / 64).is_some_and(|word| word >> (segment % 64) & 1 != 0)
     }
 }
@@ -167,13 +228,18 @@ impl Pool {
         victims.sort_unstable_by_key(|victim| {
             u64::from(victim.live) * u64::from(u32::MAX) / u64::from(victim.granted)
         });
-        let used = self.arena.look().used * u64::from(PAGE_UNITS);
-        let segment_units = u64::from(self.layout.segment_units);
-        let mut left = (used / PASS_PART).max(PASS_SEGMENTS * segment_units);
+        let pages = self.arena.look();
+        let used = pages.used * u64::from(PAGE_UNITS);
+        let segment_units = u64::from(self.layout.segment_units());
+        // Under a limit no more than there is room for: all of a pass is moved before any goes.
+        let room = pages.free(Purpose::Move).saturating_mul(u64::from(PAGE_UNITS));
+        let mut left = (used / PASS_PART).max(PASS_SEGMENTS * segment_units).min(room);
+        let mut first = true;
         let fits = |victim: &Victim| {
             let live = u64::from(victim.live);
-            let fits = live <= left;
+            let fits = live <= left || first;
             left = left.saturating_sub(live);
+            first = false;
             fits
         };
         victims.into_iter().take_while(fits).collect()
@@ -181,21 +247,20 @@ impl Pool {
 
     /// Lets nothing more be allocated in the victims, and marks them.
     fn drain(&self, victims: &[Victim]) -> Marks {
-        let shards = u64::from(self.layout.shards);
-        let segment_units = u64::from(self.layout.segment_units);
-        let mut marks = Marks { bits: Vec::new(), segment_units };
+        let mut marks = Marks { bits: Vec::new(), layout: self.layout };
         for (number, shard) in (0u32..).zip(&self.shards) {
             let own = victims.iter().filter(|victim| victim.shard == number);
             let own: Vec<u32> = own.map(|victim| victim.segment).collect();
             for &segment in &own {
-                let mark = (u64::from(segment) * shards + u64::from(number)) as usize;
+                let first = self.layout.place(number, segment * self.layout.segment_units());
+                let mark = self.layout.pool_segment(first) as usize;
                 if marks.bits.len() <= mark / 64 {
                     marks.bits.resize(mark / 64 + 1, 0);
                 }
                 marks.bits[mark / 64] |= 1 << (mark % 64);
             }
             if !own.is_empty() {
-                shard.with(|shard| shard.drain(&own, self.ground()));
+                shard.with(|shard| shard.drain(&own, self.ground(Purpose::Move)));
             }
         }
         marks

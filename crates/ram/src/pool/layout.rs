@@ -7,19 +7,45 @@ pub(super) const UNIT_BYTES: usize = blockyard_sync::entry_words::PLACE_BYTES as
 /// Units in a page.
 pub(super) const PAGE_UNITS: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
 
-/// The numbers that a pool is cut by.
+/// The numbers that a pool is cut by. Powers of two where a place is taken apart, which happens for
+/// each object that is freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     /// Units of the largest object.
     pub(super) units_max: u32,
-    /// Units in a segment, whole pages.
-    pub(super) segment_units: u32,
     /// Segments that a shard can have.
     pub(super) segments_max: u32,
-    pub(super) shards: u32,
+    segment_shift: u32,
+    shard_shift: u32,
 }
 
 impl Layout {
+    /// A pool of so many shards, whose segments have so many units: whole pages; both powers of
+    /// two.
+    pub(super) fn new(
+        shards: u32,
+        segment_units: u32,
+        segments_max: u32,
+        units_max: u32,
+    ) -> Layout {
+        assert!(shards.is_power_of_two() && segment_units.is_power_of_two());
+        assert!(segment_units >= PAGE_UNITS.max(units_max));
+        let (segment_shift, shard_shift) = (segment_units.ilog2(), shards.ilog2());
+        Layout { units_max, segments_max, segment_shift, shard_shift }
+    }
+
+    /// Into how many shards the pool is cut.
+    #[inline]
+    pub(super) fn shards(self) -> u32 {
+        1 << self.shard_shift
+    }
+
+    /// Units in a segment.
+    #[inline]
+    pub(super) fn segment_units(self) -> u32 {
+        1 << self.segment_shift
+    }
+
     /// Units that an object takes.
     #[inline]
     pub(super) fn units_of(self, len_bytes: usize) -> u32 {
@@ -34,39 +60,45 @@ impl Layout {
 
     /// Bytes of addresses that the pool needs.
     pub(super) fn len_bytes(self) -> u64 {
-        let segments = u64::from(self.segments_max) * u64::from(self.shards);
-        segments * Layout::bytes(self.segment_units) as u64
+        let segments = u64::from(self.segments_max) << self.shard_shift;
+        segments * Layout::bytes(self.segment_units()) as u64
     }
 
     /// The segment of an offset in a shard.
     #[inline]
     pub(super) fn segment_of(self, at: u32) -> u32 {
-        at / self.segment_units
+        at >> self.segment_shift
+    }
+
+    /// The segment of a place in the pool.
+    #[inline]
+    pub(super) fn pool_segment(self, place: u64) -> u64 {
+        place >> self.segment_shift
     }
 
     /// The place of an offset in a shard.
     #[inline]
     pub(super) fn place(self, shard: u32, at: u32) -> u64 {
-        let segment = u64::from(self.segment_of(at)) * u64::from(self.shards) + u64::from(shard);
-        segment * u64::from(self.segment_units) + u64::from(at % self.segment_units)
+        let segment = u64::from(self.segment_of(at)) << self.shard_shift | u64::from(shard);
+        segment << self.segment_shift | u64::from(at & (self.segment_units() - 1))
     }
 
     /// The shard that a place belongs to.
     #[inline]
     pub(super) fn shard(self, place: u64) -> u32 {
-        (place / u64::from(self.segment_units) % u64::from(self.shards)) as u32
+        self.pool_segment(place) as u32 & (self.shards() - 1)
     }
 
     /// A place's offset in its shard.
     #[inline]
     pub(super) fn offset(self, place: u64) -> u32 {
-        let units = u64::from(self.segment_units);
-        ((place / units / u64::from(self.shards)) * units + place % units) as u32
+        let segment = (self.pool_segment(place) >> self.shard_shift) as u32;
+        segment << self.segment_shift | place as u32 & (self.segment_units() - 1)
     }
 
     /// Where a shard's segment begins, in bytes.
     pub(super) fn segment_start(self, shard: u32, segment: u32) -> u64 {
-        self.place(shard, segment * self.segment_units) * UNIT_BYTES as u64
+        self.place(shard, segment << self.segment_shift) * UNIT_BYTES as u64
     }
 }
 
@@ -76,10 +108,10 @@ mod tests {
 
     #[test]
     fn a_place_says_whose_it_is() {
-        let layout = Layout { units_max: 256, segment_units: 512, segments_max: 9, shards: 3 };
+        let layout = Layout::new(4, 256, 9, 256);
         let mut places = Vec::new();
-        for shard in 0..3 {
-            for at in 0..9 * 512 {
+        for shard in 0..4 {
+            for at in 0..9 * 256 {
                 let place = layout.place(shard, at);
                 assert_eq!((layout.shard(place), layout.offset(place)), (shard, at));
                 places.push(place);
@@ -87,6 +119,6 @@ mod tests {
         }
         places.sort_unstable();
         assert!(places.into_iter().eq(0..layout.len_bytes() / 16), "every place has one owner");
-        assert_eq!(layout.segment_start(2, 1), (3 + 2) * 512 * 16);
+        assert_eq!(layout.segment_start(2, 1), (4 + 2) * 256 * 16);
     }
 }

@@ -6,7 +6,7 @@
 //! and of no use where it lies, because too small, is won back by compaction.
 #![allow(unsafe_code)]
 
-use super::arena::Arena;
+use super::arena::{Arena, Purpose};
 use super::holes::Holes;
 use super::layout::{Layout, PAGE_UNITS};
 use super::memory::Memory;
@@ -78,6 +78,8 @@ pub(super) struct Failing {
 pub(super) struct Ground<'p> {
     pub(super) memory: &'p Memory,
     pub(super) arena: &'p Arena,
+    /// What pages are asked for.
+    pub(super) purpose: Purpose,
 }
 
 /// One of several equal parts of the pool. Reached under its lock only.
@@ -184,7 +186,7 @@ impl Shard {
             };
             let segment = &mut self.segments[number as usize];
             let (at, end) = (segment.end, segment.end + units);
-            if end > self.layout.segment_units {
+            if end > self.layout.segment_units() {
                 self.seal(number, ground);
                 continue;
             }
@@ -194,7 +196,7 @@ impl Shard {
                 return None;
             }
             segment.end = end;
-            return Some(number * self.layout.segment_units + at);
+            return Some(number * self.layout.segment_units() + at);
         }
     }
 
@@ -230,7 +232,7 @@ impl Shard {
         if segment.free == segment.granted {
             self.empty(number, ground);
         } else if (HOLE_UNITS_MIN..=self.layout.units_max).contains(&rest)
-            && self.holes.push(number * self.layout.segment_units + at, rest)
+            && self.holes.push(number * self.layout.segment_units() + at, rest)
         {
             self.segments[number as usize].holes += 1;
         }
@@ -355,10 +357,9 @@ impl Segment {
         ground: Ground<'_>,
     ) -> bool {
         let needed = (end - self.granted).div_ceil(PAGE_UNITS);
-        let room = (layout.segment_units - self.granted) / PAGE_UNITS;
-        let Some(pages) = ground.arena.take(needed, needed.max(GRANT_PAGES).min(room)) else {
-            return false;
-        };
+        let room = (layout.segment_units() - self.granted) / PAGE_UNITS;
+        let wanted = needed.max(GRANT_PAGES).min(room);
+        let Some(pages) = ground.arena.take(needed, wanted, ground.purpose) else { return false };
         let start = layout.segment_start(shard, number) + Layout::bytes(self.granted) as u64;
         let granted = pages * PAGE_UNITS;
         if !ground.memory.populate(start, Layout::bytes(granted)) {
