@@ -57,6 +57,8 @@ shuttle: deps
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
 		--test words_by_chance --test gate_by_chance --test scheduler_by_chance \
 		--target-dir target/shuttle
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --profile loom \
+		--test store_by_chance --target-dir target/shuttle
 
 # The runner is used once, so it is built without optimising: that takes less than half the time.
 gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt

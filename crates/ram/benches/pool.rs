@@ -5,6 +5,7 @@
 //! `cargo bench -p blockyard-ram --bench pool`
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+use std::cell::RefCell;
 use std::fs;
 use std::hint::black_box;
 use std::path::Path;
@@ -76,9 +77,25 @@ struct Bench {
 }
 
 impl Bench {
-    fn write(&mut self, access: &mut Access, block: u64, plain: &[u8]) {
+    fn new() -> Bench {
+        let codec = CodecConfig { algo: Algo::Lz4, level: None, dictionary: None };
+        let codec = Codec::new(&codec, "algo").unwrap();
+        Bench {
+            encoder: codec.encoder(BLOCK).unwrap(),
+            decoder: Decoder::new(BLOCK, false).unwrap(),
+            codec,
+            packed: vec![0; packed_bytes_max(BLOCK)],
+            plain: vec![0; BLOCK],
+        }
+    }
+
+    fn compress(&mut self, plain: &[u8]) -> Option<usize> {
         let len_max = BLOCK - BLOCK / 16;
-        let new = match self.codec.compress(&mut self.encoder, plain, &mut self.packed, len_max) {
+        self.codec.compress(&mut self.encoder, plain, &mut self.packed, len_max)
+    }
+
+    fn write(&mut self, access: &mut Access, block: u64, plain: &[u8]) {
+        let new = match self.compress(plain) {
             Some(len) => New::Bytes(&self.packed[..len], Word::NOTHING),
             None => New::Bytes(plain, Word::NOTHING.with_huge(true)),
         };
@@ -127,78 +144,73 @@ fn overhead(when: &str, access: &mut Access) {
     );
 }
 
-fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
-    let blocks = data.len() / BLOCK;
-    let codec = CodecConfig { algo: Algo::Lz4, level: None, dictionary: None };
-    let codec = Codec::new(&codec, "algo").unwrap();
-    let mut bench = Bench {
-        encoder: codec.encoder(BLOCK).unwrap(),
-        decoder: Decoder::new(BLOCK, false).unwrap(),
-        codec,
-        packed: vec![0; packed_bytes_max(BLOCK)],
-        plain: vec![0; BLOCK],
-    };
-    let pool = Pool::new(&PoolConfig::new(data.len() as u64, BLOCK)).unwrap();
-    let store = Store::new(Entries::new(blocks as u64).unwrap(), pool);
-    let mut access = store.access().unwrap();
-    println!("{name}: {blocks} blocks");
+fn block_of(data: &[u8], block: usize) -> &[u8] {
+    &data[block * BLOCK..(block + 1) * BLOCK]
+}
 
-    // The floor: the compressor in a loop, its output packed back to back.
-    let block_of = |block: usize| &data[block * BLOCK..(block + 1) * BLOCK];
-    let len_max = BLOCK - BLOCK / 16;
-    let mut packed: Vec<u8> = Vec::with_capacity(data.len() + blocks);
-    let mut ends = Vec::new();
-    for block in 0..blocks {
-        let plain = block_of(block);
-        let done = bench.codec.compress(&mut bench.encoder, plain, &mut bench.packed, len_max);
-        packed.extend_from_slice(done.map_or(plain, |len| &bench.packed[..len]));
-        ends.push((packed.len(), done.is_none()));
+/// What the compressor alone makes of the data, packed back to back.
+struct Floor {
+    packed: Vec<u8>,
+    /// Where each block ends, and whether it is raw.
+    ends: Vec<(usize, bool)>,
+}
+
+impl Floor {
+    fn new(bench: &mut Bench, data: &[u8]) -> Floor {
+        let blocks = data.len() / BLOCK;
+        let mut floor = Floor { packed: Vec::with_capacity(data.len()), ends: Vec::new() };
+        for block in 0..blocks {
+            let plain = block_of(data, block);
+            let done = bench.compress(plain);
+            floor.packed.extend_from_slice(done.map_or(plain, |len| &bench.packed[..len]));
+            floor.ends.push((floor.packed.len(), done.is_none()));
+        }
+        floor
     }
-    let before = cpu_ns();
-    (0..blocks).for_each(|block| bench.write(&mut access, block as u64, block_of(block)));
-    println!("    first write            {:.0} ns", (cpu_ns() - before) / blocks as f64);
-    overhead("filled", &mut access);
 
-    let (bench, access) = (std::cell::RefCell::new(bench), std::cell::RefCell::new(access));
+    fn read(&self, bench: &mut Bench, block: usize) {
+        let start = if block == 0 { 0 } else { self.ends[block - 1].0 };
+        let (end, huge) = self.ends[block];
+        bench.unpack(&self.packed[start..end], huge);
+        black_box(&bench.plain);
+    }
+}
+
+/// CPU time of reads and writes, beside the compressor in a loop over the same data.
+fn speed(bench: &mut Bench, access: &mut Access, data: &[u8], random: &mut fastrand::Rng) {
+    let blocks = data.len() / BLOCK;
+    let floor = Floor::new(bench, data);
     let mut order: Vec<usize> = (0..blocks).collect();
     random.shuffle(&mut order);
+    let both = RefCell::new((bench, access));
     let least = compare(
         blocks,
         &mut [
             &mut || {
-                let bench = &mut *bench.borrow_mut();
+                let (bench, _) = &mut *both.borrow_mut();
                 for block in 0..blocks {
-                    let Bench { codec, encoder, packed, .. } = bench;
-                    black_box(codec.compress(encoder, block_of(block), packed, len_max));
+                    black_box(bench.compress(block_of(data, block)));
                 }
             },
             &mut || {
-                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
-                (0..blocks).for_each(|block| bench.write(access, block as u64, block_of(block)));
+                let (bench, access) = &mut *both.borrow_mut();
+                (0..blocks)
+                    .for_each(|block| bench.write(access, block as u64, block_of(data, block)));
             },
             &mut || {
-                let bench = &mut *bench.borrow_mut();
-                let mut at = 0;
-                for &(end, huge) in &ends {
-                    bench.unpack(&packed[at..end], huge);
-                    black_box(&bench.plain);
-                    at = end;
-                }
+                let (bench, _) = &mut *both.borrow_mut();
+                (0..blocks).for_each(|block| floor.read(bench, block));
             },
             &mut || {
-                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+                let (bench, access) = &mut *both.borrow_mut();
                 (0..blocks).for_each(|block| bench.read(access, block as u64));
             },
             &mut || {
-                let bench = &mut *bench.borrow_mut();
-                for &block in &order {
-                    let at = if block == 0 { 0 } else { ends[block - 1].0 };
-                    bench.unpack(&packed[at..ends[block].0], ends[block].1);
-                    black_box(&bench.plain);
-                }
+                let (bench, _) = &mut *both.borrow_mut();
+                order.iter().for_each(|&block| floor.read(bench, block));
             },
             &mut || {
-                let (bench, access) = (&mut *bench.borrow_mut(), &mut *access.borrow_mut());
+                let (bench, access) = &mut *both.borrow_mut();
                 order.iter().for_each(|&block| bench.read(access, block as u64));
             },
         ],
@@ -207,12 +219,23 @@ fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
         let (bare, ours) = (least[at], least[at + 1]);
         println!("    {what:<12} bare {bare:>5.0} ns, ours {ours:>5.0} ns: {:.3}", ours / bare);
     }
+}
 
-    let (mut bench, mut access) = (bench.into_inner(), access.into_inner());
-    overhead("rewritten in order", &mut access);
+fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
+    let blocks = data.len() / BLOCK;
+    let mut bench = Bench::new();
+    let pool = Pool::new(&PoolConfig::new(data.len() as u64, BLOCK)).unwrap();
+    let store = Store::new(Entries::new(blocks as u64).unwrap(), pool);
+    let mut access = store.access().unwrap();
+    println!("{name}: {blocks} blocks");
+    let before = cpu_ns();
+    (0..blocks).for_each(|block| bench.write(&mut access, block as u64, block_of(data, block)));
+    println!("    first write            {:.0} ns", (cpu_ns() - before) / blocks as f64);
+    overhead("filled", &mut access);
+    speed(&mut bench, &mut access, data, random);
     for _ in 0..4 * blocks {
         let (at, from) = (random.usize(..blocks), random.usize(..blocks));
-        bench.write(&mut access, at as u64, block_of(from));
+        bench.write(&mut access, at as u64, block_of(data, from));
     }
     overhead("overwritten at random", &mut access);
     let before = cpu_ns();

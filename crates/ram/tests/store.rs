@@ -284,8 +284,12 @@ fn everybody_at_once() {
                             maker.make(New::Bytes(&bytes, Word::NOTHING))
                         })),
                         45..50 => store.grow_older(block),
-                        50..100 => drop(read(&mut access, block)),
-                        _ => drop(access.compact(|| false)),
+                        50..100 => {
+                            read(&mut access, block);
+                        }
+                        _ => {
+                            access.compact(|| false);
+                        }
                     }
                 }
             });

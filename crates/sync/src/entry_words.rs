@@ -274,10 +274,10 @@ impl Word {
         Word(self.0 & !FLAGS | other.0 & FLAGS)
     }
 
-    /// Whether both stand for the same contents, shared or not alike, and neither is locked.
+    /// Whether both stand for the same contents, shared or not alike, locked or not alike.
     #[inline]
     pub fn differs_in_flags_only(self, other: Word) -> bool {
-        (self.0 ^ other.0) & !(FLAGS | UNDER_WRITEBACK) == 0 && !self.is_locked()
+        (self.0 ^ other.0) & !(FLAGS | UNDER_WRITEBACK) == 0
     }
 
     pub(crate) fn unlocked(self) -> Word {
@@ -401,10 +401,10 @@ impl Entries {
     /// What stands there instead: a writer was faster, or holds the block.
     #[inline]
     pub fn exchange(&self, block: u64, old: Word, new: Word) -> Result<(), Word> {
-        debug_assert!(!new.is_locked());
         if old.is_locked() {
             return Err(old);
         }
+        debug_assert!(!new.is_locked());
         let entry = &self.words[block as usize];
         // AcqRel: as in `replace`.
         entry
@@ -587,6 +587,12 @@ mod tests {
         entries.grow_older(0);
         assert_eq!((entries.load(3).age(), entries.load(0)), (2, Word::NOTHING));
         entries.touch(3, entries.load(3));
+        assert_eq!(entries.load(3), Word::object(7, 50));
+        let held = entries.lock(3);
+        entries.grow_older(3);
+        let locked = entries.load(3);
+        assert_eq!(entries.exchange(3, locked, Word::object(8, 50)), Err(locked));
+        drop(held);
         assert_eq!(entries.load(3), Word::object(7, 50));
     }
 

@@ -1,0 +1,132 @@
+//! The store in interleavings that shuttle draws by chance: eight threads, more than loom can
+//! explore. `make shuttle`; without `--cfg shuttle` this is empty.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use blockyard_ram::{Access, New, Pool, PoolConfig, Store};
+use blockyard_sync::entry_words::{Entries, Kind, Word};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+
+const BLOCKS: u64 = 3;
+
+fn store() -> Arc<Store> {
+    let mut config = PoolConfig::new(BLOCKS * 256, 256);
+    config.seats_max = 9;
+    config.shards = NonZeroU32::new(2);
+    config.segment_bytes = Some(4096);
+    Store::new(Entries::new(BLOCKS).unwrap(), Pool::new(&config).unwrap())
+}
+
+/// Runs a body in interleavings drawn by two ways of drawing them.
+fn draw(body: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(body.clone(), 2_000);
+    shuttle::check_pct(body, 2_000, 3);
+}
+
+/// Bytes that all are the same, as many as their value says.
+fn bytes(value: u8) -> Vec<u8> {
+    vec![value; 17 + usize::from(value)]
+}
+
+/// What a block holds, which must be whole.
+fn value(word: Word, bytes: &[u8]) -> Option<u8> {
+    if word.kind() != Kind::Object {
+        return None;
+    }
+    let value = bytes[0];
+    assert_eq!(bytes.len(), 17 + usize::from(value), "{word:?}");
+    // The other threads have their turn while it is read.
+    for part in bytes.chunks(40) {
+        thread::yield_now();
+        assert!(part.iter().all(|&byte| byte == value), "{word:?} changed under a reader");
+    }
+    Some(value)
+}
+
+fn read(access: &mut Access, block: u64) -> Option<u8> {
+    access.read(block, value)
+}
+
+/// Everybody at once; afterwards the pool holds what the words refer to, and no more.
+#[test]
+fn a_storm_of_eight() {
+    draw(|| {
+        let store = store();
+        let work = |number: u8| {
+            let store = Arc::clone(&store);
+            move || {
+                let mut access = store.access().unwrap();
+                for _ in 0..4 {
+                    let block = thread_rng().gen_range(0..BLOCKS);
+                    let bytes = bytes(number * 16 + thread_rng().gen_range(0..16));
+                    match thread_rng().gen_range(0..8) {
+                        0..2 => drop(access.replace(block, New::Bytes(&bytes, Word::NOTHING))),
+                        2 => drop(access.replace(block, New::Word(Word::NOTHING))),
+                        3 => drop(access.update(block, |word, old, maker| {
+                            value(word, old);
+                            maker.make(New::Bytes(&bytes, Word::NOTHING))
+                        })),
+                        4 => {
+                            let _ =
+                                access.remake(block, |word, old, maker| match value(word, old) {
+                                    None => Ok(None),
+                                    Some(_) => maker.make(New::Bytes(old, word)).map(Some),
+                                });
+                        }
+                        5 => store.grow_older(block),
+                        6 if number == 0 => {
+                            access.compact(|| false);
+                        }
+                        _ => {
+                            read(&mut access, block);
+                        }
+                    }
+                }
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|number| thread::spawn(work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let mut access = store.access().unwrap();
+        access.reclaim();
+        let held = (0..BLOCKS).filter(|&block| read(&mut access, block).is_some()).count();
+        let usage = store.pool().usage();
+        assert_eq!((usage.objects, usage.retired_bytes), (held as u64, 0));
+    });
+}
+
+/// Seven add to one block while one overwrites another and compacts: no addition is lost, and all
+/// waiters for the bit are woken.
+#[test]
+fn seven_writers_of_parts() {
+    draw(|| {
+        let store = store();
+        store.access().unwrap().replace(0, New::Bytes(&[0; 8], Word::NOTHING)).unwrap();
+        let count = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let add = || {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                let mut access = store.access().unwrap();
+                for _ in 0..3 {
+                    let added = access.update(0, |_, old, maker| {
+                        let more = count(old) + 1;
+                        thread::yield_now();
+                        maker.make(New::Bytes(&more.to_le_bytes(), Word::NOTHING))
+                    });
+                    added.unwrap();
+                }
+            })
+        };
+        let threads: Vec<_> = (0..7).map(|_| add()).collect();
+        let mut access = store.access().unwrap();
+        for number in 0..3 {
+            access.replace(1, New::Bytes(&bytes(number), Word::NOTHING)).unwrap();
+            access.compact(|| false);
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        access.read(0, |_, bytes| assert_eq!(count(bytes), 21));
+    });
+}
