@@ -107,22 +107,33 @@ proptest! {
     fn long_queues_are_those_of_the_model(
         inserts in proptest::collection::vec(insert(), 300..600),
         steps in proptest::collection::vec(step(), 0..100),
-        keep in 0..200_usize,
+        is_one_class: bool,
+        rooms in proptest::collection::vec(1..80_usize, 0..20),
+        fifo_batch in prop_oneof![Just(3), Just(40), Just(i32::MAX)],
     ) {
-        let mut both = Lockstep::new(config(false, 1000));
-        both.step(Step::Tune(Tunable::FifoBatch, 40));
+        let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 1000) });
+        both.step(Step::Tune(Tunable::FifoBatch, fifo_batch));
         for step in inserts {
             // What does not merge fills the queue.
             let Step::Insert { op, prio, sector, sectors, at_head, .. } = step else { continue };
+            let prio = if is_one_class { Prio::BestEffort } else { prio };
             both.step(Step::Insert { op, prio, sector, sectors, merges: false, at_head });
         }
         for step in steps {
             both.step(step);
         }
-        for _ in 0..keep {
-            both.step(Step::Dispatch(3));
-            both.step(Step::Complete(1));
-            both.step(Step::Complete(0));
+        // Leaves are emptied whole, in part, and by little, and filled again between.
+        for (at, room) in rooms.into_iter().enumerate() {
+            both.step(Step::Dispatch(room));
+            for completed in 0..room {
+                both.step(Step::Complete(completed));
+            }
+            for sector in 0..room as u64 / 2 {
+                let (op, prio) = (Op::Read, Prio::BestEffort);
+                let sector = sector * 24 + at as u64;
+                let (sectors, merges, at_head) = (8, false, false);
+                both.step(Step::Insert { op, prio, sector, sectors, merges, at_head });
+            }
         }
         both.finish();
     }
