@@ -1,4 +1,5 @@
-//! Instructions per I/O on the way from push to reap, counted by valgrind through gungraun.
+//! Instructions per I/O on the way from push to reap, and in the order of a scheduler, counted by
+//! valgrind through gungraun.
 //!
 //! Counts do not move with the machine's load, so they are a gate: a bench that takes 5 % more
 //! than `instructions.txt` says fails. Whoever changes the hot path on purpose records the new
@@ -14,13 +15,14 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::channel::{Channel, ChannelConfig, MergeRules};
 use blockyard_core::composed::Composed;
 use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
 use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::deadline::{Deadline, DeadlineConfig, Item, Kind, Tunables};
 use blockyard_core::zone::gate::ZoneGates;
-use blockyard_core::{Bio, BufRef, Completion, Flags, RegionId, Sector};
+use blockyard_core::{Bio, BufRef, Completion, Flags, Limits, Nanos, Op, Prio, RegionId, Sector};
 use blockyard_null::{Null, NullConfig};
 use gungraun::prelude::*;
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
@@ -184,5 +186,102 @@ fn push_to_reap(mut load: Load) -> Load {
     load
 }
 
-library_benchmark_group!(name = instructions, benchmarks = push_to_reap);
+/// Requests that wait in a scheduler's order while others come and go.
+const WAITING: u64 = 256;
+
+/// A request of the order, as small as can be.
+#[derive(Clone, Copy)]
+struct Plain {
+    op: Op,
+    sector: u64,
+    sectors: u64,
+}
+
+impl Item for Plain {
+    fn kind(&self) -> Kind {
+        Kind::of(self.op, Prio::BestEffort)
+    }
+
+    fn sector(&self) -> Sector {
+        Sector(self.sector)
+    }
+
+    fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    fn joins(&self, next: &Plain, rules: MergeRules) -> bool {
+        let range = Sector(self.sector)..Sector(next.sector + next.sectors);
+        self.op == next.op && rules.fits(self.op, range, 2)
+    }
+
+    fn merge_back(&mut self, next: Plain) {
+        self.sectors += next.sectors;
+    }
+}
+
+/// An order in which some requests wait already, and those that come next.
+struct Queue {
+    order: Deadline<Plain>,
+    requests: Vec<Plain>,
+    taken: Vec<Plain>,
+    refused: Vec<Plain>,
+}
+
+fn queue(request: impl Fn(u64) -> Plain) -> Queue {
+    let mut order = Deadline::new(DeadlineConfig {
+        capacity: 1024,
+        in_flight_max: 64,
+        rules: MergeRules::new(&Limits { sectors_max: 64 * SECTORS, ..Limits::unlimited(64) }),
+        zones: None,
+        tunables: Tunables::new(1024),
+    });
+    for index in 0..WAITING {
+        // What waits is far from what comes, so that nothing merges with it.
+        let waits = request(index);
+        let waits = Plain { sector: waits.sector + (1 << 40), ..waits };
+        assert!(order.insert(waits, Nanos(0)).is_ok());
+    }
+    let requests = (0..BATCHES * BATCH).map(request).collect();
+    let (taken, refused) = (Vec::with_capacity(BATCH as usize), Vec::with_capacity(1));
+    Queue { order, requests, taken, refused }
+}
+
+/// Reads and writes, at places that a multiplication strews over the device.
+fn strewn() -> Queue {
+    queue(|index| {
+        let sector = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 30 << 4;
+        let op = if index % 3 == 0 { Op::Write } else { Op::Read };
+        Plain { op, sector, sectors: SECTORS }
+    })
+}
+
+/// Writes of four streams, in turns.
+fn streams() -> Queue {
+    queue(|index| {
+        let sector = (index % 4 << 30) + index / 4 * SECTORS;
+        Plain { op: Op::Write, sector, sectors: SECTORS }
+    })
+}
+
+// What one request costs in the order of the scheduler `deadline`, in and out.
+#[library_benchmark]
+#[bench::deadline_strewn(args = (), setup = strewn, config = gate("deadline_strewn"))]
+#[bench::deadline_streams(args = (), setup = streams, config = gate("deadline_streams"))]
+fn insert_to_complete(mut queue: Queue) -> Queue {
+    let Queue { order, requests, taken, refused } = &mut queue;
+    for (at, batch) in requests.chunks(BATCH as usize).enumerate() {
+        let now = Nanos(at as u64 * 1000);
+        order.insert_batch(batch.iter().copied(), now, refused);
+        let room = order.waiting() - WAITING as usize;
+        order.next_batch(room, now, |plain| taken.push(plain));
+        for plain in taken.drain(..) {
+            order.completed(plain.kind());
+        }
+    }
+    black_box(&refused);
+    queue
+}
+
+library_benchmark_group!(name = instructions, benchmarks = [push_to_reap, insert_to_complete]);
 main!(library_benchmark_groups = instructions);
