@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use blockyard_lab::tools::fuse_parameter::FuseParameter;
+
 use super::{Loop, Mounted, Way, python, unmount_lazily};
 use crate::place::Place;
 use crate::run::{bounded, finish, run};
@@ -12,6 +14,8 @@ const N0: &str = "null:///n0?size=1G";
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
 
 both_ways! {
+    a_user_mounts_through_fusermount3,
+    what_is_used_is_shown,
     devices_are_files_while_they_are_there,
     a_device_whose_file_is_open_is_removed_by_force_only,
     a_device_that_hangs_can_be_removed,
@@ -124,6 +128,16 @@ assert len(ends) == 16, ends
     python(&mounted.file("slow"), &script);
 }
 
+fn what_is_used_is_shown(way: &Way) {
+    let mounted = way.serve(&[MEM0]);
+    let shown = mounted.yard.command(&["show", "mem0", "--json"]).ok().json();
+    assert_eq!(shown["file_transport"], way.name);
+    let shown = mounted.yard.command(&["show", "mem0"]).ok();
+    assert!(shown.out.contains(way.name), "{shown}");
+    let log = mounted.yard.complained();
+    assert!(log.contains(&format!("transport=\"{}\"", way.name)), "{log}");
+}
+
 #[test]
 fn what_others_mounted_there_since_stays() {
     let mut mounted = Mounted::serve(&[MEM0]);
@@ -197,8 +211,7 @@ fn a_second_server_does_not_mount_over_the_first() {
     assert_eq!(names(&mounted), ["mem0"]);
 }
 
-#[test]
-fn a_user_mounts_through_fusermount3() {
+fn a_user_mounts_through_fusermount3(way: &Way) {
     let place = Place::new();
     let (program, dir) = (place.file("program"), place.file("files"));
     // Where the program was built a user may have no way to it.
@@ -220,7 +233,10 @@ fn a_user_mounts_through_fusermount3() {
     let serve = [program.as_str(), "serve", MEM0, "-U", "-", "--fuse", &dir, "--run", &command];
     let line = [&user[..], &serve].concat();
     let mut bounded = bounded(&line);
+    let parameter = FuseParameter::set(way.io_uring).unwrap();
     let run = finish(&line, bounded.env_remove("XDG_RUNTIME_DIR")).ok();
+    drop(parameter);
+    assert!(run.err.contains(&format!("transport=\"{}\"", way.name)), "{run}");
     assert!(run.out.starts_with(&format!("hello{NOBODY}:600\n")), "{run}");
     assert!(run.out.contains("fuse.blockyard"), "{run}");
     assert!(!is_mounted(&dir), "{run}");

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use blockyard_sync::zone_gate::Caller;
+
 use crate::bio::{Bio, BufRef, Op, RegionId};
 use crate::completion::Completion;
 use crate::device::Due;
@@ -69,6 +71,12 @@ pub trait Channel: Send {
 
     /// When `reap` will next find something: for callers that sleep on other things as well.
     fn due(&self) -> Due;
+
+    /// Has somebody called, on whatever thread, when another channel has made way for what waits
+    /// here: for callers that sleep on other things as well. Without it `due` says when to look.
+    fn call(&mut self, caller: Caller) {
+        let _ = caller;
+    }
 
     /// How many bios were pushed and not yet reaped.
     fn in_flight(&self) -> usize;

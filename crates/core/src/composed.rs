@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::channel::{Channel, ChannelConfig, ChannelStats, Floors, Stack, Stats};
+use crate::channel::{Caller, Channel, ChannelConfig, ChannelStats, Floors, Stack, Stats};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
 use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
@@ -261,6 +261,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, 
 
     fn due(&self) -> Due {
         self.stack.due()
+    }
+
+    fn call(&mut self, caller: Caller) {
+        self.stack.call(caller);
     }
 
     fn in_flight(&self) -> usize {

@@ -21,8 +21,9 @@
 //! allocated and no queue can be full: the number of tickets is that of the requests.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::atomics::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
@@ -96,6 +97,23 @@ pub enum Entered {
     Joined(u16),
 }
 
+/// Whom to call for a channel, besides its thread: somebody who sleeps by other means.
+#[derive(Clone)]
+pub struct Caller(Arc<dyn Fn() + Send + Sync>);
+
+impl Caller {
+    /// Calls this. It must not sleep, and may be called when nothing is there any more.
+    pub fn new(call: impl Fn() + Send + Sync + 'static) -> Caller {
+        Caller(Arc::new(call))
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Caller").finish_non_exhaustive()
+    }
+}
+
 /// What was handed to a channel and not taken yet.
 #[derive(Debug)]
 struct Inbox {
@@ -103,6 +121,8 @@ struct Inbox {
     full: AtomicBool,
     numbers: Mutex<Vec<u16>>,
     bell: Condvar,
+    /// Called with the lock free, after the bell was rung. Set before anything enters a queue.
+    caller: OnceLock<Caller>,
 }
 
 impl Inbox {
@@ -117,6 +137,9 @@ impl Inbox {
         self.full.store(true, Ordering::Release);
         drop(numbers);
         self.bell.notify_one();
+        if let Some(caller) = self.caller.get() {
+            (caller.0)();
+        }
     }
 
     #[inline]
@@ -264,6 +287,7 @@ impl Seat {
             full: AtomicBool::new(false),
             numbers: Mutex::new(Vec::with_capacity(tickets.into())),
             bell: Condvar::new(),
+            caller: OnceLock::new(),
         });
         let ticket = |number| Ticket {
             inbox: Arc::clone(&inbox),
@@ -339,6 +363,11 @@ impl Seat {
     #[inline]
     pub fn granted(&mut self) -> Option<u16> {
         self.inbox.take()
+    }
+
+    /// Has somebody called whenever a ticket is granted; says whether nobody had been before.
+    pub fn call(&mut self, caller: Caller) -> bool {
+        self.inbox.caller.set(caller).is_ok()
     }
 
     /// Sleeps until a ticket may have been granted, but not for longer.
@@ -419,6 +448,24 @@ mod tests {
         assert_eq!(b.granted(), Some(0));
         assert_eq!(b.leave(0), None);
         assert_eq!(b.enter(7, 0), Entered::First);
+    }
+
+    #[test]
+    fn who_is_called_hears_of_each_turn_that_another_seat_hands_over() {
+        let (_gate, [mut a, mut b]) = seats();
+        let (tell, told) = std::sync::mpsc::channel();
+        assert!(b.call(Caller::new(move || tell.send(()).unwrap())));
+        assert!(!b.call(Caller::new(|| ())), "somebody is called already");
+        for _ in 0..2 {
+            assert_eq!(a.enter(7, 0), Entered::First);
+            assert_eq!(b.enter(7, 0), Entered::Behind);
+            assert!(told.try_recv().is_err());
+            assert_eq!(a.leave(0), None);
+            assert!(told.try_recv().is_ok());
+            assert_eq!(b.granted(), Some(0));
+            assert_eq!(b.leave(0), None);
+            assert!(told.try_recv().is_err(), "its own turns are no news");
+        }
     }
 
     #[test]

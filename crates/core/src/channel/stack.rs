@@ -13,7 +13,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Channel;
 use super::check::{self, Rules};
 use super::flush::{self, Route};
 use super::plug::Plug;
@@ -21,6 +20,7 @@ use super::slots::Slots;
 use super::split::{self, Rest};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::tags::Tags;
+use super::{Caller, Channel};
 use crate::bio::{Bio, BufRef, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
 use crate::completion::Completion;
@@ -539,6 +539,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     fn due(&self) -> Due {
         let due = self.due_below();
         if G::ACTIVE { due.earlier(self.gate.due()) } else { due }
+    }
+
+    fn call(&mut self, caller: Caller) {
+        self.gate.call(caller);
     }
 
     fn in_flight(&self) -> usize {

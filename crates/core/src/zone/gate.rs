@@ -19,6 +19,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockyard_sync::zone_gate::Caller;
+
 use crate::bio::Op;
 use crate::channel::ChannelStats;
 use crate::device::Due;
@@ -143,6 +145,11 @@ pub trait Gate: Send + 'static {
     /// When to look again for what waits for another channel.
     fn due(&self) -> Due {
         Due::Never
+    }
+
+    /// Has somebody called when another channel makes way: then there is no need to look again.
+    fn call(&mut self, caller: Caller) {
+        let _ = caller;
     }
 
     /// Sleeps until another channel makes way, but not for longer. May return early.

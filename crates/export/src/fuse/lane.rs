@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::Caller;
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::{
     Bio, BufRef, Channel, Completion, Due, Flags, Op, Region, RegionId, SECTOR_SHIFT, Sector,
@@ -59,6 +60,8 @@ enum Message {
     Job(u16, Job),
     /// There was no free slot; what it writes.
     Backlog(Job, Box<[u8]>),
+    /// Another channel has made way for something that waits here.
+    Look,
     /// No more jobs come.
     Close,
 }
@@ -86,6 +89,9 @@ impl Lane {
         let region = os::map_region((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize)?;
         let region_id = channel.register(Arc::clone(&region));
         let (messages, received) = mpsc::channel();
+        let own = Sender::clone(&messages);
+        // A lane that has ended has nothing that waits.
+        channel.call(Caller::new(move || _ = own.send(Message::Look)));
         let (give, free) = mpsc::sync_channel(usize::from(SLOTS));
         (0..SLOTS).for_each(|slot| give.send(slot).expect("there is room for all, and a receiver"));
         let deadline = Arc::new(OnceLock::new());
@@ -200,7 +206,7 @@ impl Worker {
         // All that was ever sent is there, because the lane sent it before it closed.
         let unseen = self.messages.try_iter().filter_map(|message| match message {
             Message::Job(_, job) | Message::Backlog(job, _) => Some(job),
-            Message::Close => None,
+            Message::Look | Message::Close => None,
         });
         for job in self.jobs.iter_mut().filter_map(Option::take).chain(waiting).chain(unseen) {
             job.ticket.fail(Errno::ENODEV);
@@ -263,6 +269,7 @@ impl Worker {
         match message {
             Message::Job(slot, job) => self.begin(slot, job),
             Message::Backlog(job, data) => self.backlog.push_back((job, data)),
+            Message::Look => {}
             Message::Close => self.closed = true,
         }
     }

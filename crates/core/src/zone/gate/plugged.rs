@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_sync::wp_cache::{OFFSET_MAX, WpCache};
-use blockyard_sync::zone_gate::{Entered, Seat, ZoneGate};
+use blockyard_sync::zone_gate::{Caller, Entered, Seat, ZoneGate};
 
 use super::pointers::{self, Pointers};
 use super::turns::{Refused, Turn, Turns};
@@ -128,6 +128,7 @@ impl<D: Device> Gates for ZoneGates<D> {
             rules: self.rules,
             foreign: 0,
             look_at: Nanos(0),
+            is_called: false,
             asking: Vec::with_capacity(depth.into()),
             reset_all: ResetAll::None,
             behind: Ring::with_capacity(depth.into()),
@@ -190,6 +191,8 @@ pub struct Plugged<D> {
     foreign: u16,
     /// When to look again for them.
     look_at: Nanos,
+    /// Somebody is called when another channel makes way.
+    is_called: bool,
     /// Turns that have to ask the device for a pointer.
     asking: Vec<u16>,
     reset_all: ResetAll,
@@ -528,7 +531,11 @@ impl<D: Device> Gate for Plugged<D> {
     }
 
     fn due(&self) -> Due {
-        if self.foreign > 0 { Due::At(self.look_at) } else { Due::Never }
+        if self.foreign > 0 && !self.is_called { Due::At(self.look_at) } else { Due::Never }
+    }
+
+    fn call(&mut self, caller: Caller) {
+        self.is_called = self.seat.call(caller);
     }
 
     fn sleep(&self, at_most: Duration) {
