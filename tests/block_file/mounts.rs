@@ -234,7 +234,8 @@ fn a_user_mounts_through_fusermount3(way: &Way) {
     let line = [&user[..], &serve].concat();
     let mut bounded = bounded(&line);
     let parameter = FuseParameter::set(way.io_uring).unwrap();
-    let run = finish(&line, bounded.env_remove("XDG_RUNTIME_DIR")).ok();
+    bounded.env_remove("XDG_RUNTIME_DIR").env("BLOCKYARD_LOG", "info");
+    let run = finish(&line, &mut bounded).ok();
     drop(parameter);
     assert!(run.err.contains(&format!("transport=\"{}\"", way.name)), "{run}");
     assert!(run.out.starts_with(&format!("hello{NOBODY}:600\n")), "{run}");
