@@ -59,6 +59,16 @@ impl Bell {
         slept
     }
 
+    /// Wakes every owner that sleeps. What they are to find was put there before.
+    #[inline]
+    pub fn ring_all<'a>(bells: impl Iterator<Item = &'a Bell>) {
+        // Full: pairs with the fence in `sleep`.
+        fence(Ordering::SeqCst);
+        for bell in bells.filter(|bell| bell.asleep.load(Ordering::Relaxed)) {
+            bell.wake();
+        }
+    }
+
     /// Wakes the first owner that sleeps; says whether there was one.
     pub fn ring_one<'a>(bells: impl Iterator<Item = &'a Bell>) -> bool {
         // Full: pairs with the fence in `sleep`.

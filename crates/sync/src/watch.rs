@@ -3,8 +3,8 @@
 //! Protects   the time at which somebody has to look at a device queue that many channels share.
 //! Why        of many threads that sleep until a completion is due one is to wake up for it, not
 //!            all of them; and it may be any, because each may go away.
-//! States     free; kept by one of those who sleep. Who keeps it sleeps until a time that it has
-//!            planned, which is not after the time that is due.
+//! States     free; kept by one of those who sleep while something is due. Who keeps it sleeps until
+//!            a time that it has planned, which is not after the time that is due.
 //! Order      no lock. Who changes what is due looks whether the keeper sleeps for too long; who
 //!            plans a sleep looks once more what is due, with a full fence between on either side.
 //! Common     a store and a fence by who has looked at the device queue.
@@ -19,6 +19,17 @@ const FREE: u32 = 0;
 
 /// Never.
 pub const NEVER: u64 = u64::MAX;
+
+/// Who is to be woken for what is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Nobody.
+    Nobody,
+    /// The keeper, which sleeps for longer than that.
+    Keeper(u32),
+    /// Anybody who sleeps: nobody keeps the watch.
+    Anybody,
+}
 
 /// Who sleeps until something is due, for all.
 #[derive(Debug)]
@@ -50,23 +61,29 @@ impl Watch {
         self.due.load(Ordering::Relaxed)
     }
 
-    /// Notes when somebody has to look next; answers the keeper if it has to be rung, because it
-    /// sleeps for longer than that.
+    /// Notes when somebody has to look next; answers who has to be woken for it.
     #[inline]
-    pub fn set_due(&self, at: u64) -> Option<u32> {
-        self.due.store(at, Ordering::Relaxed);
-        // Full: pairs with the fence of the bell by which the keeper sleeps.
-        fence(Ordering::SeqCst);
-        if self.until.load(Ordering::Relaxed) <= at {
-            return None;
+    pub fn set_due(&self, at: u64) -> Wake {
+        let before = self.due.load(Ordering::Relaxed);
+        if at == NEVER && before == NEVER {
+            return Wake::Nobody;
         }
-        self.keeper.load(Ordering::Relaxed).checked_sub(1)
+        self.due.store(at, Ordering::Relaxed);
+        // Full: pairs with the fence of the bells by which the others sleep.
+        fence(Ordering::SeqCst);
+        match self.keeper.load(Ordering::Relaxed).checked_sub(1) {
+            None if at < NEVER => Wake::Anybody,
+            Some(keeper) if self.until.load(Ordering::Relaxed) > at => Wake::Keeper(keeper),
+            _ => Wake::Nobody,
+        }
     }
 
-    /// Keeps the watch if it is free; says whether.
+    /// Keeps the watch if something is due and it is free; says whether.
     pub fn keep(&self, who: u32) -> bool {
         // Acquire: pairs with the Release in `leave`.
-        self.keeper.compare_exchange(FREE, who + 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let (wanted, acquire) = (self.is_wanted(), Ordering::Acquire);
+        let exchange = || self.keeper.compare_exchange(FREE, who + 1, acquire, Ordering::Relaxed);
+        wanted && exchange().is_ok()
     }
 
     /// Plans the keeper's sleep. It looks at what is due once more before it sleeps, behind a full
@@ -82,10 +99,10 @@ impl Watch {
         self.keeper.store(FREE, Ordering::Release);
     }
 
-    /// Whether nobody keeps it.
+    /// Whether something is due and nobody keeps it.
     #[inline]
-    pub fn is_free(&self) -> bool {
-        self.keeper.load(Ordering::Relaxed) == FREE
+    pub fn is_wanted(&self) -> bool {
+        self.due() < NEVER && self.keeper.load(Ordering::Relaxed) == FREE
     }
 }
 
@@ -96,14 +113,16 @@ mod tests {
     #[test]
     fn one_keeps_it_and_is_told_of_what_is_due_before_its_plan() {
         let watch = Watch::new();
-        assert_eq!((watch.due(), watch.set_due(7)), (NEVER, None));
-        assert!(watch.keep(3) && !watch.keep(4) && !watch.is_free());
+        assert!(!watch.keep(3) && !watch.is_wanted(), "nothing is due");
+        assert_eq!((watch.due(), watch.set_due(NEVER)), (NEVER, Wake::Nobody));
+        assert_eq!(watch.set_due(7), Wake::Anybody);
+        assert!(watch.keep(3) && !watch.keep(4) && !watch.is_wanted());
         watch.plan(100);
-        assert_eq!(watch.set_due(100), None);
-        assert_eq!(watch.set_due(99), Some(3));
+        assert_eq!(watch.set_due(100), Wake::Nobody);
+        assert_eq!(watch.set_due(99), Wake::Keeper(3));
         watch.leave();
-        assert!(watch.is_free());
-        assert_eq!(watch.set_due(1), None);
+        assert!(watch.is_wanted());
+        assert_eq!(watch.set_due(1), Wake::Anybody);
         assert!(watch.keep(4));
     }
 }
@@ -121,17 +140,18 @@ mod model {
     fn the_keeper_does_not_sleep_beyond_what_is_due() {
         loom::model(|| {
             let shared = Arc::new((Watch::new(), Bell::new()));
+            shared.0.set_due(9);
+            assert!(shared.0.keep(0));
             let other = Arc::clone(&shared);
             let thread = loom::thread::spawn(move || {
-                if other.0.set_due(5).is_some() {
+                if other.0.set_due(5) == Wake::Keeper(0) {
                     other.1.ring();
                 }
             });
             let (watch, bell) = (&shared.0, &shared.1);
-            assert!(watch.keep(0));
             while watch.due() != 5 {
-                watch.plan(NEVER);
-                bell.sleep(Duration::from_secs(60), || watch.due() < NEVER);
+                watch.plan(9);
+                bell.sleep(Duration::from_secs(60), || watch.due() < 9);
             }
             watch.leave();
             thread.join().unwrap();
@@ -144,16 +164,35 @@ mod model {
         loom::model(|| {
             let shared = Arc::new((Watch::new(), Bell::new()));
             let other = Arc::clone(&shared);
+            shared.0.set_due(9);
             assert!(shared.0.keep(0));
             let thread = loom::thread::spawn(move || {
                 while !other.0.keep(1) {
-                    other.1.sleep(Duration::from_secs(60), || other.0.is_free());
+                    other.1.sleep(Duration::from_secs(60), || other.0.is_wanted());
                 }
             });
             shared.0.leave();
             Bell::ring_one(std::iter::once(&shared.1));
             thread.join().unwrap();
-            assert!(!shared.0.is_free());
+            assert!(!shared.0.is_wanted());
+        });
+    }
+
+    /// Something becomes due while nobody keeps the watch: who sleeps is woken to keep it.
+    #[test]
+    fn who_sleeps_while_nothing_is_due_is_found() {
+        loom::model(|| {
+            let shared = Arc::new((Watch::new(), Bell::new()));
+            let other = Arc::clone(&shared);
+            let thread = loom::thread::spawn(move || {
+                while !other.0.keep(1) {
+                    other.1.sleep(Duration::from_secs(60), || other.0.is_wanted());
+                }
+            });
+            if shared.0.set_due(9) == Wake::Anybody {
+                Bell::ring_one(std::iter::once(&shared.1));
+            }
+            thread.join().unwrap();
         });
     }
 }

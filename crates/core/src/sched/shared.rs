@@ -114,8 +114,15 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another
     /// thread is at it, it may leave them to that one. With no room it only looks after what has
-    /// come in.
-    fn dispatch(&self, lane: &mut Self::Lane, now: Nanos, room: usize, out: &mut Vec<Queued>);
+    /// come in. Says whether it left something undone, so that the caller has to come again or to
+    /// [`Front::abandon`] it.
+    fn dispatch(
+        &self,
+        lane: &mut Self::Lane,
+        now: Nanos,
+        room: usize,
+        out: &mut Vec<Queued>,
+    ) -> bool;
 
     /// Takes the reports on requests that it gave out.
     fn report(&self, reports: &mut Vec<Report>);

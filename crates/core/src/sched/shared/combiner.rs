@@ -145,7 +145,13 @@ impl Front for Combiner {
     }
 
     #[inline]
-    fn dispatch(&self, _: &mut Lane<Queued>, now: Nanos, room: usize, out: &mut Vec<Queued>) {
+    fn dispatch(
+        &self,
+        _: &mut Lane<Queued>,
+        now: Nanos,
+        room: usize,
+        out: &mut Vec<Queued>,
+    ) -> bool {
         let (end, is_room) = (out.len() + room, room > 0);
         let mut rounds = 0;
         let ran = self.role.run(|core| {
@@ -160,9 +166,7 @@ impl Front for Combiner {
             rounds += 1;
             if rounds < ROUNDS_MAX { Round::Whole } else { Round::Enough }
         });
-        if ran == Ran::Enough {
-            self.abandon();
-        }
+        ran == Ran::Enough
     }
 
     #[inline]

@@ -45,24 +45,24 @@ impl<Q: DeviceQueue> Engine<Q> {
     }
 
     /// Looks what is complete and starts what there is room for, until there is no more of either
-    /// or `most` requests were started; says how many were.
-    pub(super) fn turn<F: Front>(&mut self, pass: &mut Pass<'_, F>, most: usize) -> usize {
+    /// or `most` requests were started; says how many were, and whether something is left.
+    pub(super) fn turn<F: Front>(&mut self, pass: &mut Pass<'_, F>, most: usize) -> (usize, bool) {
         let mut started = 0;
         self.queue.poll(pass.now, &mut self.done);
         loop {
             self.land(pass.landed);
             pass.front.report(&mut self.reports);
             let room = self.room(pass.now).min(pass.landed.capacity() - pass.landed.len());
-            pass.front.dispatch(pass.lane, pass.now, room, &mut self.picked);
+            let left = pass.front.dispatch(pass.lane, pass.now, room, &mut self.picked);
             if self.picked.is_empty() {
-                return started;
+                return (started, left);
             }
             started += self.picked.len();
             self.start(pass.now, pass.landed);
             if started >= most {
                 self.land(pass.landed);
                 pass.front.report(&mut self.reports);
-                return started;
+                return (started, true);
             }
         }
     }

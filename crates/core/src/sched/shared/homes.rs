@@ -12,6 +12,9 @@ use crate::request::{Done, Ended};
 /// Letters that are posted at once.
 const POST_MAX: usize = 32;
 
+/// Bells that are rung at once.
+const RING_MAX: usize = 64;
+
 /// Mailboxes by number; a number is free where there is none.
 type Table = Vec<Option<Arc<Mailbox<Ended>>>>;
 
@@ -40,7 +43,8 @@ impl Homes {
         });
         let table = Reader::new(&self.0);
         let homes = Homes(Arc::clone(&self.0));
-        Some(Home { number: number?, mail, table, homes, letters: Vec::with_capacity(POST_MAX) })
+        let (letters, rung) = (Vec::with_capacity(POST_MAX), Vec::with_capacity(RING_MAX));
+        Some(Home { number: number?, mail, table, homes, letters, rung })
     }
 
     /// Wakes somebody who sleeps, if anybody does.
@@ -67,6 +71,8 @@ pub(super) struct Home {
     homes: Homes,
     /// What goes to one home, before it is posted.
     letters: Vec<Ended>,
+    /// Whose bells are to be rung then.
+    rung: Vec<u16>,
 }
 
 impl Home {
@@ -104,7 +110,7 @@ impl Home {
         if landed.is_empty() {
             return 0;
         }
-        let Home { number, table, letters, .. } = self;
+        let Home { number, table, letters, rung, .. } = self;
         let table = table.get();
         let (mut own, mut to) = (0, *number);
         for chain in landed.drain(..) {
@@ -115,13 +121,15 @@ impl Home {
                     return;
                 }
                 if home != to || letters.len() == POST_MAX {
-                    post(table, to, letters);
+                    post(table, to, letters, rung);
                     to = home;
                 }
                 letters.push(ended);
             });
         }
-        post(table, to, letters);
+        post(table, to, letters, rung);
+        // Last, because who is woken may take the processor from this thread.
+        ring_all(table, rung);
         own
     }
 
@@ -140,13 +148,24 @@ impl Home {
     }
 }
 
-fn post(table: &Table, to: u16, letters: &mut Vec<Ended>) {
+#[inline]
+fn post(table: &Table, to: u16, letters: &mut Vec<Ended>, rung: &mut Vec<u16>) {
     if letters.is_empty() {
         return;
     }
     let mailbox = table[usize::from(to)].as_ref().expect("a channel waits for its requests");
     mailbox.post(letters.drain(..));
-    mailbox.bell().ring();
+    if rung.len() == RING_MAX {
+        ring_all(table, rung);
+    }
+    rung.push(to);
+}
+
+fn ring_all(table: &Table, rung: &mut Vec<u16>) {
+    if !rung.is_empty() {
+        let at = |number: u16| table.get(usize::from(number)).and_then(bell);
+        Bell::ring_all(rung.drain(..).filter_map(at));
+    }
 }
 
 impl Drop for Home {

@@ -8,9 +8,10 @@
 
 use std::sync::Arc;
 
+use blockyard_sync::atomics::yield_now;
 use blockyard_sync::published::Reader;
 use blockyard_sync::role::{Ran, Round};
-use blockyard_sync::watch::NEVER;
+use blockyard_sync::watch::{NEVER, Wake};
 
 use super::engine::Pass;
 use super::flights::{Flights, Landed};
@@ -32,6 +33,8 @@ const STAGE_MAX: usize = 128;
 const BUDGET: usize = 256;
 /// Longest sleep without another look. Others ring; this is a bound, so that a wait has one.
 const SLEEP_NS: u64 = 50_000_000;
+/// How often a thread lets others run before it sleeps.
+const YIELDS: usize = 2;
 /// How soon those who sleep on other things are to look again for what others do for them.
 const LOOK_NS: u64 = 50_000;
 
@@ -97,42 +100,38 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
 
     /// Does what can be done, for whomever. What comes home goes into `done`, or is kept.
     fn help(&mut self, now: Nanos, mut done: Option<&mut Done>) -> Helped {
-        let (mut left, mut helped) = (BUDGET, Helped::Whole);
+        let (mut budget, mut helped) = (BUDGET, Helped::Whole);
         loop {
             self.by_engine = !self.own.is_immediate();
-            let started = if !self.by_engine {
+            let (started, left) = if !self.by_engine {
                 self.pick_and_run(now)
             } else {
-                let (started, elsewhere) = self.turn_engine(now, left);
-                helped = if elsewhere { Helped::Elsewhere } else { Helped::Whole };
-                started
+                let (turn, ran) = self.turn_engine(now, budget);
+                helped = if ran == Ran::Elsewhere { Helped::Elsewhere } else { Helped::Whole };
+                turn
             };
             let done = done.as_deref_mut().unwrap_or(&mut self.arrived);
             self.out -= self.home.send(&mut self.landed, done);
-            if started == 0 {
-                break;
+            if started == 0 || started >= budget {
+                if left || started > 0 {
+                    // Somebody else's turn.
+                    self.shared.front.abandon();
+                    self.home.ring_one();
+                }
+                return helped;
             }
-            if started >= left {
-                // Somebody else's turn.
-                self.shared.front.abandon();
-                break;
-            }
-            left -= started;
+            budget -= started;
         }
-        if self.shared.front.is_work() {
-            self.home.ring_one();
-        }
-        helped
     }
 
     /// Takes out what is next and runs it on the channel's own queue, which completes it at once;
-    /// says how much.
-    fn pick_and_run(&mut self, now: Nanos) -> usize {
+    /// says how much, and whether something is left.
+    fn pick_and_run(&mut self, now: Nanos) -> (usize, bool) {
         let ScheduledQueue { shared, lane, picked, flights, batch, .. } = self;
-        shared.front.dispatch(lane, now, flights.room(), picked);
+        let left = shared.front.dispatch(lane, now, flights.room(), picked);
         let count = picked.len();
         if count == 0 {
-            return 0;
+            return (0, left);
         }
         for queued in picked.drain(..) {
             flights.launch(queued, batch);
@@ -145,7 +144,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             self.land(ended, None);
         }
         self.shared.front.report(&mut self.reports);
-        count
+        (count, left)
     }
 
     /// Takes what the channel's own queue has completed: of a batch that it ran, or past the
@@ -157,25 +156,46 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Has a turn with the device queue that all share; says how much was started, and whether
-    /// somebody else has the role.
-    fn turn_engine(&mut self, now: Nanos, most: usize) -> (usize, bool) {
+    /// Has a turn with the device queue that all share, unless somebody else has it; says how much
+    /// was started, and whether something is left.
+    fn turn_engine(&mut self, now: Nanos, most: usize) -> ((usize, bool), Ran) {
         let ScheduledQueue { shared, lane, landed, home, .. } = self;
         let shared: &Shared<Q, F> = shared;
-        let (mut started, mut ring) = (0, None);
+        let (mut started, mut left, mut wake) = (0, false, Wake::Nobody);
         let ran = shared.engine.run(|engine| {
             let mut pass = Pass { front: &shared.front, lane, now, landed };
-            started += engine.turn(&mut pass, most - started);
-            ring = shared.watch.set_due(match engine.due() {
+            let (count, some_left) = engine.turn(&mut pass, most - started);
+            started += count;
+            left = some_left;
+            wake = shared.watch.set_due(match engine.due() {
                 Due::At(at) => at.0,
                 Due::Never => NEVER,
             });
             if started < most { Round::Whole } else { Round::Enough }
         });
-        if let Some(keeper) = ring.filter(|keeper| *keeper != u32::from(home.number())) {
-            home.ring(keeper);
+        match wake {
+            Wake::Keeper(keeper) if keeper != u32::from(home.number()) => home.ring(keeper),
+            Wake::Anybody => {
+                home.ring_one();
+            }
+            _ => {}
         }
-        (started, ran == Ran::Elsewhere)
+        ((started, left), ran)
+    }
+
+    /// Lets others run for a moment, who may have what this channel waits for in their hands: that
+    /// costs less than to sleep and to be woken. Says whether something has come home.
+    fn gives_way(&self) -> bool {
+        if self.by_engine {
+            return false;
+        }
+        for _ in 0..YIELDS {
+            yield_now();
+            if self.home.is_any() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether something has come home.
@@ -184,10 +204,10 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         !self.arrived.is_empty() || self.home.is_any()
     }
 
-    /// Sleeps once, at most until `until`, unless there is something to do.
-    fn doze<C: Clock>(&self, until: Nanos, helped: Helped, clock: &C) {
+    /// Sleeps once, at most until `until`, unless there is something to do. Who `keeps` the watch
+    /// sleeps no longer than until something is due.
+    fn doze<C: Clock>(&self, until: Nanos, keeps: bool, helped: Helped, clock: &C) {
         let Shared { watch, front, engine, .. } = &*self.shared;
-        let keeps = watch.keep(self.home.number().into());
         // Who is at the device now says when it is due; before that the time is an old one.
         let due = if keeps && helped == Helped::Whole { Nanos(watch.due()) } else { until };
         let until = until.min(due);
@@ -196,14 +216,15 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
         clock.doze_until(until, &mut |duration| {
             self.home.bell().sleep(duration, || {
-                let early = if keeps { watch.due() < until.0 } else { watch.is_free() };
+                let early = if keeps { watch.due() < until.0 } else { watch.is_wanted() };
                 self.home.is_any()
                     || (front.is_work() && !front.kick() && !(self.by_engine && engine.kick()))
                     || (early && !(keeps && engine.kick()))
             });
         });
         if keeps {
-            watch.leave();
+            // Awake, and soon to look.
+            watch.plan(0);
         }
     }
 
@@ -299,6 +320,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
         let until = until.earlier(self.own.due());
+        let mut keeps = false;
         while !self.is_home() {
             let now = clock.now();
             let helped = self.help(now, None);
@@ -307,11 +329,15 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 Due::At(at) => at.min(now + SLEEP_NS),
                 Due::Never => now + SLEEP_NS,
             };
-            if self.arrived.is_empty() {
-                self.doze(end, helped, clock);
+            if self.arrived.is_empty() && !self.gives_way() {
+                keeps = keeps || self.shared.watch.keep(self.home.number().into());
+                self.doze(end, keeps, helped, clock);
             }
         }
-        if self.shared.watch.is_free() {
+        if keeps {
+            self.shared.watch.leave();
+        }
+        if self.shared.watch.is_wanted() {
             // Somebody else is to keep the watch.
             self.home.ring_one();
         }
