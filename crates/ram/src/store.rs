@@ -8,7 +8,7 @@
 //! given as a template, [`Word::NOTHING`] with flags, and comes back with the word.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use blockyard_sync::entry_words::{Entries, Kind, Word};
@@ -124,7 +124,7 @@ impl Access {
     /// If there is no memory for the bytes: the old contents stay.
     #[inline]
     pub fn replace(&mut self, block: u64, new: New<'_>) -> Result<Word, NoSpace> {
-        let made = (Maker { cache: &mut self.cache }).make(new).map(Made::take);
+        let made = (Maker { cache: &mut self.cache, refused: None }).make(new).map(Made::take);
         let made = match made {
             Ok(word) => word,
             Err(NoSpace) => self.make_after_compaction(new)?,
@@ -140,12 +140,12 @@ impl Access {
         if !self.make_room() {
             return Err(NoSpace);
         }
-        (Maker { cache: &mut self.cache }).make(new).map(Made::take)
+        (Maker { cache: &mut self.cache, refused: None }).make(new).map(Made::take)
     }
 
     /// Compacts a little if that could help somebody who was refused, and says whether it is worth
-    /// another try. [`Access::replace`] has done so; [`Access::update`] and [`Access::remake`],
-    /// whose block is pinned meanwhile, leave it to their caller.
+    /// another try. [`Access::replace`] and [`Access::update`] have done so; [`Access::remake`],
+    /// which works in the background, leaves it to its caller.
     pub fn make_room(&mut self) -> bool {
         // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
         unsafe { self.cache.make_room(&self.store.entries, &mut self.seat) }
@@ -177,7 +177,7 @@ impl Access {
         let old = guard.word();
         // SAFETY: as in `read`.
         let bytes = unsafe { pinned(store, &guard) };
-        let Some(made) = f(old, bytes, Maker { cache: &mut self.cache })? else {
+        let Some(made) = f(old, bytes, Maker { cache: &mut self.cache, refused: None })? else {
             return Ok(None);
         };
         let word = made.take();
@@ -201,22 +201,38 @@ impl Access {
         block: u64,
         mut f: impl for<'m> FnMut(Word, &[u8], Maker<'m>) -> Result<Made<'m>, E>,
     ) -> Result<Word, E> {
+        let refused = Cell::new(false);
+        let mut done = self.update_once(block, &mut f, &refused);
+        // The block is let go of, so room can be made.
+        if done.is_err() && refused.get() && self.make_room() {
+            done = self.update_once(block, &mut f, &refused);
+        }
+        let old = done?;
+        self.retire(old);
+        Ok(old)
+    }
+
+    fn update_once<E>(
+        &mut self,
+        block: u64,
+        f: &mut impl for<'m> FnMut(Word, &[u8], Maker<'m>) -> Result<Made<'m>, E>,
+        refused: &Cell<bool>,
+    ) -> Result<Word, E> {
         let store = &*self.store;
         // Both closures allocate; they are never called within each other.
         let cache = RefCell::new(&mut self.cache);
-        let old = store.entries.update(
+        store.entries.update(
             block,
             &mut self.seat,
             |guard| {
                 // SAFETY: as in `read`.
                 let bytes = unsafe { pinned(store, guard) };
                 let mut cache = cache.borrow_mut();
-                f(guard.word(), bytes, Maker { cache: &mut cache }).map(Made::take)
+                let maker = Maker { cache: &mut cache, refused: Some(refused) };
+                f(guard.word(), bytes, maker).map(Made::take)
             },
             |word| drop_made(&mut cache.borrow_mut(), word),
-        )?;
-        self.retire(old);
-        Ok(old)
+        )
     }
 
     /// Moves objects together and gives pages back, until there is little left to win or `stop`
@@ -253,6 +269,8 @@ fn drop_made(cache: &mut Cache, word: Word) {
 #[derive(Debug)]
 pub struct Maker<'m> {
     cache: &'m mut Cache,
+    /// Where it is noted that there was no memory.
+    refused: Option<&'m Cell<bool>>,
 }
 
 /// What a [`Maker`] has made. It is freed again if it goes nowhere.
@@ -290,7 +308,14 @@ impl<'m> Maker<'m> {
     #[inline]
     pub fn make(self, new: New<'_>) -> Result<Made<'m>, NoSpace> {
         let word = match new {
-            New::Bytes(bytes, flags) => self.cache.alloc(bytes)?.word().with_flags_of(flags),
+            New::Bytes(bytes, flags) => {
+                let object = self.cache.alloc(bytes).inspect_err(|NoSpace| {
+                    if let Some(refused) = self.refused {
+                        refused.set(true);
+                    }
+                })?;
+                object.word().with_flags_of(flags)
+            }
             New::Word(word) => {
                 assert!(word.kind() != Kind::Object && !word.is_locked(), "{word:?} was not made");
                 word

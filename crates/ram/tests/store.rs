@@ -200,7 +200,12 @@ fn a_limit_is_met_by_contents_and_not_by_holes() {
         if store.pool().usage().stored_bytes * 10 > limit * 9 {
             access.replace(block, New::Word(Word::NOTHING)).unwrap();
         } else {
-            refused += u32::from(access.replace(block, New::Bytes(&bytes, Word::NOTHING)).is_err());
+            let new = New::Bytes(&bytes, Word::NOTHING);
+            let done = match step % 2 {
+                0 => access.replace(block, new),
+                _ => access.update(block, |_, _, maker| maker.make(new)),
+            };
+            refused += u32::from(done.is_err());
         }
         assert!(store.pool().usage().used_bytes <= limit);
     }
