@@ -259,7 +259,7 @@ fn strewn() -> Queue {
 /// Writes of four streams, in turns.
 fn streams() -> Queue {
     queue(|index| {
-        let sector = (index % 4 << 30) + index / 4 * SECTORS;
+        let sector = ((index % 4) << 30) + index / 4 * SECTORS;
         Plain { op: Op::Write, sector, sectors: SECTORS }
     })
 }
