@@ -12,6 +12,7 @@ use crate::collect::collect;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::only::Only;
+use crate::oracle::{self, command::OracleCommand};
 use crate::progress::{self, Progress};
 use crate::registry;
 use crate::report::{self, text};
@@ -39,6 +40,9 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Predict throughput on more cores than there are here, by a model; with its error
     Scale(ScaleArgs),
+    /// Hold the product's schedulers against the running kernel's
+    #[command(subcommand)]
+    Oracle(OracleCommand),
 }
 
 /// `lab list`.
@@ -166,6 +170,7 @@ pub fn run(command: &LabCommand, out: &mut impl Write) -> Result<(), CommandErro
         }
         LabCommand::Scale(args) => scale::command::run(args, out),
         LabCommand::Report(args) => report(args, out),
+        LabCommand::Oracle(command) => oracle::command::run(command, out),
     }
 }
 

@@ -19,6 +19,7 @@ pub mod load;
 pub mod machine;
 pub mod metric;
 pub mod only;
+pub mod oracle;
 pub mod progress;
 pub mod quantity;
 pub mod registry;

@@ -41,10 +41,18 @@ impl Scratch {
     /// # Errors
     /// If it cannot be made.
     pub fn new() -> Result<Scratch, LabError> {
+        Scratch::within(&std::env::temp_dir())
+    }
+
+    /// A new one, for this user only, in this directory.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn within(directory: &Path) -> Result<Scratch, LabError> {
         let mut last = None;
         for _ in 0..TRIES {
             let name = format!("by-lab-{:08x}", fastrand::u32(..));
-            let path = std::env::temp_dir().join(name);
+            let path = directory.join(name);
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Scratch { path }),
                 Err(error) => last = Some((path, error)),

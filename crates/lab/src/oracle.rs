@@ -1,0 +1,20 @@
+//! The oracle that nobody here wrote: decisions of a running kernel's own scheduler, recorded and
+//! replayed.
+//!
+//! [`mod@record`] runs fio on a loop device with mq-deadline and keeps what tracefs says of it as a
+//! [`trace::Trace`], a short text that [`file`] keeps compressed. [`mod@replay`] feeds the same
+//! requests at the same times to the product's policy and holds each decision against the
+//! kernel's. docs/lab.md has the format and the rules by which a difference is explained.
+
+pub mod command;
+pub mod file;
+pub mod parse;
+pub mod policy;
+pub mod raw;
+pub mod record;
+pub mod replay;
+pub mod steps;
+pub mod ticks;
+pub mod trace;
+pub mod verdict;
+pub mod workloads;

@@ -1,0 +1,340 @@
+//! A recorded trace: what went into a scheduler, what came out, and when; and how it is printed.
+//!
+//! The text is a first line, a header of `key value` lines, the line `events`, a line per event, and
+//! `end COUNT`. An event is a letter, the microseconds since the event before it, `R`, `W` or `D`
+//! (discard), the class (`-` where the kernel does not say it), the first sector and the length:
+//!
+//! ```text
+//! I 0 R be 31616 8       inserted into the scheduler, after the plug
+//! i 0 R be 388120 8      inserted in one go with the one before
+//! D 3 R be 31616 8       issued to the driver
+//! C 90 R be 31616 8      completed
+//! Q 1 R be 31616 8       given back by the driver
+//! M 0 W be 86544 8       a request that became part of the one before it
+//! B 0 W - 86552 8        a bio that joined the request before it
+//! F 0 W - 86536 8        a bio that joined the request behind it
+//! ```
+
+use std::fmt::{self, Write};
+
+use blockyard_core::bio::Prio;
+
+/// The first line: what it is, and the version of the format.
+pub const FIRST_LINE: &str = "blockyard deadline trace 1";
+
+/// What a request does, as far as a scheduler looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A discard, which goes with the writes.
+    Discard,
+}
+
+impl Kind {
+    /// The letter that stands for it.
+    pub const fn letter(self) -> char {
+        match self {
+            Kind::Read => 'R',
+            Kind::Write => 'W',
+            Kind::Discard => 'D',
+        }
+    }
+
+    /// What this letter stands for.
+    pub const fn from_letter(letter: u8) -> Option<Kind> {
+        match letter {
+            b'R' => Some(Kind::Read),
+            b'W' => Some(Kind::Write),
+            b'D' => Some(Kind::Discard),
+            _ => None,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// A request was inserted into the scheduler.
+    Insert,
+    /// Another one was inserted in one go with the one before: nothing was decided between.
+    InsertMore,
+    /// A request went to the driver.
+    Issue,
+    /// A request completed.
+    Complete,
+    /// The driver gave a request back.
+    Requeue,
+    /// A request became part of the one before it.
+    Merge,
+    /// A bio joined the request before it.
+    BackMerge,
+    /// A bio joined the request behind it.
+    FrontMerge,
+}
+
+impl What {
+    const LETTERS: [(What, u8); 8] = [
+        (What::Insert, b'I'),
+        (What::InsertMore, b'i'),
+        (What::Issue, b'D'),
+        (What::Complete, b'C'),
+        (What::Requeue, b'Q'),
+        (What::Merge, b'M'),
+        (What::BackMerge, b'B'),
+        (What::FrontMerge, b'F'),
+    ];
+
+    /// The letter that stands for it.
+    pub fn letter(self) -> char {
+        let found = What::LETTERS.iter().find(|(what, _)| *what == self);
+        char::from(found.expect("every kind of event has a letter").1)
+    }
+
+    /// What this letter stands for.
+    pub fn from_letter(letter: u8) -> Option<What> {
+        What::LETTERS.iter().find(|(_, other)| *other == letter).map(|(what, _)| *what)
+    }
+
+    /// Whether the kernel says no class with it: it joins a request that has one.
+    pub const fn is_bio(self) -> bool {
+        matches!(self, What::BackMerge | What::FrontMerge)
+    }
+}
+
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Microseconds since the first event.
+    pub at_us: u64,
+    /// What happened.
+    pub what: What,
+    /// What the request does.
+    pub kind: Kind,
+    /// Its class; none for a bio.
+    pub class: Option<Prio>,
+    /// Its first sector.
+    pub sector: u64,
+    /// Its length in sectors.
+    pub sectors: u32,
+}
+
+impl Event {
+    /// The first sector after it.
+    pub const fn end(&self) -> u64 {
+        self.sector + self.sectors as u64
+    }
+
+    /// Whether it is of the same request or bio as the other.
+    pub fn is_same(&self, other: &Event) -> bool {
+        (self.kind, self.class, self.sector, self.sectors)
+            == (other.kind, other.class, other.sector, other.sectors)
+    }
+}
+
+/// The scheduler's tunables, under the kernel's names and in its units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelTunables {
+    /// Milliseconds after which a read has expired.
+    pub read_expire: u32,
+    /// Milliseconds after which a write has expired.
+    pub write_expire: u32,
+    /// How often reads go before waiting writes.
+    pub writes_starved: u32,
+    /// Whether bios join requests at their front.
+    pub front_merges: u32,
+    /// How many asynchronous requests and writes may be in the scheduler.
+    pub async_depth: u32,
+    /// Requests of a batch.
+    pub fifo_batch: u32,
+    /// Milliseconds after which a request of a lower class goes before a higher one.
+    pub prio_aging_expire: u32,
+}
+
+impl Default for KernelTunables {
+    /// Those of a loop device whose scheduler was just set.
+    fn default() -> KernelTunables {
+        KernelTunables {
+            read_expire: 500,
+            write_expire: 5000,
+            writes_starved: 2,
+            front_merges: 1,
+            async_depth: 256,
+            fifo_batch: 16,
+            prio_aging_expire: 10_000,
+        }
+    }
+}
+
+impl KernelTunables {
+    /// The kernel's names, in the order of its documentation.
+    pub const NAMES: [&'static str; 7] = [
+        "read_expire",
+        "write_expire",
+        "writes_starved",
+        "front_merges",
+        "async_depth",
+        "fifo_batch",
+        "prio_aging_expire",
+    ];
+
+    /// The values in the order of [`KernelTunables::NAMES`].
+    pub fn values(&self) -> [u32; 7] {
+        [
+            self.read_expire,
+            self.write_expire,
+            self.writes_starved,
+            self.front_merges,
+            self.async_depth,
+            self.fifo_batch,
+            self.prio_aging_expire,
+        ]
+    }
+
+    /// The place of the value with this name.
+    pub fn value_mut(&mut self, name: &str) -> Option<&mut u32> {
+        Some(match name {
+            "read_expire" => &mut self.read_expire,
+            "write_expire" => &mut self.write_expire,
+            "writes_starved" => &mut self.writes_starved,
+            "front_merges" => &mut self.front_merges,
+            "async_depth" => &mut self.async_depth,
+            "fifo_batch" => &mut self.fifo_batch,
+            "prio_aging_expire" => &mut self.prio_aging_expire,
+            _ => return None,
+        })
+    }
+}
+
+/// The kernel's tick. Deadlines are counted in ticks, so that a replay must know where they fell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// Microseconds from one to the next.
+    pub period_us: u32,
+    /// Microseconds from the last one to the first event; below the period.
+    pub phase_us: u32,
+}
+
+impl Default for Tick {
+    /// That of a kernel with 250 of them a second.
+    fn default() -> Tick {
+        Tick { period_us: 4000, phase_us: 0 }
+    }
+}
+
+impl Tick {
+    /// How many ticks there were until then, the one before the first event not counted.
+    pub const fn count(self, at_us: u64) -> u64 {
+        (at_us + self.phase_us as u64) / self.period_us as u64
+    }
+
+    /// How many ticks so many milliseconds are for the kernel, which rounds up.
+    pub const fn of_ms(self, ms: u32) -> u64 {
+        (ms as u64 * 1000).div_ceil(self.period_us as u64)
+    }
+}
+
+/// Where a trace comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// The workload's name.
+    pub workload: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The device's name and what lay below it.
+    pub device: String,
+    /// Its size in sectors.
+    pub sectors: u64,
+    /// How many requests the driver takes.
+    pub tags: u32,
+    /// How many requests the scheduler takes (`nr_requests`).
+    pub requests: u32,
+    /// The queue's `nomerges`.
+    pub nomerges: u32,
+    /// The scheduler's tunables.
+    pub tunables: KernelTunables,
+    /// The kernel's tick.
+    pub tick: Tick,
+    /// What made the load.
+    pub fio: String,
+}
+
+/// A trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// Where it comes from.
+    pub header: Header,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+}
+
+impl Trace {
+    /// How many requests went to the driver: as many decisions there are.
+    pub fn issues(&self) -> usize {
+        self.events.iter().filter(|event| event.what == What::Issue).count()
+    }
+
+    /// The text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        self.print(&mut text).expect("a string takes all that is written to it");
+        text
+    }
+
+    fn print(&self, text: &mut String) -> fmt::Result {
+        let Header {
+            workload, kernel, device, sectors, tags, requests, nomerges, tick, fio, ..
+        } = &self.header;
+        writeln!(text, "{FIRST_LINE}\nworkload {workload}\nkernel {kernel}\ndevice {device}")?;
+        writeln!(text, "sectors {sectors}\ntags {tags}\nrequests {requests}")?;
+        writeln!(text, "nomerges {nomerges}")?;
+        for (name, value) in KernelTunables::NAMES.iter().zip(self.header.tunables.values()) {
+            writeln!(text, "{name} {value}")?;
+        }
+        writeln!(text, "tick {} {}\nfio {fio}\nevents", tick.period_us, tick.phase_us)?;
+        let mut last = 0;
+        for event in &self.events {
+            let Event { at_us, what, kind, class, sector, sectors } = *event;
+            let (what, kind) = (what.letter(), kind.letter());
+            let class = class.map_or("-", Prio::name);
+            writeln!(text, "{what} {} {kind} {class} {sector} {sectors}", at_us - last)?;
+            last = at_us;
+        }
+        writeln!(text, "end {}", self.events.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_letter_is_read_back() {
+        for (what, letter) in What::LETTERS {
+            assert_eq!(What::from_letter(letter), Some(what));
+            assert_eq!(what.letter(), char::from(letter));
+        }
+        for kind in [Kind::Read, Kind::Write, Kind::Discard] {
+            assert_eq!(Kind::from_letter(kind.letter() as u8), Some(kind));
+        }
+        assert_eq!((What::from_letter(b'x'), Kind::from_letter(b'x')), (None, None));
+    }
+
+    #[test]
+    fn every_tunable_is_found_by_its_name() {
+        let mut tunables = KernelTunables::default();
+        for (name, value) in KernelTunables::NAMES.into_iter().zip(tunables.values()) {
+            assert_eq!(tunables.value_mut(name).copied(), Some(value), "{name}");
+        }
+        assert_eq!(tunables.value_mut("fifo"), None);
+    }
+
+    #[test]
+    fn ticks_are_counted_from_the_one_before_the_first_event() {
+        let tick = Tick { period_us: 4000, phase_us: 3000 };
+        assert_eq!([0, 999, 1000, 4999, 5000].map(|at| tick.count(at)), [0, 0, 1, 1, 2]);
+        assert_eq!([0, 1, 4, 5, 10].map(|ms| tick.of_ms(ms)), [0, 1, 1, 2, 3]);
+    }
+}
