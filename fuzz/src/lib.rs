@@ -11,4 +11,5 @@ pub mod input;
 pub mod media;
 pub mod nbd;
 pub mod texts;
+pub mod trace;
 pub mod zonefs;
