@@ -183,13 +183,13 @@ impl Front for Buckets {
         requests.len()
     }
 
-    fn dispatch(&self, _: &mut usize, now: Nanos, room: usize, out: &mut Vec<Queued>) {
+    fn dispatch(&self, _: &mut usize, now: Nanos, room: usize, out: &mut Vec<Queued>) -> bool {
         self.advance_line(now);
         let end = out.len() + room;
         loop {
             // Acquire: pairs with the Release below. Others leave at once.
             if self.dispatching.swap(true, Ordering::Acquire) {
-                return;
+                return self.is_work();
             }
             // Acquire: pairs with the Release in `put`.
             let sequence = self.sequence.load(Ordering::Acquire);
@@ -211,6 +211,7 @@ impl Front for Buckets {
                 break;
             }
         }
+        self.is_work()
     }
 
     fn report(&self, reports: &mut Vec<Report>) {

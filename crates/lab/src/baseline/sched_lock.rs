@@ -69,7 +69,7 @@ impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
     }
 
     #[inline]
-    fn dispatch(&self, (): &mut (), now: Nanos, room: usize, out: &mut Vec<Queued>) {
+    fn dispatch(&self, (): &mut (), now: Nanos, room: usize, out: &mut Vec<Queued>) -> bool {
         let end = out.len() + room;
         loop {
             let next = self.lock.with(|waiting| {
@@ -80,10 +80,10 @@ impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
             });
             match next {
                 Some(request) => out.push(request),
-                None => return,
+                None => return self.is_work(),
             }
             if out.len() == end {
-                return;
+                return self.is_work();
             }
         }
     }
