@@ -7,6 +7,7 @@ mod failure;
 mod lab;
 mod manual;
 mod paste;
+mod ram;
 mod run;
 mod sched;
 mod serve;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Sched(command) => sched::run(&command, &mut out),
+        Command::Ram(command) => ram::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),

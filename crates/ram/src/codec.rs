@@ -129,7 +129,8 @@ impl Codec {
         let level = level.unwrap_or(algo.default_level());
         if !algo.levels().contains(&level) {
             let (least, most) = (algo.levels().start().to_owned(), algo.levels().end().to_owned());
-            return Err(RamError::invalid("level", level, format!("{least} to {most} for {algo}")));
+            let field = if field == "recomp_algo" { "recomp_level" } else { "level" };
+            return Err(RamError::invalid(field, level, format!("{least} to {most} for {algo}")));
         }
         if dictionary.is_some() && *algo != Algo::Zstd {
             return Err(RamError::invalid("dict", algo, "algo=zstd, which alone has dictionaries"));
@@ -203,6 +204,23 @@ impl Codec {
 }
 
 impl Codec {
+    /// The same into memory of the caller's own: exactly as much as it holds.
+    ///
+    /// # Errors
+    /// As [`Codec::decompress`].
+    ///
+    /// # Panics
+    /// As [`Codec::decompress`].
+    pub fn decompress_here(
+        &self,
+        decoder: &mut Decoder,
+        packed: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), Damaged> {
+        // SAFETY: the slice is valid for its length and the caller's alone.
+        unsafe { self.decompress(decoder, packed, into.as_mut_ptr(), into.len()) }
+    }
+
     /// Makes exactly `len_bytes` of what [`Codec::compress`] made of as many.
     ///
     /// # Errors
@@ -238,6 +256,24 @@ impl Codec {
             decoder.lz4.decompress(packed, into, len_bytes)
         }
     }
+}
+
+/// Length of a dictionary that is trained here: what zram's users take.
+const DICTIONARY_BYTES: usize = 32 << 10;
+
+/// A zstd dictionary for blocks like these samples, which stand one behind the other.
+pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Result<Vec<u8>, RamError> {
+    #[cfg(feature = "c-codecs")]
+    if let Some(dictionary) = zstd_c::train(samples, lengths, DICTIONARY_BYTES) {
+        return Ok(dictionary);
+    }
+    let _ = samples;
+    let wanted = match Algo::Zstd.is_built_in() {
+        true => "more or other blocks: these have too little in common",
+        false => "a build with codecs in C (feature `c-codecs`)",
+    };
+    let what = format!("{} blocks for {DICTIONARY_BYTES} bytes", lengths.len());
+    Err(RamError::invalid("train", what, wanted))
 }
 
 /// The most that a block of `unit` bytes can become, whatever the codec.

@@ -1,8 +1,10 @@
 //! Parameters of a RAM disk, and the shape that follows from them.
 
+use std::path::PathBuf;
+
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES};
 
-use crate::codec::CodecConfig;
+use crate::codec::{Codec, CodecConfig};
 use crate::error::RamError;
 
 /// Smallest and largest block that is compressed as one, in bytes.
@@ -28,6 +30,14 @@ pub struct RamConfig {
     pub unit: u32,
     /// How blocks are compressed.
     pub codec: CodecConfig,
+    /// How blocks are recompressed when that is asked for; `None`, the default, for not at all.
+    pub recompress: Option<CodecConfig>,
+    /// A checksum with every object, so that a changed bit is an error and not data.
+    pub checksum: bool,
+    /// A file for blocks that are written back; `None`, the default, for none.
+    pub backing: Option<PathBuf>,
+    /// A snapshot that the device holds from the beginning; `None`, the default, for nothing.
+    pub load: Option<PathBuf>,
     /// Most memory for data in bytes; 0, the default, for no limit. What would go beyond it fails
     /// with NOSPC and changes nothing.
     pub mem_limit: u64,
@@ -40,6 +50,10 @@ impl Default for RamConfig {
             bs: 4096,
             unit: 4096,
             codec: CodecConfig::default(),
+            recompress: None,
+            checksum: false,
+            backing: None,
+            load: None,
             mem_limit: 0,
         }
     }
@@ -51,7 +65,7 @@ impl RamConfig {
     /// # Errors
     /// If one does not fit.
     pub fn check(&self) -> Result<(), RamError> {
-        let RamConfig { size, bs, unit, .. } = *self;
+        let RamConfig { size, bs, unit, checksum, .. } = *self;
         if !bs.is_power_of_two() || !(512..=4096).contains(&bs) {
             return Err(RamError::invalid("bs", bs, "512, 1024, 2048 or 4096"));
         }
@@ -61,6 +75,14 @@ impl RamConfig {
         if size == 0 || size > SIZE_MAX || !size.is_multiple_of(unit.into()) {
             let wanted = format!("a multiple of unit ({unit}), from {unit} to 2^46 bytes");
             return Err(RamError::invalid("size", size, wanted));
+        }
+        if checksum && unit == *UNIT_BYTES.end() {
+            // A word counts 65536 stored bytes at most, and a raw block has its checksum as well.
+            return Err(RamError::invalid("checksum", 1, "unit=32k or less, or no checksum"));
+        }
+        Codec::new(&self.codec, "algo")?;
+        if let Some(recompress) = &self.recompress {
+            Codec::new(recompress, "recomp_algo")?;
         }
         Ok(())
     }

@@ -1,17 +1,21 @@
 //! The device: made from a configuration, asked for its statistics, and given faults at run time.
+#![allow(clippy::disallowed_types)] // Workers taking turns are control plane.
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::inject::Injection;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
 
+use crate::background::{BlockState, Recompressed, Saved, Selection, Trained, WrittenBack};
 use crate::blocks::Blocks;
 use crate::config::RamConfig;
 use crate::counters::Count;
 use crate::error::RamError;
+use crate::pool::{Compacted, SizeClass};
 use crate::queue::RamQueue;
 use crate::stats::{BdStat, DebugStat, IoStat, MmStat, RamStats};
 
@@ -27,8 +31,10 @@ const CHANCE_SEED: u64 = 0xb10c_6a4d;
 /// | name | value | effect |
 /// | --- | --- | --- |
 /// | `nospc` | a number | one in so many objects finds no memory, by chance; 0: none |
+/// | `flip` | a sector | a bit of what is stored of its block changes |
 pub struct Ram {
     shared: Arc<Shared>,
+    turn: Mutex<()>,
 }
 
 /// What the device and its queues share.
@@ -46,18 +52,116 @@ impl Ram {
     /// If a parameter does not fit, or the system refuses memory.
     pub fn open(config: RamConfig) -> Result<Arc<Ram>, RamError> {
         config.check()?;
+        let load = config.load.clone();
         let shared = Shared {
             geometry: config.geometry(),
             limits: config.limits(),
             blocks: Blocks::new(&config)?,
             config,
         };
-        Ok(Arc::new(Ram { shared: Arc::new(shared) }))
+        if let Some(path) = load {
+            shared.blocks.load(&shared.config, &path)?;
+        }
+        Ok(Arc::new(Ram { shared: Arc::new(shared), turn: Mutex::new(()) }))
     }
 
     /// Its parameters.
     pub fn config(&self) -> &RamConfig {
         &self.shared.config
+    }
+
+    /// Moves objects together, and gives the pages that become free back to the system.
+    ///
+    /// # Errors
+    /// If there are as many channels and workers as there can be.
+    pub fn compact(&self) -> Result<Compacted, RamError> {
+        let _turn = self.turn();
+        self.shared.blocks.compact()
+    }
+
+    /// A turn of idle tracking: every block is one turn older, until it is read or written.
+    pub fn idle(&self) {
+        self.shared.blocks.grow_older();
+    }
+
+    /// Compresses blocks by the second algorithm, where that makes them smaller.
+    ///
+    /// # Errors
+    /// If the device was made without one, or there is no memory for working.
+    pub fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
+        let _turn = self.turn();
+        self.shared.blocks.recompress(selection)
+    }
+
+    /// Moves blocks to the backing file, `limit_bytes` of them at most. They are read from there
+    /// when somebody wants them.
+    ///
+    /// # Errors
+    /// If the device was made without a backing file, or that cannot be written; what is not there
+    /// stays in memory.
+    pub fn write_back(
+        &self,
+        selection: &Selection,
+        limit_bytes: u64,
+    ) -> Result<WrittenBack, RamError> {
+        let _turn = self.turn();
+        self.shared.blocks.write_back(selection, limit_bytes)
+    }
+
+    /// Saves what it holds to a file, which `load` takes when a device is made. A crash leaves the
+    /// file as it was or as it is to be. What is written meanwhile is in it or not, block by block.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or a block cannot be read.
+    pub fn save(&self, path: &Path) -> Result<Saved, RamError> {
+        let _turn = self.turn();
+        self.shared.blocks.save(&self.shared.config, path)
+    }
+
+    /// Trains a zstd dictionary on what it holds and writes it to a file, for `dict` of another
+    /// device.
+    ///
+    /// # Errors
+    /// If there is too little to train on, this build has no zstd, or the file cannot be written.
+    pub fn train(&self, path: &Path) -> Result<Trained, RamError> {
+        self.shared.blocks.train(path)
+    }
+
+    /// Up to `count` blocks that hold something, from block `first` on.
+    pub fn states(&self, first: u64, count: usize) -> Vec<BlockState> {
+        self.shared.blocks.states(first, count)
+    }
+
+    /// How many blocks have each age, in turns of idle tracking.
+    pub fn ages(&self) -> Vec<u64> {
+        self.shared.blocks.ages().to_vec()
+    }
+
+    /// How many objects there are of each size.
+    pub fn size_classes(&self) -> Vec<SizeClass> {
+        self.shared.blocks.store().pool().size_classes()
+    }
+
+    fn flip(&self, value: &str) -> Result<(), DeviceError> {
+        let invalid = |wanted: &str| DeviceError::Invalid {
+            field: "flip",
+            value: value.to_owned(),
+            wanted: wanted.to_owned(),
+        };
+        let sector = value.trim().parse().map(Sector).map_err(|_| invalid("a sector"))?;
+        let Shared { geometry, blocks, .. } = &*self.shared;
+        if sector.0 >= geometry.sectors {
+            return Err(DeviceError::OutOfRange { sector, sectors: geometry.sectors });
+        }
+        match blocks.flip(sector.bytes() / blocks.unit() as u64)? {
+            true => Ok(()),
+            false => Err(invalid("a sector of a block that takes memory")),
+        }
+    }
+
+    /// Workers take turns: each looks at the table first and relies on being the only one.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its statistics now.
@@ -153,6 +257,7 @@ impl Device for Ram {
                 pool.fail_allocations(NonZeroU32::new(one_in), CHANCE_SEED);
                 Ok(())
             }
+            "flip" => self.flip(value),
             _ => Err(DeviceError::NoSuchFault { fault: name.clone() }),
         }
     }

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use blockyard_core::DeviceError;
+use blockyard_core::{DeviceError, Status};
+
+use crate::snapshot::SnapshotError;
 
 /// Why a RAM disk refused something.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +38,22 @@ pub enum RamError {
     Crowded {
         /// How many there may be.
         max: u32,
+    },
+    /// A snapshot cannot be loaded.
+    #[error("load: `{path}`: {source}")]
+    Snapshot {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: SnapshotError,
+    },
+    /// A block cannot be read, and so not be saved or loaded.
+    #[error("block {block} is damaged ({status}); what it was is lost")]
+    Unreadable {
+        /// The block.
+        block: u64,
+        /// How a read of it ends.
+        status: Status,
     },
     /// A file that a parameter names cannot be used.
     #[error("{field}: `{path}`: {what}: {source}")]
@@ -71,6 +89,8 @@ impl RamError {
             | RamError::Memory { field, .. }
             | RamError::File { field, .. } => field,
             RamError::Crowded { .. } => "size",
+            RamError::Snapshot { .. } => "load",
+            RamError::Unreadable { .. } => "block",
         }
     }
 }
@@ -86,6 +106,9 @@ impl From<RamError> for DeviceError {
             }
             RamError::Crowded { .. } => {
                 DeviceError::Os { what: "opening one more channel", errno: libc::EMFILE }
+            }
+            RamError::Snapshot { .. } | RamError::Unreadable { .. } => {
+                DeviceError::Os { what: "reading the device's blocks", errno: libc::EIO }
             }
             RamError::File { source, .. } => DeviceError::Os {
                 what: "using the device's file",

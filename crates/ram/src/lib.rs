@@ -14,6 +14,8 @@
 //!
 //! [`Entries`]: blockyard_sync::entry_words::Entries
 
+pub mod background;
+mod backing;
 mod blocks;
 pub mod codec;
 mod config;
@@ -21,12 +23,15 @@ mod counters;
 mod device;
 mod error;
 mod fill;
+mod form;
 mod pieces;
 pub mod pool;
 mod queue;
+pub mod snapshot;
 mod stats;
 pub mod store;
 
+pub use background::{BlockState, Recompressed, Saved, Selection, Trained, Which, WrittenBack};
 pub use codec::{Algo, Codec, CodecConfig};
 pub use config::RamConfig;
 pub use device::Ram;

@@ -24,7 +24,7 @@ use crate::error::YardError;
 use crate::inject;
 use crate::litter::Litter;
 use crate::metrics;
-use crate::ram::{self, RamView};
+use crate::ram::{self, BlocksQuery, BlocksView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -62,7 +62,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 16] = [
+pub const PATHS: [&str; 18] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -73,6 +73,8 @@ pub const PATHS: [&str; 16] = [
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/inject",
     "/v1/devices/{name}/ram",
+    "/v1/devices/{name}/ram/{verb}",
+    "/v1/devices/{name}/blocks",
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
@@ -94,6 +96,8 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/inject", post(inject_fault))
         .route("/v1/devices/{name}/ram", get(ram_stats))
+        .route("/v1/devices/{name}/ram/{verb}", post(ram_work))
+        .route("/v1/devices/{name}/blocks", get(ram_blocks))
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
@@ -139,6 +143,7 @@ impl From<YardError> for Refusal {
             | YardError::File(_)
             | YardError::NotZoned { .. }
             | YardError::NotRam { .. }
+            | YardError::Ram(_)
             | YardError::Mounted { .. }
             | YardError::NotMounted { .. }
             | YardError::ZoneFs(_)
@@ -409,6 +414,32 @@ async fn set_scheduler(
         Ok(view)
     })
     .await
+}
+
+async fn ram_work(
+    State(control): Shared,
+    names: Result<Path<(String, String)>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<RamDone> {
+    let ((name, verb), request): (_, RamRequest) = (path(names)?, read(body)?);
+    let entry = control.yard.find(&name)?;
+    let place = entry.begin_work()?;
+    blocking(move || {
+        let _place = place;
+        let done = ram::work(&entry, &verb, &request)?;
+        tracing::info!(device = name, verb, "RAM disk worked on");
+        Ok(done)
+    })
+    .await
+}
+
+async fn ram_blocks(
+    State(control): Shared,
+    name: Name,
+    asked: Result<Query<BlocksQuery>, QueryRejection>,
+) -> Answer<BlocksView> {
+    let (name, asked) = (path(name)?, query(asked)?);
+    Ok(axum::Json(ram::blocks(&control.yard.find(&name)?, &asked)?))
 }
 
 async fn inject_fault(

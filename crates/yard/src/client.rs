@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::ram::{BlocksView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
 use crate::view::{
@@ -23,6 +24,9 @@ const ANSWER_MAX: u64 = 64 << 20;
 
 /// How long the daemon may be silent. Longer than it lets a removed device's clients take.
 const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Longest wait for work on a whole RAM disk.
+const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -176,6 +180,29 @@ impl Client {
         self.get("/v1/connections")
     }
 
+    /// Works on a RAM disk.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn ram(
+        &self,
+        name: &str,
+        verb: &str,
+        request: &RamRequest,
+    ) -> Result<RamDone, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        let path = device_path(name, &format!("/ram/{verb}"));
+        self.parse(self.exchange_within(TIMEOUT_LONG, "POST", &path, &body)?)
+    }
+
+    /// Blocks of a RAM disk.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn blocks(&self, name: &str, from: u64, count: usize) -> Result<BlocksView, ClientError> {
+        self.get(&device_path(name, &format!("/blocks?from={from}&count={count}")))
+    }
+
     /// Carries out a fault.
     ///
     /// # Errors
@@ -259,9 +286,20 @@ impl Client {
 
     /// One request; the body of its answer, if that is a success.
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.exchange_within(TIMEOUT, method, path, body)
+    }
+
+    /// The same with an answer that may take so long.
+    fn exchange_within(
+        &self,
+        timeout: Duration,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Vec<u8>, ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
         let mut stream = UnixStream::connect(&self.path).map_err(unreachable)?;
-        stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+        stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
         // The connection carries one request, and its end is the answer's end.
         let head = format!(

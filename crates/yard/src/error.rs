@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use blockyard_core::{DeviceError, Status};
 use blockyard_export::fuse::FileError;
 use blockyard_export::nbd::ExportError;
+use blockyard_ram::RamError;
 use blockyard_zonefs::{MountError, ZoneFsError};
 
 use crate::inject::InjectError;
@@ -147,6 +148,9 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// The RAM disk refused.
+    #[error(transparent)]
+    Ram(RamError),
     /// An argument of a request will not do.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Argument {
@@ -180,6 +184,17 @@ pub enum YardError {
     },
 }
 
+impl From<RamError> for YardError {
+    fn from(error: RamError) -> YardError {
+        match error {
+            RamError::Invalid { field, value, wanted } => {
+                YardError::Argument { field, value, wanted }
+            }
+            other => YardError::Ram(other),
+        }
+    }
+}
+
 impl YardError {
     /// There is no device `name`; `known` are those there are.
     pub fn no_such_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> YardError {
@@ -207,6 +222,7 @@ impl YardError {
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
+            YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
             YardError::NotMounted { .. } => "not_mounted",
             YardError::ZoneFs(_) => "zonefs",

@@ -1,9 +1,13 @@
-//! What the control API says of RAM disks: zram's statistics by zram's names.
+//! RAM disks in the control API: zram's statistics by zram's names, and the work that is asked for.
 
-use blockyard_ram::RamStats;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use blockyard_ram::{BlockState, Ram, RamStats, Selection, Which};
 use serde::{Deserialize, Serialize};
 
 use crate::error::YardError;
+use crate::param::shown;
 use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::yard::Entry;
@@ -139,7 +143,7 @@ impl RamView {
 /// # Errors
 /// If it is none.
 pub fn view(entry: &Entry) -> Result<RamView, YardError> {
-    RamView::of(entry).ok_or_else(|| YardError::NotRam { name: entry.spec.name().to_owned() })
+    ram_of(entry).map(|ram| ram.stats().into())
 }
 
 /// What a RAM disk's parameters say about it, for people; `None` if it is none.
@@ -155,4 +159,203 @@ pub(crate) fn described(spec: &DeviceSpec) -> Option<String> {
         text += &format!(", {} of memory at most", Bytes(spec.number("mem_limit")));
     }
     Some(text)
+}
+
+/// `POST /v1/devices/{name}/ram/{verb}`. What a verb has no use for is refused.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RamRequest {
+    /// `recompress`, `writeback`: `all`, `idle`, `huge`, `huge_idle`, `incompressible`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub which: Option<String>,
+    /// Turns of idle tracking after which a block is idle, 1 to 7; 1 without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age: Option<u8>,
+    /// Only objects of at least so many stored bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold_bytes: Option<u64>,
+    /// Most blocks that are changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks_max: Option<u64>,
+    /// `writeback`: most bytes that are written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// `save`, `train`: the file, from the root on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
+/// What was done: numbers by their names.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RamDone {
+    /// In the order of the alphabet.
+    pub done: BTreeMap<String, u64>,
+}
+
+/// Which blocks are listed.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct BlocksQuery {
+    from: u64,
+    count: Option<usize>,
+}
+
+/// Blocks that hold something, as zram's `block_state` lists them.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct BlocksView {
+    /// In order.
+    pub blocks: Vec<BlockView>,
+    /// Where the next page begins; `null` if there is none.
+    pub next: Option<u64>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct BlockView {
+    /// Its number.
+    pub block: u64,
+    /// Turns of idle tracking since its last access.
+    pub age: u8,
+    /// Stored bytes; 0 if it takes no memory.
+    pub stored_bytes: u32,
+    /// zram's flags: `s` same, `w` written back, `h` huge, `i` idle, `r` recompressed, `n`
+    /// incompressible; a dot for each that it has not.
+    pub flags: String,
+}
+
+/// Most blocks of an answer.
+pub const BLOCKS_MAX: usize = 4096;
+
+fn ram_of(entry: &Entry) -> Result<&Ram, YardError> {
+    let name = || entry.spec.name().to_owned();
+    entry.ram.as_deref().ok_or_else(|| YardError::NotRam { name: name() })
+}
+
+fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> YardError {
+    YardError::Argument { field, value: value.to_string(), wanted: wanted.into() }
+}
+
+impl RamRequest {
+    /// The fields that are given, by their names.
+    fn given(&self) -> Vec<&'static str> {
+        let given = [
+            ("type", self.which.is_some()),
+            ("age", self.age.is_some()),
+            ("threshold_bytes", self.threshold_bytes.is_some()),
+            ("blocks_max", self.blocks_max.is_some()),
+            ("limit_bytes", self.limit_bytes.is_some()),
+            ("file", self.file.is_some()),
+        ];
+        given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
+    fn selection(&self) -> Result<Selection, YardError> {
+        let mut selection = Selection::default();
+        if let Some(name) = &self.which {
+            let found = Which::ALL.into_iter().find(|(_, known)| known == name);
+            let known = Which::ALL.map(|(_, known)| known).join(", ");
+            selection.which =
+                found.ok_or_else(|| argument("type", shown(name), format!("one of {known}")))?.0;
+        }
+        if let Some(age) = self.age {
+            if !(1..=7).contains(&age) {
+                return Err(argument("age", age, "1 to 7 turns"));
+            }
+            selection.age = age;
+        }
+        let threshold = self.threshold_bytes.unwrap_or(0);
+        selection.threshold = usize::try_from(threshold).unwrap_or(usize::MAX);
+        selection.blocks_max = self.blocks_max.unwrap_or(u64::MAX);
+        Ok(selection)
+    }
+
+    fn path(&self) -> Result<&Path, YardError> {
+        let file = self.file.as_deref().unwrap_or_default();
+        let path = Path::new(file);
+        if !path.is_absolute() {
+            return Err(argument("file", shown(file), "a path from the root on"));
+        }
+        Ok(path)
+    }
+}
+
+/// The verbs, and the fields that each takes.
+const VERBS: [(&str, &[&str]); 6] = [
+    ("compact", &[]),
+    ("idle", &[]),
+    ("recompress", &["type", "age", "threshold_bytes", "blocks_max"]),
+    ("writeback", &["type", "age", "threshold_bytes", "blocks_max", "limit_bytes"]),
+    ("save", &["file"]),
+    ("train", &["file"]),
+];
+
+/// Works on a RAM disk.
+///
+/// # Errors
+/// If it is none, there is no such verb, a field does not go with it, or it fails.
+pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, YardError> {
+    let ram = ram_of(entry)?;
+    let known = VERBS.iter().find(|(known, _)| *known == verb);
+    let Some((_, takes)) = known else {
+        let verbs = VERBS.map(|(known, _)| known).join(", ");
+        return Err(argument("verb", shown(verb), format!("one of {verbs}")));
+    };
+    if let Some(other) = request.given().into_iter().find(|field| !takes.contains(field)) {
+        return Err(argument("field", other, format!("none of this name with `{verb}`")));
+    }
+    let done: Vec<(&str, u64)> = match verb {
+        "compact" => {
+            let done = ram.compact()?;
+            vec![("blocks_moved", done.objects_moved), ("pages_freed", done.pages_freed)]
+        }
+        "idle" => {
+            ram.idle();
+            Vec::new()
+        }
+        "recompress" => {
+            let done = ram.recompress(&request.selection()?)?;
+            vec![
+                ("tried", done.tried),
+                ("replaced", done.replaced),
+                ("saved_bytes", done.saved_bytes),
+                ("incompressible", done.incompressible),
+                ("no_memory", done.no_memory),
+            ]
+        }
+        "writeback" => {
+            let limit = request.limit_bytes.unwrap_or(u64::MAX);
+            let done = ram.write_back(&request.selection()?, limit)?;
+            vec![("blocks", done.blocks), ("bytes", done.bytes)]
+        }
+        "save" => {
+            let done = ram.save(request.path()?)?;
+            vec![("blocks", done.blocks), ("bytes", done.bytes)]
+        }
+        _ => {
+            let done = ram.train(request.path()?)?;
+            vec![("samples", done.samples), ("bytes", done.bytes)]
+        }
+    };
+    let done = done.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(RamDone { done })
+}
+
+/// A page of a RAM disk's blocks.
+///
+/// # Errors
+/// If it is none, or the page is too long.
+pub(crate) fn blocks(entry: &Entry, asked: &BlocksQuery) -> Result<BlocksView, YardError> {
+    let count = asked.count.unwrap_or(BLOCKS_MAX);
+    if !(1..=BLOCKS_MAX).contains(&count) {
+        return Err(argument("count", count, format!("1 to {BLOCKS_MAX}")));
+    }
+    let states = ram_of(entry)?.states(asked.from, count);
+    let next = states.last().filter(|_| states.len() == count).map(|last| last.block + 1);
+    let view = |state: BlockState| BlockView {
+        block: state.block,
+        age: state.age,
+        stored_bytes: state.stored_bytes,
+        flags: state.flags.map(char::from).into_iter().collect(),
+    };
+    Ok(BlocksView { blocks: states.into_iter().map(view).collect(), next })
 }

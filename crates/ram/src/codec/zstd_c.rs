@@ -36,6 +36,13 @@ impl fmt::Debug for Dictionary {
     }
 }
 
+/// A dictionary of so many bytes at most; `None` if the samples will not do.
+pub(super) fn train(samples: &[u8], lengths: &[usize], len_max: usize) -> Option<Vec<u8>> {
+    let mut dictionary = Vec::with_capacity(len_max);
+    zstd_safe::train_from_buffer(&mut dictionary, samples, lengths).ok()?;
+    Some(dictionary)
+}
+
 /// Memory of others that is only written to, and never referred to as a slice.
 struct Raw {
     at: *mut u8,

@@ -249,6 +249,22 @@ const RAM: &[Param] = &[
         "a zstd dictionary in a file, as `zstd --train` makes",
     ),
     param(
+        "recomp_algo",
+        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        "none",
+        "how `blockyard ram recompress` compresses blocks anew",
+    ),
+    param("recomp_level", text(8), "", "its level, as for level"),
+    param("recomp_dict", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param("checksum", Form::Switch, "0", "a CRC-32 with each object; a changed bit is an error"),
+    param(
+        "backing",
+        text(4 * KIB as usize),
+        "",
+        "a file for blocks that `blockyard ram writeback` takes out of memory",
+    ),
+    param("load", text(4 * KIB as usize), "", "a file of `blockyard ram save`, to begin with"),
+    param(
         "mem_limit",
         size(0, 1 << 46),
         "0",
@@ -257,7 +273,7 @@ const RAM: &[Param] = &[
 ];
 
 /// Faults of the RAM disk's own.
-const RAM_FAULTS: &[&str] = &["nospc"];
+const RAM_FAULTS: &[&str] = &["nospc", "flip"];
 
 /// zram's attributes that have another form here, or none.
 const RAM_HINTS: &[(&str, &str)] = &[
@@ -271,6 +287,8 @@ const RAM_HINTS: &[(&str, &str)] = &[
     ("blocksize", "write unit=16k for what is compressed as one, bs=4k for the logical block"),
     ("memory_backed", "it always is; leave it out"),
     ("discard", "it always takes discards; leave it out"),
+    ("recomp_algorithm", "write recomp_algo=zstd"),
+    ("backing_dev", "write backing=FILE"),
     ("mem_used_max", "it is a statistic: blockyard stats NAME"),
     ("name", "the name is the path of the URI: ram:///NAME"),
 ];

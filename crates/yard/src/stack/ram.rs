@@ -1,6 +1,6 @@
 //! Compressed RAM disks.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
@@ -13,8 +13,7 @@ const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 
 /// Makes the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    let dictionary = spec.text("dict").map(|path| read_dictionary(&path)).transpose()?;
-    let config = ram_config(spec, dictionary)?;
+    let config = ram_config(spec, read_dictionary)?;
     let ram = Ram::open(config).map_err(|error| refused(spec, error))?;
     let disk = with_delay(spec, Arc::clone(&ram))?;
     Ok(Made { disk, notes: Vec::new(), ram: Some(ram) })
@@ -23,8 +22,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// Checks that the parameters go together, without reading what they name.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     // Any bytes will do for a dictionary here: whether there may be one is the question.
-    let dictionary = spec.text("dict").map(|_| vec![1; 64].into());
-    let config = ram_config(spec, dictionary)?;
+    let config = ram_config(spec, |_, _| Ok(vec![1; 64].into()))?;
     config.check().map_err(|error| refused(spec, error))?;
     Ok(Vec::new())
 }
@@ -37,11 +35,9 @@ fn refused(spec: &DeviceSpec, error: RamError) -> StackError {
     as_given(spec, error)
 }
 
-fn read_dictionary(path: &str) -> Result<Arc<[u8]>, StackError> {
-    let refused = |what: String| StackError::Refused {
-        field: "dict",
-        message: format!("dict: `{path}` {what}"),
-    };
+fn read_dictionary(field: &'static str, path: &str) -> Result<Arc<[u8]>, StackError> {
+    let refused =
+        |what: String| StackError::Refused { field, message: format!("{field}: `{path}` {what}") };
     let len = std::fs::metadata(Path::new(path))
         .map_err(|error| refused(format!("cannot be read: {error}")))?
         .len();
@@ -52,22 +48,41 @@ fn read_dictionary(path: &str) -> Result<Arc<[u8]>, StackError> {
     Ok(bytes.into())
 }
 
-fn ram_config(spec: &DeviceSpec, dictionary: Option<Arc<[u8]>>) -> Result<RamConfig, StackError> {
-    let level = match spec.text("level") {
-        None => None,
-        Some(text) => Some(text.parse().map_err(|_| StackError::Invalid {
-            field: "level",
-            value: text,
-            wanted: "a whole number".to_owned(),
-        })?),
+/// What a dictionary is read by: the parameter and its value.
+type Dictionaries = fn(&'static str, &str) -> Result<Arc<[u8]>, StackError>;
+
+fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig, StackError> {
+    let codec = |algo, level, dict| -> Result<CodecConfig, StackError> {
+        let dictionary = spec.text(dict).map(|path| dictionaries(dict, &path)).transpose()?;
+        Ok(CodecConfig { algo, level: number(spec, level)?, dictionary })
     };
+    let recompress = match spec.choice("recomp_algo") {
+        0 => None,
+        choice => Some(codec(Algo::ALL[choice - 1], "recomp_level", "recomp_dict")?),
+    };
+    let path = |name| spec.text(name).map(PathBuf::from);
     Ok(RamConfig {
         size: spec.number("size"),
         bs: spec.small("bs"),
         unit: spec.small("unit"),
-        codec: CodecConfig { algo: Algo::ALL[spec.choice("algo")], level, dictionary },
+        codec: codec(Algo::ALL[spec.choice("algo")], "level", "dict")?,
+        recompress,
+        checksum: spec.switch("checksum"),
+        backing: path("backing"),
+        load: path("load"),
         mem_limit: spec.number("mem_limit"),
     })
+}
+
+/// A number that may be below zero, or left out.
+fn number(spec: &DeviceSpec, field: &'static str) -> Result<Option<i32>, StackError> {
+    let wanted = || "a whole number".to_owned();
+    let text = spec.text(field).filter(|text| !text.is_empty());
+    text.map(|value| {
+        let parsed = value.parse().ok();
+        parsed.ok_or_else(|| StackError::Invalid { field, value, wanted: wanted() })
+    })
+    .transpose()
 }
 
 #[cfg(test)]
@@ -86,7 +101,7 @@ mod tests {
     #[test]
     fn the_table_has_the_defaults_of_the_device() {
         let spec = DeviceSpec::new(Kind::find("ram").unwrap(), "r").unwrap();
-        assert_eq!(ram_config(&spec, None), Ok(RamConfig::default()));
+        assert_eq!(ram_config(&spec, read_dictionary), Ok(RamConfig::default()));
         let Some(words) =
             Kind::find("ram").unwrap().params.iter().find(|param| param.name == "algo")
         else {
@@ -104,6 +119,10 @@ mod tests {
             ("level=fast", "level: `fast` will not do: wanted a whole number"),
             ("level=0", "level: `0` will not do: wanted 1 to 65537 for lz4"),
             ("algo=zstd&level=23", "level: `23` will not do: wanted -131072 to 22 for zstd"),
+            ("recomp_algo=zstd&recomp_level=99", "recomp_level: `99` will not do"),
+            ("unit=64k&checksum=1", "checksum: `1` will not do"),
+            ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
+            ("backing=/dev/null", "backing: `/dev/null` will not do: wanted a regular file"),
             ("dict=/etc/hostname", "dict: `lz4` will not do: wanted algo=zstd"),
             ("algo=zstd&dict=/no/such/file", "dict: `/no/such/file` cannot be read"),
             ("algo=zstd&dict=/dev/zero", "dict: "),

@@ -1,0 +1,95 @@
+//! `ram`: work on compressed RAM disks, over the control API.
+
+use std::io::Write;
+use std::path::Path;
+
+use blockyard_yard::ram::{BLOCKS_MAX, RamRequest};
+
+use crate::args::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, TalkArgs};
+use crate::devices::{client, print_json};
+use crate::failure::{Code, Failure};
+
+pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Failure> {
+    let nothing = RamRequest::default;
+    match command {
+        RamCommand::Compact(args) => work(&args.talk, &args.device, "compact", &nothing(), out),
+        RamCommand::Idle(args) => work(&args.talk, &args.device, "idle", &nothing(), out),
+        RamCommand::Recompress(args) => {
+            work(&args.talk, &args.device, "recompress", &selected(args), out)
+        }
+        RamCommand::Writeback(args) => {
+            let request = RamRequest { limit_bytes: args.limit, ..selected(&args.select) };
+            work(&args.select.talk, &args.select.device, "writeback", &request, out)
+        }
+        RamCommand::Save(args) => file("save", args, out),
+        RamCommand::Train(args) => file("train", args, out),
+        RamCommand::Blocks(args) => blocks(args, out),
+    }
+}
+
+fn selected(args: &RamSelectArgs) -> RamRequest {
+    RamRequest {
+        which: args.which.clone(),
+        age: args.age,
+        threshold_bytes: args.threshold,
+        blocks_max: args.max,
+        ..RamRequest::default()
+    }
+}
+
+fn file(verb: &str, args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
+    // The daemon may stand in another directory.
+    let path = std::path::absolute(&args.file)
+        .map_err(|error| Failure::new(Code::Usage, format!("{}: {error}", args.file.display())))?;
+    let file = text(&path)?;
+    let request = RamRequest { file: Some(file), ..RamRequest::default() };
+    work(&args.talk, &args.device, verb, &request, out)
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    let wrong = || Failure::new(Code::Usage, format!("{}: wanted UTF-8", path.display()));
+    path.to_str().map(str::to_owned).ok_or_else(wrong)
+}
+
+fn work(
+    talk: &TalkArgs,
+    device: &str,
+    verb: &str,
+    request: &RamRequest,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let done = client(talk).ram(device, verb, request)?;
+    if talk.json {
+        return print_json(&done, out);
+    }
+    write!(out, "{device}: {verb}:")?;
+    if done.done.is_empty() {
+        write!(out, " done")?;
+    }
+    for (name, value) in &done.done {
+        write!(out, " {name} {value}")?;
+    }
+    Ok(writeln!(out)?)
+}
+
+/// The columns of zram's `block_state`, with ages in place of times, and stored bytes.
+fn blocks(args: &RamBlocksArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let (client, mut from) = (client(&args.talk), Some(args.from));
+    let mut left = args.count.unwrap_or(u64::MAX);
+    let mut all = Vec::new();
+    while let Some(first) = from.filter(|_| left > 0) {
+        let count = left.min(BLOCKS_MAX as u64);
+        let page = client.blocks(&args.device, first, count as usize)?;
+        left -= page.blocks.len() as u64;
+        from = page.next;
+        if args.talk.json {
+            all.extend(page.blocks);
+            continue;
+        }
+        for block in page.blocks {
+            let (number, age, bytes) = (block.block, block.age, block.stored_bytes);
+            writeln!(out, "{number:12} {age:3} {bytes:6} {}", block.flags)?;
+        }
+    }
+    if args.talk.json { print_json(&all, out) } else { Ok(()) }
+}

@@ -1,0 +1,304 @@
+//! Save and load: what a device holds, in a file and back.
+//!
+//! A snapshot is written beside the file that it is to be, synced, and then given its name: a crash
+//! leaves the old file or the new one, whole. Blocks are stored as they are compressed.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use blockyard_core::Status;
+use blockyard_sync::entry_words::{Kind, Word};
+
+use crate::blocks::{Blocks, Hand};
+use crate::codec::{self, Algo, Codec, CodecConfig, Decoder};
+use crate::config::RamConfig;
+use crate::error::RamError;
+use crate::form::word_of;
+use crate::snapshot::{Header, Reader, Record, Stored, Writer};
+use crate::store::New;
+
+/// Bytes that are read or written at once.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// What a dictionary is trained on, at most: much more than it will be.
+const SAMPLE_BYTES_MAX: usize = 8 << 20;
+
+/// What was saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// Blocks in the file.
+    pub blocks: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A dictionary that was trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trained {
+    /// Blocks that it was trained on.
+    pub samples: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A file that has its name only when it is whole.
+struct Unfinished {
+    path: PathBuf,
+    into: PathBuf,
+}
+
+impl Unfinished {
+    fn beside(into: &Path) -> io::Result<(Unfinished, File)> {
+        let mut name = into.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        name.push(format!(".{}.unfinished", std::process::id()));
+        let path = into.with_file_name(name);
+        let file = File::create_new(&path)?;
+        Ok((Unfinished { path, into: into.to_owned() }, file))
+    }
+
+    /// Gives the file its name, durably.
+    fn finish(self, file: &File) -> io::Result<()> {
+        file.sync_all()?;
+        std::fs::rename(&self.path, &self.into)?;
+        let folder = match self.into.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        File::open(folder)?.sync_all()
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After `finish` there is nothing of this name.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Why a block could not be saved.
+enum SaveError {
+    Io(io::Error),
+    Block(u64, Status),
+}
+
+impl From<io::Error> for SaveError {
+    fn from(error: io::Error) -> SaveError {
+        SaveError::Io(error)
+    }
+}
+
+impl Blocks {
+    /// Saves what the blocks hold, each as of the moment when it is its turn.
+    pub(crate) fn save(&self, config: &RamConfig, path: &Path) -> Result<Saved, RamError> {
+        let mut hand = self.hand()?;
+        self.save_to(config, path, &mut hand).map_err(|error| {
+            let name = path.display().to_string();
+            match error {
+                SaveError::Io(source) => {
+                    RamError::File { field: "file", path: name, what: "cannot be written", source }
+                }
+                SaveError::Block(block, status) => RamError::Unreadable { block, status },
+            }
+        })
+    }
+
+    fn save_to(
+        &self,
+        config: &RamConfig,
+        path: &Path,
+        hand: &mut Hand,
+    ) -> Result<Saved, SaveError> {
+        let codecs = [Some(&config.codec), config.recompress.as_ref()];
+        let codecs = codecs.into_iter().flatten().cloned().collect();
+        let header = Header { size: config.size, unit: config.unit, codecs };
+        let (unfinished, file) = Unfinished::beside(path)?;
+        let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, &file), &header)?;
+        let mut blocks = 0;
+        let mut spare = vec![0; self.form.stored_bytes_max()];
+        for block in 0..self.store.blocks() {
+            if self.store.word(block).kind() == Kind::Nothing {
+                continue;
+            }
+            blocks += hand.access.peek(block, |word, stored| {
+                let record = self.record(word, stored, &mut spare);
+                let Some(record) = record.map_err(|status| SaveError::Block(block, status))? else {
+                    return Ok::<u64, SaveError>(0);
+                };
+                match record {
+                    Kept::Same(bytes) => {
+                        writer.record(Record { block, stored: Stored::Same, bytes: &bytes })?;
+                    }
+                    Kept::Bytes(stored, bytes) => {
+                        writer.record(Record { block, stored, bytes })?;
+                    }
+                }
+                Ok(1)
+            })?;
+        }
+        let mut out = writer.finish()?;
+        out.flush()?;
+        drop(out);
+        let bytes = file.metadata()?.len();
+        unfinished.finish(&file)?;
+        Ok(Saved { blocks, bytes })
+    }
+
+    /// What a snapshot keeps of a block.
+    fn record<'b>(
+        &self,
+        word: Word,
+        stored: &'b [u8],
+        spare: &'b mut [u8],
+    ) -> Result<Option<Kept<'b>>, Status> {
+        let stored = match word.kind() {
+            Kind::Nothing => return Ok(None),
+            Kind::Same => {
+                let half = word.value().to_ne_bytes();
+                let mut bytes = [0; 8];
+                bytes[..4].copy_from_slice(&half);
+                bytes[4..].copy_from_slice(&half);
+                return Ok(Some(Kept::Same(bytes)));
+            }
+            Kind::Object => stored,
+            Kind::Backing => self.form.fetch(word, spare)?,
+        };
+        let bytes = self.form.checked(stored)?;
+        let kind = match (word.is_huge(), bytes.len() == self.form.unit) {
+            (true, true) => Stored::Raw,
+            (true, false) => Stored::Same,
+            (false, _) => Stored::Packed(word.codec()),
+        };
+        Ok(Some(Kept::Bytes(kind, bytes)))
+    }
+
+    /// Trains a zstd dictionary on blocks of the device, evenly spread, and writes it to a file.
+    pub(crate) fn train(&self, path: &Path) -> Result<Trained, RamError> {
+        let stored = |block: &u64| self.store.word(*block).kind() == Kind::Object;
+        let count = (0..self.store.blocks()).filter(stored).count();
+        let most = SAMPLE_BYTES_MAX / self.form.unit;
+        let step = count.div_ceil(most).max(1);
+        let mut hand = self.hand()?;
+        let (mut samples, mut lengths) = (Vec::new(), Vec::new());
+        for block in (0..self.store.blocks()).filter(stored).step_by(step) {
+            // What cannot be read is no sample; who reads it will be told.
+            if let Ok(plain) = self.read_here(&mut hand, block) {
+                samples.extend_from_slice(plain);
+                lengths.push(plain.len());
+            }
+        }
+        let dictionary = codec::train(&samples, &lengths)?;
+        let written = Unfinished::beside(path).and_then(|(unfinished, mut file)| {
+            file.write_all(&dictionary)?;
+            unfinished.finish(&file)
+        });
+        written.map_err(|source| RamError::File {
+            field: "file",
+            path: path.display().to_string(),
+            what: "cannot be written",
+            source,
+        })?;
+        Ok(Trained { samples: lengths.len() as u64, bytes: dictionary.len() as u64 })
+    }
+
+    /// Changes a bit of what is stored of a block: the fault that checksums are for.
+    pub(crate) fn flip(&self, block: u64) -> Result<bool, RamError> {
+        let mut hand = self.hand()?;
+        let flipped = hand.access.remake(block, |word, stored, maker| {
+            if word.kind() != Kind::Object {
+                return Ok(None);
+            }
+            let mut changed = stored.to_vec();
+            changed[stored.len() / 2] ^= 1;
+            maker.make(New::Bytes(&changed, word)).map(Some)
+        });
+        // The same bytes but one are counted as before.
+        Ok(flipped.is_ok_and(|old| old.is_some()))
+    }
+
+    /// Fills blocks that were never written with those of a snapshot.
+    pub(crate) fn load(&self, config: &RamConfig, path: &Path) -> Result<(), RamError> {
+        let name = || path.display().to_string();
+        let unreadable = |source| RamError::Snapshot { path: name(), source };
+        let file = File::open(path).map_err(|source| RamError::File {
+            field: "load",
+            path: name(),
+            what: "cannot be opened",
+            source,
+        })?;
+        let file = BufReader::with_capacity(BUFFER_BYTES, file);
+        let mut reader = Reader::new(file).map_err(unreadable)?;
+        let header = reader.header().clone();
+        if (header.size, header.unit) != (config.size, config.unit) {
+            return Err(RamError::invalid(
+                "load",
+                name(),
+                format!("size={}&unit={}, which is what it was saved of", header.size, header.unit),
+            ));
+        }
+        let mut theirs = Vec::new();
+        for codec in &header.codecs {
+            theirs.push((Codec::new(codec, "load")?, self.reads(config, codec)));
+        }
+        let zstd = header.codecs.iter().any(|codec| codec.algo == Algo::Zstd);
+        let mut decoder = Decoder::new(self.form.unit, zstd)?;
+        let mut hand = self.hand()?;
+        while let Some(record) = reader.next_record().map_err(unreadable)? {
+            let Record { block, stored, bytes } = record;
+            let done = match stored {
+                Stored::Packed(codec) => match &theirs[usize::from(codec)] {
+                    (_, Some(own)) => self.put(&mut hand, block, bytes, *own),
+                    (codec, None) => {
+                        codec
+                            .decompress_here(&mut decoder, bytes, &mut hand.plain)
+                            .map_err(|_| RamError::Unreadable { block, status: Status::Medium })?;
+                        self.write(&mut hand, block)
+                    }
+                },
+                Stored::Raw => {
+                    hand.plain.copy_from_slice(bytes);
+                    self.write(&mut hand, block)
+                }
+                Stored::Same => {
+                    for word in hand.plain.chunks_exact_mut(bytes.len()) {
+                        word.copy_from_slice(bytes);
+                    }
+                    self.write(&mut hand, block)
+                }
+            };
+            if !done.is_ok() {
+                let wanted = "more: the snapshot does not fit, or the system has no memory";
+                return Err(RamError::invalid("mem_limit", config.mem_limit, wanted));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of the codec of ours that reads what theirs has written.
+    fn reads(&self, config: &RamConfig, theirs: &CodecConfig) -> Option<u8> {
+        let is_lz4 = |algo| matches!(algo, Algo::Lz4 | Algo::Lz4hc);
+        let ours = [Some(&config.codec), config.recompress.as_ref()];
+        let found = ours.into_iter().flatten().position(|own| {
+            is_lz4(own.algo) == is_lz4(theirs.algo) && own.dictionary == theirs.dictionary
+        });
+        found.map(|number| number as u8)
+    }
+
+    /// Stores bytes that are compressed already.
+    fn put(&self, hand: &mut Hand, block: u64, bytes: &[u8], codec: u8) -> Status {
+        let new = hand.packer.adopt(&self.form, bytes, codec);
+        match hand.access.replace(block, new) {
+            Ok(old) => {
+                self.form.replaced(&hand.tally, old, word_of(&new));
+                Status::Ok
+            }
+            Err(_) => Status::NoSpc,
+        }
+    }
+}
+
+/// What a snapshot keeps of a block.
+enum Kept<'b> {
+    Same([u8; 8]),
+    Bytes(Stored, &'b [u8]),
+}

@@ -1,0 +1,169 @@
+//! The backing file: where blocks go that are not wanted in memory, compressed as they are.
+//!
+//! ```text
+//! "BLKYBACK", 4096 bytes ▸ stored bytes at multiples of 64, wherever there is room
+//! ```
+//!
+//! Which places are taken is not written down anywhere: the table of words says it, and what readers
+//! have pinned. Whoever writes back looks at both first ([`Room`]), so that a write of a block that
+//! was written back frees its place without doing anything. What is in the file means nothing after
+//! the end of the device.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use blockyard_sync::entry_words::{PLACE_BYTES, PLACES_MAX};
+
+use crate::error::RamError;
+
+/// What a file of ours begins with.
+const MAGIC: [u8; 8] = *b"BLKYBACK";
+/// Bytes before the first place.
+const HEAD_BYTES: u64 = 4096;
+/// Grain of places: a cache line, of which compressed pages have many sizes.
+const GRAIN_BYTES: u64 = 64;
+
+/// An open backing file.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    file: File,
+    path: PathBuf,
+}
+
+impl Backing {
+    /// Makes the file, or takes one that was a backing file before. What it held is gone.
+    pub(crate) fn open(path: &Path) -> Result<Backing, RamError> {
+        let refused = |what: &'static str| {
+            let path = path.display().to_string();
+            move |source| RamError::File { field: "backing", path, what, source }
+        };
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(refused("cannot be opened"))?;
+        file.try_lock().map_err(|error| {
+            let source = match error {
+                TryLockError::WouldBlock => io::Error::from(ErrorKind::ResourceBusy),
+                TryLockError::Error(error) => error,
+            };
+            refused("is used by another device")(source)
+        })?;
+        let metadata = file.metadata().map_err(refused("cannot be read"))?;
+        if !metadata.is_file() {
+            let wanted = "a regular file, or a path where one can be made";
+            return Err(RamError::invalid("backing", path.display(), wanted));
+        }
+        if metadata.len() > 0 {
+            let mut magic = [0; MAGIC.len()];
+            let read = file.read_exact_at(&mut magic, 0);
+            if read.is_err() || magic != MAGIC {
+                let wanted = "an empty file or a backing file; this one holds something else";
+                return Err(RamError::invalid("backing", path.display(), wanted));
+            }
+        }
+        file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
+        file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
+        Ok(Backing { file, path: path.to_owned() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads stored bytes.
+    pub(crate) fn read(&self, place: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, place * PLACE_BYTES)
+    }
+
+    /// Writes stored bytes.
+    pub(crate) fn write(&self, place: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, place * PLACE_BYTES)
+    }
+}
+
+/// Where in the file there is room.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// What is taken, in bytes of the file: in order, and none touching another.
+    taken: Vec<(u64, u64)>,
+    /// The gap before this one of them is looked at next.
+    next: usize,
+    /// From here on the gap is free.
+    at: u64,
+}
+
+impl Room {
+    /// The room that is left by places and lengths.
+    pub(crate) fn beside(taken: impl Iterator<Item = (u64, usize)>) -> Room {
+        let range = |(place, len): (u64, usize)| {
+            let at = place * PLACE_BYTES;
+            (at, (at + len as u64).next_multiple_of(GRAIN_BYTES))
+        };
+        let mut taken: Vec<(u64, u64)> = taken.map(range).collect();
+        taken.sort_unstable();
+        Room { taken, next: 0, at: HEAD_BYTES }
+    }
+
+    /// A place for so many bytes. Gaps are filled from the front on, each one once; what is too
+    /// small for this is left until the next time.
+    pub(crate) fn take(&mut self, len: usize) -> Option<u64> {
+        let len = (len as u64).next_multiple_of(GRAIN_BYTES);
+        loop {
+            match self.taken.get(self.next) {
+                Some(&(start, end)) if self.at + len > start => {
+                    self.at = self.at.max(end);
+                    self.next += 1;
+                }
+                _ => break,
+            }
+        }
+        let place = self.at / PLACE_BYTES;
+        self.at += len;
+        (place < PLACES_MAX).then_some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_do_not_overlap_what_is_taken() {
+        let head = HEAD_BYTES / PLACE_BYTES;
+        let taken = [(head + 400, 100), (head, 10), (head + 4, 60), (head + 12, 1)];
+        let mut room = Room::beside(taken.into_iter());
+        let mut all: Vec<(u64, u64)> = taken.map(|(place, len)| (place * 16, len as u64)).to_vec();
+        for len in [64, 1, 4096, 2000, 4096, 65] {
+            let place = room.take(len).unwrap();
+            assert_eq!(place * PLACE_BYTES % GRAIN_BYTES, 0);
+            all.push((place * PLACE_BYTES, len as u64));
+        }
+        all.sort_unstable();
+        for pair in all.windows(2) {
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{all:?}");
+        }
+        assert_eq!(Room::beside(std::iter::empty()).take(1), Some(head));
+    }
+
+    #[test]
+    fn a_file_of_somebody_elses_is_left_alone() {
+        let name = format!("blockyard-backing-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, "precious").unwrap();
+        let error = Backing::open(&path).unwrap_err();
+        assert!(error.to_string().contains("holds something else"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(&path).unwrap();
+        let first = Backing::open(&path).unwrap();
+        let error = Backing::open(&path).unwrap_err();
+        assert!(error.to_string().contains("is used by another device"), "{error}");
+        first.write(256, b"stored").unwrap();
+        let mut back = [0; 6];
+        first.read(256, &mut back).unwrap();
+        assert_eq!(&back, b"stored");
+        drop(first);
+        assert!(Backing::open(&path).is_ok());
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,421 @@
+//! What is done beside the channels: recompression, idle tracking, writeback, save and load. Blocks
+//! read as before after each of it, and while it goes on.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::inject::Injection;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, Composed, Device, Disk, Flags, Op, Sector, Status};
+use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Which};
+
+const SIZE: u64 = 4 << 20;
+const BLOCK: usize = 4096;
+
+/// A folder of a test's own, gone at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path =
+            std::env::temp_dir().join(format!("blockyard-ram-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.file("mount").exists() {
+            let _ = std::process::Command::new("umount").arg(self.file("mount")).status();
+        }
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn plain() -> RamConfig {
+    RamConfig { size: SIZE, ..RamConfig::default() }
+}
+
+fn zstd() -> CodecConfig {
+    CodecConfig { algo: Algo::Zstd, level: Some(3), dictionary: None }
+}
+
+fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
+    let (name, depth) = ("r".to_owned(), ChannelConfig::default());
+    Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new)
+}
+
+fn io(ram: &Arc<Ram>) -> Io {
+    Io::new(disk(ram).open().unwrap(), 1 << 20)
+}
+
+/// All of a device: text, noise, runs, repeated words, and blocks that nobody writes.
+fn contents() -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut data = vec![0; SIZE as usize];
+    for (number, block) in data.chunks_mut(BLOCK).enumerate() {
+        match number % 8 {
+            0 => rng.fill(block),
+            1 => block.fill(number as u8),
+            2 => {
+                let word = rng.u64(..).to_le_bytes();
+                block.iter_mut().zip(word.iter().cycle()).for_each(|(byte, word)| *byte = *word);
+            }
+            3 => {}
+            4 => rng.fill(&mut block[..BLOCK / 3]),
+            _ => block.iter_mut().for_each(|byte| *byte = b"etaoin shrdlu\n"[rng.usize(0..14)]),
+        }
+    }
+    data
+}
+
+fn fill(io: &mut Io, data: &[u8]) {
+    for (number, block) in data.chunks(BLOCK).enumerate() {
+        if number % 8 != 3 {
+            io.write(Sector((number * BLOCK / 512) as u64), block, Flags::NONE).unwrap();
+        }
+    }
+}
+
+#[track_caller]
+fn compare(io: &mut Io, data: &[u8]) {
+    let mut found = vec![0; BLOCK];
+    for (number, block) in data.chunks(BLOCK).enumerate() {
+        io.read(Sector((number * BLOCK / 512) as u64), &mut found).unwrap();
+        assert!(found == block, "block {number}");
+    }
+}
+
+fn selection(which: Which) -> Selection {
+    Selection { which, ..Selection::default() }
+}
+
+#[cfg(feature = "c-codecs")]
+#[test]
+fn recompression_makes_smaller_and_changes_nothing() {
+    let ram = Ram::open(RamConfig { recompress: Some(zstd()), ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let before = ram.stats().mm;
+    let some = Selection { blocks_max: 5, ..Selection::default() };
+    let first = ram.recompress(&some).unwrap();
+    assert_eq!(first.replaced, 5);
+    let done = ram.recompress(&selection(Which::All)).unwrap();
+    let after = ram.stats().mm;
+    assert!(done.replaced > 300, "{done:?}");
+    assert_eq!(first.incompressible + done.incompressible, 128, "{first:?} {done:?}");
+    assert!(after.compr_data_size < before.compr_data_size * 9 / 10, "{before:?} {after:?}");
+    assert_eq!(after.orig_data_size, before.orig_data_size);
+    assert_eq!(after.huge_pages, 128);
+    compare(&mut io, &data);
+    // What is done is not done again; what is not huge and gains nothing is tried again. What a
+    // client writes is the first codec's.
+    let again = ram.recompress(&selection(Which::All)).unwrap();
+    assert_eq!((again.tried, again.replaced, again.incompressible), (128, 0, 0));
+    assert_eq!(ram.recompress(&selection(Which::Huge)).unwrap().tried, 0);
+    fill(&mut io, &data);
+    let huge = ram.recompress(&selection(Which::Huge)).unwrap();
+    assert_eq!(huge.incompressible, 128, "{huge:?}");
+    let large = Selection { threshold: 5000, ..Selection::default() };
+    assert_eq!(ram.recompress(&large).unwrap().tried, 0);
+    compare(&mut io, &data);
+    let states = ram.states(0, 8);
+    let flags: Vec<_> = states.iter().map(|state| (state.block, &state.flags[..])).collect();
+    assert_eq!(flags[..3], [(0, &b"..h..n"[..]), (1, b"s....."), (2, b"s.....")]);
+}
+
+#[test]
+fn a_device_without_a_second_algorithm_or_a_file_says_so() {
+    let ram = Ram::open(plain()).unwrap();
+    let error = ram.recompress(&Selection::default()).unwrap_err();
+    assert_eq!(error.field(), "recomp_algo");
+    let error = ram.write_back(&Selection::default(), u64::MAX).unwrap_err();
+    assert_eq!(error.field(), "backing");
+}
+
+#[test]
+fn blocks_grow_old_until_they_are_used() {
+    let ram = Ram::open(plain()).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    assert_eq!(ram.ages()[0], 896);
+    for turn in 1..=9u8 {
+        ram.idle();
+        assert_eq!(ram.ages()[usize::from(turn.min(7))], 896);
+    }
+    let mut block = vec![0; BLOCK];
+    io.read(Sector(0), &mut block).unwrap();
+    io.write(Sector(8), &block, Flags::NONE).unwrap();
+    assert_eq!((ram.ages()[0], ram.ages()[7]), (2, 894));
+    assert_eq!(ram.states(0, 3)[2].age, 7);
+}
+
+#[test]
+fn what_is_written_back_is_read_from_there() {
+    let scratch = Scratch::new("writeback");
+    for checksum in [false, true] {
+        let backing = Some(scratch.file("backing"));
+        let ram = Ram::open(RamConfig { backing, checksum, ..plain() }).unwrap();
+        let (mut io, data) = (io(&ram), contents());
+        fill(&mut io, &data);
+        let before = ram.stats();
+        let none = ram.write_back(&selection(Which::Idle), u64::MAX).unwrap();
+        assert_eq!(none.blocks, 0);
+        let some = ram.write_back(&selection(Which::Huge), 10 * 4200).unwrap();
+        assert_eq!(some.blocks, 10);
+        ram.idle();
+        let mut block = vec![0; BLOCK];
+        io.read(Sector(0), &mut block).unwrap();
+        let rest = ram.write_back(&selection(Which::Idle), u64::MAX).unwrap();
+        ram.compact().unwrap();
+        let stats = ram.stats();
+        assert_eq!(stats.bd.bd_count, some.blocks + rest.blocks, "{stats:?}");
+        assert_eq!(stats.bd.bd_writes, stats.bd.bd_count);
+        assert_eq!(stats.mm.orig_data_size, before.mm.orig_data_size);
+        assert!(stats.mm.compr_data_size < before.mm.compr_data_size / 100, "{stats:?}");
+        assert!(stats.mm.mem_used_total < before.mm.mem_used_total / 8, "{stats:?}");
+        compare(&mut io, &data);
+        assert!(ram.stats().bd.bd_reads >= stats.bd.bd_count);
+        // Half of it is written anew, by parts and as a whole, and goes to the file once more, into
+        // places that are free again.
+        let mut data = data;
+        data[..SIZE as usize / 2].rotate_left(BLOCK);
+        io.write(Sector(0), &data[..1 << 20], Flags::NONE).unwrap();
+        io.write(Sector(2048), &data[1 << 20..2 << 20], Flags::NONE).unwrap();
+        compare(&mut io, &data);
+        let length = || std::fs::metadata(scratch.file("backing")).unwrap().len();
+        let long = length();
+        assert!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks > 200);
+        compare(&mut io, &data);
+        assert!(length() < long + long / 4, "{long} {}", length());
+        // And nothing of it is left when the blocks are discarded.
+        io.run(Bio::new(Op::Discard, Sector(0), SIZE / 512)).unwrap();
+        let stats = ram.stats();
+        assert_eq!((stats.bd.bd_count, stats.mm.orig_data_size), (0, 0));
+        drop((io, ram));
+        std::fs::remove_file(scratch.file("backing")).unwrap();
+    }
+}
+
+#[test]
+fn a_full_file_loses_nothing() {
+    // /dev/full takes nothing, but it is no regular file; a limit on files is the process's. So the
+    // file system says no: one of a few pages.
+    let scratch = Scratch::new("full");
+    let dir = scratch.file("mount");
+    std::fs::create_dir(&dir).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let status = std::process::Command::new(program).args(args).status();
+        assert!(status.unwrap().success(), "{program} {args:?}");
+    };
+    let at = dir.to_str().unwrap();
+    run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", at]);
+    let ram = Ram::open(RamConfig { backing: Some(dir.join("backing")), ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("cannot be written") && text.contains("No space left"), "{text}");
+    compare(&mut io, &data);
+    assert!(ram.states(0, 2000).iter().all(|state| state.flags[1] == b'.'));
+    // What fits goes there after all.
+    assert!(ram.write_back(&selection(Which::All), 32 << 10).unwrap().blocks > 0);
+    compare(&mut io, &data);
+}
+
+#[test]
+fn a_snapshot_is_loaded_as_it_was_saved() {
+    let scratch = Scratch::new("snapshot");
+    let file = scratch.file("snapshot");
+    let data = contents();
+    let saved = {
+        let config = RamConfig { backing: Some(scratch.file("backing")), ..plain() };
+        let ram = Ram::open(config).unwrap();
+        let mut io = io(&ram);
+        fill(&mut io, &data);
+        ram.write_back(&Selection { blocks_max: 100, ..Selection::default() }, u64::MAX).unwrap();
+        ram.save(&file).unwrap()
+    };
+    assert_eq!(saved.blocks, 896);
+    assert_eq!(saved.bytes, std::fs::metadata(&file).unwrap().len());
+    let load = Some(file.clone());
+    let mut configs = vec![
+        RamConfig { load: load.clone(), ..plain() },
+        RamConfig { load: load.clone(), checksum: true, ..plain() },
+    ];
+    if cfg!(feature = "c-codecs") {
+        configs.push(RamConfig { load: load.clone(), codec: zstd(), ..plain() });
+        configs.push(RamConfig { load: load.clone(), recompress: Some(zstd()), ..plain() });
+    }
+    for config in configs {
+        let ram = Ram::open(config).unwrap();
+        assert_eq!(ram.stats().mm.orig_data_size, 896 * 4096);
+        compare(&mut io(&ram), &data);
+        // Saved again, over the old file, it is the same.
+        let again = ram.save(&scratch.file("again")).unwrap();
+        assert_eq!(again.blocks, 896);
+    }
+    let names: Vec<_> =
+        std::fs::read_dir(&scratch.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn a_snapshot_that_will_not_do_is_refused_by_name() {
+    let scratch = Scratch::new("refused");
+    let file = scratch.file("snapshot");
+    let ram = Ram::open(plain()).unwrap();
+    fill(&mut io(&ram), &contents());
+    ram.save(&file).unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    let load =
+        |config: RamConfig| Ram::open(RamConfig { load: Some(file.clone()), ..config }).map(drop);
+    let refused = |config| -> RamError { load(config).unwrap_err() };
+    for (config, want) in [
+        (RamConfig { size: SIZE / 2, ..plain() }, "size=4194304&unit=4096, which is what it was"),
+        (RamConfig { unit: 8192, ..plain() }, "size=4194304&unit=4096"),
+        (RamConfig { mem_limit: 64 << 10, ..plain() }, "mem_limit: `65536` will not do"),
+    ] {
+        let text = refused(config).to_string();
+        assert!(text.contains(want), "{text}");
+    }
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 4;
+    for (bytes, want) in [
+        (&damaged[..], "it is damaged: a checksum is wrong, after"),
+        (&whole[..whole.len() / 2], "it is cut off after"),
+        (b"not a snapshot at all", "it is no snapshot of a RAM disk"),
+        (b"", "it is no snapshot of a RAM disk"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let text = refused(plain()).to_string();
+        assert!(text.starts_with("load: `") && text.contains(want), "{text}");
+        assert!(text.contains("snapshot`: it is"), "{text}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(refused(plain()).field(), "load");
+    // A file that cannot be written is an error, and leaves what was there.
+    let error = ram.save(&scratch.file("no/such/folder")).unwrap_err().to_string();
+    assert!(error.contains("cannot be written"), "{error}");
+}
+
+#[test]
+fn workers_beside_channels_lose_nothing() {
+    let scratch = Scratch::new("beside");
+    let recompress = cfg!(feature = "c-codecs").then(zstd);
+    let backing = Some(scratch.file("backing"));
+    let config = RamConfig { recompress, backing, checksum: true, bs: 512, ..plain() };
+    let ram = Ram::open(config).unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..3u64 {
+            let ram = &ram;
+            scope.spawn(move || {
+                let mut io = io(ram);
+                let mut rng = fastrand::Rng::with_seed(number);
+                // Every third block is this thread's.
+                let mut wanted = vec![vec![0; BLOCK]; 300];
+                let mut found = vec![0; BLOCK];
+                for _ in 0..4000 {
+                    let mine = rng.usize(0..300);
+                    let at = (mine as u64 * 3 + number) * 8;
+                    if rng.u32(0..3) == 0 {
+                        io.read(Sector(at), &mut found).unwrap();
+                        assert!(found == wanted[mine], "thread {number}, block {mine}");
+                        continue;
+                    }
+                    let (from, to) = match rng.u32(0..2) {
+                        0 => (0, 8),
+                        _ => (rng.usize(0..4), rng.usize(5..8)),
+                    };
+                    let part = &mut wanted[mine][from * 512..to * 512];
+                    match rng.u32(0..4) {
+                        0 => rng.fill(part),
+                        1 => part.fill(rng.u8(..)),
+                        _ => part.iter_mut().for_each(|byte| *byte = rng.u8(0..8)),
+                    }
+                    io.write(Sector(at + from as u64), part, Flags::NONE).unwrap();
+                }
+                for (mine, wanted) in wanted.iter().enumerate() {
+                    io.read(Sector((mine as u64 * 3 + number) * 8), &mut found).unwrap();
+                    assert!(found == *wanted, "thread {number}, block {mine} in the end");
+                }
+            });
+        }
+        scope.spawn(|| {
+            for turn in 0..60 {
+                ram.idle();
+                let _ = ram.recompress(&selection(Which::Idle));
+                ram.write_back(&selection(Which::Idle), 400 << 10).unwrap();
+                ram.compact().unwrap();
+                if turn % 10 == 0 {
+                    ram.save(&scratch.file("snapshot")).unwrap();
+                }
+            }
+        });
+    });
+    let stats = ram.stats();
+    assert_eq!((stats.io.failed_reads, stats.io.failed_writes), (0, 0), "{stats:?}");
+    drop(Ram::open(RamConfig { load: Some(scratch.file("snapshot")), ..plain() }).unwrap());
+}
+
+#[test]
+fn a_changed_bit_is_an_error_and_not_data() {
+    let ram = Ram::open(RamConfig { checksum: true, ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let flip = |block: usize| {
+        let value = (block * 8).to_string();
+        ram.inject(&Injection::Device { name: "flip".to_owned(), value })
+    };
+    let mut found = vec![0; BLOCK];
+    for block in [0, 2, 4, 5] {
+        flip(block).unwrap();
+        let sector = Sector(block as u64 * 8);
+        assert_eq!(io.read(sector, &mut found), Err(Status::Protection), "block {block}");
+        let error = ram.save(&std::env::temp_dir().join("blockyard-never")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("block {block} is damaged (PROTECTION); what it was is lost")
+        );
+        // A write of a part cannot mend it, a write of the whole can.
+        io.write(sector, &data[block * BLOCK..][..BLOCK], Flags::NONE).unwrap();
+    }
+    // What takes no memory has no bits.
+    assert!(flip(1).is_err() && flip(3).is_err() && flip(4096).is_err());
+    compare(&mut io, &data);
+    assert_eq!(ram.stats().io.failed_reads, 4);
+}
+
+#[cfg(feature = "c-codecs")]
+#[test]
+fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
+    let scratch = Scratch::new("train");
+    let file = scratch.file("dictionary");
+    let zstd = |dictionary| CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary };
+    // Words that come again in other blocks, and seldom in the same one.
+    let mut rng = fastrand::Rng::with_seed(9);
+    let words: Vec<[u8; 12]> = (0..1500).map(|_| std::array::from_fn(|_| rng.u8(..))).collect();
+    let text = std::iter::repeat_with(|| words[rng.usize(0..words.len())]).flatten();
+    let data: Vec<u8> = text.take(SIZE as usize).collect();
+    let compressed = |dictionary| {
+        let ram = Ram::open(RamConfig { codec: zstd(dictionary), ..plain() }).unwrap();
+        let mut io = io(&ram);
+        fill(&mut io, &data);
+        let trained = ram.train(&file).unwrap();
+        assert!(trained.samples == 896 && trained.bytes > 1000, "{trained:?}");
+        ram.stats().mm.compr_data_size
+    };
+    let without = compressed(None);
+    let with = compressed(Some(std::fs::read(&file).unwrap().into()));
+    assert!(with < without * 9 / 10, "{with} {without}");
+    let little = Ram::open(plain()).unwrap();
+    assert_eq!(little.train(&file).unwrap_err().field(), "train");
+}
