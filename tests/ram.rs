@@ -109,7 +109,7 @@ assert h.pread(65536, 512 << 16) == block(7)
 #[test]
 fn statistics_have_zrams_names() {
     let yard = Yard::serve(&["ram:///r0?size=16M"]);
-    nbdsh(&yard.uri("r0"), "h.pwrite(b'abcdefgh' * 512, 0)");
+    nbdsh(&yard.uri("r0"), "h.pwrite(b'abcd' * 1024, 0)");
     assert_eq!(stat(&yard, "r0", "mm_stat", "same_pages"), 1);
     let said = yard.command(&["stats", "r0"]).ok().out;
     for line in ["r0 io_stat: failed_reads 0", "r0 mm_stat: orig_data_size 4096 compr_data_size 0"]
