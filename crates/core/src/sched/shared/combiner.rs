@@ -19,7 +19,7 @@ use crate::sched::deadline::{Deadline, Item};
 use crate::units::Nanos;
 
 /// Lanes of a device: one for each submitter up to so many, some of them shared.
-const LANES: usize = 64;
+const LANES: usize = 128;
 /// Requests that a lane holds.
 const LANE_LEN: usize = 128;
 /// A lane with so many is emptied whether the device has room or not.

@@ -50,6 +50,8 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     home: Home,
     /// Requests of this channel that have not come home.
     out: usize,
+    /// The lane had no room for what the channel has left. Others may fill it, too.
+    refused: bool,
     /// What came home while the channel was about to sleep.
     arrived: Done,
     staged: Vec<Queued>,
@@ -84,6 +86,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             lane: shared.front.open(),
             home,
             out: 0,
+            refused: false,
             arrived: Done::with_capacity(requests),
             staged: Vec::with_capacity(STAGE_MAX),
             picked: Vec::with_capacity(picks.into()),
@@ -263,6 +266,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 batch.put_back(queued.into_started());
             }
             self.staged.clear();
+            self.refused = taken == 0;
             self.help(now, Some(done));
             if batch.is_empty() || taken == 0 {
                 return;
@@ -285,10 +289,12 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 self.land(ended, Some(done));
             }
             self.shared.front.report(&mut self.reports);
+            self.out -= self.home.send(&mut self.landed, done);
         }
-        if !self.waits_for_others() && self.landed.is_empty() {
+        if !self.waits_for_others() {
             return;
         }
+        self.refused = self.refused && self.shared.front.room(&self.lane) == 0;
         self.look_at = now + LOOK_NS;
         let before = done.len();
         while done.take_from(&mut self.arrived) {}
@@ -308,14 +314,14 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             return Due::At(Nanos(0));
         }
         let due = self.own.due();
-        if self.out == 0 {
+        if self.out == 0 && !self.refused {
             return due;
         }
         due.earlier(Due::At(self.look_at.min(Nanos(self.shared.watch.due()))))
     }
 
     fn waits_for_others(&self) -> bool {
-        self.out > 0 || !self.arrived.is_empty()
+        self.out > 0 || self.refused || !self.arrived.is_empty()
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
@@ -324,10 +330,15 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         while !self.is_home() {
             let now = clock.now();
             let helped = self.help(now, None);
+            if self.refused && self.shared.front.room(&self.lane) > 0 {
+                break;
+            }
+            // Nobody rings when there is room in a lane.
+            let longest = now + if self.refused { LOOK_NS } else { SLEEP_NS };
             let end = match until {
                 Due::At(at) if at <= now => break,
-                Due::At(at) => at.min(now + SLEEP_NS),
-                Due::Never => now + SLEEP_NS,
+                Due::At(at) => at.min(longest),
+                Due::Never => longest,
             };
             if self.arrived.is_empty() && !self.gives_way() {
                 keeps = keeps || self.shared.watch.keep(self.home.number().into());
