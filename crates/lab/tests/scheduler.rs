@@ -163,7 +163,9 @@ fn sequential_writes(name: &str, tags: u16, streams: u64) -> Reading {
 /// With as many tags as submitters nothing waits, and nothing merges under any of them.
 #[test]
 fn what_waits_merges_as_under_one_lock() {
-    for (tags, streams, blocks_min) in [(64, 1, 1.0), (64, 4, 1.0), (8, 1, 4.0), (8, 4, 4.0)] {
+    for (tags, streams, blocks_min) in
+        [(64, 1, 1.0), (64, 4, 1.0), (8, 1, 4.0), (8, 4, 4.0), (1, 1, 16.0)]
+    {
         let read = |way| sequential_writes(way, tags, streams);
         let (lock, product) = (read(sched_lock::PARKING), read(PRODUCT));
         let blocks = |reading: Reading| reading.size_and_merged(4096).0 / 4096.0;
