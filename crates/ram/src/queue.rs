@@ -180,6 +180,11 @@ impl DeviceQueue for RamQueue {
     fn due(&self) -> Due {
         Due::Never
     }
+
+    #[inline]
+    fn is_immediate(&mut self) -> bool {
+        true
+    }
 }
 
 impl fmt::Debug for RamQueue {

@@ -3,8 +3,8 @@
 //! Protects   the time at which somebody has to look at a device queue that many channels share.
 //! Why        of many threads that sleep until a completion is due one is to wake up for it, not
 //!            all of them; and it may be any, because each may go away.
-//! States     free; kept by one of those who sleep while something is due. Who keeps it sleeps until
-//!            a time that it has planned, which is not after the time that is due.
+//! States     free; kept by one of those who sleep while something is due. Who keeps it sleeps
+//!            until a time that it has planned, which is not after the time that is due.
 //! Order      no lock. Who changes what is due looks whether the keeper sleeps for too long; who
 //!            plans a sleep looks once more what is due, with a full fence between on either side.
 //! Common     a store and a fence by who has looked at the device queue.
