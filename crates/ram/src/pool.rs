@@ -214,7 +214,7 @@ impl Pool {
         Cache {
             shard: self.arena.next_shard(self.layout.shards()),
             pool: Arc::clone(self),
-            scratch: Scratch::default(),
+            scratch: Scratch::new(self.pins.seats_max()),
         }
     }
 
@@ -293,10 +293,17 @@ impl Pool {
 }
 
 /// What a reclaim works with, kept so that it need not allocate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Scratch {
     pinned: Pinned,
     foreign: Vec<Object>,
+}
+
+impl Scratch {
+    fn new(seats_max: usize) -> Scratch {
+        let foreign = Vec::with_capacity(RETIRED + 2 * seats_max);
+        Scratch { pinned: Pinned::with_capacity(seats_max), foreign }
+    }
 }
 
 /// One channel's way to allocate and to free. It is bound to one shard, which it leaves only when

@@ -186,7 +186,7 @@ fn the_limit_is_answered_and_old_contents_stay() {
 /// random, and contents stay below nine tenths of the limit.
 #[test]
 fn a_limit_is_met_by_contents_and_not_by_holes() {
-    let limit = if cfg!(miri) { 256 << 10 } else { 4 << 20 };
+    let limit = if cfg!(miri) { 64 << 10 } else { 4 << 20 };
     let blocks = limit / (BLOCK as u64 / 7);
     let store = store(blocks, |config| config.limit_bytes = Some(limit));
     let mut access = store.access().unwrap();

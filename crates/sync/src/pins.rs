@@ -69,6 +69,11 @@ impl Pins {
         Some(Seat { pins: Arc::clone(self), number })
     }
 
+    /// How many seats can be taken at a time.
+    pub fn seats_max(&self) -> usize {
+        self.slots.len()
+    }
+
     /// How many objects can be pinned at most by the seats that were ever taken.
     pub fn seats_used(&self) -> usize {
         self.seats_used.load(Ordering::Relaxed)

@@ -74,7 +74,9 @@ impl Holes {
                 continue;
             }
             list.retain(|&at| keep(at));
-            list.shrink_to(list.len() * 2);
+            if list.capacity() > 64 && list.capacity() / 4 > list.len() {
+                list.shrink_to(list.len() * 2);
+            }
             self.count += list.len();
             if list.is_empty() {
                 self.occupied[class / 64] &= !(1 << (class % 64));
