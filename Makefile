@@ -11,7 +11,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom shuttle gate bench fuzz-smoke soak
+.PHONY: help deps build-deps build run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -59,6 +59,12 @@ shuttle: deps
 		--target-dir target/shuttle
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --profile loom \
 		--test store_by_chance --target-dir target/shuttle
+
+# Undefined behaviour and data races in the pool of RAM disks; needs a nightly toolchain with Miri, so
+# `make test` leaves it out.
+miri: ## the pool of RAM disks under Miri
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p blockyard-ram \
+		--test store --target-dir target/miri
 
 # The runner is used once, so it is built without optimising: that takes less than half the time.
 gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt
