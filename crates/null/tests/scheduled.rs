@@ -222,3 +222,25 @@ fn threads_that_sleep_are_woken() {
         assert_eq!(disk.stats().channels, 0);
     }
 }
+
+/// Nobody waits for an hour for what nobody waits for: a channel that is dropped takes with it what
+/// only a timer holds back.
+#[test]
+fn a_channel_that_goes_does_not_wait_for_a_timer() {
+    let hour = NullConfig {
+        irqmode: IrqMode::Timer,
+        completion_nsec: 3_600_000_000_000,
+        hw_queue_depth: 1,
+        ..flat()
+    };
+    let device = Scheduled::new(null(&hour), true).unwrap();
+    let (name, depth) = ("hour".to_owned(), ChannelConfig { depth: 4 });
+    let disk = Composed::new(name, "null", device, depth, NoneScheduler::new);
+    for _ in 0..2 {
+        let mut writer = Writer::new(&disk);
+        writer.write(0);
+        writer.write(2 * BLOCK);
+        drop(writer);
+    }
+    assert_eq!(disk.stats().channels, 0);
+}

@@ -39,6 +39,9 @@ mod gated;
 mod leftovers;
 mod waiting;
 
+/// How often a channel that closes looks what other threads have of it.
+const CLOSING_LOOK_NS: u64 = 1_000_000;
+
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
@@ -565,7 +568,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G>
             let ended = self.reap(&mut out);
             out.clear();
             if self.queue.waits_for_others() {
-                self.wait_for_others(Due::Never);
+                // What has been started meanwhile may be one more that nobody waits for.
+                let soon = self.clock.now() + CLOSING_LOOK_NS;
+                self.wait_for_others(Due::At(soon));
                 continue;
             }
             match self.due() {

@@ -103,6 +103,14 @@ impl<Q: DeviceQueue> Engine<Q> {
         }
     }
 
+    /// Lets the queue complete at once what only waits for a time to come, if nobody waits for it
+    /// but a channel that is closing. The next turn finds it.
+    pub(super) fn abort(&mut self, home: u16) {
+        if self.flights.are_of(home) {
+            self.queue.abort(&mut self.done);
+        }
+    }
+
     /// When somebody has to come again.
     pub(super) fn due(&self) -> Due {
         let blocked = self.blocked_until.map_or(Due::Never, Due::At);

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use super::Report;
 use super::queued::{Queued, part_ended};
 use crate::bio::{Op, Prio};
-use crate::request::{Batch, Ended, Slot};
+use crate::request::{Batch, Ended, Request, Slot};
 use crate::sched::deadline::{Item, Kind};
 use crate::units::Tag;
 
@@ -108,6 +108,17 @@ impl Flights {
         request.exchange_tag(flight.tag);
         home.push(Landed { ended: request.into_ended(), first_tail: flight.first_tail });
         Ok(())
+    }
+
+    /// Whether nobody but the channel at this home has anything in flight.
+    pub(super) fn are_of(&self, home: u16) -> bool {
+        self.table.iter().filter_map(|flight| Some((flight.head?, flight.first_tail))).all(
+            |(head, first_tail)| {
+                // SAFETY: a slot in flight heads a request, which is only looked at.
+                let request = unsafe { Request::from_raw(head) };
+                request.tail() == first_tail && request.home() == home
+            },
+        )
     }
 
     /// Takes back what the queue did not start. Where it wants the first of them bio by bio, that

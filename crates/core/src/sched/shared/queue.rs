@@ -355,6 +355,22 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
     }
 
     fn abort(&mut self, done: &mut Done) {
-        self.own.abort(done);
+        self.own.abort(&mut self.results);
+        while let Some(ended) = self.results.take() {
+            self.land(ended, Some(done));
+        }
+        self.shared.front.report(&mut self.reports);
+        self.out -= self.home.send(&mut self.landed, done);
+        if self.out > 0 && self.by_engine {
+            let home = self.home.number();
+            let ran = self.shared.engine.run(|engine| {
+                engine.abort(home);
+                Round::Enough
+            });
+            if ran == Ran::Enough {
+                // Who has kicked meanwhile is served by the turn that comes next.
+                self.shared.front.abandon();
+            }
+        }
     }
 }
