@@ -4,10 +4,10 @@
 //! "BLKYBACK", 4096 bytes ▸ stored bytes at multiples of 64, wherever there is room
 //! ```
 //!
-//! Which places are taken is not written down anywhere: the table of words says it, and what readers
-//! have pinned. Whoever writes back looks at both first ([`Room`]), so that a write of a block that
-//! was written back frees its place without doing anything. What is in the file means nothing after
-//! the end of the device.
+//! Which places are taken is not written down anywhere: the table of words says it, and what
+//! readers have pinned. Whoever writes back looks at both first ([`Room`]), so that a write of a
+//! block that was written back frees its place without doing anything. What is in the file means
+//! nothing after the end of the device.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};

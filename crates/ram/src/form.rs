@@ -1,4 +1,4 @@
-//! The form in which blocks are stored: what a word and its bytes mean, and what is made of a block.
+//! The form in which blocks are stored: what a word and its bytes mean, what is made of a block.
 //!
 //! | word | stored bytes | the block |
 //! | --- | --- | --- |

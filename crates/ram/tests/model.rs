@@ -81,7 +81,7 @@ impl Rig {
         }
     }
 
-    /// After a failure: each block's part of the range is old or new, and is from now on what it is.
+    /// After a failure each block's part of the range is old or new, and is what it is from now on.
     fn adopt(&mut self, at: u64, data: &[u8]) {
         let found = self.read(at, data.len() as u64);
         let mut from = at;

@@ -1,7 +1,7 @@
 //! Writeback: blocks go to the backing file, compressed as they are.
 //!
-//! A batch of blocks is marked, copied, written, and then each word is exchanged for the place in the
-//! file if its mark is still there: whoever has written the block meanwhile has taken it away.
+//! A batch of blocks is marked, copied, written, and then each word is exchanged for the place in
+//! the file if its mark is still there: whoever has written the block meanwhile has taken it away.
 
 use std::io;
 
