@@ -1,6 +1,8 @@
 //! The product's deadline policy against what a kernel's mq-deadline decided: every recording in
 //! `tests/oracle` is replayed. `blockyard lab oracle deadline record` makes new ones.
 
+#![allow(clippy::unwrap_used)] // The functions that the tests share are tests too.
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Reads the text of a trace. It may come from anywhere: whatever it is, the answer is a trace within
-//! its bounds, or an error with the number of its line.
+//! Reads the text of a trace. It may come from anywhere: whatever it is, the answer is a trace
+//! within its bounds, or an error with the number of its line.
 
 use std::fmt::Display;
 
