@@ -270,6 +270,8 @@ pub fn change(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::param::{COMMON, Form};
     use crate::{stack, uri};
@@ -393,6 +395,25 @@ mod tests {
         assert_eq!(tunables["writes_starved"], -3);
         for text in [r#"{"read_expire": null}"#, r#"{"read_expire": 1.5}"#, "[]", "1"] {
             assert!(serde_json::from_str::<SchedulerRequest>(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_request_makes_it_panic_and_what_it_takes_is_shown(
+            key in prop_oneof![
+                proptest::sample::select(names().collect::<Vec<_>>()).prop_map(str::to_owned),
+                "\\PC{0,20}",
+            ],
+            value in prop_oneof![any::<i64>().prop_map(|n| n.to_string()), "\\PC{0,20}"],
+        ) {
+            let (kind, disk) = disk("null:///d?size=1M");
+            let request = request([(key.as_str(), value.as_str())]);
+            if let Ok(view) = change(&*disk, kind, &request) {
+                prop_assert_eq!(SchedulerView::new(&*disk), view);
+            }
+            let body = serde_json::to_vec(&request).unwrap();
+            prop_assert_eq!(serde_json::from_slice::<SchedulerRequest>(&body).unwrap(), request);
         }
     }
 }

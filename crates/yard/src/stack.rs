@@ -99,10 +99,6 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
         let given = *value != param.default_value();
         let needs = match param.name {
             "completion_nsec" if !timer => "irqmode=timer",
-            name if is_tunable(name) && spec.choice("scheduler") == 0 => {
-                let what = "no effect while the scheduler is none";
-                return given.then(|| format!("{name}: {what}"));
-            }
             name if (name.starts_with("zone_") || name == "gate") && !spec.switch("zoned") => {
                 "zoned=1"
             }
@@ -111,6 +107,17 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
         given.then(|| format!("{}: ignored without {needs}", param.name))
     });
     notes.collect()
+}
+
+/// A sentence for each tunable of a scheduler that is not there yet.
+fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
+    let given = spec
+        .given()
+        .filter(|(param, value)| is_tunable(param.name) && **value != param.default_value());
+    let is_none = spec.choice("scheduler") == 0;
+    let notes =
+        given.map(|(param, _)| format!("{}: no effect while the scheduler is none", param.name));
+    notes.filter(move |_| is_none)
 }
 
 /// Makes the device.
@@ -126,16 +133,18 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
-    match spec.kind().name {
+    let mut made = match spec.kind().name {
         "null" => {
             let null = null::<Z>(spec)?;
             let notes = notes(spec, &null);
-            Ok(Made { disk: with_delay(spec, null)?, notes, ram: None })
+            Made { disk: with_delay(spec, null)?, notes, ram: None }
         }
-        "smr" => smr::open(spec),
-        "ram" => ram::open(spec),
+        "smr" => smr::open(spec)?,
+        "ram" => ram::open(spec)?,
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
-    }
+    };
+    made.notes.extend(untuned(spec));
+    Ok(made)
 }
 
 /// Checks that the parameters go together, without leaving a trace.
@@ -143,13 +152,13 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 /// # Errors
 /// As [`open`], but for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    match spec.kind().name {
-        "smr" => return smr::check(spec),
-        "ram" => return ram::check(spec),
-        _ => {}
-    }
-    let null = null::<WordZones>(spec)?;
-    Ok(notes(spec, &null))
+    let mut notes = match spec.kind().name {
+        "smr" => smr::check(spec)?,
+        "ram" => ram::check(spec)?,
+        _ => notes(spec, &*null::<WordZones>(spec)?),
+    };
+    notes.extend(untuned(spec));
+    Ok(notes)
 }
 
 fn null<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Arc<Null<Z>>, StackError> {

@@ -150,7 +150,7 @@ impl DeviceView {
                 zone_append_sectors_max: limit(limits.zone_append_sectors_max),
                 write_cache: limits.write_cache,
                 fua: limits.fua,
-                queue_depth: limits.queue_depth,
+                queue_depth: disk.scheduler().map_or(limits.queue_depth, |control| control.depth()),
             },
             scheduler: scheduler::active(disk).to_owned(),
             channels: disk.stats().channels,

@@ -167,6 +167,9 @@ pub trait SchedulerControl: Send + Sync {
 
     /// How many requests wait in order.
     fn waiting(&self) -> usize;
+
+    /// How many requests the device works on at once; its limits say how many a channel may send.
+    fn depth(&self) -> u16;
 }
 
 /// There is no scheduler of this name.

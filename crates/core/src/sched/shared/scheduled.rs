@@ -172,6 +172,10 @@ impl<D: Device, F: Front> SchedulerControl for Scheduled<D, F> {
         stats
     }
 
+    fn depth(&self) -> u16 {
+        self.shared.depth
+    }
+
     fn waiting(&self) -> usize {
         let mut waiting = 0;
         self.with_order(&mut |order| waiting = order.waiting());
