@@ -375,7 +375,10 @@ mod tests {
         for spec in parse(TEMPLATE).unwrap().devices {
             let made = open(&spec).unwrap();
             assert_eq!(made.notes, Vec::<String>::new());
-            let zoned = spec.kind().name == "smr" || spec.switch("zoned");
+            let zoned = match spec.kind().name {
+                "null" => spec.switch("zoned"),
+                kind => kind == "smr",
+            };
             assert_eq!(made.disk.geometry().zones.is_some(), zoned);
         }
     }

@@ -1,6 +1,8 @@
 //! Compressed RAM disks.
 
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
@@ -38,14 +40,17 @@ fn refused(spec: &DeviceSpec, error: RamError) -> StackError {
 fn read_dictionary(field: &'static str, path: &str) -> Result<Arc<[u8]>, StackError> {
     let refused =
         |what: String| StackError::Refused { field, message: format!("{field}: `{path}` {what}") };
-    let len = std::fs::metadata(Path::new(path))
-        .map_err(|error| refused(format!("cannot be read: {error}")))?
-        .len();
-    if len > DICTIONARY_BYTES_MAX {
-        return Err(refused(format!("has {len} bytes; a dictionary has a MiB at most")));
+    let mut bytes = Vec::new();
+    // A device says that it is empty, and never ends.
+    let read = File::open(path)
+        .and_then(|file| file.take(DICTIONARY_BYTES_MAX + 1).read_to_end(&mut bytes));
+    match read {
+        Err(error) => Err(refused(format!("cannot be read: {error}"))),
+        Ok(len) if len as u64 > DICTIONARY_BYTES_MAX => {
+            Err(refused("is too long; a dictionary has a MiB at most".to_owned()))
+        }
+        Ok(_) => Ok(bytes.into()),
     }
-    let bytes = std::fs::read(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
-    Ok(bytes.into())
 }
 
 /// What a dictionary is read by: the parameter and its value.
