@@ -38,8 +38,8 @@ pub struct Null<Z: ZoneSet = WordZones> {
     notes: Vec<String>,
 }
 
-/// What the device and its queues share: every I/O reads it, so it has cache lines that nobody else's
-/// writes take away.
+/// What the device and its queues share: every I/O reads it, so it has cache lines that nobody
+/// else's writes take away.
 #[repr(align(128))]
 pub(crate) struct Shared<Z> {
     pub(crate) geometry: Geometry,

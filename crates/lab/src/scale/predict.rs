@@ -34,8 +34,8 @@ pub struct Known {
     /// I/Os per second of one thread alone; the median of the openings.
     pub alone_iops: f64,
     /// How many times as many two threads do, each on a processor of its own: the mean of the
-    /// openings, with the least and the greatest; `None` where there is one processor, or were never
-    /// two at once.
+    /// openings, with the least and the greatest; `None` where there is one processor, or were
+    /// never two at once.
     pub gain: Option<Gain>,
     /// Nanoseconds from one I/O's zone to the next one's, of one thread alone.
     pub zone_ns: f64,
