@@ -39,8 +39,8 @@ mod gated;
 mod leftovers;
 mod waiting;
 
-/// How often a channel that closes looks what other threads have of it.
-const CLOSING_LOOK_NS: u64 = 1_000_000;
+/// How often a channel that closes looks for what nobody else waits for.
+const CLOSING_LOOK_NS: u64 = 10_000_000;
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
