@@ -143,7 +143,8 @@ impl Submitter {
         }
     }
 
-    /// Carries so many bios out, or fewer if the time is up, and leaves, now and then in between.
+    /// Carries so many bios out, or fewer if the time is up, and leaves: now and then in the
+    /// middle.
     fn run(mut self, bios: u32, until: Instant) -> Gone {
         let depth = self.rng.usize(1..=DEPTH_MAX);
         let (mut left, mut done) = (bios, Vec::new());

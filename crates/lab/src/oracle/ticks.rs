@@ -1,8 +1,8 @@
 //! When the kernel's clock ticked: deadlines are counted in ticks, and tracefs prints none.
 //!
 //! The events of the kernel's timers say which tick it is. Each gives a bound: the tick `n` began
-//! at or before it. The tightest of them is right up to the time from a tick to the first timer that
-//! runs after it, some microseconds.
+//! at or before it. The tightest of them is right up to the time from a tick to the first timer
+//! that runs after it, some microseconds.
 
 use crate::oracle::trace::Tick;
 

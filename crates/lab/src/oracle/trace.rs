@@ -1,8 +1,9 @@
 //! A recorded trace: what went into a scheduler, what came out, and when; and how it is printed.
 //!
 //! The text is a first line, a header of `key value` lines, the line `events`, a line per event,
-//! and `end COUNT`. An event is a letter, the microseconds since the event before it, `R`, `W` or `D`
-//! (discard), the class (`-` where the kernel does not say it), the first sector and the length:
+//! and `end COUNT`. An event is a letter, the microseconds since the event before it, `R`, `W` or
+//! `D` (discard), the class (`-` where the kernel does not say it), the first sector and the
+//! length:
 //!
 //! ```text
 //! I 0 R be 31616 8       inserted into the scheduler, after the plug
