@@ -21,6 +21,7 @@ use blockyard_core::zone::gate::{GateMode, ZoneGates};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
+use blockyard_ram::{Ram, RamConfig};
 use blockyard_sim::clock::ManualClock;
 use blockyard_sim::contract::Door;
 use blockyard_sim::model::{Model, Outcome, Rules};
@@ -104,6 +105,24 @@ pub fn bios_smr(bytes: &[u8]) {
     } else {
         drive_by(Rules::Zbc, &mut input, &composed(sd, depth), true);
     }
+}
+
+/// Reads the bytes as a compressed RAM disk and a stream of bios.
+///
+/// # Panics
+/// If the device and the model disagree.
+pub fn bios_ram(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let config = RamConfig {
+        size: 512 << 10,
+        bs: input.choose(&[512, 4096, 1024]),
+        unit: input.choose(&[4096, 4096, 8192, 32_768]),
+        checksum: input.below(2) == 1,
+        ..RamConfig::default()
+    };
+    let ram = Ram::open(config).expect("every choice fits the others");
+    let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
+    drive(&mut input, &composed(ram, depth), true);
 }
 
 fn composed<D: Device>(

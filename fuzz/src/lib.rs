@@ -10,6 +10,7 @@ pub mod fuse;
 pub mod input;
 pub mod media;
 pub mod nbd;
+pub mod ram;
 pub mod texts;
 pub mod trace;
 pub mod zonefs;
