@@ -121,3 +121,92 @@ fn statistics_have_zrams_names() {
     let metrics = ok(&["curl", "--silent", "--unix-socket", &control, "http://yard/metrics"]);
     assert!(metrics.contains(metric), "{metrics}");
 }
+
+/// The image comes back as it is after each kind of work, and from a snapshot in another device.
+#[test]
+fn work_on_a_device_changes_nothing_that_is_read() {
+    let files = Place::new();
+    let (backing, snapshot) = (files.file("backing"), files.file("snapshot"));
+    let uri = format!("ram:///r0?size=96M&recomp_algo=zstd&checksum=1&backing={backing}");
+    let yard = Yard::serve(&[&uri]);
+    let image = ext4_image(&yard.place);
+    let back = yard.place.file("back");
+    ok(&["nbdcopy", &image, &yard.uri("r0")]);
+    let command = |line: &[&str]| yard.command(line).ok().out;
+    let check = |what: &str| {
+        ok(&["nbdcopy", "--connections=4", &yard.uri("r0"), &back]);
+        let same = crate::run::run(&["cmp", &image, &back]);
+        assert_eq!(same.code, Some(0), "after {what}: {same}");
+    };
+    check("the copy");
+    let before = stat(&yard, "r0", "mm_stat", "compr_data_size");
+    let said = command(&["ram", "recompress", "r0", "--type", "all"]);
+    assert!(said.starts_with("r0: recompress: incompressible "), "{said}");
+    let after = stat(&yard, "r0", "mm_stat", "compr_data_size");
+    assert!(after < before * 9 / 10, "{after} of {before}");
+    check("recompress");
+    assert_eq!(command(&["ram", "idle", "r0"]), "r0: idle: done\n");
+    command(&["ram", "writeback", "r0", "--type", "idle", "--limit", "4M"]);
+    let backed = stat(&yard, "r0", "bd_stat", "bd_count");
+    assert!(backed > 100, "{backed}");
+    let compacted = command(&["ram", "compact", "r0"]);
+    assert!(compacted.starts_with("r0: compact: blocks_moved "), "{compacted}");
+    check("writeback and compact");
+    let list = command(&["ram", "blocks", "r0", "--count", "10000"]);
+    assert!(list.lines().any(|line| line.split_whitespace().nth(3) == Some(".w..r.")), "{list}");
+    command(&["ram", "save", "r0", &snapshot]);
+    let loaded = Yard::serve(&[&format!("ram:///r1?size=96M&algo=zstd&load={snapshot}")]);
+    ok(&["nbdcopy", &loaded.uri("r1"), &back]);
+    ok(&["cmp", &image, &back]);
+    // What is asked wrongly is refused by name.
+    let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
+    refused(&["ram", "recompress", "r0", "--type", "old"], "type: `old` will not do");
+    refused(&["ram", "writeback", "r0", "--age", "9"], "age: `9` will not do");
+    refused(&["ram", "save", "r0", "/no/such/folder/file"], "cannot be written");
+    let plain = Yard::serve(&["ram:///r2?size=16M", "null:///n0?size=1G"]);
+    let refused = |line: &[&str], word: &str| plain.command(line).fails().says(&[word]);
+    refused(&["ram", "recompress", "r2"], "recomp_algo");
+    refused(&["ram", "writeback", "r2"], "backing");
+    refused(&["ram", "compact", "n0"], "`n0` is not a RAM disk");
+}
+
+#[test]
+fn a_snapshot_that_is_killed_leaves_the_old_one() {
+    let files = Place::new();
+    let snapshot = files.file("snapshot");
+    let mut yard = Yard::serve(&["ram:///r0?size=96M"]);
+    nbdsh(&yard.uri("r0"), "h.pwrite(b'first' * 819 + b'!', 0)");
+    yard.command(&["ram", "save", "r0", &snapshot]).ok();
+    let programs = programs(&yard.place);
+    ok(&["nbdcopy", &programs, &yard.uri("r0")]);
+    // The kill comes somewhere in the save, or just after it.
+    let control = yard.place.file("control");
+    let line = [
+        "sh",
+        "-c",
+        "\"$0\" ram save r0 \"$1\" --control \"$2\" & kill -KILL \"$3\"; wait; true",
+        crate::yard::BLOCKYARD,
+        &snapshot,
+        &control,
+        &yard.pid().to_string(),
+    ];
+    ok(&line);
+    assert!(!yard.end().success());
+    let yard = Yard::serve(&[&format!("ram:///r0?size=96M&load={snapshot}")]);
+    let back = yard.place.file("back");
+    ok(&["nbdcopy", &yard.uri("r0"), &back]);
+    let found = std::fs::read(&back).unwrap();
+    let whole = std::fs::read(&programs).unwrap();
+    let first = [&b"first".repeat(819)[..], b"!"].concat();
+    assert!(found[..4096] == first[..] || found[..whole.len()] == whole[..]);
+    // A damaged one is refused, with its name.
+    drop(yard);
+    let mut bytes = std::fs::read(&snapshot).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&snapshot, bytes).unwrap();
+    let uri = format!("ram:///r0?size=96M&load={snapshot}");
+    let door = format!("unix:{}", files.file("nbd"));
+    let refused = crate::yard::blockyard(&["serve", &uri, "--nbd", &door]).fails();
+    refused.says(&["load: `", "snapshot`: it is damaged"]);
+}
