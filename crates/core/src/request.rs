@@ -41,7 +41,8 @@ pub(crate) struct Slot {
     pub(crate) submitted: Nanos,
     /// The request's last bio.
     tail: NonNull<Slot>,
-    /// The request's first sector; of a completed append, where it landed.
+    /// The request's first sector; of a completed append, where it landed; of a parent in pieces,
+    /// where the first of those that failed begins.
     sector: Sector,
     /// The request's length in sectors.
     sectors: u64,
@@ -73,6 +74,16 @@ const _: () = assert!(size_of::<Slot>() == 128, "a slot is two cache lines");
 pub(crate) const SLOT_NONE: u16 = u16::MAX;
 
 impl Slot {
+    /// Of a parent with an error: where the first of the pieces that failed begins.
+    pub(crate) fn failed_at(&self) -> Sector {
+        self.sector
+    }
+
+    /// Notes where a piece that failed begins.
+    pub(crate) fn set_failed_at(&mut self, sector: Sector) {
+        self.sector = sector;
+    }
+
     /// A slot that nothing is in.
     pub(crate) fn empty(index: u16) -> Slot {
         Slot {

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use crate::bio::Bio;
 use crate::request::{SLOT_NONE, Slot};
 use crate::status::Status;
+use crate::units::Sector;
 
 /// What is left of a bio that is being split.
 #[derive(Debug)]
@@ -57,11 +58,12 @@ pub(super) fn begin(parent: &mut Slot) {
     debug_assert_eq!(parent.parent, SLOT_NONE, "pieces have no pieces");
 }
 
-/// Notes the end of one piece, or of the cutting; says whether the whole bio is complete. The first
-/// error stays.
-pub(super) fn piece_done(parent: &mut Slot, status: Status) -> bool {
-    if parent.status.is_ok() {
+/// Notes the end of the piece that begins at `sector`, or of the cutting; says whether the whole bio
+/// is complete. Of several errors that of the first sector stays: pieces end in any order.
+pub(super) fn piece_done(parent: &mut Slot, status: Status, sector: Sector) -> bool {
+    if !status.is_ok() && (parent.status.is_ok() || sector < parent.failed_at()) {
         parent.status = status;
+        parent.set_failed_at(sector);
     }
     parent.pieces -= 1;
     parent.pieces == 0

@@ -280,7 +280,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             self.route(slot, &bio);
         }
         // SAFETY: the parent's slot is referred to by number only, never by a request.
-        let complete = split::piece_done(unsafe { parent.as_mut() }, Status::Ok);
+        let complete = split::piece_done(unsafe { parent.as_mut() }, Status::Ok, rest.bio.sector);
         debug_assert!(!complete, "the last piece was cut just now");
     }
 
@@ -407,7 +407,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.slots.put(slot_ref.index);
         // SAFETY: a parent's slot is taken until its last piece is done, and referred to by number.
         let parent_ref = unsafe { parent.as_mut() };
-        if split::piece_done(parent_ref, status) {
+        if split::piece_done(parent_ref, status, sector) {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
             let next = flush::after(parent_ref, status, sector, self.rules.limits());
             match next.filter(|_| !self.closing) {
