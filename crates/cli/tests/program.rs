@@ -266,7 +266,7 @@ fn a_configuration_is_written_checked_and_served() {
     assert_eq!(code, 1);
     assert!(error.contains("--force overwrites it"), "{error}");
     let (code, out, _) = run(blockyard(&dir.0).args(["check", path]));
-    assert_eq!((code, out), (0, format!("{path}: good: 4 devices\n")));
+    assert_eq!((code, out), (0, format!("{path}: good: 5 devices\n")));
     let (code, out, _) =
         run(blockyard(&dir.0).args(["serve", "-c", path, "--run", "echo $exportname"]));
     assert_eq!((code, out.as_str()), (0, "zoned0\n"));

@@ -274,8 +274,8 @@ mod tests {
 
     #[test]
     fn an_unknown_workload_is_answered_with_the_near_one() {
-        let error = chosen(&["mixt".to_owned()]).unwrap_err().to_string();
-        assert!(error.contains("no workload is called `mixt`, did you mean `mixed`?"), "{error}");
+        let error = chosen(&["mixd".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("no workload is called `mixd`; did you mean `mixed`?"), "{error}");
         assert_eq!(chosen(&[]).unwrap().len(), WORKLOADS.len());
     }
 
