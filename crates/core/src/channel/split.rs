@@ -58,8 +58,8 @@ pub(super) fn begin(parent: &mut Slot) {
     debug_assert_eq!(parent.parent, SLOT_NONE, "pieces have no pieces");
 }
 
-/// Notes the end of the piece that begins at `sector`, or of the cutting; says whether the whole bio
-/// is complete. Of several errors that of the first sector stays: pieces end in any order.
+/// Notes the end of the piece that begins at `sector`, or of the cutting; says whether the whole
+/// bio is complete. Of several errors that of the first sector stays: pieces end in any order.
 pub(super) fn piece_done(parent: &mut Slot, status: Status, sector: Sector) -> bool {
     if !status.is_ok() && (parent.status.is_ok() || sector < parent.failed_at()) {
         parent.status = status;
