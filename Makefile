@@ -53,6 +53,8 @@ loom: deps
 		--target-dir target/loom
 
 # Interleavings by chance of more threads than loom can explore; a failure prints its seed.
+# What is drawn is the same each time; SHUTTLE_RANDOM_SEED=N draws something else.
+shuttle: export SHUTTLE_RANDOM_SEED ?= 1
 shuttle: deps
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
 		--test words_by_chance --test gate_by_chance --test scheduler_by_chance \
