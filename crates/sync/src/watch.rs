@@ -92,11 +92,14 @@ impl Watch {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Ends the keeper's watch.
+    /// Ends the keeper's watch. Whoever leaves looks then whether somebody is to keep it.
     pub fn leave(&self) {
         self.until.store(0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `keep`, so that the next plan comes later.
         self.keeper.store(FREE, Ordering::Release);
+        // Full: pairs with the fence in `set_due`. Either that finds the watch free, or the look
+        // that follows finds what is due.
+        fence(Ordering::SeqCst);
     }
 
     /// Whether something is due and nobody keeps it.
@@ -175,6 +178,22 @@ mod model {
             Bell::ring_one(std::iter::once(&shared.1));
             thread.join().unwrap();
             assert!(!shared.0.is_wanted());
+        });
+    }
+
+    /// Something becomes due while the keeper leaves: one of the two sees that nobody keeps it.
+    #[test]
+    fn what_becomes_due_while_the_watch_is_left_is_seen() {
+        loom::model(|| {
+            let watch = Arc::new(Watch::new());
+            watch.set_due(9);
+            assert!(watch.keep(0));
+            watch.set_due(NEVER);
+            let other = Arc::clone(&watch);
+            let thread = loom::thread::spawn(move || other.set_due(5) == Wake::Anybody);
+            watch.leave();
+            let seen_by_leaver = watch.is_wanted();
+            assert!(thread.join().unwrap() || seen_by_leaver, "due and kept by nobody");
         });
     }
 

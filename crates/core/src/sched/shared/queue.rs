@@ -368,8 +368,10 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 Round::Enough
             });
             if ran == Ran::Enough {
-                // Who has kicked meanwhile is served by the turn that comes next.
+                // Who has kicked meanwhile trusts that somebody looks once more, and may sleep by
+                // now. This channel goes away, and does not look if its own requests are home.
                 self.shared.front.abandon();
+                self.home.ring_one();
             }
         }
     }
