@@ -184,6 +184,8 @@ LC_ALL=C sort -k2 "$place/all" | awk -v max="$max" -v list="$place/list" '{
     print >list
 } END { printf "%.0f %.0f\n", sum, all }'
 mkfifo "$place/tar"
+# The shell in which `split` runs its filter.
+export SHELL=$BASH
 sha256sum <"$place/tar" >"$place/sum" &
 { tar --create --absolute-names --hard-dereference --blocking-factor=2048 \
     --files-from="$place/list" || [ $? = 1 ]; } |
