@@ -13,7 +13,7 @@ use crate::experiments::{limits, zone_locks};
 use crate::limits::values::LimitValues;
 use crate::results::{Index, Note, Prediction, Results};
 use crate::scale::machine::{Machine, ns};
-use crate::scale::predict::{Known, MEASURED_HERE};
+use crate::scale::predict::{Gain, Known, MEASURED_HERE};
 use crate::scale::zone_locks::{VARIANTS, WORKLOADS};
 use crate::scale::{calibrate, predict};
 use crate::stop::Stop;
@@ -168,17 +168,21 @@ fn limit_values(args: &ScaleArgs, stop: &Stop) -> Result<(LimitValues, String), 
     ))
 }
 
-/// How much what two threads do varied from one opening of a device to the next.
+/// How much two threads do on one device, by opening of it, and on a device each.
 fn spread(known: &[Known]) -> Option<String> {
     let gains = known.iter().filter_map(|known| Some((known, known.gain?)));
     let texts: Vec<String> = gains
         .map(|(known, gain)| {
             let Known { variant, workload, .. } = known;
-            format!("{variant} {} {:.2} to {:.2}", workload.name, gain.min, gain.max)
+            let apart = known.apart.map(|apart| format!(", apart {:.2}", apart.mean));
+            let Gain { mean, min, max } = gain;
+            let apart = apart.unwrap_or_default();
+            format!("{variant} {} {mean:.2} ({min:.2} to {max:.2}){apart}", workload.name)
         })
         .collect();
-    let what = "Two threads did so many times as much as one, by opening of the device";
-    (!texts.is_empty()).then(|| format!("{what}: {}.", texts.join(", ")))
+    let what = "Two threads did so many times as much as one on one device (least to greatest of \
+                its openings), and apart on a device each, which is what the model takes";
+    (!texts.is_empty()).then(|| format!("{what}: {}.", texts.join("; ")))
 }
 
 fn nanos(picoseconds: u64) -> String {

@@ -20,6 +20,9 @@ pub struct Machine {
     pub threads_per_core: usize,
     /// How much more the threads of a core do together than one alone.
     pub thread_gain: f64,
+    /// How many times as long a thread's own work takes while other cores work too, on what is
+    /// theirs alone.
+    pub crowding: f64,
     /// A line from one core to another of its socket.
     pub transfer_near: Time,
     /// A line from one socket to another.
@@ -56,6 +59,7 @@ impl Default for Machine {
             sockets: 1,
             threads_per_core: 1,
             thread_gain: 1.3,
+            crowding: 1.0,
             transfer_near: ns(65.0),
             transfer_far: ns(160.0),
             retain: ns(15.0),
@@ -84,12 +88,14 @@ impl Machine {
         if far { self.transfer_far } else { self.transfer_near }
     }
 
-    /// How much longer a thread's own work takes while its core's other threads work too.
-    pub fn slowdown(&self) -> f64 {
+    /// How much longer a thread's own work takes while its core's other threads work too, and the
+    /// others of so many cores.
+    pub fn slowdown(&self, cores: usize) -> f64 {
+        let crowding = if cores > 1 { self.crowding } else { 1.0 };
         if self.threads_per_core > 1 {
-            self.threads_per_core as f64 / self.thread_gain
+            crowding * self.threads_per_core as f64 / self.thread_gain
         } else {
-            1.0
+            crowding
         }
     }
 
@@ -114,6 +120,9 @@ impl Machine {
         }
         if !(1.0..=8.0).contains(&self.thread_gain) {
             return Err(format!("thread gain is {}; from 1 to 8 is possible", self.thread_gain));
+        }
+        if !(1.0..=8.0).contains(&self.crowding) {
+            return Err(format!("crowding is {}; from 1 to 8 is possible", self.crowding));
         }
         if self.pinned > self.update {
             let (pinned, update) = (self.pinned, self.update);

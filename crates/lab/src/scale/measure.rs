@@ -42,6 +42,8 @@ pub struct Opening {
     /// The same with two threads, per I/O of both together; `None` where there is one processor,
     /// or were never two at once.
     pub two_ns: Option<f64>,
+    /// The same with two threads that have nothing in common, each with a device of its own.
+    pub apart_ns: Option<f64>,
     /// From one I/O's zone to the next one's, one thread alone.
     pub zone_ns: f64,
 }
@@ -57,16 +59,21 @@ pub fn opening(
     two: bool,
 ) -> Result<Opening, LabError> {
     let disk = open()?;
-    let ns_per_io = |threads| {
+    let ns_per_io = |disks: &[&dyn Disk], threads| {
         persist(|| {
-            empty_zones(&*disk)?;
-            ns_per_io_on(round, &*disk, &workload.load(threads))
+            disks.iter().try_for_each(|disk| empty_zones(*disk))?;
+            ns_per_io_on(round, disks, &workload.load(threads))
         })
     };
-    let alone_ns = ns_per_io(1)?;
+    let alone_ns = ns_per_io(&[&*disk], 1)?;
     let zone_ns = zone_ns(round, &*disk, &workload.load(1))?;
-    let two_ns = if two { whole(round, || ns_per_io(2))? } else { None };
-    Ok(Opening { alone_ns, two_ns, zone_ns })
+    if !two {
+        return Ok(Opening { alone_ns, two_ns: None, apart_ns: None, zone_ns });
+    }
+    let two_ns = whole(round, || ns_per_io(&[&*disk], 2))?;
+    let other = open()?;
+    let apart_ns = whole(round, || ns_per_io(&[&*disk, &*other], 1))?;
+    Ok(Opening { alone_ns, two_ns, apart_ns, zone_ns })
 }
 
 /// A measurement during which two processors were two: a virtual machine's may be threads of one
@@ -95,27 +102,37 @@ fn whole<T>(
 /// # Errors
 /// As [`opening`].
 pub fn ns_per_io(round: &Round<'_>, open: Open, load: &Load) -> Result<f64, LabError> {
-    ns_per_io_on(round, &*open()?, load)
+    ns_per_io_on(round, &[&*open()?], load)
 }
 
-/// The same on a device whose zones are empty.
+/// The same on devices whose zones are empty: one, or one for each of two threads, which then are
+/// that device's only ones.
 ///
 /// Each thread opens its own channel: what one allocates then lies on no line that another's lies
 /// on, and nobody meets but in the device.
-fn ns_per_io_on(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
-    let name = disk.name();
-    let worker = |number| move || Worker::open(disk, load, number, round.seed);
+fn ns_per_io_on(round: &Round<'_>, disks: &[&dyn Disk], load: &Load) -> Result<f64, LabError> {
+    let worker = |disk, number| move || Worker::open(disk, load, number, round.seed);
     let mut failed = [None, None];
     let reading = {
         let [first, second] = &mut failed;
-        if load.threads == 1 {
-            let mut run = batches(name, worker(0), first);
-            alone(round, |ops| {
-                run(ops);
-            })
-        } else {
-            let runs = [batches(name, worker(0), first), batches(name, worker(1), second)];
-            together(round, false, runs)
+        let disk = disks[0];
+        let run = batches(disk.name(), worker(disk, 0), first);
+        let beside = match (disks.get(1), load.threads) {
+            (Some(other), _) => Some((*other, 0)),
+            (None, 1) => None,
+            (None, _) => Some((disk, 1)),
+        };
+        match beside {
+            None => {
+                let mut run = run;
+                alone(round, |ops| {
+                    run(ops);
+                })
+            }
+            Some((disk, number)) => {
+                let runs = [run, batches(disk.name(), worker(disk, number), second)];
+                together(round, false, runs)
+            }
         }
     };
     if let Some(error) = failed.into_iter().flatten().next() {

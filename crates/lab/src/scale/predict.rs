@@ -37,6 +37,8 @@ pub struct Known {
     /// openings, with the least and the greatest; `None` where there is one processor, or were
     /// never two at once.
     pub gain: Option<Gain>,
+    /// The same of two threads that have nothing in common, each on a device of its own.
+    pub apart: Option<Gain>,
     /// Nanoseconds from one I/O's zone to the next one's, of one thread alone.
     pub zone_ns: f64,
 }
@@ -53,6 +55,18 @@ pub struct Gain {
     pub max: f64,
 }
 
+impl Gain {
+    fn of(openings: &[Opening], together: fn(&Opening) -> Option<f64>) -> Option<Gain> {
+        let times = openings.iter().filter_map(|all| Some(together(all)? / all.alone_ns));
+        let times: Vec<f64> = times.collect();
+        Summary::of(&times).map(|summary| Gain {
+            mean: times.len() as f64 / times.iter().sum::<f64>(),
+            min: 1.0 / summary.max,
+            max: 1.0 / summary.min,
+        })
+    }
+}
+
 impl Known {
     /// What the openings of a device gave; `None` if there were none.
     fn of(variant: &'static str, workload: Workload, openings: &[Opening]) -> Option<Known> {
@@ -60,16 +74,16 @@ impl Known {
             let values: Vec<f64> = openings.iter().map(value).collect();
             Summary::of(&values).map(|summary| summary.median)
         };
-        let times = openings.iter().filter_map(|opening| Some(opening.two_ns? / opening.alone_ns));
-        let times: Vec<f64> = times.collect();
-        let gain = Summary::of(&times).map(|summary| Gain {
-            mean: times.len() as f64 / times.iter().sum::<f64>(),
-            min: 1.0 / summary.max,
-            max: 1.0 / summary.min,
-        });
+        let gain = Gain::of(openings, |opening| opening.two_ns);
+        let apart = Gain::of(openings, |opening| opening.apart_ns);
         let alone_iops = 1e9 / median(|opening| opening.alone_ns)?;
         let zone_ns = median(|opening| opening.zone_ns)?;
-        Some(Known { variant, workload, alone_iops, gain, zone_ns })
+        Some(Known { variant, workload, alone_iops, gain, apart, zone_ns })
+    }
+
+    /// How many times as long an I/O takes while another processor works too, on what is its own.
+    fn crowding(&self) -> f64 {
+        self.apart.map_or(1.0, |apart| (2.0 / apart.mean).max(1.0))
     }
 
     /// I/Os per second of so many threads, if they were measured.
@@ -120,8 +134,9 @@ pub fn core_counts(cores: usize) -> Vec<usize> {
     counts
 }
 
-/// Predicts every variant by core count from what one thread takes alone. Two threads that were
-/// measured stand beside the prediction for two cores, and did not go into it.
+/// Predicts every variant by core count from what one thread takes alone, and from how much longer
+/// that is while another one works on a device of its own. Two threads that were measured on one
+/// device stand beside the prediction for two cores, and did not go into it.
 ///
 /// # Errors
 /// If the machine will not do.
@@ -134,6 +149,7 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
         let operation = operation(machine, variant, &workload, waiting_at(variant), at_zone)
             .ok_or_else(|| format!("`{variant}` under `{}` is not modelled", workload.name))?;
         let batch_ns = workload.depth as f64 * 1e9 / known.alone_iops;
+        let machine = &Machine { crowding: known.crowding(), ..machine.clone() };
         for cores in core_counts(machine.cores) {
             let result = Simulation::run(machine, &operation, cores, batch_ns, seed)?;
             let value = result.ops_per_second * workload.depth as f64;
@@ -223,9 +239,15 @@ mod tests {
 
     #[test]
     fn a_gain_is_that_of_the_mean_time() {
-        let opening = |two_ns| Opening { alone_ns: 40.0, two_ns: Some(two_ns), zone_ns: 20.0 };
+        let opening = |two_ns| Opening {
+            alone_ns: 40.0,
+            two_ns: Some(two_ns),
+            apart_ns: Some(25.0),
+            zone_ns: 20.0,
+        };
         let known = Known::of("x", WORKLOADS[0], &[opening(20.0), opening(60.0)]).unwrap();
         assert_eq!((known.iops(1), known.iops(2), known.iops(4)), (Some(25e6), Some(25e6), None));
+        assert_eq!((known.apart.unwrap().mean, known.crowding()), (1.6, 1.25));
         let gain = known.gain.unwrap();
         assert!((gain.max - 2.0).abs() < 1e-9 && (gain.min - 40.0 / 60.0).abs() < 1e-9);
         assert_eq!(Known::of("x", WORKLOADS[0], &[]), None);
@@ -241,6 +263,7 @@ mod tests {
             workload,
             alone_iops: 25e6,
             gain,
+            apart: Some(Gain { mean: 1.6, min: 1.6, max: 1.6 }),
             zone_ns: 20.0,
         });
         let predictions = predict(&machine, &known, 1).unwrap();
@@ -248,7 +271,10 @@ mod tests {
         for prediction in &predictions {
             match prediction.cores {
                 1 => assert!(prediction.error.unwrap().abs() < 0.03, "{prediction:?}"),
-                2 => assert_eq!(prediction.known, Some(30e6)),
+                2 => {
+                    assert_eq!(prediction.known, Some(30e6));
+                    assert!(prediction.value < 41e6, "two apart do 1.6 times one: {prediction:?}");
+                }
                 _ => assert_eq!(prediction.known, None),
             }
         }

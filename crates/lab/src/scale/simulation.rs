@@ -168,7 +168,7 @@ impl<'a> Simulation<'a> {
             lines: vec![Line::default(); lines],
             first_line,
             threads: (0..threads).map(|thread| simulated(operation, thread % cores)).collect(),
-            slowdown: machine.slowdown(),
+            slowdown: machine.slowdown(cores),
             random: Rng::with_seed(seed),
             worked: 0,
             ops: 0,
@@ -681,5 +681,8 @@ mod tests {
         let rest = Operation { objects: Vec::new(), steps: vec![Step::Rest] };
         let machine = Machine { threads_per_core: 2, ..machine(4) };
         assert_near(rate(&machine, &rest, 4, 100.0), 4e7 * machine.thread_gain, 0.02);
+        let crowded = Machine { cores: 4, crowding: 1.25, ..Machine::default() };
+        assert_near(rate(&crowded, &rest, 4, 100.0), 3.2e7, 0.02);
+        assert_near(rate(&crowded, &rest, 1, 100.0), 1e7, 0.02);
     }
 }
