@@ -50,264 +50,23 @@
 //! A writer that swapped without looking would put an end to the bit under its holder, whose merge
 //! is of contents that are gone: so it looks, and exchanges.
 
+mod word;
+
 use std::collections::TryReserveError;
-use std::fmt;
 
 use crate::atomics::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::pad::Padded;
 use crate::page_bitmap::zeroed;
 use crate::pins::{Guard, Seat};
 
-/// What a place counts in.
-pub const PLACE_BYTES: u64 = 16;
-/// Most places: a pool has at most 2^36 of them, 1 TiB.
-pub const PLACES_MAX: u64 = 1 << PLACE_BITS;
-/// Most bytes of one object.
-pub const OBJECT_BYTES_MAX: usize = 1 << LEN_BITS;
-/// Highest age.
-pub const AGE_MAX: u8 = 7;
-/// Highest number of a codec.
-pub const CODEC_MAX: u8 = 3;
+use word::LOCKED;
 
-const PLACE_BITS: u32 = 36;
-const LEN_SHIFT: u32 = PLACE_BITS;
-const LEN_BITS: u32 = 16;
-const KIND_SHIFT: u32 = 52;
-const HUGE: u64 = 1 << 54;
-const INCOMPRESSIBLE: u64 = 1 << 55;
-const CODEC_SHIFT: u32 = 56;
-const AGE_SHIFT: u32 = 58;
-const UNDER_WRITEBACK: u64 = 1 << 61;
-const SHARED: u64 = 1 << 62;
-const LOCKED: u64 = 1 << 63;
-
-const PLACE_MASK: u64 = PLACES_MAX - 1;
-const AGE_MASK: u64 = (AGE_MAX as u64) << AGE_SHIFT;
-const KIND_MASK: u64 = 3 << KIND_SHIFT;
-/// What is said of the contents, and is the same wherever they lie.
-const FLAGS: u64 = HUGE | INCOMPRESSIBLE | (CODEC_MAX as u64) << CODEC_SHIFT | AGE_MASK;
+pub use word::{AGE_MAX, CODEC_MAX, Kind, OBJECT_BYTES_MAX, PLACE_BYTES, PLACES_MAX, Word};
 
 /// Failed exchanges after which a writer of a part takes the bit.
 const ATTEMPTS: u32 = 3;
 /// Bells that waiters sleep at.
 const BELLS: usize = if cfg!(any(loom, shuttle)) { 1 } else { 32 };
-
-/// What a block's contents are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Never written, or discarded: zeros.
-    Nothing,
-    /// An object in the pool.
-    Object,
-    /// One 32-bit value, repeated.
-    Same,
-    /// On the backing file.
-    Backing,
-}
-
-/// What a word says; see the table in the head.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Word(u64);
-
-impl Word {
-    /// A block that was never written.
-    pub const NOTHING: Word = Word(0);
-
-    /// A block whose contents are an object of `len_bytes` at `place`.
-    #[inline]
-    pub fn object(place: u64, len_bytes: usize) -> Word {
-        Word::at(Kind::Object, place, len_bytes)
-    }
-
-    /// A block whose contents are on the backing file, `len_bytes` at `place`.
-    #[inline]
-    pub fn backing(place: u64, len_bytes: usize) -> Word {
-        Word::at(Kind::Backing, place, len_bytes)
-    }
-
-    /// A block that is one value, repeated.
-    #[inline]
-    pub fn same(value: u32) -> Word {
-        Word((Kind::Same as u64) << KIND_SHIFT | u64::from(value))
-    }
-
-    #[inline]
-    fn at(kind: Kind, place: u64, len_bytes: usize) -> Word {
-        debug_assert!(place < PLACES_MAX && (1..=OBJECT_BYTES_MAX).contains(&len_bytes));
-        Word((kind as u64) << KIND_SHIFT | (len_bytes as u64 - 1) << LEN_SHIFT | place)
-    }
-
-    /// The word as a number, for listings.
-    #[inline]
-    pub fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// What the contents are.
-    #[inline]
-    pub fn kind(self) -> Kind {
-        match self.0 >> KIND_SHIFT & 3 {
-            0 => Kind::Nothing,
-            1 => Kind::Object,
-            2 => Kind::Same,
-            _ => Kind::Backing,
-        }
-    }
-
-    /// Where they are, in units of [`PLACE_BYTES`]. Of an object or a block on the backing file.
-    #[inline]
-    pub fn place(self) -> u64 {
-        self.0 & PLACE_MASK
-    }
-
-    /// Bytes that are stored. Of an object or a block on the backing file.
-    #[inline]
-    pub fn len_bytes(self) -> usize {
-        (self.0 >> LEN_SHIFT & (OBJECT_BYTES_MAX as u64 - 1)) as usize + 1
-    }
-
-    /// The value of a same-filled block.
-    #[inline]
-    pub fn value(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// What a pin keeps: kind and place; 0 if the word refers to nothing that could be given back.
-    #[inline]
-    pub fn reference(self) -> u64 {
-        match self.kind() {
-            Kind::Nothing | Kind::Same => 0,
-            Kind::Object | Kind::Backing => self.0 & (KIND_MASK | PLACE_MASK),
-        }
-    }
-
-    /// Whether it is stored as it is.
-    #[inline]
-    pub fn is_huge(self) -> bool {
-        self.0 & HUGE != 0
-    }
-
-    /// The same, stored as it is or not.
-    #[inline]
-    pub fn with_huge(self, huge: bool) -> Word {
-        self.with(HUGE, huge)
-    }
-
-    /// Whether no algorithm makes it smaller.
-    #[inline]
-    pub fn is_incompressible(self) -> bool {
-        self.0 & INCOMPRESSIBLE != 0
-    }
-
-    /// The same, known to be incompressible or not.
-    #[inline]
-    pub fn with_incompressible(self, incompressible: bool) -> Word {
-        self.with(INCOMPRESSIBLE, incompressible)
-    }
-
-    /// Which algorithm made it.
-    #[inline]
-    pub fn codec(self) -> u8 {
-        (self.0 >> CODEC_SHIFT) as u8 & CODEC_MAX
-    }
-
-    /// The same, made by another algorithm.
-    #[inline]
-    pub fn with_codec(self, codec: u8) -> Word {
-        debug_assert!(codec <= CODEC_MAX);
-        let cleared = self.0 & !(u64::from(CODEC_MAX) << CODEC_SHIFT);
-        Word(cleared | u64::from(codec & CODEC_MAX) << CODEC_SHIFT)
-    }
-
-    /// Turns of idle tracking since the last access.
-    #[inline]
-    pub fn age(self) -> u8 {
-        (self.0 >> AGE_SHIFT) as u8 & AGE_MAX
-    }
-
-    /// The same at another age, [`AGE_MAX`] at most.
-    #[inline]
-    pub fn with_age(self, age: u8) -> Word {
-        Word(self.0 & !AGE_MASK | u64::from(age.min(AGE_MAX)) << AGE_SHIFT)
-    }
-
-    /// Whether somebody copies it to the backing file.
-    #[inline]
-    pub fn is_under_writeback(self) -> bool {
-        self.0 & UNDER_WRITEBACK != 0
-    }
-
-    /// The same, being copied to the backing file or not.
-    #[inline]
-    pub fn with_under_writeback(self, under: bool) -> Word {
-        self.with(UNDER_WRITEBACK, under)
-    }
-
-    /// Whether other words may refer to the same object: it is not retired with this one.
-    #[inline]
-    pub fn is_shared(self) -> bool {
-        self.0 & SHARED != 0
-    }
-
-    /// The same, shared or not.
-    #[inline]
-    pub fn with_shared(self, shared: bool) -> Word {
-        self.with(SHARED, shared)
-    }
-
-    /// Whether a writer of a part has the block for himself.
-    #[inline]
-    pub fn is_locked(self) -> bool {
-        self.0 & LOCKED != 0
-    }
-
-    /// The same object, copied to another place.
-    #[inline]
-    pub fn moved_to(self, place: u64) -> Word {
-        debug_assert!(place < PLACES_MAX && self.kind() == Kind::Object);
-        Word(self.0 & !PLACE_MASK | place)
-    }
-
-    /// The same contents with codec, huge, incompressible and age of another word.
-    #[inline]
-    pub fn with_flags_of(self, other: Word) -> Word {
-        Word(self.0 & !FLAGS | other.0 & FLAGS)
-    }
-
-    /// Whether both stand for the same contents, shared or not alike, locked or not alike.
-    #[inline]
-    pub fn differs_in_flags_only(self, other: Word) -> bool {
-        (self.0 ^ other.0) & !(FLAGS | UNDER_WRITEBACK) == 0
-    }
-
-    pub(crate) fn unlocked(self) -> Word {
-        self.with(LOCKED, false)
-    }
-
-    #[inline]
-    fn with(self, flag: u64, set: bool) -> Word {
-        Word(if set { self.0 | flag } else { self.0 & !flag })
-    }
-}
-
-impl fmt::Debug for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind() {
-            Kind::Nothing => f.write_str("Nothing")?,
-            Kind::Same => write!(f, "Same({:#x})", self.value())?,
-            kind => write!(f, "{kind:?}({:#x}, {} bytes)", self.place(), self.len_bytes())?,
-        }
-        let flags = [
-            (self.is_huge(), "huge"),
-            (self.is_incompressible(), "incompressible"),
-            (self.is_under_writeback(), "under writeback"),
-            (self.is_shared(), "shared"),
-            (self.is_locked(), "locked"),
-        ];
-        flags.iter().filter(|(set, _)| *set).try_for_each(|(_, name)| write!(f, " {name}"))?;
-        write!(f, " codec {} age {}", self.codec(), self.age())
-    }
-}
 
 /// A word for each block of a device, [`Word::NOTHING`] at first.
 #[derive(Debug)]
@@ -415,7 +174,7 @@ impl Entries {
     /// Notes that the block was accessed, if it has aged. A writer that is faster has done so.
     #[inline]
     pub fn touch(&self, block: u64, word: Word) {
-        if word.0 & AGE_MASK != 0 && !word.is_locked() {
+        if word.age() > 0 && !word.is_locked() {
             let _ = self.exchange(block, word, word.with_age(0));
         }
     }
@@ -553,26 +312,6 @@ mod tests {
 
     use super::*;
     use crate::pins::{Pinned, Pins};
-
-    #[test]
-    fn a_word_keeps_what_it_is_told() {
-        let word = Word::object(PLACES_MAX - 1, OBJECT_BYTES_MAX).with_codec(3).with_age(9);
-        assert_eq!((word.kind(), word.place()), (Kind::Object, PLACES_MAX - 1));
-        assert_eq!((word.len_bytes(), word.codec(), word.age()), (OBJECT_BYTES_MAX, 3, AGE_MAX));
-        assert!(!word.is_huge() && !word.is_shared() && !word.is_locked());
-        let flags = word.with_huge(true).with_shared(true).with_incompressible(true);
-        let flags = flags.with_under_writeback(true);
-        assert!(flags.is_huge() && flags.is_shared() && flags.is_incompressible());
-        assert!(flags.is_under_writeback() && !flags.is_locked());
-        assert_eq!(flags.reference(), word.reference());
-        assert_eq!((flags.len_bytes(), flags.codec(), flags.age()), (OBJECT_BYTES_MAX, 3, 7));
-        assert_ne!(Word::object(0, 1).reference(), 0, "an object at place 0 can be pinned");
-        assert_ne!(Word::object(5, 1).reference(), Word::backing(5, 1).reference());
-        assert_eq!(Word::same(u32::MAX).value(), u32::MAX);
-        assert_eq!((Word::same(7).reference(), Word::NOTHING.reference()), (0, 0));
-        assert_eq!(Word::same(0).kind(), Kind::Same);
-        assert!(format!("{flags:?}").contains("huge incompressible under writeback shared"));
-    }
 
     #[test]
     fn background_work_loses_to_a_writer() {
