@@ -26,7 +26,7 @@
 //! | 56, 57 | codec | which of up to four algorithms made it |
 //! | 58 to 60 | age | turns of idle tracking since the last access, 7 at most |
 //! | 61 | under writeback | somebody copies it to the backing file |
-//! | 62 | shared | other words refer to the same object |
+//! | 62 | shared | other words may refer to the same object, which has a count |
 //! | 63 | locked | a writer of a part has the block for himself |
 //!
 //! Kind and place together are the *reference*: what is pinned, and what is retired once.
@@ -39,10 +39,15 @@
 //! comparer has the old reference pinned, its memory cannot have become another object's, so the
 //! same word means the same contents; a word without a reference means the same contents always.
 //!
+//! Several words may have one reference, all of them marked as shared. Then whoever takes it out of one
+//! gives up that word's part, and the last one retires it; the mark is set by an exchange too, so who
+//! takes the word out knows it. The count of parts is the owner's of the objects, under a lock.
+//!
 //! | who | how | beside a writer of the whole block |
 //! | --- | --- | --- |
 //! | read | pin, load | sees the contents before or after |
 //! | write of a whole block, discard | exchange until it succeeds | the last one stays, as on any disk |
+//! | write of a block that is equal to another | pin and compare the other, mark it, count, exchange until it succeeds | the last one stays |
 //! | recompress, writeback, compaction | pin, work, one exchange | loses; drops what it made |
 //! | idle tracking, a read of an idle block | one exchange | loses; nothing to drop |
 //! | write of a part | pin, merge, exchange; again; then the bit | its merge is made again on what the writer left; under the bit the writer waits |

@@ -10,6 +10,7 @@ pub mod bell;
 pub mod cell;
 pub mod counter;
 pub mod entry_words;
+pub mod hints;
 pub mod lanes;
 pub mod lock;
 pub mod mailbox;

@@ -22,6 +22,8 @@ struct World {
     entries: Entries,
     pins: std::sync::Arc<Pins>,
     memory: [UnsafeCell<u32>; 4],
+    /// Words that refer to the object at place 0, less one, if they are marked as shared.
+    others: Mutex<u32>,
 }
 
 // SAFETY: loom reports every access to the memory that races with another.
@@ -32,8 +34,14 @@ unsafe impl Sync for World {}
 impl World {
     /// A world whose block's contents are the number 1, at place 0.
     fn new() -> Arc<World> {
+        World::with_blocks(1)
+    }
+
+    /// The same with more blocks, which hold nothing.
+    fn with_blocks(blocks: u64) -> Arc<World> {
         let memory = [1, 0, 0, 0].map(UnsafeCell::new);
-        let world = World { entries: Entries::new(1).unwrap(), pins: Pins::new(3), memory };
+        let (entries, others) = (Entries::new(blocks).unwrap(), Mutex::new(0));
+        let world = World { entries, pins: Pins::new(3), memory, others };
         world.entries.replace(0, Word::object(0, 1));
         Arc::new(world)
     }
@@ -68,6 +76,52 @@ impl World {
             // SAFETY: nobody can find or read the object any more; loom checks it.
             self.memory[old.place() as usize].with_mut(|cell| unsafe { *cell = 666 });
         }
+    }
+
+    /// Takes a part in the first block's object, if that is still there, and has another block refer
+    /// to it: what the pool does with a count under its lock.
+    fn share(&self, block: u64) -> bool {
+        let mut seat = self.pins.seat().unwrap();
+        let guard = seat.pin(&self.entries, 0);
+        let reference = guard.word().reference();
+        if guard.word().kind() != Kind::Object || self.contents(guard.word()) != 1 {
+            return false;
+        }
+        let mut others = self.others.lock().unwrap();
+        let mut word = self.entries.load(0);
+        loop {
+            if word.is_locked() || word.reference() != reference {
+                return false;
+            }
+            if word.is_shared() {
+                break;
+            }
+            let marked = word.with_shared(true);
+            match self.entries.exchange(0, word, marked) {
+                Ok(()) => word = marked,
+                Err(found) => word = found,
+            }
+        }
+        *others += 1;
+        drop((others, guard));
+        self.take_out(self.entries.replace(block, word));
+        true
+    }
+
+    /// Gives back what was taken out of a word: the memory goes with the last one.
+    fn take_out(&self, old: Word) {
+        if old.is_shared() {
+            let mut others = self.others.lock().unwrap();
+            if *others > 0 {
+                *others -= 1;
+                return;
+            }
+        }
+        self.retire(old);
+    }
+
+    fn discard(&self, block: u64) {
+        self.take_out(self.entries.replace(block, Word::NOTHING));
     }
 
     fn write(&self, place: usize, number: u32) {
@@ -257,4 +311,73 @@ fn a_reader_does_not_mind_the_bit() {
     let one = |world: &World| world.add_locked(1, 10);
     let read = |world: &World| assert!([1, 11].contains(&world.read()));
     beside(5, one, read, |world| assert_eq!(world.read(), 11));
+}
+
+/// A block takes a part in an object while its only word goes: it has the contents, or nothing.
+#[test]
+fn who_joins_beside_a_discard_keeps_the_object() {
+    explore(5, || {
+        let world = World::with_blocks(2);
+        let other = Arc::clone(&world);
+        let thread = loom::thread::spawn(move || other.discard(0));
+        let joined = world.share(1);
+        thread.join().unwrap();
+        let word = world.entries.load(1);
+        assert_eq!(word.kind() == Kind::Object, joined);
+        if joined {
+            assert_eq!(world.contents(word), 1);
+            world.discard(1);
+        }
+    });
+}
+
+/// Two words of one object go at once, while a third block would take a part in it: its memory is
+/// given back once, and not under the third.
+#[test]
+fn the_last_word_takes_the_object_with_it() {
+    explore(3, || {
+        let world = World::with_blocks(3);
+        assert!(world.share(1));
+        let (one, two) = (Arc::clone(&world), Arc::clone(&world));
+        let threads = [
+            loom::thread::spawn(move || one.discard(0)),
+            loom::thread::spawn(move || two.discard(1)),
+        ];
+        if world.share(2) {
+            assert_eq!(world.contents(world.entries.load(2)), 1);
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        if world.entries.load(2).kind() == Kind::Object {
+            assert_eq!(world.contents(world.entries.load(2)), 1);
+            world.discard(2);
+        }
+        // All are gone: so is the memory.
+        // SAFETY: nobody else is left.
+        world.memory[0].with(|cell| assert_eq!(unsafe { *cell }, 666));
+    });
+}
+
+/// A move exchanges one of two words: the other keeps the object, and its reader is not disturbed.
+#[test]
+fn a_move_of_one_word_leaves_the_other() {
+    explore(4, || {
+        let world = World::with_blocks(2);
+        assert!(world.share(1));
+        let other = Arc::clone(&world);
+        let thread = loom::thread::spawn(move || {
+            let mut seat = other.pins.seat().unwrap();
+            let guard = seat.pin(&other.entries, 0);
+            let old = guard.word();
+            let new = other.make(1, other.contents(old));
+            let done = other.entries.exchange(0, old, new).is_ok();
+            drop(guard);
+            if done {
+                other.take_out(old);
+            }
+        });
+        assert_eq!(world.read(), 1);
+        world.discard(1);
+        thread.join().unwrap();
+        assert_eq!(world.read(), 1);
+    });
 }

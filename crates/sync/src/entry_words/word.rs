@@ -182,7 +182,7 @@ impl Word {
         self.with(UNDER_WRITEBACK, under)
     }
 
-    /// Whether other words may refer to the same object: it is not retired with this one.
+    /// Whether other words may refer to the same object: it is retired with the last of them.
     #[inline]
     pub fn is_shared(self) -> bool {
         self.0 & SHARED != 0

@@ -1,0 +1,156 @@
+//! Room: where equal contents may be found.
+//!
+//! Protects   nothing that must be right: for a key, some blocks that had contents of that key once.
+//! Why        who stores a block that is stored already finds it without a tree and its lock. What is
+//!            found is pinned and compared, byte by byte; so a hint may be old, wrong or lost.
+//! States     a slot is 0, or a tag of the key and the block's number and one.
+//! Order      no lock.
+//! Common     one cache line of [`WAYS`] slots is looked at; one store notes a block.
+//! Cost       8 bytes a slot, all of them from the beginning; the oldest luck goes when a line is
+//!            full. A miss of the cache per write.
+//! Before     a tree by checksum under one lock, as in the patches that zram did not take.
+
+use crate::atomics::{AtomicU64, Ordering};
+use crate::page_bitmap::zeroed;
+
+/// Slots in which a key's blocks can stand: a cache line.
+const WAYS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
+/// Bits of a block's number and one.
+const BLOCK_BITS: u32 = 37;
+const BLOCK_MASK: u64 = (1 << BLOCK_BITS) - 1;
+
+/// Keys, and blocks that may have contents of them.
+#[derive(Debug)]
+pub struct Hints {
+    slots: Box<[AtomicU64]>,
+}
+
+impl Hints {
+    /// Bytes of hints with so many slots.
+    pub fn bytes_for(slots: u64) -> u64 {
+        Hints::slots_for(slots).saturating_mul(8)
+    }
+
+    fn slots_for(slots: u64) -> u64 {
+        slots.max(WAYS as u64).checked_next_power_of_two().unwrap_or(u64::MAX)
+    }
+
+    /// No hints, and room for so many, rounded up to a power of two; `None` if there is no memory.
+    pub fn new(slots: u64) -> Option<Hints> {
+        Some(Hints { slots: zeroed(Hints::slots_for(slots))? })
+    }
+
+    /// Its memory, in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        size_of_val(&*self.slots) as u64
+    }
+
+    /// The slots of a key, and what stands in one of them for a block 0.
+    #[inline]
+    fn line(&self, key: u64) -> (&[AtomicU64], u64) {
+        let lines = self.slots.len() / WAYS;
+        // High bits choose the line and low ones are the tag: keys are well mixed.
+        let line = (key >> 32) as usize & (lines - 1);
+        (&self.slots[line * WAYS..(line + 1) * WAYS], (key << BLOCK_BITS) + 1)
+    }
+
+    /// Blocks that may have contents of this key.
+    #[inline]
+    pub fn find(&self, key: u64) -> impl Iterator<Item = u64> + use<> {
+        let (line, first) = self.line(key);
+        let mut found = [0; WAYS];
+        for (found, slot) in found.iter_mut().zip(line) {
+            // Relaxed, as everywhere here: a slot guards nothing but itself.
+            *found = slot.load(Ordering::Relaxed);
+        }
+        let ours = move |slot: &u64| *slot != 0 && (*slot ^ first) & !BLOCK_MASK == 0;
+        found.into_iter().filter(ours).map(|slot| (slot & BLOCK_MASK) - 1)
+    }
+
+    /// Notes that a block has contents of this key.
+    #[inline]
+    pub fn note(&self, key: u64, block: u64) {
+        debug_assert!(block < BLOCK_MASK);
+        let (line, first) = self.line(key);
+        let new = first + block;
+        let holds = |value| line.iter().position(|slot| slot.load(Ordering::Relaxed) == value);
+        if holds(new).is_some() {
+            return;
+        }
+        // When all are taken the tag says which one goes: another for each key.
+        let slot = holds(0).unwrap_or(key as usize % WAYS);
+        line[slot].store(new, Ordering::Relaxed);
+    }
+
+    /// Takes back that a block has contents of this key.
+    pub fn forget(&self, key: u64, block: u64) {
+        let (line, first) = self.line(key);
+        for slot in line {
+            let old = first + block;
+            let _ = slot.compare_exchange(old, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn found(hints: &Hints, key: u64) -> Vec<u64> {
+        hints.find(key).collect()
+    }
+
+    #[test]
+    fn what_is_noted_is_found_until_it_is_forgotten() {
+        let hints = Hints::new(1000).unwrap();
+        assert_eq!((hints.len_bytes(), Hints::bytes_for(1000)), (8192, 8192));
+        let (key, other) = (0x1234_5678_9abc_def0, 0x1234_5678_0000_0001);
+        assert!(found(&hints, key).is_empty() && found(&hints, 0).is_empty());
+        for block in [0, 7, 7, (1 << 34) - 1] {
+            hints.note(key, block);
+        }
+        hints.note(other, 9);
+        hints.note(0, 0);
+        assert_eq!(found(&hints, key), [0, 7, (1 << 34) - 1]);
+        assert_eq!((found(&hints, other), found(&hints, 0)), (vec![9], vec![0]));
+        hints.forget(key, 7);
+        hints.forget(other, 7);
+        assert_eq!(found(&hints, key), [0, (1 << 34) - 1]);
+        assert_eq!(found(&hints, other), [9]);
+    }
+
+    #[test]
+    fn a_full_line_loses_one_for_one() {
+        let hints = Hints::new(0).unwrap();
+        for key in 1..=100 {
+            hints.note(key, key);
+            assert_eq!(found(&hints, key), [key]);
+        }
+        let left = (1..=100).filter(|key| !found(&hints, *key).is_empty()).count();
+        assert_eq!(left, WAYS);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// Two note and one forgets while somebody looks: whatever is found was noted for that key.
+    #[test]
+    fn nothing_is_found_that_was_not_noted() {
+        loom::model(|| {
+            let hints = Arc::new(Hints::new(2).unwrap());
+            let noting = |key, block| {
+                let hints = Arc::clone(&hints);
+                loom::thread::spawn(move || hints.note(key, block))
+            };
+            let threads = [noting(1, 10), noting(2, 20)];
+            assert!(hints.find(1).all(|block| block == 10));
+            assert!(hints.find(2).all(|block| block == 20));
+            hints.forget(1, 10);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert!(hints.find(2).all(|block| block == 20));
+        });
+    }
+}
