@@ -118,6 +118,8 @@ pub fn bios_ram(bytes: &[u8]) {
         bs: input.choose(&[512, 4096, 1024]),
         unit: input.choose(&[4096, 4096, 8192, 32_768]),
         checksum: input.below(2) == 1,
+        dedup: input.below(2) == 1,
+        compact: 0,
         ..RamConfig::default()
     };
     let ram = Ram::open(config).expect("every choice fits the others");

@@ -4,7 +4,7 @@ mod ram;
 
 use std::path::PathBuf;
 
-pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs};
+pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 
 use blockyard_core::zone::check::Target;
 use blockyard_lab::command::LabCommand;

@@ -4,8 +4,11 @@ use std::io::Write;
 use std::path::Path;
 
 use blockyard_yard::ram::{BLOCKS_MAX, RamRequest};
+use blockyard_yard::size;
 
-use crate::args::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, TalkArgs};
+use crate::args::{
+    DeviceArgs, RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs, TalkArgs,
+};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
@@ -15,7 +18,8 @@ pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Fail
         RamCommand::Compact(args) => work(&args.talk, &args.device, "compact", &nothing(), out),
         RamCommand::Idle(args) => work(&args.talk, &args.device, "idle", &nothing(), out),
         RamCommand::Recompress(args) => {
-            work(&args.talk, &args.device, "recompress", &selected(args), out)
+            let request = RamRequest { priority: args.priority, ..selected(&args.select) };
+            work(&args.select.talk, &args.select.device, "recompress", &request, out)
         }
         RamCommand::Writeback(args) => {
             let request = RamRequest { limit_bytes: args.limit, ..selected(&args.select) };
@@ -24,7 +28,40 @@ pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Fail
         RamCommand::Save(args) => file("save", args, out),
         RamCommand::Train(args) => file("train", args, out),
         RamCommand::Blocks(args) => blocks(args, out),
+        RamCommand::Histograms(args) => histograms(args, out),
+        RamCommand::Set(args) => work(&args.talk, &args.device, "set", &settings(args)?, out),
     }
+}
+
+/// What is to be set; the yard checks what the numbers mean.
+fn settings(args: &RamSetArgs) -> Result<RamRequest, Failure> {
+    let mut request = RamRequest::default();
+    for (key, value) in &args.pairs {
+        let refused = |wanted: &str| {
+            let text = format!("{key}: `{value}` will not do: wanted {wanted}");
+            Failure::new(Code::Usage, text)
+        };
+        let bytes = || size::parse(value).map_err(|error| refused(&error.to_string()));
+        let twice = match key.as_str() {
+            "mem_limit" => request.mem_limit.replace(bytes()?).is_some(),
+            "mem_used_max" => request.mem_used_max.replace(bytes()?).is_some(),
+            "compact" => {
+                let percent = value.parse().map_err(|_| refused("1 to 100 percent, or 0"))?;
+                request.compact.replace(percent).is_some()
+            }
+            _ => {
+                let text = format!(
+                    "`{key}` cannot be set while the device is used; mem_limit, mem_used_max and \
+                     compact can"
+                );
+                return Err(Failure::new(Code::Usage, text));
+            }
+        };
+        if twice {
+            return Err(Failure::new(Code::Usage, format!("{key} is given twice; give it once")));
+        }
+    }
+    Ok(request)
 }
 
 fn selected(args: &RamSelectArgs) -> RamRequest {
@@ -92,4 +129,20 @@ fn blocks(args: &RamBlocksArgs, out: &mut impl Write) -> Result<(), Failure> {
         }
     }
     if args.talk.json { print_json(&all, out) } else { Ok(()) }
+}
+
+fn histograms(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let found = client(&args.talk).histograms(&args.device)?;
+    if args.talk.json {
+        return print_json(&found, out);
+    }
+    writeln!(out, "{:>8} {:>12}", "bytes", "objects")?;
+    for size in &found.sizes {
+        writeln!(out, "{:8} {:12}", size.bytes, size.objects)?;
+    }
+    writeln!(out, "\n{:>8} {:>12}", "age", "blocks")?;
+    for (age, blocks) in found.ages.iter().enumerate() {
+        writeln!(out, "{age:8} {blocks:12}")?;
+    }
+    Ok(())
 }

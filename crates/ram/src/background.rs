@@ -2,18 +2,17 @@
 //! listing. Each is a worker beside the channels, and loses to any of them.
 
 mod keep;
+mod recompress;
 mod writeback;
 
-use blockyard_core::Status;
 use blockyard_sync::entry_words::{AGE_MAX, Kind, Word};
 
 use crate::blocks::Blocks;
 use crate::error::RamError;
-use crate::form::word_of;
-use crate::pool::{Compacted, NoSpace};
-use crate::store::New;
+use crate::pool::Compacted;
 
 pub use keep::{Saved, Trained};
+pub use recompress::Recompressed;
 pub use writeback::WrittenBack;
 
 /// Sizes of objects are taken for equal within so many bytes, as in zram's post-processing.
@@ -59,11 +58,13 @@ pub struct Selection {
     pub threshold: usize,
     /// Most blocks that are changed.
     pub blocks_max: u64,
+    /// Recompression: only by the algorithm of this priority, 1 to 3; `None` for each in turn.
+    pub priority: Option<u8>,
 }
 
 impl Default for Selection {
     fn default() -> Selection {
-        Selection { which: Which::All, age: 1, threshold: 0, blocks_max: u64::MAX }
+        Selection { which: Which::All, age: 1, threshold: 0, blocks_max: u64::MAX, priority: None }
     }
 }
 
@@ -83,21 +84,6 @@ impl Selection {
         let object = word.kind() == Kind::Object && !repeated;
         which && object && word.len_bytes() >= self.threshold
     }
-}
-
-/// What a recompression has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recompressed {
-    /// Blocks that were tried.
-    pub tried: u64,
-    /// Blocks that are smaller now.
-    pub replaced: u64,
-    /// Bytes that they take less.
-    pub saved_bytes: u64,
-    /// Blocks that were found to be incompressible.
-    pub incompressible: u64,
-    /// Blocks for whose smaller form there was no memory beside the larger one.
-    pub no_memory: u64,
 }
 
 /// A block, as zram's `block_state` lists it.
@@ -176,59 +162,6 @@ impl Blocks {
     pub(crate) fn compact(&self) -> Result<Compacted, RamError> {
         let mut hand = self.hand()?;
         let done = hand.access.compact(|| false);
-        hand.access.reclaim();
-        Ok(done)
-    }
-
-    /// Compresses blocks by the second codec, where that makes them smaller.
-    pub(crate) fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
-        if self.form.codecs.len() < 2 {
-            let wanted = "a device that was made with recomp_algo";
-            return Err(RamError::invalid("recomp_algo", "none", wanted));
-        }
-        let (mut hand, mut packer) = (self.hand()?, self.form.packer(1)?);
-        let mut done = Recompressed::default();
-        for block in self.targets(selection) {
-            if done.replaced >= selection.blocks_max {
-                break;
-            }
-            let (mut made, mut in_vain) = (Word::NOTHING, None);
-            let (plain, unpacker) = (&mut hand.plain, &mut hand.unpacker);
-            let replaced = hand.access.remake(block, |word, stored, maker| {
-                if !selection.takes(word) || word.is_incompressible() || word.codec() > 0 {
-                    return Ok(None);
-                }
-                done.tried += 1;
-                self.form.unpack_here(unpacker, word, stored, plain)?;
-                let len_max = stored.len().saturating_sub(GRAIN_BYTES);
-                let Some(new) = packer.shrink(&self.form, plain, len_max) else {
-                    in_vain = Some(word);
-                    return Ok(None);
-                };
-                made = word_of(&new);
-                let new = match new {
-                    New::Bytes(bytes, flags) => New::Bytes(bytes, flags.with_age(word.age())),
-                    other => other,
-                };
-                maker.make(new).map(Some).map_err(|NoSpace| Status::NoSpc)
-            });
-            match (replaced, in_vain) {
-                (Ok(Some(old)), _) => {
-                    self.form.replaced(&hand.tally, old, made);
-                    done.replaced += 1;
-                    done.saved_bytes += (old.len_bytes() - made.len_bytes()) as u64;
-                }
-                (Ok(None), Some(word)) if word.is_huge() => {
-                    // A writer that is faster has put something else there.
-                    let mark = |word: Word| word.with_incompressible(true);
-                    done.incompressible += u64::from(hand.access.mark(block, word, mark));
-                }
-                (Ok(None), _) => {}
-                (Err(Status::NoSpc), _) => done.no_memory += 1,
-                // A reader will be told; here there is nothing to make smaller.
-                (Err(_), _) => {}
-            }
-        }
         hand.access.reclaim();
         Ok(done)
     }

@@ -15,6 +15,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use blockyard_sync::entry_words::{PLACE_BYTES, PLACES_MAX};
+use blockyard_sync::published::Published;
+use blockyard_sync::ration::Ration;
 
 use crate::error::RamError;
 
@@ -30,6 +32,8 @@ const GRAIN_BYTES: u64 = 64;
 pub(crate) struct Backing {
     file: File,
     path: PathBuf,
+    /// So many reads and writes are to fail.
+    failing: Published<Ration>,
 }
 
 impl Backing {
@@ -64,7 +68,7 @@ impl Backing {
         }
         file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
         file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
-        Ok(Backing { file, path: path.to_owned() })
+        Ok(Backing { file, path: path.to_owned(), failing: Published::new(Ration::new(0)) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -73,12 +77,27 @@ impl Backing {
 
     /// Reads stored bytes.
     pub(crate) fn read(&self, place: u64, into: &mut [u8]) -> io::Result<()> {
+        self.strike()?;
         self.file.read_exact_at(into, place * PLACE_BYTES)
     }
 
     /// Writes stored bytes.
     pub(crate) fn write(&self, place: u64, bytes: &[u8]) -> io::Result<()> {
+        self.strike()?;
         self.file.write_all_at(bytes, place * PLACE_BYTES)
+    }
+
+    /// Has the next so many reads and writes fail with EIO, as those of a disk that dies.
+    pub(crate) fn fail(&self, times: u64) {
+        self.failing.update(|_| Ration::new(times));
+    }
+
+    fn strike(&self) -> io::Result<()> {
+        if self.failing.get().take() {
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        } else {
+            Ok(())
+        }
     }
 }
 

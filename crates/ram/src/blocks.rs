@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use blockyard_core::{Extent, Status};
 use blockyard_sync::entry_words::{Entries, Kind, Word};
+use blockyard_sync::hints::Hints;
 
 use crate::config::RamConfig;
 use crate::counters::{Count, Counters, Sum, Tally};
@@ -21,6 +22,12 @@ use crate::error::RamError;
 use crate::form::{Form, Packer, Unpacker, is_zero, word_of};
 use crate::pool::{NoSpace, Pool, PoolConfig, PoolError};
 use crate::store::{Access, New, Store};
+
+/// What is left of a limit for the pool; `None` if there is none.
+fn pool_limit(mem_limit: u64, hints: Option<&Hints>) -> Option<u64> {
+    let hints = hints.map_or(0, Hints::len_bytes);
+    (mem_limit > 0).then(|| mem_limit.saturating_sub(hints))
+}
 
 /// Threads that work on one device at once: channels, and what runs in the background.
 const HANDS_MAX: u32 = 1024;
@@ -31,6 +38,8 @@ pub(crate) struct Blocks {
     pub(crate) form: Form,
     pub(crate) store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
+    /// Where equal blocks may be found, if they are to be stored once.
+    pub(crate) hints: Option<Hints>,
 }
 
 /// What one thread works with.
@@ -42,6 +51,8 @@ pub(crate) struct Hand {
     pub(crate) plain: Box<[u8]>,
     /// What is to replace a part of a block.
     patch: Box<[u8]>,
+    /// Another block, to compare with; nothing where none are compared.
+    pub(crate) other: Box<[u8]>,
     pub(crate) packer: Packer,
     pub(crate) tally: Tally,
 }
@@ -66,8 +77,16 @@ impl Blocks {
         let form = Form::new(config)?;
         let entries = Entries::new(config.block_count())
             .map_err(|_| RamError::no_memory("size", config.size))?;
+        let hints = match config.hint_slots() {
+            0 => None,
+            slots => {
+                let refused = || RamError::no_memory("dedup", "1");
+                Some(Hints::new(slots).ok_or_else(refused)?)
+            }
+        };
         let pool = PoolConfig {
-            limit_bytes: (config.mem_limit > 0).then_some(config.mem_limit),
+            limit_bytes: pool_limit(config.mem_limit, hints.as_ref()),
+            counted: config.dedup,
             seats_max: HANDS_MAX,
             ..PoolConfig::new(config.size, form.stored_bytes_max())
         };
@@ -77,26 +96,42 @@ impl Blocks {
             }
             other => RamError::invalid("unit", config.unit, other.to_string()),
         })?;
-        Ok(Blocks { form, store: Store::new(entries, pool), counters: Arc::default() })
+        Ok(Blocks { form, store: Store::new(entries, pool), counters: Arc::default(), hints })
     }
 
     /// What a thread needs to work on blocks.
     pub(crate) fn hand(&self) -> Result<Hand, RamError> {
         let block = || vec![0; self.form.unit].into_boxed_slice();
         Ok(Hand {
-            access: self.store.access().ok_or(RamError::Crowded { max: HANDS_MAX })?,
+            access: self.access()?,
             unpacker: self.form.unpacker()?,
             plain: block(),
             patch: block(),
+            other: if self.hints.is_some() { block() } else { Box::default() },
             packer: self.form.packer(0)?,
             tally: self.counters.open(),
         })
+    }
+
+    /// A way to the contents alone, for who neither compresses nor decompresses.
+    pub(crate) fn access(&self) -> Result<Access, RamError> {
+        self.store.access().ok_or(RamError::Crowded { max: HANDS_MAX })
     }
 
     /// Bytes of a block.
     #[inline]
     pub(crate) fn unit(&self) -> usize {
         self.form.unit
+    }
+
+    /// Memory that finding equal blocks takes, in bytes.
+    pub(crate) fn hints_bytes(&self) -> u64 {
+        self.hints.as_ref().map_or(0, Hints::len_bytes)
+    }
+
+    /// Sets how much memory data may take, what finds equal blocks included; 0: no limit.
+    pub(crate) fn set_mem_limit(&self, bytes: u64) {
+        self.store.pool().set_limit(pool_limit(bytes, self.hints.as_ref()));
     }
 
     /// The contents, for their statistics.
@@ -139,6 +174,15 @@ impl Blocks {
     /// Stores the block that is in the hand. If there is no memory, what was stored stays.
     #[inline]
     pub(crate) fn write(&self, hand: &mut Hand, block: u64) -> Status {
+        match &self.hints {
+            None => self.write_alone(hand, block),
+            Some(hints) => self.write_once(hints, hand, block),
+        }
+    }
+
+    /// The same without looking for its like.
+    #[inline]
+    pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
         let Hand { access, plain, packer, tally, .. } = hand;
         let new = packer.pack(&self.form, plain);
         let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
@@ -148,7 +192,7 @@ impl Blocks {
 
     /// Puts what is in the hand's patch into a block, from `offset` on.
     pub(crate) fn patch(&self, hand: &mut Hand, block: u64, offset: usize, len: usize) -> Status {
-        let Hand { access, unpacker, plain, patch, packer, tally } = hand;
+        let Hand { access, unpacker, plain, patch, packer, tally, .. } = hand;
         let (mut turns, mut made) = (0u64, Word::NOTHING);
         let changed = access.update(block, |word, stored, maker| {
             turns += 1;

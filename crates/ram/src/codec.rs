@@ -115,6 +115,16 @@ pub struct Codec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damaged;
 
+/// The parameters of level and dictionary that stand beside that of an algorithm.
+fn beside(algo: &str) -> (&'static str, &'static str) {
+    match algo {
+        "recomp_algo" => ("recomp_level", "recomp_dict"),
+        "recomp_algo2" => ("recomp_level2", "recomp_dict2"),
+        "recomp_algo3" => ("recomp_level3", "recomp_dict3"),
+        _ => ("level", "dict"),
+    }
+}
+
 impl Codec {
     /// Makes a codec. `field` is what an error blames for the algorithm.
     ///
@@ -129,11 +139,12 @@ impl Codec {
         let level = level.unwrap_or(algo.default_level());
         if !algo.levels().contains(&level) {
             let (least, most) = (algo.levels().start().to_owned(), algo.levels().end().to_owned());
-            let field = if field == "recomp_algo" { "recomp_level" } else { "level" };
+            let (field, _) = beside(field);
             return Err(RamError::invalid(field, level, format!("{least} to {most} for {algo}")));
         }
         if dictionary.is_some() && *algo != Algo::Zstd {
-            return Err(RamError::invalid("dict", algo, "algo=zstd, which alone has dictionaries"));
+            let wanted = format!("{field}=zstd, which alone has dictionaries");
+            return Err(RamError::invalid(beside(field).1, algo, wanted));
         }
         Ok(Codec {
             algo: *algo,

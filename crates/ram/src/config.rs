@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES};
+use blockyard_sync::hints::Hints;
 
 use crate::codec::{Codec, CodecConfig};
 use crate::error::RamError;
@@ -11,12 +12,19 @@ use crate::error::RamError;
 pub(crate) const UNIT_BYTES: std::ops::RangeInclusive<u32> = 4096..=65_536;
 /// Largest device. Its table of a word per block must fit into memory long before that.
 const SIZE_MAX: u64 = 1 << 46;
+/// Least memory for data: less is not asked of the system at a time.
+const MEM_LIMIT_MIN: u64 = 32 << 10;
+/// Where memory is limited there is a hint for so much of it.
+const HINT_DATA_BYTES: u64 = 1 << 10;
 /// Longest read or write, in sectors: compressing a MiB keeps a channel busy for a millisecond.
 const SECTORS_MAX: u64 = (1 << 20) / SECTOR_BYTES;
 /// Longest discard and write-zeroes, in sectors: 256 MiB, which is 65536 words of 4 KiB blocks.
 const DISCARD_SECTORS_MAX: u64 = (256 << 20) / SECTOR_BYTES;
 /// Requests that a queue has at once. They complete while they are started.
 const DEPTH: u16 = 128;
+
+/// The parameters by which blocks are recompressed, by priority.
+pub(crate) const RECOMPRESS_FIELDS: [&str; 3] = ["recomp_algo", "recomp_algo2", "recomp_algo3"];
 
 /// Parameters of a RAM disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +38,11 @@ pub struct RamConfig {
     pub unit: u32,
     /// How blocks are compressed.
     pub codec: CodecConfig,
-    /// How blocks are recompressed when that is asked for; `None`, the default, for not at all.
-    pub recompress: Option<CodecConfig>,
+    /// How blocks are recompressed when that is asked for, by priority: up to three. Default: not at
+    /// all.
+    pub recompress: Vec<CodecConfig>,
+    /// Equal blocks are stored once. Default: they are not.
+    pub dedup: bool,
     /// A checksum with every object, so that a changed bit is an error and not data.
     pub checksum: bool,
     /// A file for blocks that are written back; `None`, the default, for none.
@@ -41,6 +52,9 @@ pub struct RamConfig {
     /// Most memory for data in bytes; 0, the default, for no limit. What would go beyond it fails
     /// with NOSPC and changes nothing.
     pub mem_limit: u64,
+    /// From which overhead on the pool is compacted in the background, in percent of the stored
+    /// bytes. Default 3; 0 for never.
+    pub compact: u8,
 }
 
 impl Default for RamConfig {
@@ -50,11 +64,13 @@ impl Default for RamConfig {
             bs: 4096,
             unit: 4096,
             codec: CodecConfig::default(),
-            recompress: None,
+            recompress: Vec::new(),
+            dedup: false,
             checksum: false,
             backing: None,
             load: None,
             mem_limit: 0,
+            compact: 3,
         }
     }
 }
@@ -80,9 +96,44 @@ impl RamConfig {
             // A word counts 65536 stored bytes at most, and a raw block has its checksum as well.
             return Err(RamError::invalid("checksum", 1, "unit=32k or less, or no checksum"));
         }
+        self.check_mem_limit(self.mem_limit)?;
+        RamConfig::check_compact(self.compact)?;
         Codec::new(&self.codec, "algo")?;
-        if let Some(recompress) = &self.recompress {
-            Codec::new(recompress, "recomp_algo")?;
+        if self.recompress.len() > RECOMPRESS_FIELDS.len() {
+            let count = self.recompress.len();
+            return Err(RamError::invalid("recomp_algo", count, "three algorithms at most"));
+        }
+        for (recompress, field) in self.recompress.iter().zip(RECOMPRESS_FIELDS) {
+            Codec::new(recompress, field)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that something can be stored within a limit.
+    pub(crate) fn check_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
+        let least = MEM_LIMIT_MIN + self.hints_bytes();
+        if bytes > 0 && !(least..=SIZE_MAX).contains(&bytes) {
+            let wanted = format!("{least} to 2^46 bytes, or 0 for no limit");
+            return Err(RamError::invalid("mem_limit", bytes, wanted));
+        }
+        Ok(())
+    }
+
+    /// Slots in which it is noted where equal blocks may be; 0 where none are looked for. One for
+    /// each block, or for each KiB of memory, if that is limited.
+    pub(crate) fn hint_slots(&self) -> u64 {
+        let most = if self.mem_limit > 0 { self.mem_limit / HINT_DATA_BYTES } else { u64::MAX };
+        if self.dedup { self.block_count().min(most).max(1) } else { 0 }
+    }
+
+    /// Memory that they take, which counts as used.
+    pub(crate) fn hints_bytes(&self) -> u64 {
+        if self.dedup { Hints::bytes_for(self.hint_slots()) } else { 0 }
+    }
+
+    pub(crate) fn check_compact(percent: u8) -> Result<(), RamError> {
+        if percent > 100 {
+            return Err(RamError::invalid("compact", percent, "1 to 100 percent, or 0 for never"));
         }
         Ok(())
     }
@@ -130,6 +181,9 @@ mod tests {
             (RamConfig { unit: 2048, ..good() }, "unit"),
             (RamConfig { unit: 131_072, ..good() }, "unit"),
             (RamConfig { unit: 12_288, ..good() }, "unit"),
+            (RamConfig { mem_limit: 4096, ..good() }, "mem_limit"),
+            (RamConfig { compact: 101, ..good() }, "compact"),
+            (RamConfig { dedup: true, mem_limit: 32 << 10, ..good() }, "mem_limit"),
         ] {
             assert_eq!(config.check().unwrap_err().field(), field, "{config:?}");
         }

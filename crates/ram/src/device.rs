@@ -12,12 +12,13 @@ use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT
 
 use crate::background::{BlockState, Recompressed, Saved, Selection, Trained, WrittenBack};
 use crate::blocks::Blocks;
+use crate::compactor::Compactor;
 use crate::config::RamConfig;
 use crate::counters::Count;
 use crate::error::RamError;
 use crate::pool::{Compacted, SizeClass};
 use crate::queue::RamQueue;
-use crate::stats::{BdStat, DebugStat, IoStat, MmStat, RamStats};
+use crate::stats::{BdStat, DebugStat, DedupStat, IoStat, MmStat, RamStats};
 
 /// Most blocks that one question about an extent looks at.
 const RUN_MAX: u64 = 1 << 20;
@@ -32,9 +33,11 @@ const CHANCE_SEED: u64 = 0xb10c_6a4d;
 /// | --- | --- | --- |
 /// | `nospc` | a number | one in so many objects finds no memory, by chance; 0: none |
 /// | `flip` | a sector | a bit of what is stored of its block changes |
+/// | `backing_eio` | a number | so many reads and writes of the backing file fail with EIO |
 pub struct Ram {
     shared: Arc<Shared>,
     turn: Mutex<()>,
+    compactor: Mutex<Option<Compactor>>,
 }
 
 /// What the device and its queues share.
@@ -62,7 +65,11 @@ impl Ram {
         if let Some(path) = load {
             shared.blocks.load(&shared.config, &path)?;
         }
-        Ok(Arc::new(Ram { shared: Arc::new(shared), turn: Mutex::new(()) }))
+        let percent = shared.config.compact;
+        let compactor = Mutex::new(None);
+        let ram = Ram { shared: Arc::new(shared), turn: Mutex::new(()), compactor };
+        ram.set_compact(percent)?;
+        Ok(Arc::new(ram))
     }
 
     /// Its parameters.
@@ -77,6 +84,57 @@ impl Ram {
     pub fn compact(&self) -> Result<Compacted, RamError> {
         let _turn = self.turn();
         self.shared.blocks.compact()
+    }
+
+    /// Sets from which overhead on the pool is compacted in the background, in percent of the stored
+    /// bytes; 0 for never.
+    ///
+    /// # Errors
+    /// If it is no percentage, or the system has no thread for it.
+    pub fn set_compact(&self, percent: u8) -> Result<(), RamError> {
+        RamConfig::check_compact(percent)?;
+        let mut compactor = self.compactor();
+        if percent == 0 {
+            *compactor = None;
+        } else if let Some(running) = &*compactor {
+            running.set_percent(percent);
+        } else {
+            let started = Compactor::start(self.shared.blocks.access()?, percent);
+            *compactor = Some(started.map_err(|source| RamError::Thread { source })?);
+        }
+        Ok(())
+    }
+
+    /// From which overhead on the pool is compacted in the background; 0 for never.
+    pub fn compact_percent(&self) -> u8 {
+        self.compactor().as_ref().map_or(0, Compactor::percent)
+    }
+
+    /// Has the background look at the pool at once, and returns when that is over.
+    pub fn compact_in_background(&self) {
+        if let Some(compactor) = &*self.compactor() {
+            compactor.turn();
+        }
+    }
+
+    fn compactor(&self) -> MutexGuard<'_, Option<Compactor>> {
+        self.compactor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how much memory data may take; 0 for no limit. What is used beyond it stays; nothing more
+    /// is taken.
+    ///
+    /// # Errors
+    /// If nothing could be done with so little.
+    pub fn set_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
+        self.shared.config.check_mem_limit(bytes)?;
+        self.shared.blocks.set_mem_limit(bytes);
+        Ok(())
+    }
+
+    /// Begins to look for the most memory in use anew.
+    pub fn reset_mem_used_max(&self) {
+        self.shared.blocks.store().pool().reset_used_max();
     }
 
     /// A turn of idle tracking: every block is one turn older, until it is read or written.
@@ -159,6 +217,18 @@ impl Ram {
         }
     }
 
+    fn fail_backing(&self, value: &str) -> Result<(), DeviceError> {
+        let invalid = |wanted: &str| DeviceError::Invalid {
+            field: "backing_eio",
+            value: value.to_owned(),
+            wanted: wanted.to_owned(),
+        };
+        let times = value.trim().parse().map_err(|_| invalid("a number; 0: none"))?;
+        let backing = self.shared.blocks.form.backing.as_ref();
+        backing.ok_or_else(|| invalid("a device that was made with backing=FILE"))?.fail(times);
+        Ok(())
+    }
+
     /// Workers take turns: each looks at the table first and relies on being the only one.
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
@@ -166,8 +236,11 @@ impl Ram {
 
     /// Its statistics now.
     pub fn stats(&self) -> RamStats {
-        let Shared { blocks, config, .. } = &*self.shared;
+        let Shared { blocks, .. } = &*self.shared;
         let (counts, pool) = (blocks.counts(), blocks.store().pool().usage());
+        // What is noted of equal blocks is memory for data as well.
+        let hints = blocks.hints_bytes();
+        let compressed = counts.get(Count::Compressed);
         let pages = blocks.unit() as u64 >> 12;
         RamStats {
             io: IoStat {
@@ -178,10 +251,10 @@ impl Ram {
             },
             mm: MmStat {
                 orig_data_size: counts.get(Count::Stored) * blocks.unit() as u64,
-                compr_data_size: counts.get(Count::Compressed),
-                mem_used_total: pool.used_bytes,
-                mem_limit: config.mem_limit,
-                mem_used_max: pool.used_bytes_max,
+                compr_data_size: compressed.saturating_sub(pool.duplicate_bytes),
+                mem_used_total: pool.used_bytes + hints,
+                mem_limit: pool.limit_bytes.map_or(0, |limit| limit + hints),
+                mem_used_max: pool.used_bytes_max + hints,
                 same_pages: counts.get(Count::Same),
                 pages_compacted: pool.pages_compacted,
                 huge_pages: counts.get(Count::Huge),
@@ -193,6 +266,7 @@ impl Ram {
                 bd_writes: counts.get(Count::BackedWrites) * pages,
             },
             debug: DebugStat::default(),
+            dedup: DedupStat { dup_data_size: pool.duplicate_bytes, meta_data_size: hints },
             table_bytes: blocks.store().entries_bytes() as u64,
             patch_retries: counts.get(Count::PatchRetries),
         }
@@ -258,6 +332,7 @@ impl Device for Ram {
                 Ok(())
             }
             "flip" => self.flip(value),
+            "backing_eio" => self.fail_backing(value),
             _ => Err(DeviceError::NoSuchFault { fault: name.clone() }),
         }
     }

@@ -33,6 +33,12 @@ pub enum RamError {
         /// The error number.
         errno: i32,
     },
+    /// The system has no thread for compaction.
+    #[error("compact: no thread for it: {source}; compact=0 needs none")]
+    Thread {
+        /// What the system said.
+        source: io::Error,
+    },
     /// There are as many channels as there can be.
     #[error("{max} channels are open, and no more will do; close one first")]
     Crowded {
@@ -48,7 +54,7 @@ pub enum RamError {
         source: SnapshotError,
     },
     /// A block cannot be read, and so not be saved or loaded.
-    #[error("block {block} is damaged ({status}); what it was is lost")]
+    #[error("block {block} {} ({status})", unreadable(*.status))]
     Unreadable {
         /// The block.
         block: u64,
@@ -67,6 +73,14 @@ pub enum RamError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What is wrong with a block that ends a read so.
+fn unreadable(status: Status) -> &'static str {
+    match status {
+        Status::IoErr => "cannot be read from the backing file",
+        _ => "is damaged, and what it was is lost",
+    }
 }
 
 impl RamError {
@@ -88,6 +102,7 @@ impl RamError {
             RamError::Invalid { field, .. }
             | RamError::Memory { field, .. }
             | RamError::File { field, .. } => field,
+            RamError::Thread { .. } => "compact",
             RamError::Crowded { .. } => "size",
             RamError::Snapshot { .. } => "load",
             RamError::Unreadable { .. } => "block",
@@ -104,6 +119,10 @@ impl From<RamError> for DeviceError {
             RamError::Memory { errno, .. } => {
                 DeviceError::Os { what: "reserving the device's memory", errno }
             }
+            RamError::Thread { source } => DeviceError::Os {
+                what: "starting the device's thread",
+                errno: source.raw_os_error().unwrap_or(libc::EAGAIN),
+            },
             RamError::Crowded { .. } => {
                 DeviceError::Os { what: "opening one more channel", errno: libc::EMFILE }
             }

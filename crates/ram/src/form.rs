@@ -17,7 +17,7 @@ use blockyard_sync::entry_words::{Kind, Word};
 
 use crate::backing::Backing;
 use crate::codec::{Algo, Codec, Decoder, Encoder, packed_bytes_max};
-use crate::config::RamConfig;
+use crate::config::{RECOMPRESS_FIELDS, RamConfig};
 use crate::counters::{Count, Tally};
 use crate::error::RamError;
 use crate::fill::{fill, repeated_word};
@@ -36,7 +36,7 @@ const LESS: u64 = MORE.wrapping_neg();
 pub(crate) struct Form {
     /// Bytes of a block.
     pub(crate) unit: usize,
-    /// By their numbers in words: the device's own, and the one that it recompresses by.
+    /// By their numbers in words: the device's own, and those that it recompresses by.
     pub(crate) codecs: Box<[Codec]>,
     /// Bytes behind each object's own: those of its checksum, or none.
     pub(crate) tail: usize,
@@ -84,8 +84,8 @@ pub(crate) fn word_of(new: &New<'_>) -> Word {
 impl Form {
     pub(crate) fn new(config: &RamConfig) -> Result<Form, RamError> {
         let mut codecs = vec![Codec::new(&config.codec, "algo")?];
-        if let Some(recompress) = &config.recompress {
-            codecs.push(Codec::new(recompress, "recomp_algo")?);
+        for (recompress, field) in config.recompress.iter().zip(RECOMPRESS_FIELDS) {
+            codecs.push(Codec::new(recompress, field)?);
         }
         Ok(Form {
             unit: config.unit as usize,
@@ -246,6 +246,11 @@ impl Unpacker {
 }
 
 impl Packer {
+    /// The number of its codec in words.
+    pub(crate) fn codec(&self) -> u8 {
+        self.codec
+    }
+
     /// What the block is to be stored as.
     #[inline]
     pub(crate) fn pack<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {

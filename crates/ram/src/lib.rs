@@ -18,8 +18,10 @@ pub mod background;
 mod backing;
 mod blocks;
 pub mod codec;
+mod compactor;
 mod config;
 mod counters;
+mod dedup;
 mod device;
 mod error;
 mod fill;
@@ -36,7 +38,9 @@ pub use codec::{Algo, Codec, CodecConfig};
 pub use config::RamConfig;
 pub use device::Ram;
 pub use error::RamError;
-pub use pool::{Cache, Compacted, NoSpace, Object, Pool, PoolConfig, PoolError, SizeClass, Usage};
+pub use pool::{
+    Cache, Compacted, Load, NoSpace, Object, Pool, PoolConfig, PoolError, SizeClass, Usage,
+};
 pub use queue::RamQueue;
-pub use stats::{BdStat, DebugStat, IoStat, MmStat, RamStats};
+pub use stats::{BdStat, DebugStat, DedupStat, IoStat, MmStat, RamStats};
 pub use store::{Access, Made, Maker, New, Store};

@@ -27,6 +27,8 @@ mod layout;
 mod memory;
 mod object;
 mod shard;
+mod shares;
+mod table;
 mod usage;
 
 use std::fmt;
@@ -47,7 +49,7 @@ use shard::{Failing, Ground, Shard};
 
 pub use compact::Compacted;
 pub use object::Object;
-pub use usage::{SizeClass, Usage};
+pub use usage::{Load, SizeClass, Usage};
 
 /// Usual size of a segment, in bytes.
 const SEGMENT_BYTES: usize = 256 << 10;
@@ -80,6 +82,9 @@ pub struct PoolConfig {
     /// Size of a segment in bytes, rounded up to a power of two; `None` for 256 KiB, less if the
     /// limit is small, or 16 of the largest objects.
     pub segment_bytes: Option<usize>,
+    /// Whether several words can refer to one object: each object has a count of them then, of 4
+    /// bytes.
+    pub counted: bool,
 }
 
 impl PoolConfig {
@@ -92,6 +97,7 @@ impl PoolConfig {
             seats_max: 1024,
             shards: None,
             segment_bytes: None,
+            counted: false,
         }
     }
 
@@ -100,11 +106,13 @@ impl PoolConfig {
         if !(1..=OBJECT_BYTES_MAX).contains(&object) {
             return Err(PoolError::ObjectBytes { bytes: object });
         }
+        let head = if self.counted { shares::COUNT_BYTES } else { 0 };
+        let whole = object + head;
         // A small limit takes small segments: one of them at least is kept for compaction.
         let limit = self.limit_bytes.unwrap_or(u64::MAX) / u64::from(RESERVE_PART);
         let usual = limit.min(SEGMENT_BYTES as u64) as usize;
         let segment = self.segment_bytes.unwrap_or(usual.max(object * SEGMENT_OBJECTS));
-        let segment = segment.max(object).max(PAGE_BYTES).next_power_of_two();
+        let segment = segment.max(whole).max(PAGE_BYTES).next_power_of_two();
         let most = PLACES_MAX * UNIT_BYTES as u64;
         let wanted = self.device_bytes.saturating_mul(2).clamp(segment as u64, most);
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -115,9 +123,8 @@ impl PoolConfig {
         let shards = shards.max(wanted.div_ceil(SHARD_BYTES_MAX)).next_power_of_two();
         let each = (wanted / shards).div_ceil(segment as u64) + SEGMENTS_SPARE;
         let each = each.min(SHARD_BYTES_MAX.min(most / shards) / segment as u64);
-        let units_max = object.div_ceil(UNIT_BYTES) as u32;
         let segment_units = (segment / UNIT_BYTES) as u32;
-        Ok(Layout::new(shards as u32, segment_units, each as u32, units_max))
+        Ok(Layout::new(shards as u32, segment_units, each as u32, object, head))
     }
 }
 
@@ -193,9 +200,13 @@ impl Pool {
         let memory = Memory::reserve(bytes as usize)
             .map_err(|errno| PoolError::Addresses { bytes, errno })?;
         let retired_max = RETIRED + 2 * config.seats_max as usize;
-        let shard = |number| Padded(SleepLock::new(Shard::new(number, layout, retired_max)));
+        let shard = |number| {
+            let shard = Shard::new(number, layout, retired_max);
+            let shard = shard.map_err(|errno| PoolError::Addresses { bytes, errno })?;
+            Ok(Padded(SleepLock::new(shard)))
+        };
         Ok(Arc::new(Pool {
-            shards: (0..layout.shards()).map(shard).collect(),
+            shards: (0..layout.shards()).map(shard).collect::<Result<_, PoolError>>()?,
             arena: Arena::new(config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64)),
             compacting: SleepLock::new(()),
             memory,
@@ -226,9 +237,8 @@ impl Pool {
     #[inline]
     pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g Guard<'_>) -> &'g [u8] {
         debug_assert_eq!(guard.word().reference(), object.word().reference());
-        let at = object.place() * UNIT_BYTES as u64;
         // SAFETY: the object was written before its word was shown; it is pinned for `'g`.
-        unsafe { self.memory.bytes(at, object.len_bytes()) }
+        unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
     }
 
     /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
@@ -348,9 +358,13 @@ impl Cache {
             Some(place) => place,
             None => self.alloc_anywhere(bytes.len(), purpose)?,
         };
+        let object = Object::new(place, bytes.len());
         // SAFETY: the place was allocated just now, so it is ours alone.
-        unsafe { self.pool.memory.write(place * UNIT_BYTES as u64, bytes) };
-        Ok(Object::new(place, bytes.len()))
+        unsafe {
+            self.pool.begin_count(object);
+            self.pool.memory.write(self.pool.layout.start(place), bytes);
+        }
+        Ok(object)
     }
 
     /// The same when the shard has nothing left: what is retired is given back, and the other
@@ -382,7 +396,8 @@ impl Cache {
     ///
     /// # Safety
     /// It comes from this pool, no word refers to it any more, and it is retired once. Readers pin
-    /// it through this pool's [`Pool::pins`] only.
+    /// it through this pool's [`Pool::pins`] only. If its word was marked as shared it is not
+    /// retired but given up ([`Cache::give_up`]).
     #[inline]
     pub unsafe fn retire(&mut self, object: Object) {
         let pool = &*self.pool;

@@ -59,6 +59,15 @@ pub struct DebugStat {
     pub miss_free: u64,
 }
 
+/// Deduplication, by the names of the patches that zram did not take. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DedupStat {
+    /// What `compr_data_size` would be more if equal blocks were stored each for itself.
+    pub dup_data_size: u64,
+    /// Memory that finding them takes. It is part of `mem_used_total`.
+    pub meta_data_size: u64,
+}
+
 /// All of it at one moment, or nearly: I/O goes on meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RamStats {
@@ -70,6 +79,8 @@ pub struct RamStats {
     pub bd: BdStat,
     /// `debug_stat`.
     pub debug: DebugStat,
+    /// Deduplication; zeros without it.
+    pub dedup: DedupStat,
     /// The table of a word per block, in bytes: memory beside `mem_used_total`.
     pub table_bytes: u64,
     /// Sub-block writes that met another writer and were made anew.

@@ -1,7 +1,7 @@
 //! Entries and pool together: the contents of all blocks, as bytes that somebody has compressed.
 //!
-//! Here is kept what both leave to their callers: an object is shown by one word, retired by who
-//! has taken it out, and read while it is pinned. So nothing in here can be misused from safe code,
+//! Here is kept what both leave to their callers: an object is shown by one word, or by several that
+//! are marked as shared, retired by who has taken the last one out, and read while it is pinned. So nothing in here can be misused from safe code,
 //! and codecs, features and the device stand on top without any other.
 //!
 //! What a *word* says of the contents (codec, huge, incompressible, age) is up to the caller: it is
@@ -242,6 +242,12 @@ impl Access {
         unsafe { self.cache.compact(&self.store.entries, &mut self.seat, stop) }
     }
 
+    /// The same, but not more than objects of so many bytes are moved.
+    pub fn compact_some(&mut self, bytes_max: u64, stop: impl FnMut() -> bool) -> Compacted {
+        // SAFETY: as in `compact`.
+        unsafe { self.cache.compact_some(&self.store.entries, &mut self.seat, bytes_max, stop) }
+    }
+
     /// Gives back what is retired and not read by anybody, so that statistics show what is left.
     pub fn reclaim(&mut self) {
         self.cache.reclaim_all();
@@ -249,11 +255,85 @@ impl Access {
 
     #[inline]
     fn retire(&mut self, old: Word) {
-        if let Some(object) = Object::of(old).filter(|_| !old.is_shared()) {
+        let Some(object) = Object::of(old) else { return };
+        if old.is_shared() {
+            // SAFETY: we have just taken the word out of the entries, and with it its part.
+            unsafe { self.cache.give_up(object) };
+        } else {
             // SAFETY: we have just taken the word out of the entries, which is where its object was
-            // shown, and only there: words are made by `Maker`, and shown once.
+            // shown, and only there: words are made by `Maker`, and shown once, or marked.
             unsafe { self.cache.retire(object) };
         }
+    }
+
+    /// Has a block refer to the object of block `of`, if `same` says yes to that one's word and
+    /// bytes; for a write of a whole block whose contents are there already. Says what the block's
+    /// word was and what it is, or nothing if it was left alone.
+    ///
+    /// Takes no memory. A pool that was not made for it shares nothing.
+    pub fn share(
+        &mut self,
+        block: u64,
+        of: u64,
+        same: impl FnOnce(Word, &[u8]) -> bool,
+    ) -> Option<(Word, Word)> {
+        let store = &*self.store;
+        let joined = {
+            let guard = self.seat.pin(&store.entries, of);
+            let word = guard.word();
+            // SAFETY: as in `read`.
+            let bytes = unsafe { pinned(store, &guard) };
+            if word.kind() != Kind::Object || word.is_locked() || !same(word, bytes) {
+                return None;
+            }
+            if block == of {
+                // It was so when it was pinned: that is when it is written.
+                store.entries.touch(block, word);
+                return Some((word, word));
+            }
+            // SAFETY: pinned through the store's own entries and a seat of its pool.
+            unsafe { store.pool.join(&store.entries, of, &guard)? }
+        };
+        let new = joined.with_age(0).with_under_writeback(false);
+        let old = store.entries.replace(block, new);
+        self.retire(old);
+        Some((old, new))
+    }
+
+    /// The same unless a writer of the block is faster, and if `same` says yes to the words and bytes
+    /// of both: first of the block, then of block `of`; for recompression.
+    pub fn share_remade(
+        &mut self,
+        block: u64,
+        of: u64,
+        same: impl FnOnce((Word, &[u8]), (Word, &[u8])) -> bool,
+    ) -> Option<(Word, Word)> {
+        let store = &*self.store;
+        let joined = {
+            let guard = self.seat.pin(&store.entries, of);
+            // SAFETY: as in `share`.
+            unsafe { store.pool.join(&store.entries, of, &guard)? }
+        };
+        let object = Object::of(joined)?;
+        let guard = self.seat.pin(&store.entries, block);
+        let old = guard.word();
+        // SAFETY: we have just taken a part in it.
+        let theirs = unsafe { store.pool.bytes_of_part(object) };
+        // SAFETY: as in `read`.
+        let ours = unsafe { pinned(store, &guard) };
+        let other = old.kind() == Kind::Object && old.reference() != joined.reference();
+        let new = joined.with_age(old.age()).with_under_writeback(false);
+        let done = other
+            && same((old, ours), (joined, theirs))
+            && store.entries.exchange(block, old, new).is_ok();
+        drop(guard);
+        if done {
+            self.retire(old);
+            return Some((old, new));
+        }
+        // SAFETY: the part that we have taken, which no word has got.
+        unsafe { self.cache.give_up(object) };
+        None
     }
 }
 

@@ -101,7 +101,7 @@ fn selection(which: Which) -> Selection {
 #[cfg(feature = "c-codecs")]
 #[test]
 fn recompression_makes_smaller_and_changes_nothing() {
-    let ram = Ram::open(RamConfig { recompress: Some(zstd()), ..plain() }).unwrap();
+    let ram = Ram::open(RamConfig { recompress: vec![zstd()], ..plain() }).unwrap();
     let (mut io, data) = (io(&ram), contents());
     fill(&mut io, &data);
     let before = ram.stats().mm;
@@ -232,6 +232,112 @@ fn a_full_file_loses_nothing() {
 }
 
 #[test]
+fn a_failing_file_is_an_error_and_loses_nothing() {
+    let scratch = Scratch::new("eio");
+    let ram = Ram::open(RamConfig { backing: Some(scratch.file("backing")), ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let fail = |times: u64| {
+        let fault = Injection::Device { name: "backing_eio".to_owned(), value: times.to_string() };
+        ram.inject(&fault).unwrap();
+    };
+    fail(1);
+    let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err().to_string();
+    assert!(error.contains("cannot be written") && error.contains("Input/output"), "{error}");
+    assert!(ram.states(0, 2000).iter().all(|state| state.flags[1] == b'.'));
+    assert_eq!(ram.stats().bd.bd_count, 0);
+    compare(&mut io, &data);
+    assert!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks >= 128);
+    // A read that fails is one that can be made again, and a write of the whole needs no read.
+    fail(2);
+    let mut found = vec![0; BLOCK];
+    assert_eq!(io.read(Sector(0), &mut found), Err(Status::IoErr));
+    let error = ram.save(&scratch.file("snapshot")).unwrap_err().to_string();
+    assert_eq!(error, "block 0 cannot be read from the backing file (IOERR)");
+    assert!(!scratch.file("snapshot").exists());
+    compare(&mut io, &data);
+    fail(1);
+    io.write(Sector(0), &data[..BLOCK], Flags::NONE).unwrap();
+    fail(0);
+    compare(&mut io, &data);
+    assert_eq!(ram.stats().io.failed_reads, 1);
+    let none = Ram::open(plain()).unwrap();
+    let fault = Injection::Device { name: "backing_eio".to_owned(), value: "1".to_owned() };
+    assert!(none.inject(&fault).unwrap_err().to_string().contains("backing=FILE"));
+}
+
+/// The fast one of two is tried first; what it leaves, or what is asked for by priority, is the
+/// slower one's. A block is never given back to an algorithm of lower priority.
+#[cfg(feature = "c-codecs")]
+#[test]
+fn several_algorithms_have_their_turns() {
+    let by = |algo, level| CodecConfig { algo, level: Some(level), dictionary: None };
+    let recompress = vec![by(Algo::Lz4hc, 9), by(Algo::Zstd, 9)];
+    let ram = Ram::open(RamConfig { recompress, checksum: true, ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let by = |priority| Selection { priority, ..Selection::default() };
+    let size = || ram.stats().mm.compr_data_size;
+    let first = size();
+    let done = ram.recompress(&by(Some(1))).unwrap();
+    assert!(done.replaced > 300 && done.incompressible == 0, "{done:?}");
+    compare(&mut io, &data);
+    let second = size();
+    let done = ram.recompress(&by(None)).unwrap();
+    assert!(done.replaced > 200 && done.incompressible == 128, "{done:?}");
+    let third = size();
+    assert!(third < second && second < first, "{first} {second} {third}");
+    // What neither makes smaller is tried again, but no block of zstd's.
+    let again = ram.recompress(&by(Some(1))).unwrap();
+    assert_eq!((again.tried, again.replaced), (128, 0), "{again:?}");
+    compare(&mut io, &data);
+    for priority in [0, 3] {
+        let error = ram.recompress(&by(Some(priority))).unwrap_err();
+        assert_eq!(error.field(), "priority");
+        assert!(error.to_string().contains("wanted 1 to 2"), "{error}");
+    }
+    let four = vec![CodecConfig::default(); 4];
+    let error = Ram::open(RamConfig { recompress: four, ..plain() }).unwrap_err();
+    assert_eq!(error.field(), "recomp_algo");
+}
+
+#[test]
+fn limits_change_while_the_device_is_used() {
+    let ram = Ram::open(plain()).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let before = ram.stats().mm;
+    assert_eq!(before.mem_limit, 0);
+    ram.set_mem_limit(256 << 10).unwrap();
+    assert_eq!(ram.stats().mm.mem_limit, 256 << 10);
+    // What is beyond it stays, and once the pages that are there are full nothing is added; what
+    // takes no memory still can be written.
+    let noise: Vec<u8> = data[..BLOCK].iter().map(|byte| byte ^ 0x55).collect();
+    let empty = (3..SIZE / BLOCK as u64).step_by(8).map(|block| Sector(block * 8));
+    let full = empty.clone().find(|at| io.write(*at, &noise, Flags::NONE).is_err());
+    let full = full.unwrap();
+    assert_eq!(io.write(full, &noise, Flags::NONE), Err(Status::NoSpc));
+    assert_eq!(ram.stats().mm.mem_used_total, before.mem_used_total);
+    io.write(full, &[9; BLOCK], Flags::NONE).unwrap();
+    empty.for_each(|at| io.run(Bio::new(Op::Discard, at, 8)).map(drop).unwrap());
+    compare(&mut io, &data);
+    ram.set_mem_limit(0).unwrap();
+    io.write(full, &noise, Flags::NONE).unwrap();
+    io.run(Bio::new(Op::Discard, full, 8)).unwrap();
+    compare(&mut io, &data);
+    for bytes in [1, 4096, (1 << 46) + 1] {
+        assert_eq!(ram.set_mem_limit(bytes).unwrap_err().field(), "mem_limit");
+    }
+    let most = ram.stats().mm.mem_used_max;
+    io.run(Bio::new(Op::Discard, Sector(0), SIZE / 512)).unwrap();
+    ram.compact().unwrap();
+    assert_eq!(ram.stats().mm.mem_used_max, most);
+    ram.reset_mem_used_max();
+    let now = ram.stats().mm;
+    assert_eq!(now.mem_used_max, now.mem_used_total);
+}
+
+#[test]
 fn a_snapshot_is_loaded_as_it_was_saved() {
     let scratch = Scratch::new("snapshot");
     let file = scratch.file("snapshot");
@@ -253,7 +359,7 @@ fn a_snapshot_is_loaded_as_it_was_saved() {
     ];
     if cfg!(feature = "c-codecs") {
         configs.push(RamConfig { load: load.clone(), codec: zstd(), ..plain() });
-        configs.push(RamConfig { load: load.clone(), recompress: Some(zstd()), ..plain() });
+        configs.push(RamConfig { load: load.clone(), recompress: vec![zstd()], ..plain() });
     }
     for config in configs {
         let ram = Ram::open(config).unwrap();
@@ -310,7 +416,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
 #[test]
 fn workers_beside_channels_lose_nothing() {
     let scratch = Scratch::new("beside");
-    let recompress = cfg!(feature = "c-codecs").then(zstd);
+    let recompress = if cfg!(feature = "c-codecs") { vec![zstd()] } else { Vec::new() };
     let backing = Some(scratch.file("backing"));
     let config = RamConfig { recompress, backing, checksum: true, bs: 512, ..plain() };
     let ram = Ram::open(config).unwrap();
@@ -383,7 +489,7 @@ fn a_changed_bit_is_an_error_and_not_data() {
         let error = ram.save(&std::env::temp_dir().join("blockyard-never")).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("block {block} is damaged (PROTECTION); what it was is lost")
+            format!("block {block} is damaged, and what it was is lost (PROTECTION)")
         );
         // A write of a part cannot mend it, a write of the whole can.
         io.write(sector, &data[block * BLOCK..][..BLOCK], Flags::NONE).unwrap();

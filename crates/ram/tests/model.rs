@@ -109,8 +109,14 @@ impl Rig {
 /// Data of a kind: runs, repeated words, something like text, noise.
 fn data(rng: &mut fastrand::Rng, len: u64) -> Vec<u8> {
     let mut data = vec![0; len as usize];
-    match rng.u32(0..6) {
+    match rng.u32(0..7) {
         0 => data.fill(rng.u8(..)),
+        // Few contents, so that blocks are equal.
+        6 => {
+            let mut few = fastrand::Rng::with_seed(rng.u64(0..6));
+            few.fill(&mut data);
+            data[len as usize / 2..].fill(0x20);
+        }
         1 => {
             let word = rng.u64(..).to_le_bytes();
             data.iter_mut().zip(word.iter().cycle()).for_each(|(byte, word)| *byte = *word);
@@ -173,6 +179,11 @@ fn drive(name: &str, config: RamConfig, one_in: u32) -> u64 {
     rig.refused
 }
 
+/// The same while equal blocks are stored once.
+fn shared() -> RamConfig {
+    RamConfig { dedup: true, ..plain() }
+}
+
 fn plain() -> RamConfig {
     RamConfig { size: SIZE, ..RamConfig::default() }
 }
@@ -182,6 +193,15 @@ fn memory_without_end() {
     assert_eq!(drive("plain", plain(), 0), 0);
     assert_eq!(drive("512", RamConfig { bs: 512, ..plain() }, 0), 0);
     assert_eq!(drive("64k", RamConfig { unit: 65_536, bs: 512, ..plain() }, 0), 0);
+}
+
+#[test]
+fn equal_blocks_stored_once() {
+    assert_eq!(drive("dedup", shared(), 0), 0);
+    assert_eq!(drive("dedup, 512", RamConfig { bs: 512, ..shared() }, 0), 0);
+    assert!(drive("dedup, limit", RamConfig { mem_limit: 300 << 10, ..shared() }, 0) > 0);
+    let config = RamConfig { bs: 512, unit: 8192, checksum: true, mem_limit: 1 << 20, ..shared() };
+    assert!(drive("dedup, chance and limit", config, 5) > 0);
 }
 
 #[test]

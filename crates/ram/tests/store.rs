@@ -2,6 +2,7 @@
 //! compactions, with allocations that fail; one thread, and several.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -130,11 +131,18 @@ fn check_accounts(access: &mut Access, seed: u64) {
     let store = Arc::clone(access.store());
     access.reclaim();
     let words = (0..store.blocks()).map(|block| store.word(block));
-    let objects: Vec<usize> =
-        words.filter(|word| word.kind() == Kind::Object).map(Word::len_bytes).collect();
+    // By their places: several words may refer to one.
+    let (mut objects, mut duplicates) = (HashMap::new(), 0);
+    for word in words.filter(|word| word.kind() == Kind::Object) {
+        if let Some(other) = objects.insert(word.place(), word) {
+            assert!(word.is_shared() && other.is_shared(), "seed {seed}: {word:?} {other:?}");
+            duplicates += word.len_bytes() as u64;
+        }
+    }
     let usage = store.pool().usage();
-    let stored = objects.iter().sum::<usize>() as u64;
+    let stored = objects.values().map(|word| word.len_bytes() as u64).sum::<u64>();
     assert_eq!((usage.objects, usage.stored_bytes), (objects.len() as u64, stored), "seed {seed}");
+    assert_eq!(usage.duplicate_bytes, duplicates, "seed {seed}");
     assert_eq!(usage.retired_bytes, 0);
     assert_eq!(
         usage.used_bytes,
@@ -149,7 +157,137 @@ fn check_accounts(access: &mut Access, seed: u64) {
     access.compact(|| false);
     let usage = store.pool().usage();
     assert_eq!((usage.objects, usage.used_bytes), (0, 0), "seed {seed}: {usage:?}");
+    assert_eq!(usage.duplicate_bytes, 0, "seed {seed}");
     assert!(usage.used_bytes_max > 0);
+}
+
+/// Few contents in many blocks, which take parts in each other's objects: what a block holds is what
+/// it was given, and no object is given back too early or kept too long.
+#[test]
+fn blocks_that_share_agree_with_a_plain_map() {
+    // Stamped as of block 0, whoever has them.
+    let number_in = |word: Word, bytes: &[u8]| number_of(0, word, bytes);
+    for seed in 0..if cfg!(miri) { 1 } else { 3 } {
+        let blocks = if cfg!(miri) { 20 } else { 200 };
+        let store = store(blocks, |config| {
+            config.segment_bytes = Some(32 << 10);
+            config.counted = true;
+        });
+        store.pool().fail_allocations(NonZeroU32::new(20), seed);
+        let mut access = store.access().unwrap();
+        let mut plain = vec![None; blocks as usize];
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut shared = 0;
+        for step in 1..=500 * u64::from(SCALE) {
+            let (block, of) = (random.u64(..blocks), random.u64(..blocks));
+            let theirs = plain[of as usize];
+            let expected = &mut plain[block as usize];
+            let bytes = stamped(0, step, any_len(&mut random));
+            match random.u32(..100) {
+                0..20 => {
+                    let new = New::Bytes(&bytes, Word::NOTHING);
+                    if access.replace(block, new).is_ok() {
+                        *expected = Some(step);
+                    }
+                }
+                20..60 => {
+                    let same = |word, bytes: &[u8]| number_in(word, bytes) == theirs;
+                    let done = access.share(block, of, same);
+                    assert_eq!(done.is_some(), theirs.is_some(), "seed {seed} step {step}");
+                    if done.is_some() {
+                        shared += 1;
+                        *expected = theirs;
+                    }
+                }
+                60..75 => {
+                    access.replace(block, New::Word(Word::NOTHING)).unwrap();
+                    *expected = None;
+                }
+                75..80 => {
+                    let changed = access.update(block, |word, old, maker| {
+                        assert_eq!(number_in(word, old), *expected);
+                        maker.make(New::Bytes(&bytes, Word::NOTHING))
+                    });
+                    if changed.is_ok() {
+                        *expected = Some(step);
+                    }
+                }
+                80..90 => {
+                    let len = any_len(&mut random);
+                    let _ = access.remake(block, |word, old, maker| {
+                        let Some(number) = number_in(word, old) else { return Ok(None) };
+                        maker.make(New::Bytes(&stamped(0, number, len), word)).map(Some)
+                    });
+                }
+                90..97 => {
+                    access.share_remade(block, of, |(own, bytes), (other, theirs)| {
+                        number_in(own, bytes) == number_in(other, theirs)
+                    });
+                }
+                97..99 => store.grow_older(block),
+                _ => {
+                    access.compact(|| false);
+                }
+            }
+            let found = access.read(block, number_in);
+            assert_eq!(found, plain[block as usize], "seed {seed} step {step}");
+        }
+        for block in 0..blocks {
+            let found = access.read(block, number_in);
+            assert_eq!(found, plain[block as usize], "seed {seed} at {block}");
+        }
+        assert!(shared > 0);
+        check_accounts(&mut access, seed);
+    }
+}
+
+/// The same with several threads; each block's contents are whole, and at the end nothing is left.
+#[test]
+fn everybody_shares_at_once() {
+    let blocks = 16;
+    let store = store(blocks, |config| {
+        config.segment_bytes = Some(32 << 10);
+        config.counted = true;
+    });
+    let whole = |word: Word, bytes: &[u8]| number_of(0, word, bytes);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut access = store.access().unwrap();
+                let mut random = fastrand::Rng::with_seed(thread);
+                for step in 0..60 * u64::from(SCALE) {
+                    let (block, of) = (random.u64(..blocks), random.u64(..blocks));
+                    let number = thread << 32 | step;
+                    let bytes = stamped(0, number, any_len(&mut random));
+                    match random.u32(..if thread == 0 { 110 } else { 100 }) {
+                        0..20 => drop(access.replace(block, New::Bytes(&bytes, Word::NOTHING))),
+                        20..55 => {
+                            access.share(block, of, |word, bytes| whole(word, bytes).is_some());
+                        }
+                        55..65 => drop(access.replace(block, New::Word(Word::NOTHING))),
+                        65..75 => {
+                            access.share_remade(block, of, |(own, bytes), (other, theirs)| {
+                                whole(own, bytes).is_some() && whole(other, theirs).is_some()
+                            });
+                        }
+                        75..80 => store.grow_older(block),
+                        80..100 => {
+                            access.read(block, whole);
+                        }
+                        _ => {
+                            access.compact(|| false);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut access = store.access().unwrap();
+    for block in 0..blocks {
+        access.read(block, whole);
+    }
+    check_accounts(&mut access, 0);
 }
 
 #[test]

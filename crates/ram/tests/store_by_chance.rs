@@ -14,7 +14,12 @@ use shuttle::thread;
 const BLOCKS: u64 = 3;
 
 fn store() -> Arc<Store> {
+    store_of(false)
+}
+
+fn store_of(counted: bool) -> Arc<Store> {
     let mut config = PoolConfig::new(BLOCKS * 256, 256);
+    config.counted = counted;
     config.seats_max = 9;
     config.shards = NonZeroU32::new(2);
     config.segment_bytes = Some(4096);
@@ -95,6 +100,61 @@ fn a_storm_of_eight() {
         let held = (0..BLOCKS).filter(|&block| read(&mut access, block).is_some()).count();
         let usage = store.pool().usage();
         assert_eq!((usage.objects, usage.retired_bytes), (held as u64, 0));
+    });
+}
+
+/// The same while blocks take parts in each other's objects.
+#[test]
+fn a_storm_of_eight_that_share() {
+    draw(|| {
+        let store = store_of(true);
+        let work = |number: u8| {
+            let store = Arc::clone(&store);
+            move || {
+                let mut access = store.access().unwrap();
+                for _ in 0..4 {
+                    let block = thread_rng().gen_range(0..BLOCKS);
+                    let of = thread_rng().gen_range(0..BLOCKS);
+                    let bytes = bytes(number * 16 + thread_rng().gen_range(0..16));
+                    match thread_rng().gen_range(0..9) {
+                        0..2 => drop(access.replace(block, New::Bytes(&bytes, Word::NOTHING))),
+                        2 => drop(access.replace(block, New::Word(Word::NOTHING))),
+                        3..6 => {
+                            access.share(block, of, |word, bytes| value(word, bytes).is_some());
+                        }
+                        6 => {
+                            access.share_remade(block, of, |(own, bytes), (other, theirs)| {
+                                value(own, bytes).is_some() && value(other, theirs).is_some()
+                            });
+                        }
+                        7 if number < 2 => {
+                            access.compact(|| false);
+                        }
+                        _ => {
+                            read(&mut access, block);
+                        }
+                    }
+                }
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|number| thread::spawn(work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let mut access = store.access().unwrap();
+        access.reclaim();
+        let words = (0..BLOCKS).map(|block| store.word(block));
+        let mut places: Vec<_> =
+            words.filter(|word| word.kind() == Kind::Object).map(Word::place).collect();
+        places.sort_unstable();
+        places.dedup();
+        let usage = store.pool().usage();
+        assert_eq!((usage.objects, usage.retired_bytes), (places.len() as u64, 0));
+        for block in 0..BLOCKS {
+            read(&mut access, block);
+            access.replace(block, New::Word(Word::NOTHING)).unwrap();
+        }
+        access.reclaim();
+        let usage = store.pool().usage();
+        assert_eq!((usage.objects, usage.duplicate_bytes), (0, 0));
     });
 }
 

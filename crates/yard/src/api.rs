@@ -24,7 +24,7 @@ use crate::error::YardError;
 use crate::inject;
 use crate::litter::Litter;
 use crate::metrics;
-use crate::ram::{self, BlocksQuery, BlocksView, RamDone, RamRequest, RamView};
+use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -62,7 +62,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 18] = [
+pub const PATHS: [&str; 19] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -75,6 +75,7 @@ pub const PATHS: [&str; 18] = [
     "/v1/devices/{name}/ram",
     "/v1/devices/{name}/ram/{verb}",
     "/v1/devices/{name}/blocks",
+    "/v1/devices/{name}/histograms",
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
@@ -98,6 +99,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/ram", get(ram_stats))
         .route("/v1/devices/{name}/ram/{verb}", post(ram_work))
         .route("/v1/devices/{name}/blocks", get(ram_blocks))
+        .route("/v1/devices/{name}/histograms", get(ram_histograms))
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
@@ -440,6 +442,12 @@ async fn ram_blocks(
 ) -> Answer<BlocksView> {
     let (name, asked) = (path(name)?, query(asked)?);
     Ok(axum::Json(ram::blocks(&control.yard.find(&name)?, &asked)?))
+}
+
+async fn ram_histograms(State(control): Shared, name: Name) -> Answer<HistogramsView> {
+    let entry = control.yard.find(&path(name)?)?;
+    // A walk over a table of many words.
+    blocking(move || ram::histograms(&entry)).await
 }
 
 async fn inject_fault(

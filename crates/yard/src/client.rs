@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::ram::{BlocksView, RamDone, RamRequest};
+use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
 use crate::view::{
@@ -201,6 +201,14 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn blocks(&self, name: &str, from: u64, count: usize) -> Result<BlocksView, ClientError> {
         self.get(&device_path(name, &format!("/blocks?from={from}&count={count}")))
+    }
+
+    /// How large the objects of a RAM disk are, and how old its blocks.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn histograms(&self, name: &str) -> Result<HistogramsView, ClientError> {
+        self.get(&device_path(name, "/histograms"))
     }
 
     /// Carries out a fault.

@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::param::SCHEDULERS;
-use crate::ram::RamView;
+use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
 use crate::yard::{Entry, Yard};
 
@@ -54,6 +54,9 @@ struct Row {
     scheduled: Scheduled,
     zones: Vec<(ZoneCond, u64)>,
     ram: Option<RamView>,
+    /// Of a RAM disk: objects by size, blocks by age.
+    sizes: Vec<SizeView>,
+    ages: Vec<u64>,
 }
 
 impl fmt::Debug for Row {
@@ -67,7 +70,11 @@ impl Row {
         let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
         let scheduled = entry.disk.scheduler().map(|control| control.stats());
         let ram = RamView::of(&entry);
-        Row { entry, stats, scheduled: scheduled.unwrap_or_default(), zones, ram }
+        let (sizes, ages) = entry.ram.as_ref().map_or_else(Default::default, |ram| {
+            let histograms = HistogramsView::new(ram);
+            (histograms.coarse(ram.config().unit.into()), histograms.ages)
+        });
+        Row { entry, stats, scheduled: scheduled.unwrap_or_default(), zones, ram, sizes, ages }
     }
 
     fn name(&self) -> &str {
@@ -174,6 +181,16 @@ impl Collector for Sample {
                     .encode_gauge(count)?;
             }
         }
+        self.encode_ram(&mut encoder)?;
+        let help = "NBD connections open now";
+        encoder
+            .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
+            .encode_gauge(&self.connections)
+    }
+}
+
+impl Sample {
+    fn encode_ram(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let help = "RAM disks: zram's statistics, by zram's names";
         let mut family = encoder.encode_descriptor("ram", help, None, MetricType::Gauge)?;
         for row in &self.devices {
@@ -186,14 +203,30 @@ impl Collector for Sample {
                 }
             }
         }
-        let help = "NBD connections open now";
-        encoder
-            .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
-            .encode_gauge(&self.connections)
+        let help = "RAM disks: objects by stored bytes, from the class below up to these";
+        let name = "ram_objects";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            for size in &row.sizes {
+                let bytes = size.bytes.to_string();
+                family
+                    .encode_family(&[("device", row.name()), ("bytes", &bytes)])?
+                    .encode_gauge(&size.objects)?;
+            }
+        }
+        let help = "RAM disks: blocks that hold something, by turns since their last access";
+        let mut family = encoder.encode_descriptor("ram_blocks", help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            for (age, blocks) in row.ages.iter().enumerate() {
+                let age = age.to_string();
+                family
+                    .encode_family(&[("device", row.name()), ("age", &age)])?
+                    .encode_gauge(blocks)?;
+            }
+        }
+        Ok(())
     }
-}
 
-impl Sample {
     fn encode_schedulers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (name, help) = ("device_scheduler", "1 for the scheduler that a device has");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

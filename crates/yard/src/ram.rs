@@ -1,5 +1,7 @@
 //! RAM disks in the control API: zram's statistics by zram's names, and the work that is asked for.
 
+mod histograms;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -12,6 +14,8 @@ use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::yard::Entry;
 
+pub use histograms::{HistogramsView, SizeView};
+
 /// The statistics of a RAM disk: `GET /v1/devices/{name}/ram`. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct RamView {
@@ -23,6 +27,9 @@ pub struct RamView {
     pub bd_stat: BdStatView,
     /// What zram keeps for its developers.
     pub debug_stat: DebugStatView,
+    /// Deduplication; zeros without it.
+    #[serde(default)]
+    pub dedup_stat: DedupStatView,
     /// The table of a word per block: memory beside `mem_used_total`.
     pub table_bytes: u64,
     /// Sub-block writes that met another writer and were made anew.
@@ -108,6 +115,15 @@ group! {
     miss_free,
 }
 
+group! {
+    /// `dedup_stat`: the names are those of the patches that zram did not take.
+    DedupStatView from DedupStat:
+    /// Bytes that `compr_data_size` would be more without deduplication.
+    dup_data_size,
+    /// Memory that finding equal blocks takes; part of `mem_used_total`.
+    meta_data_size,
+}
+
 impl From<RamStats> for RamView {
     fn from(stats: RamStats) -> RamView {
         RamView {
@@ -115,6 +131,7 @@ impl From<RamStats> for RamView {
             mm_stat: stats.mm.into(),
             bd_stat: stats.bd.into(),
             debug_stat: stats.debug.into(),
+            dedup_stat: stats.dedup.into(),
             table_bytes: stats.table_bytes,
             patch_retries: stats.patch_retries,
         }
@@ -128,12 +145,13 @@ impl RamView {
     }
 
     /// The groups with zram's names, in the order of its manual.
-    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 4] {
+    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 5] {
         [
             ("io_stat", self.io_stat.fields()),
             ("mm_stat", self.mm_stat.fields()),
             ("bd_stat", self.bd_stat.fields()),
             ("debug_stat", self.debug_stat.fields()),
+            ("dedup_stat", self.dedup_stat.fields()),
         ]
     }
 }
@@ -154,6 +172,9 @@ pub(crate) fn described(spec: &DeviceSpec) -> Option<String> {
     let mut text = ", compressed by ".to_owned() + ["lz4", "lz4hc", "zstd"][spec.choice("algo")];
     if spec.number("unit") != 4096 {
         text += &format!(" in units of {}", Bytes(spec.number("unit")));
+    }
+    if spec.switch("dedup") {
+        text += ", equal blocks stored once";
     }
     if spec.number("mem_limit") != 0 {
         text += &format!(", {} of memory at most", Bytes(spec.number("mem_limit")));
@@ -177,12 +198,24 @@ pub struct RamRequest {
     /// Most blocks that are changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks_max: Option<u64>,
+    /// `recompress`: only by the algorithm of this priority, 1 to 3; each in turn without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
     /// `writeback`: most bytes that are written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
     /// `save`, `train`: the file, from the root on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// `set`: most memory for data; 0 for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_limit: Option<u64>,
+    /// `set`: 0, to look for the most memory in use anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_used_max: Option<u64>,
+    /// `set`: overhead in percent over which the pool is compacted in the background; 0 for never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compact: Option<u8>,
 }
 
 /// What was done: numbers by their names.
@@ -243,8 +276,12 @@ impl RamRequest {
             ("age", self.age.is_some()),
             ("threshold_bytes", self.threshold_bytes.is_some()),
             ("blocks_max", self.blocks_max.is_some()),
+            ("priority", self.priority.is_some()),
             ("limit_bytes", self.limit_bytes.is_some()),
             ("file", self.file.is_some()),
+            ("mem_limit", self.mem_limit.is_some()),
+            ("mem_used_max", self.mem_used_max.is_some()),
+            ("compact", self.compact.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
@@ -266,6 +303,7 @@ impl RamRequest {
         let threshold = self.threshold_bytes.unwrap_or(0);
         selection.threshold = usize::try_from(threshold).unwrap_or(usize::MAX);
         selection.blocks_max = self.blocks_max.unwrap_or(u64::MAX);
+        selection.priority = self.priority;
         Ok(selection)
     }
 
@@ -280,14 +318,18 @@ impl RamRequest {
 }
 
 /// The verbs, and the fields that each takes.
-const VERBS: [(&str, &[&str]); 6] = [
+const VERBS: [(&str, &[&str]); 7] = [
     ("compact", &[]),
     ("idle", &[]),
-    ("recompress", &["type", "age", "threshold_bytes", "blocks_max"]),
+    ("recompress", &["type", "age", "threshold_bytes", "blocks_max", "priority"]),
     ("writeback", &["type", "age", "threshold_bytes", "blocks_max", "limit_bytes"]),
     ("save", &["file"]),
     ("train", &["file"]),
+    ("set", &SETTINGS),
 ];
+
+/// What can be set while the device is used.
+const SETTINGS: [&str; 3] = ["mem_limit", "mem_used_max", "compact"];
 
 /// Works on a RAM disk.
 ///
@@ -331,6 +373,7 @@ pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, 
             let done = ram.save(request.path()?)?;
             vec![("blocks", done.blocks), ("bytes", done.bytes)]
         }
+        "set" => set(ram, request)?,
         _ => {
             let done = ram.train(request.path()?)?;
             vec![("samples", done.samples), ("bytes", done.bytes)]
@@ -338,6 +381,42 @@ pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, 
     };
     let done = done.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Ok(RamDone { done })
+}
+
+/// Sets what is given, all of it or nothing, and says what is set now.
+fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, YardError> {
+    if request.given().is_empty() {
+        return Err(argument("field", "none", format!("one of {}", SETTINGS.join(", "))));
+    }
+    if let Some(bytes) = request.mem_used_max.filter(|bytes| *bytes > 0) {
+        return Err(argument("mem_used_max", bytes, "0, which begins anew from what is used now"));
+    }
+    if let Some(percent) = request.compact.filter(|percent| *percent > 100) {
+        return Err(argument("compact", percent, "1 to 100 percent, or 0 for never"));
+    }
+    if let Some(bytes) = request.mem_limit {
+        ram.set_mem_limit(bytes)?;
+    }
+    if let Some(percent) = request.compact {
+        ram.set_compact(percent)?;
+    }
+    if request.mem_used_max.is_some() {
+        ram.reset_mem_used_max();
+    }
+    let mm = ram.stats().mm;
+    Ok(vec![
+        ("mem_limit", mm.mem_limit),
+        ("mem_used_max", mm.mem_used_max),
+        ("compact", ram.compact_percent().into()),
+    ])
+}
+
+/// The histograms of a RAM disk.
+///
+/// # Errors
+/// If it is none.
+pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
+    ram_of(entry).map(HistogramsView::new)
 }
 
 /// A page of a RAM disk's blocks.

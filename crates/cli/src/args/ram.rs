@@ -13,8 +13,8 @@ pub(crate) enum RamCommand {
     Compact(DeviceArgs),
     /// Make every block one turn older; blocks that are used begin anew
     Idle(DeviceArgs),
-    /// Compress blocks by the device's second algorithm (recomp_algo) where that is smaller
-    Recompress(RamSelectArgs),
+    /// Compress blocks by the device's further algorithms (recomp_algo) where that is smaller
+    Recompress(RamRecompressArgs),
     /// Move blocks to the backing file, compressed as they are
     Writeback(RamWritebackArgs),
     /// Save what the device holds to a file, for `load=FILE` of a device like it
@@ -23,6 +23,42 @@ pub(crate) enum RamCommand {
     Train(RamFileArgs),
     /// List blocks: number, age in turns, stored bytes, zram's flags (s w h i r n)
     Blocks(RamBlocksArgs),
+    /// Show how large the stored objects are and how old the blocks
+    Histograms(DeviceArgs),
+    /// Change mem_limit, mem_used_max or compact while the device is used
+    Set(RamSetArgs),
+}
+
+const SET_HELP: &str = "\
+Settings, with zram's names:
+  mem_limit=SIZE    most memory for data; what is used beyond it stays; 0: no limit
+  mem_used_max=0    begin anew to look for the most memory in use
+  compact=PERCENT   overhead over which the pool is compacted in the background; 0: never
+
+Several are set all at once, or, if one of them will not do, not at all.
+
+Examples:
+  blockyard ram set ram0 mem_limit=512M
+  blockyard ram set ram0 mem_used_max=0 compact=10
+";
+
+/// `ram set`.
+#[derive(Args, Debug)]
+#[command(after_help = SET_HELP)]
+pub(crate) struct RamSetArgs {
+    /// The device's name
+    pub(crate) device: String,
+    /// What to set
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = pair)]
+    pub(crate) pairs: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = pair.ok_or("wanted KEY=VALUE, e.g. mem_limit=512M")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// Which blocks of a RAM disk.
@@ -44,6 +80,17 @@ pub(crate) struct RamSelectArgs {
     pub(crate) max: Option<u64>,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
+}
+
+/// `ram recompress`.
+#[derive(Args, Debug)]
+pub(crate) struct RamRecompressArgs {
+    #[command(flatten)]
+    pub(crate) select: RamSelectArgs,
+    /// Only by this one of the device's algorithms: 1 is recomp_algo, 2 recomp_algo2, 3 recomp_algo3
+    /// [default: each in turn]
+    #[arg(long, value_name = "PRIORITY")]
+    pub(crate) priority: Option<u8>,
 }
 
 /// `ram writeback`.

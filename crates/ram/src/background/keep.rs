@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 
 use blockyard_core::Status;
 use blockyard_sync::entry_words::{Kind, Word};
+use blockyard_sync::hints::Hints;
 
 use crate::blocks::{Blocks, Hand};
 use crate::codec::{self, Algo, Codec, CodecConfig, Decoder};
 use crate::config::RamConfig;
+use crate::dedup;
 use crate::error::RamError;
 use crate::form::word_of;
 use crate::snapshot::{Header, Reader, Record, Stored, Writer};
@@ -109,8 +111,7 @@ impl Blocks {
         path: &Path,
         hand: &mut Hand,
     ) -> Result<Saved, SaveError> {
-        let codecs = [Some(&config.codec), config.recompress.as_ref()];
-        let codecs = codecs.into_iter().flatten().cloned().collect();
+        let codecs = std::iter::once(&config.codec).chain(&config.recompress).cloned().collect();
         let header = Header { size: config.size, unit: config.unit, codecs };
         let (unfinished, file) = Unfinished::beside(path)?;
         let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, &file), &header)?;
@@ -247,7 +248,18 @@ impl Blocks {
             let Record { block, stored, bytes } = record;
             let done = match stored {
                 Stored::Packed(codec) => match &theirs[usize::from(codec)] {
-                    (_, Some(own)) => self.put(&mut hand, block, bytes, *own),
+                    (codec, Some(own)) => {
+                        let like = match &self.hints {
+                            None => None,
+                            Some(hints) => {
+                                let (plain, damaged) = (&mut hand.plain, Status::Medium);
+                                let done = codec.decompress_here(&mut decoder, bytes, plain);
+                                done.map_err(|_| RamError::Unreadable { block, status: damaged })?;
+                                Some((hints, dedup::key(&hand.plain)))
+                            }
+                        };
+                        self.put(&mut hand, block, bytes, *own, like)
+                    }
                     (codec, None) => {
                         codec
                             .decompress_here(&mut decoder, bytes, &mut hand.plain)
@@ -277,19 +289,32 @@ impl Blocks {
     /// The number of the codec of ours that reads what theirs has written.
     fn reads(&self, config: &RamConfig, theirs: &CodecConfig) -> Option<u8> {
         let is_lz4 = |algo| matches!(algo, Algo::Lz4 | Algo::Lz4hc);
-        let ours = [Some(&config.codec), config.recompress.as_ref()];
-        let found = ours.into_iter().flatten().position(|own| {
+        let mut ours = std::iter::once(&config.codec).chain(&config.recompress);
+        let found = ours.position(|own| {
             is_lz4(own.algo) == is_lz4(theirs.algo) && own.dictionary == theirs.dictionary
         });
         found.map(|number| number as u8)
     }
 
-    /// Stores bytes that are compressed already.
-    fn put(&self, hand: &mut Hand, block: u64, bytes: &[u8], codec: u8) -> Status {
+    /// Stores bytes that are compressed already, unless a block like the one in the hand is there.
+    fn put(
+        &self,
+        hand: &mut Hand,
+        block: u64,
+        bytes: &[u8],
+        codec: u8,
+        like: Option<(&Hints, u64)>,
+    ) -> Status {
+        if like.is_some_and(|(hints, key)| self.share(hints, hand, block, key)) {
+            return Status::Ok;
+        }
         let new = hand.packer.adopt(&self.form, bytes, codec);
         match hand.access.replace(block, new) {
             Ok(old) => {
                 self.form.replaced(&hand.tally, old, word_of(&new));
+                if let Some((hints, key)) = like {
+                    hints.note(key, block);
+                }
                 Status::Ok
             }
             Err(_) => Status::NoSpc,

@@ -5,18 +5,24 @@
 //! that loses to any writer. A segment goes back when its last object is given back. What stays
 //! behind, because a writer had allocated it and not shown it yet, keeps its segment until it goes,
 //! or until the next compaction.
+//!
+//! An object that several words refer to is copied at the first of them that the walk comes to, and
+//! the others are exchanged for the same copy; until the pass ends the compaction has a part in both,
+//! so that neither place can become another object's.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use blockyard_sync::entry_words::Entries;
 use blockyard_sync::lock::Lock;
-use blockyard_sync::pins::Seat;
+use blockyard_sync::pins::{Guard, Seat};
 
 use super::arena::Purpose;
 use super::layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use super::memory::PAGE_BYTES;
-use super::{Cache, Object, Pool, RESERVE_PART};
+use super::shard::Candidate;
+use super::{Cache, NoSpace, Object, Pool, RESERVE_PART};
 
 /// Segments with less than one part in so many free are left alone.
 const SPARSE: u32 = 64;
@@ -47,6 +53,19 @@ pub struct Compacted {
     pub passes: u32,
 }
 
+/// How much a compaction does at most.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// It ends when so many pages are won.
+    pages: u64,
+    /// Objects of so many bytes are moved, or a few more.
+    bytes: u64,
+}
+
+impl Bounds {
+    const NONE: Bounds = Bounds { pages: u64::MAX, bytes: u64::MAX };
+}
+
 /// A segment that is to be emptied.
 #[derive(Clone, Copy)]
 struct Victim {
@@ -72,7 +91,24 @@ impl Cache {
     ) -> Compacted {
         let pool = Arc::clone(self.pool());
         // SAFETY: by this function's contract.
-        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, u64::MAX, stop) })
+        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, Bounds::NONE, stop) })
+    }
+
+    /// The same, but not more than objects of so many bytes are moved.
+    ///
+    /// # Safety
+    /// As for [`Cache::compact`].
+    pub unsafe fn compact_some(
+        &mut self,
+        entries: &Entries,
+        seat: &mut Seat,
+        bytes_max: u64,
+        stop: impl FnMut() -> bool,
+    ) -> Compacted {
+        let pool = Arc::clone(self.pool());
+        let bounds = Bounds { bytes: bytes_max, ..Bounds::NONE };
+        // SAFETY: by this function's contract.
+        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, bounds, stop) })
     }
 
     /// Makes room for somebody who has met the limit, and says whether it is worth another try: if
@@ -96,13 +132,14 @@ impl Cache {
                 return false;
             }
             let enough = (pages.used / u64::from(RESERVE_PART)).max(ROOM_PAGES);
+            let bounds = Bounds { pages: enough, ..Bounds::NONE };
             // SAFETY: by this function's contract.
-            let done = unsafe { self.compact_until(entries, seat, enough, || false) };
+            let done = unsafe { self.compact_until(entries, seat, bounds, || false) };
             done.pages_freed > 0
         })
     }
 
-    /// The same until so many pages are won. The caller holds the lock.
+    /// The same within bounds. The caller holds the lock.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -110,13 +147,14 @@ impl Cache {
         &mut self,
         entries: &Entries,
         seat: &mut Seat,
-        enough: u64,
+        bounds: Bounds,
         mut stop: impl FnMut() -> bool,
     ) -> Compacted {
         let mut done = Compacted::default();
-        while done.passes < PASSES_MAX && done.pages_freed < enough && !stop() {
+        while done.passes < PASSES_MAX && done.pages_freed < bounds.pages && !stop() {
             self.reclaim_all();
-            let victims = self.pool().victims();
+            let bytes_left = bounds.bytes.saturating_sub(done.bytes_moved);
+            let victims = self.pool().victims(bytes_left);
             if victims.is_empty() {
                 break;
             }
@@ -150,51 +188,137 @@ impl Cache {
         done: &mut Compacted,
         stop: &mut impl FnMut() -> bool,
     ) {
-        let mut misses = 0;
+        let (mut misses, mut copies) = (0, Copies::new());
         for block in 0..entries.blocks() {
             let is_marked = |object| marks.contains(object);
             if !Object::of(entries.load(block)).is_some_and(is_marked) {
                 continue;
             }
             if done.objects_moved % 1024 == 1023 && stop() {
-                return;
+                break;
             }
             let guard = seat.pin(entries, block);
             let old = guard.word();
-            let Some(object) = Object::of(old).filter(|&object| is_marked(object)) else {
-                continue;
-            };
-            // An object of several words cannot be exchanged in one of them; a locked word is
-            // going to be exchanged by its holder.
-            if old.is_shared() || old.is_locked() {
+            // A locked word is going to be exchanged by its holder.
+            if old.is_locked() || !Object::of(old).is_some_and(is_marked) {
                 continue;
             }
-            let pool = Arc::clone(self.pool());
-            // SAFETY: the guard has it pinned, by this function's contract.
-            let bytes = unsafe { pool.bytes(object, &guard) };
-            let shard = pool.layout.shard(object.place());
-            let Ok(copy) = self.alloc_in(shard, bytes, Purpose::Move) else {
-                misses += 1;
-                if misses == MISSES_MAX {
-                    return;
+            // SAFETY: by this function's contract; the guard has pinned the block's word.
+            let moved = unsafe {
+                if old.is_shared() {
+                    self.move_shared(entries, block, guard, &mut copies)
+                } else {
+                    self.move_one(entries, block, guard)
                 }
-                continue;
             };
-            let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
-            drop(guard);
-            if exchanged.is_ok() {
-                done.objects_moved += 1;
-                done.bytes_moved += object.len_bytes() as u64;
-                // SAFETY: we have taken it out of its word, and objects have one word unless they
-                // are shared.
-                unsafe { self.retire(object) };
-            } else {
-                // SAFETY: it was not shown.
-                unsafe { self.free(copy) };
+            match moved {
+                Ok(bytes) => {
+                    done.objects_moved += u64::from(bytes > 0);
+                    done.bytes_moved += bytes;
+                }
+                Err(NoSpace) => misses += 1,
+            }
+            if misses == MISSES_MAX {
+                break;
+            }
+        }
+        for (place, (object, copy)) in copies {
+            debug_assert_eq!(place, object.place());
+            // SAFETY: these are the parts that `move_shared` has taken.
+            unsafe {
+                self.give_up(copy);
+                self.give_up(object);
             }
         }
     }
+
+    /// Moves a block's object, and says how many bytes that were: none if a writer was faster.
+    ///
+    /// # Safety
+    /// The guard has pinned the block's word through the entries and a seat of the pool; it is an
+    /// object's, and not marked as shared.
+    unsafe fn move_one(
+        &mut self,
+        entries: &Entries,
+        block: u64,
+        guard: Guard<'_>,
+    ) -> Result<u64, NoSpace> {
+        let old = guard.word();
+        let Some(object) = Object::of(old) else { return Ok(0) };
+        // SAFETY: the guard has it pinned, by this function's contract.
+        let copy = unsafe { self.copy(object, &guard)? };
+        let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
+        drop(guard);
+        if exchanged.is_ok() {
+            // SAFETY: we have taken it out of its word, and it had only this one: that word would be
+            // marked otherwise.
+            unsafe { self.retire(object) };
+            return Ok(object.len_bytes() as u64);
+        }
+        // SAFETY: it was not shown.
+        unsafe { self.free(copy) };
+        Ok(0)
+    }
+
+    /// The same for an object that other words refer to as well.
+    ///
+    /// # Safety
+    /// As for [`Cache::move_one`], but the word is marked as shared.
+    unsafe fn move_shared(
+        &mut self,
+        entries: &Entries,
+        block: u64,
+        guard: Guard<'_>,
+        copies: &mut Copies,
+    ) -> Result<u64, NoSpace> {
+        let pool = Arc::clone(self.pool());
+        let old = guard.word();
+        let Some(object) = Object::of(old) else { return Ok(0) };
+        let mut bytes = 0;
+        let copy = match copies.get(&object.place()) {
+            Some(&(_, copy)) => copy,
+            None => {
+                copies.try_reserve(1).map_err(|_| NoSpace)?;
+                // SAFETY: the guard has it pinned, by this function's contract.
+                let Some(_) = (unsafe { pool.join(entries, block, &guard) }) else { return Ok(0) };
+                // SAFETY: as above.
+                let copy = match unsafe { self.copy(object, &guard) } {
+                    Ok(copy) => copy,
+                    Err(NoSpace) => {
+                        // SAFETY: this is the part that was just taken.
+                        unsafe { self.give_up(object) };
+                        return Err(NoSpace);
+                    }
+                };
+                copies.insert(object.place(), (object, copy));
+                bytes = object.len_bytes() as u64;
+                copy
+            }
+        };
+        // The copy is ours because of our part in it; the word is to have another.
+        // SAFETY: we have a part in it until the pass ends.
+        unsafe { pool.add_part(copy) };
+        let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
+        drop(guard);
+        // SAFETY: we have taken the object out of the word; or the copy was not shown there.
+        unsafe { self.give_up(if exchanged.is_ok() { object } else { copy }) };
+        Ok(bytes)
+    }
+
+    /// Copies an object to another place of its shard.
+    ///
+    /// # Safety
+    /// The guard has it pinned.
+    unsafe fn copy(&mut self, object: Object, guard: &Guard<'_>) -> Result<Object, NoSpace> {
+        let pool = Arc::clone(self.pool());
+        // SAFETY: by this function's contract.
+        let bytes = unsafe { pool.bytes(object, guard) };
+        self.alloc_in(pool.layout.shard(object.place()), bytes, Purpose::Move)
+    }
 }
+
+/// By the places of objects that several words refer to: the object, and its copy.
+type Copies = HashMap<u64, (Object, Object)>;
 
 /// Which segments are marked, by their number in the pool.
 struct Marks {
@@ -211,12 +335,19 @@ impl Marks {
 }
 
 impl Pool {
-    /// The segments that a pass is to empty: the sparsest, as many as a pass moves.
-    fn victims(&self) -> Vec<Victim> {
+    /// The segments that a pass is to empty: the sparsest, as many as a pass moves, and of objects
+    /// of not many more than `bytes_max`; none if that is nothing.
+    fn victims(&self, bytes_max: u64) -> Vec<Victim> {
+        if bytes_max == 0 {
+            return Vec::new();
+        }
         let mut victims = Vec::new();
         for (number, shard) in (0u32..).zip(&self.shards) {
             shard.with(|shard| {
-                victims.extend(shard.candidates().map(|candidate| Victim {
+                let sparse = |candidate: &Candidate| {
+                    candidate.is_empty || candidate.free * SPARSE > candidate.granted
+                };
+                victims.extend(shard.candidates().filter(sparse).map(|candidate| Victim {
                     shard: number,
                     segment: candidate.segment,
                     live: candidate.granted - candidate.free,
@@ -224,7 +355,6 @@ impl Pool {
                 }));
             });
         }
-        victims.retain(|victim| (victim.granted - victim.live) * SPARSE > victim.granted);
         victims.sort_unstable_by_key(|victim| {
             u64::from(victim.live) * u64::from(u32::MAX) / u64::from(victim.granted)
         });
@@ -234,6 +364,7 @@ impl Pool {
         // Under a limit no more than there is room for: all of a pass is moved before any goes.
         let room = pages.free(Purpose::Move).saturating_mul(u64::from(PAGE_UNITS));
         let mut left = (used / PASS_PART).max(PASS_SEGMENTS * segment_units).min(room);
+        left = left.min(bytes_max.div_ceil(UNIT_BYTES as u64));
         let mut first = true;
         let fits = |victim: &Victim| {
             let live = u64::from(victim.live);

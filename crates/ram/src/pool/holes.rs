@@ -3,27 +3,49 @@
 //! Objects of all sizes lie back to back in a segment; what one leaves behind is a hole of its size
 //! class, and goes to the next object of that class. When there is none, the next larger hole is
 //! cut. The list stands outside of the memory it describes, so that the memory can be given back
-//! under it, and a hole costs 4 bytes.
+//! under it, and a hole costs 8 bytes. Its addresses are reserved: noting a hole asks no allocator.
 
-/// The free places of one shard, each as an offset in units from the shard's start.
+use super::table::Table;
+
+/// No node.
+const NONE: u32 = u32::MAX;
+
+/// A hole in the list of its class, or a node that is not used.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    /// Where the hole is, in units from the shard's start.
+    at: u32,
+    /// The next of the list.
+    next: u32,
+}
+
+/// The free places of one shard.
 #[derive(Debug)]
 pub(super) struct Holes {
-    /// By size in units.
-    classes: Box<[Vec<u32>]>,
+    nodes: Table<Node>,
+    /// The first node of each class, by size in units.
+    heads: Box<[u32]>,
+    /// The first node that is not used.
+    spare: u32,
     /// A bit for each class that has a hole.
     occupied: Box<[u64]>,
     count: usize,
 }
 
 impl Holes {
-    /// No holes, of sizes up to `units_max`.
-    pub(super) fn new(units_max: u32) -> Holes {
+    /// No holes, of sizes up to `units_max`; `count_max` of them can be noted.
+    ///
+    /// # Errors
+    /// The system's error number, if it has no addresses for so many.
+    pub(super) fn new(units_max: u32, count_max: usize) -> Result<Holes, i32> {
         let classes = units_max as usize + 1;
-        Holes {
-            classes: vec![Vec::new(); classes].into_boxed_slice(),
+        Ok(Holes {
+            nodes: Table::reserve(count_max.min(NONE as usize))?,
+            heads: vec![NONE; classes].into_boxed_slice(),
+            spare: NONE,
             occupied: vec![0; classes.div_ceil(64)].into_boxed_slice(),
             count: 0,
-        }
+        })
     }
 
     /// How many there are.
@@ -31,26 +53,36 @@ impl Holes {
         self.count
     }
 
-    /// Notes one; `false` if there is no memory to note it, and nobody will find it.
+    /// Notes one; `false` if there are as many as can be, and nobody will find it.
+    #[inline]
     pub(super) fn push(&mut self, at: u32, units: u32) -> bool {
-        let class = &mut self.classes[units as usize];
-        if class.len() == class.capacity() && class.try_reserve(class.len().max(4)).is_err() {
-            return false;
-        }
-        class.push(at);
+        let node = Node { at, next: self.heads[units as usize] };
+        let index = if self.spare == NONE {
+            if !self.nodes.push(node) {
+                return false;
+            }
+            self.nodes.len() as u32 - 1
+        } else {
+            let index = self.spare;
+            self.spare = self.nodes[index as usize].next;
+            self.nodes[index as usize] = node;
+            index
+        };
+        self.heads[units as usize] = index;
         self.occupied[units as usize / 64] |= 1 << (units % 64);
         self.count += 1;
         true
     }
 
     /// Takes the smallest hole of at least `units`: where it is and how large.
+    #[inline]
     pub(super) fn pop(&mut self, units: u32) -> Option<(u32, u32)> {
         let class = self.first_from(units)?;
-        let list = &mut self.classes[class as usize];
-        let at = list.pop().expect("the class's bit is set, so it has a hole");
-        if list.is_empty() {
-            self.occupied[class as usize / 64] &= !(1 << (class % 64));
-        }
+        let index = self.heads[class as usize];
+        let Node { at, next } = self.nodes[index as usize];
+        self.nodes[index as usize].next = self.spare;
+        self.spare = index;
+        self.set_head(class as usize, next);
         self.count -= 1;
         Some((at, class))
     }
@@ -66,21 +98,42 @@ impl Holes {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
+    fn set_head(&mut self, class: usize, head: u32) {
+        self.heads[class] = head;
+        if head == NONE {
+            self.occupied[class / 64] &= !(1 << (class % 64));
+        }
+    }
+
     /// Forgets all holes but those that `keep` says yes to.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
-        self.count = 0;
-        for (class, list) in self.classes.iter_mut().enumerate() {
-            if list.is_empty() {
-                continue;
+        for class in 0..self.heads.len() {
+            // The first that is kept, and the last: the list stays in its order.
+            let (mut first, mut last) = (NONE, NONE);
+            let mut index = self.heads[class];
+            while index != NONE {
+                let Node { at, next } = self.nodes[index as usize];
+                if keep(at) {
+                    match last {
+                        NONE => first = index,
+                        last => self.nodes[last as usize].next = index,
+                    }
+                    last = index;
+                } else {
+                    self.nodes[index as usize].next = self.spare;
+                    self.spare = index;
+                    self.count -= 1;
+                }
+                index = next;
             }
-            list.retain(|&at| keep(at));
-            if list.capacity() > 64 && list.capacity() / 4 > list.len() {
-                list.shrink_to(list.len() * 2);
+            if last != NONE {
+                self.nodes[last as usize].next = NONE;
             }
-            self.count += list.len();
-            if list.is_empty() {
-                self.occupied[class / 64] &= !(1 << (class % 64));
-            }
+            self.set_head(class, first);
+        }
+        if self.count == 0 {
+            self.nodes.clear();
+            self.spare = NONE;
         }
     }
 }
@@ -91,31 +144,39 @@ mod tests {
 
     #[test]
     fn the_smallest_that_fits_is_taken() {
-        let mut holes = Holes::new(257);
+        let mut holes = Holes::new(257, 4).unwrap();
         assert_eq!(holes.pop(1), None);
         for (at, units) in [(10, 3), (20, 257), (30, 64), (40, 3)] {
             assert!(holes.push(at, units));
         }
+        assert!(!holes.push(50, 9), "there are as many as can be");
         assert_eq!(
             (holes.pop(3), holes.pop(2), holes.pop(3)),
             (Some((40, 3)), Some((10, 3)), Some((30, 64)))
         );
         assert_eq!((holes.pop(257), holes.pop(1), holes.count()), (Some((20, 257)), None, 0));
+        assert!(holes.push(60, 5) && holes.push(61, 5) && holes.push(62, 6) && holes.push(63, 7));
+        assert_eq!((holes.pop(5), holes.count()), (Some((61, 5)), 3));
     }
 
     #[test]
     fn what_is_not_kept_is_not_found() {
-        let mut holes = Holes::new(100);
+        let mut holes = Holes::new(100, 1000).unwrap();
         for at in 0..100 {
-            assert!(holes.push(at, 1 + at % 100));
+            assert!(holes.push(at, 1 + at % 100) && holes.push(at + 100, 1 + at % 100));
         }
         holes.retain(|at| at % 2 == 1);
-        assert_eq!(holes.count(), 50);
+        assert_eq!(holes.count(), 100);
         let mut found = Vec::new();
         while let Some((at, units)) = holes.pop(1) {
-            assert_eq!((at % 2, units), (1, at + 1));
+            assert_eq!((at % 2, units), (1, at % 100 + 1));
             found.push(at);
         }
-        assert_eq!(found.len(), 50);
+        assert_eq!(found.len(), 100);
+        assert!(found.is_sorted_by_key(|at| (at % 100, std::cmp::Reverse(*at))), "{found:?}");
+        assert!(holes.push(1, 1));
+        holes.retain(|_| false);
+        assert_eq!((holes.count(), holes.pop(1), holes.push(9, 9)), (0, None, true));
+        assert_eq!(holes.pop(9), Some((9, 9)));
     }
 }

@@ -11,8 +11,12 @@ pub(super) const PAGE_UNITS: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
 /// each object that is freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
+    /// Bytes of the largest object.
+    pub(super) object_bytes_max: usize,
     /// Units of the largest object.
     pub(super) units_max: u32,
+    /// Bytes before each object's own: those of its count, or none.
+    pub(super) head_bytes: usize,
     /// Segments that a shard can have.
     pub(super) segments_max: u32,
     segment_shift: u32,
@@ -26,12 +30,14 @@ impl Layout {
         shards: u32,
         segment_units: u32,
         segments_max: u32,
-        units_max: u32,
+        object_bytes_max: usize,
+        head_bytes: usize,
     ) -> Layout {
+        let units_max = (object_bytes_max + head_bytes).div_ceil(UNIT_BYTES) as u32;
         assert!(shards.is_power_of_two() && segment_units.is_power_of_two());
         assert!(segment_units >= PAGE_UNITS.max(units_max));
         let (segment_shift, shard_shift) = (segment_units.ilog2(), shards.ilog2());
-        Layout { units_max, segments_max, segment_shift, shard_shift }
+        Layout { object_bytes_max, units_max, head_bytes, segments_max, segment_shift, shard_shift }
     }
 
     /// Into how many shards the pool is cut.
@@ -46,10 +52,21 @@ impl Layout {
         1 << self.segment_shift
     }
 
-    /// Units that an object takes.
+    /// Units that an object of so many bytes takes.
     #[inline]
     pub(super) fn units_of(self, len_bytes: usize) -> u32 {
-        len_bytes.div_ceil(UNIT_BYTES) as u32
+        (len_bytes + self.head_bytes).div_ceil(UNIT_BYTES) as u32
+    }
+
+    /// Bytes of the largest object that takes so many units.
+    pub(super) fn largest(self, units: u32) -> usize {
+        (Layout::bytes(units) - self.head_bytes).min(self.object_bytes_max)
+    }
+
+    /// Where an object's own bytes begin.
+    #[inline]
+    pub(super) fn start(self, place: u64) -> u64 {
+        place * UNIT_BYTES as u64 + self.head_bytes as u64
     }
 
     /// Bytes of so many units.
@@ -108,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_place_says_whose_it_is() {
-        let layout = Layout::new(4, 256, 9, 256);
+        let layout = Layout::new(4, 256, 9, 4096, 0);
         let mut places = Vec::new();
         for shard in 0..4 {
             for at in 0..9 * 256 {

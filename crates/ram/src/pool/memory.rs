@@ -55,6 +55,29 @@ impl Memory {
     }
 }
 
+/// Reserves addresses of whole pages. Costs no memory until it is touched.
+///
+/// # Errors
+/// The system's error number.
+#[cfg(not(miri))]
+pub(super) fn map(len_bytes: usize) -> Result<NonNull<u8>, i32> {
+    // SAFETY: an anonymous mapping where the system chooses touches no other memory.
+    let mapping = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len_bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if mapping == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM));
+    }
+    NonNull::new(mapping.cast::<u8>()).ok_or(libc::ENOMEM)
+}
+
 #[cfg(not(miri))]
 impl Memory {
     /// Reserves addresses. Costs no memory.
@@ -62,24 +85,10 @@ impl Memory {
     /// # Errors
     /// The system's error number.
     pub(super) fn reserve(len_bytes: usize) -> Result<Memory, i32> {
-        // SAFETY: an anonymous mapping where the system chooses touches no other memory.
-        let mapping = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if mapping == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM));
-        }
-        let base = NonNull::new(mapping.cast::<u8>()).ok_or(libc::ENOMEM)?;
+        let base = map(len_bytes)?;
         // A page that is asked for must not become a huge one: the limit counts what is used.
         // SAFETY: the range is the mapping. Where the advice is not known it fails without harm.
-        unsafe { libc::madvise(mapping, len_bytes, libc::MADV_NOHUGEPAGE) };
+        unsafe { libc::madvise(base.as_ptr().cast(), len_bytes, libc::MADV_NOHUGEPAGE) };
         Ok(Memory { base, len_bytes })
     }
 

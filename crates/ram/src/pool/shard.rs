@@ -11,6 +11,7 @@ use super::holes::Holes;
 use super::layout::{Layout, PAGE_UNITS};
 use super::memory::Memory;
 use super::object::Object;
+use super::table::Table;
 
 /// Pages that a shard asks for at a time: one call to the system for some 15 objects of 2 KiB.
 const GRANT_PAGES: u32 = 8;
@@ -35,7 +36,7 @@ enum State {
 }
 
 /// 256 KiB or more of consecutive places. Counts are in units.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Segment {
     state: State,
     /// Objects and holes lie below.
@@ -54,6 +55,8 @@ pub(super) struct Candidate {
     pub(super) segment: u32,
     pub(super) free: u32,
     pub(super) granted: u32,
+    /// Whether it holds nothing: only of the open one, which may have few places in use.
+    pub(super) is_empty: bool,
 }
 
 /// What a shard counts.
@@ -62,8 +65,14 @@ pub(super) struct Tally {
     pub(super) objects: u64,
     /// Bytes of the objects.
     pub(super) stored_bytes: u64,
+    /// Bytes of all objects that there ever were.
+    pub(super) placed_bytes: u64,
     /// Places that they take.
     pub(super) units: u64,
+    /// Places that have pages.
+    pub(super) granted: u64,
+    /// Bytes of objects once more for each part in them but the first.
+    pub(super) duplicate_bytes: u64,
 }
 
 /// Fails allocations by chance, for tests.
@@ -87,9 +96,9 @@ pub(super) struct Ground<'p> {
 pub(super) struct Shard {
     number: u32,
     layout: Layout,
-    segments: Vec<Segment>,
+    segments: Table<Segment>,
     open: Option<u32>,
-    unused: Vec<u32>,
+    unused: Table<u32>,
     holes: Holes,
     /// Noted holes of segments that are not used any more.
     stale: usize,
@@ -102,24 +111,42 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(number: u32, layout: Layout, retired_max: usize) -> Shard {
-        Shard {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// The system's error number, if it has no addresses for the tables.
+    pub(super) fn new(number: u32, layout: Layout, retired_max: usize) -> Result<Shard, i32> {
+        let segments_max = layout.segments_max as usize;
+        // No two holes overlap, and those of a single unit are few: what is one too many is lost
+        // until its segment is empty.
+        let holes_max = (segments_max << layout.segment_units().ilog2()) / HOLE_UNITS_MIN as usize;
+        Ok(Shard {
             number,
             layout,
-            segments: Vec::new(),
+            segments: Table::reserve(segments_max)?,
             open: None,
-            unused: Vec::new(),
-            holes: Holes::new(layout.units_max),
+            unused: Table::reserve(segments_max)?,
+            holes: Holes::new(layout.units_max, holes_max)?,
             stale: 0,
             retired: Vec::with_capacity(retired_max),
             failing: None,
             tally: Tally::default(),
             live: vec![0; layout.units_max as usize + 1].into_boxed_slice(),
-        }
+        })
     }
 
     pub(super) fn tally(&self) -> Tally {
         self.tally
+    }
+
+    /// Counts that one more has a part in an object.
+    pub(super) fn joined(&mut self, object: Object) {
+        self.tally.duplicate_bytes += object.len_bytes() as u64;
+    }
+
+    /// Counts that one less has a part in an object, and another still has.
+    pub(super) fn left(&mut self, object: Object) {
+        self.tally.duplicate_bytes -= object.len_bytes() as u64;
     }
 
     /// Objects by their size in units.
@@ -129,8 +156,7 @@ impl Shard {
 
     /// Places that are free in pages that are there, of open segments and others.
     pub(super) fn free_units(&self) -> u64 {
-        let in_use = self.segments.iter().filter(|segment| segment.granted > 0);
-        in_use.map(|segment| u64::from(segment.granted - segment.live())).sum()
+        self.tally.granted - self.tally.units
     }
 
     /// Whether an allocation is to fail, as was asked for.
@@ -153,6 +179,7 @@ impl Shard {
         };
         self.tally.objects += 1;
         self.tally.stored_bytes += len_bytes as u64;
+        self.tally.placed_bytes += len_bytes as u64;
         self.tally.units += u64::from(units);
         self.live[units as usize] += 1;
         Some(self.layout.place(self.number, at))
@@ -190,10 +217,12 @@ impl Shard {
                 self.seal(number, ground);
                 continue;
             }
-            if end > segment.granted
-                && !segment.grant(self.layout, self.number, number, end, ground)
-            {
-                return None;
+            if end > segment.granted {
+                let before = segment.granted;
+                if !segment.grant(self.layout, self.number, number, end, ground) {
+                    return None;
+                }
+                self.tally.granted += u64::from(segment.granted - before);
             }
             segment.end = end;
             return Some(number * self.layout.segment_units() + at);
@@ -210,7 +239,6 @@ impl Shard {
             Some(number) => number,
             None if self.segments.len() == self.layout.segments_max as usize => return None,
             None => {
-                self.segments.try_reserve(1).ok()?;
                 self.segments.push(Segment::UNUSED);
                 self.segments.len() as u32 - 1
             }
@@ -272,16 +300,12 @@ impl Shard {
             // SAFETY: all its places are free, and it is under this lock that any is allocated.
             unsafe { ground.memory.give_back(start, Layout::bytes(granted)) };
             ground.arena.give(granted / PAGE_UNITS);
+            self.tally.granted -= u64::from(granted);
         }
         self.stale += holes as usize;
         if holes == 0 {
             self.segments[number as usize].state = State::Unused;
-            // Without memory to note it, it is found by the next purge.
-            if self.unused.try_reserve(1).is_ok() {
-                self.unused.push(number);
-            } else {
-                self.segments[number as usize].state = State::Empty;
-            }
+            self.unused.push(number);
         } else if self.stale > STALE_MIN && self.stale * 2 > self.holes.count() {
             self.purge();
         }
@@ -296,7 +320,7 @@ impl Shard {
             if !segment.state.is_used() {
                 segment.holes = 0;
             }
-            if segment.state == State::Empty && self.unused.try_reserve(1).is_ok() {
+            if segment.state == State::Empty {
                 segment.state = State::Unused;
                 self.unused.push(number as u32);
             }
@@ -305,12 +329,13 @@ impl Shard {
 
     /// The segments that compaction could empty, the open one included if it has holes.
     pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
-        let numbered = (0..).zip(&self.segments);
+        let numbered = (0..).zip(self.segments.iter());
         numbered.filter(|(_, segment)| segment.granted > 0 && segment.free > 0).map(
             |(number, segment)| Candidate {
                 segment: number,
                 free: segment.free,
                 granted: segment.granted,
+                is_empty: segment.free == segment.end,
             },
         )
     }
@@ -340,11 +365,6 @@ impl State {
 
 impl Segment {
     const UNUSED: Segment = Segment { state: State::Unused, end: 0, granted: 0, free: 0, holes: 0 };
-
-    /// Places that objects take.
-    fn live(&self) -> u32 {
-        self.end - self.free
-    }
 
     /// Asks for pages up to `end` and some more; `false` if there are none within the limit.
     #[cold]

@@ -3,7 +3,7 @@
 use blockyard_sync::lock::Lock;
 
 use super::Pool;
-use super::layout::{Layout, UNIT_BYTES};
+use super::layout::UNIT_BYTES;
 use super::memory::PAGE_BYTES;
 
 /// What a pool uses, at a moment. Counts of a pool that is written to meanwhile agree roughly.
@@ -19,7 +19,9 @@ pub struct Usage {
     pub used_bytes_max: u64,
     /// Most that may be used: zram's `mem_limit`.
     pub limit_bytes: Option<u64>,
-    /// Bytes lost because objects begin at multiples of 16.
+    /// Bytes of objects that several words refer to, once more for each but the first.
+    pub duplicate_bytes: u64,
+    /// Bytes lost because objects begin at multiples of 16, and those of counts.
     pub grain_bytes: u64,
     /// Bytes that are free in the pages in use.
     pub free_bytes: u64,
@@ -36,10 +38,28 @@ impl Usage {
     }
 }
 
+/// How full a pool is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Bytes of the system's pages in use.
+    pub used_bytes: u64,
+    /// Bytes of the objects in them.
+    pub stored_bytes: u64,
+    /// Bytes of all objects that there ever were: how much the pool has changed.
+    pub placed_bytes: u64,
+}
+
+impl Load {
+    /// Bytes of pages in use that are no object's.
+    pub fn lost_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.stored_bytes)
+    }
+}
+
 /// How many objects there are of one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeClass {
-    /// The largest object of the class, in bytes; its least has 15 less.
+    /// The largest object of the class, in bytes; its least has 15 less at most.
     pub bytes: usize,
     /// Objects of the class.
     pub objects: u64,
@@ -56,6 +76,7 @@ impl Pool {
                 usage.objects += tally.objects;
                 usage.stored_bytes += tally.stored_bytes;
                 units += tally.units;
+                usage.duplicate_bytes += tally.duplicate_bytes;
                 usage.free_bytes += shard.free_units() * UNIT_BYTES as u64;
                 let retired = shard.retired.iter().map(|object| object.len_bytes() as u64);
                 usage.retired_bytes += retired.sum::<u64>();
@@ -81,7 +102,21 @@ impl Pool {
             });
         }
         let classes = (0u32..).zip(objects).filter(|&(_, objects)| objects > 0);
-        classes.map(|(units, objects)| SizeClass { bytes: Layout::bytes(units), objects }).collect()
+        classes
+            .map(|(units, objects)| SizeClass { bytes: self.layout.largest(units), objects })
+            .collect()
+    }
+
+    /// How full it is, for who looks often: that costs a few instructions a shard.
+    pub fn load(&self) -> Load {
+        let mut load = Load::default();
+        for shard in &self.shards {
+            let tally = shard.with(|shard| shard.tally());
+            load.stored_bytes += tally.stored_bytes;
+            load.placed_bytes += tally.placed_bytes;
+        }
+        load.used_bytes = self.arena.look().used * PAGE_BYTES as u64;
+        load
     }
 
     /// Begins to look for the most pages in use anew.

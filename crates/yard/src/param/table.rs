@@ -256,6 +256,23 @@ const RAM: &[Param] = &[
     ),
     param("recomp_level", text(8), "", "its level, as for level"),
     param("recomp_dict", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param(
+        "recomp_algo2",
+        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        "none",
+        "another such algorithm, tried where recomp_algo gains nothing, or with --priority 2",
+    ),
+    param("recomp_level2", text(8), "", "its level, as for level"),
+    param("recomp_dict2", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param(
+        "recomp_algo3",
+        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        "none",
+        "and one more, tried last, or with --priority 3",
+    ),
+    param("recomp_level3", text(8), "", "its level, as for level"),
+    param("recomp_dict3", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param("dedup", Form::Switch, "0", "store equal blocks once"),
     param("checksum", Form::Switch, "0", "a CRC-32 with each object; a changed bit is an error"),
     param(
         "backing",
@@ -270,10 +287,16 @@ const RAM: &[Param] = &[
         "0",
         "most memory for data; what would need more fails with NOSPC; 0: no limit",
     ),
+    param(
+        "compact",
+        count(0, 100),
+        "3",
+        "overhead in percent over which the pool is compacted in the background; 0: never",
+    ),
 ];
 
 /// Faults of the RAM disk's own.
-const RAM_FAULTS: &[&str] = &["nospc", "flip"];
+const RAM_FAULTS: &[&str] = &["nospc", "flip", "backing_eio"];
 
 /// zram's attributes that have another form here, or none.
 const RAM_HINTS: &[(&str, &str)] = &[
@@ -288,8 +311,12 @@ const RAM_HINTS: &[(&str, &str)] = &[
     ("memory_backed", "it always is; leave it out"),
     ("discard", "it always takes discards; leave it out"),
     ("recomp_algorithm", "write recomp_algo=zstd"),
+    ("use_dedup", "write dedup=1"),
     ("backing_dev", "write backing=FILE"),
-    ("mem_used_max", "it is a statistic: blockyard stats NAME"),
+    (
+        "mem_used_max",
+        "it is a statistic: blockyard stats NAME; blockyard ram set NAME mem_used_max=0",
+    ),
     ("name", "the name is the path of the URI: ram:///NAME"),
 ];
 

@@ -53,6 +53,13 @@ fn read_dictionary(field: &'static str, path: &str) -> Result<Arc<[u8]>, StackEr
     }
 }
 
+/// Algorithm, level and dictionary of each recompression, by priority.
+const RECOMPRESS: [(&str, &str, &str); 3] = [
+    ("recomp_algo", "recomp_level", "recomp_dict"),
+    ("recomp_algo2", "recomp_level2", "recomp_dict2"),
+    ("recomp_algo3", "recomp_level3", "recomp_dict3"),
+];
+
 /// What a dictionary is read by: the parameter and its value.
 type Dictionaries = fn(&'static str, &str) -> Result<Arc<[u8]>, StackError>;
 
@@ -61,10 +68,18 @@ fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig
         let dictionary = spec.text(dict).map(|path| dictionaries(dict, &path)).transpose()?;
         Ok(CodecConfig { algo, level: number(spec, level)?, dictionary })
     };
-    let recompress = match spec.choice("recomp_algo") {
-        0 => None,
-        choice => Some(codec(Algo::ALL[choice - 1], "recomp_level", "recomp_dict")?),
-    };
+    let mut recompress = Vec::new();
+    for (priority, (field, level, dict)) in RECOMPRESS.into_iter().enumerate() {
+        match spec.choice(field) {
+            0 => {}
+            choice if recompress.len() < priority => {
+                let value = Algo::ALL[choice - 1].name().to_owned();
+                let wanted = "none, or an algorithm of each lower priority as well".to_owned();
+                return Err(StackError::Invalid { field, value, wanted });
+            }
+            choice => recompress.push(codec(Algo::ALL[choice - 1], level, dict)?),
+        }
+    }
     let path = |name| spec.text(name).map(PathBuf::from);
     Ok(RamConfig {
         size: spec.number("size"),
@@ -72,10 +87,12 @@ fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig
         unit: spec.small("unit"),
         codec: codec(Algo::ALL[spec.choice("algo")], "level", "dict")?,
         recompress,
+        dedup: spec.switch("dedup"),
         checksum: spec.switch("checksum"),
         backing: path("backing"),
         load: path("load"),
         mem_limit: spec.number("mem_limit"),
+        compact: spec.small("compact") as u8,
     })
 }
 
@@ -123,9 +140,16 @@ mod tests {
             ("size=12k&unit=8k", "size: `12k` will not do"),
             ("level=fast", "level: `fast` will not do: wanted a whole number"),
             ("level=0", "level: `0` will not do: wanted 1 to 65537 for lz4"),
+            (
+                "recomp_algo2=zstd",
+                "recomp_algo2: `zstd` will not do: wanted none, or an algorithm of",
+            ),
+            ("recomp_algo=lz4&recomp_algo2=zstd&recomp_level2=99", "recomp_level2: `99` will not"),
             ("algo=zstd&level=23", "level: `23` will not do: wanted -131072 to 22 for zstd"),
             ("recomp_algo=zstd&recomp_level=99", "recomp_level: `99` will not do"),
             ("unit=64k&checksum=1", "checksum: `1` will not do"),
+            ("mem_limit=4k", "mem_limit: `4k` will not do: wanted 32768 to 2^46 bytes, or 0"),
+            ("compact=101", "compact: `101` will not do"),
             ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
             ("backing=/dev/null", "backing: `/dev/null` will not do: wanted a regular file"),
             ("dict=/etc/hostname", "dict: `lz4` will not do: wanted algo=zstd"),

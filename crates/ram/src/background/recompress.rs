@@ -1,0 +1,158 @@
+//! Recompression: blocks are compressed anew by algorithms that take longer and make them smaller.
+//!
+//! As zram, the algorithms of higher priority than a block's own are tried in turn until one makes it
+//! smaller by what the pool counts in. An object that several blocks refer to is recompressed for the
+//! first of them, and the others take a part in what was made, if it is equal to theirs.
+
+use std::collections::HashMap;
+
+use blockyard_core::Status;
+use blockyard_sync::entry_words::Word;
+
+use super::{GRAIN_BYTES, Selection};
+use crate::blocks::{Blocks, Hand};
+use crate::error::RamError;
+use crate::form::{Packer, word_of};
+use crate::pool::NoSpace;
+use crate::store::New;
+
+/// What a recompression has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recompressed {
+    /// Blocks that were tried.
+    pub tried: u64,
+    /// Blocks that are smaller now.
+    pub replaced: u64,
+    /// Bytes that they take less.
+    pub saved_bytes: u64,
+    /// Blocks that were found to be incompressible.
+    pub incompressible: u64,
+    /// Blocks for whose smaller form there was no memory beside the larger one.
+    pub no_memory: u64,
+}
+
+/// A recompression that goes on.
+struct Work<'b> {
+    blocks: &'b Blocks,
+    selection: &'b Selection,
+    hand: Hand,
+    /// The algorithms that are tried, lowest priority first.
+    packers: Vec<Packer>,
+    /// Whether these are all that there are but the device's own.
+    is_all: bool,
+    /// By the places of objects that several blocks refer to: a block that has a smaller one now.
+    remade: HashMap<u64, u64>,
+    done: Recompressed,
+}
+
+impl Blocks {
+    /// Compresses blocks by further codecs, where that makes them smaller.
+    pub(crate) fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
+        let count = self.form.codecs.len();
+        if count < 2 {
+            let wanted = "a device that was made with recomp_algo";
+            return Err(RamError::invalid("recomp_algo", "none", wanted));
+        }
+        let numbers = match selection.priority {
+            None => 1..count,
+            Some(priority) if (1..count).contains(&usize::from(priority)) => {
+                usize::from(priority)..usize::from(priority) + 1
+            }
+            Some(priority) => {
+                let wanted = format!("1 to {}, as many as the device was made with", count - 1);
+                return Err(RamError::invalid("priority", priority, wanted));
+            }
+        };
+        let is_all = numbers.len() == count - 1;
+        let packers = numbers.map(|number| self.form.packer(number)).collect::<Result<_, _>>()?;
+        let mut work = Work {
+            blocks: self,
+            selection,
+            hand: self.hand()?,
+            packers,
+            is_all,
+            remade: HashMap::new(),
+            done: Recompressed::default(),
+        };
+        for block in self.targets(selection) {
+            if work.done.replaced >= selection.blocks_max {
+                break;
+            }
+            if !work.share(block) {
+                work.recompress(block);
+            }
+        }
+        work.hand.access.reclaim();
+        Ok(work.done)
+    }
+}
+
+impl Work<'_> {
+    fn recompress(&mut self, block: u64) {
+        let Work { blocks, selection, hand, packers, done, .. } = self;
+        let form = &blocks.form;
+        let (mut made, mut in_vain) = (Word::NOTHING, None);
+        let Hand { access, plain, unpacker, .. } = hand;
+        let replaced = access.remake(block, |word, stored, maker| {
+            let further = |packer: &&mut Packer| packer.codec() > word.codec();
+            let mut further = packers.iter_mut().filter(further).peekable();
+            if !selection.takes(word) || word.is_incompressible() || further.peek().is_none() {
+                return Ok(None);
+            }
+            done.tried += 1;
+            form.unpack_here(unpacker, word, stored, plain)?;
+            let len_max = stored.len().saturating_sub(GRAIN_BYTES);
+            let Some(new) = further.find_map(|packer| packer.shrink(form, plain, len_max)) else {
+                in_vain = Some(word);
+                return Ok(None);
+            };
+            made = word_of(&new);
+            let new = match new {
+                New::Bytes(bytes, flags) => New::Bytes(bytes, flags.with_age(word.age())),
+                other => other,
+            };
+            maker.make(new).map(Some).map_err(|NoSpace| Status::NoSpc)
+        });
+        match (replaced, in_vain) {
+            (Ok(Some(old)), _) => {
+                form.replaced(&hand.tally, old, made);
+                done.replaced += 1;
+                done.saved_bytes += (old.len_bytes() - made.len_bytes()) as u64;
+                if old.is_shared() && self.remade.try_reserve(1).is_ok() {
+                    self.remade.insert(old.place(), block);
+                }
+            }
+            (Ok(None), Some(word)) if word.is_huge() && self.is_all => {
+                // A writer that is faster has put something else there.
+                let mark = |word: Word| word.with_incompressible(true);
+                done.incompressible += u64::from(hand.access.mark(block, word, mark));
+            }
+            (Ok(None), _) => {}
+            (Err(Status::NoSpc), _) => done.no_memory += 1,
+            // A reader will be told; here there is nothing to make smaller.
+            (Err(_), _) => {}
+        }
+    }
+
+    /// Has a block refer to what was made of the object that it shares with a block before.
+    fn share(&mut self, block: u64) -> bool {
+        let word = self.blocks.store.word(block);
+        let Some(&of) = self.remade.get(&word.place()).filter(|_| word.is_shared()) else {
+            return false;
+        };
+        let Hand { access, plain, other, unpacker, tally, .. } = &mut self.hand;
+        let form = &self.blocks.form;
+        let shared = access.share_remade(block, of, |(word, stored), (made, theirs)| {
+            let same = made.codec() > word.codec() && made.len_bytes() < word.len_bytes();
+            same && form.unpack_here(unpacker, word, stored, plain).is_ok()
+                && form.unpack_here(unpacker, made, theirs, other).is_ok()
+                && plain == other
+        });
+        if let Some((old, new)) = shared {
+            form.replaced(tally, old, new);
+            // What it saves was counted with the first of them.
+            self.done.replaced += 1;
+        }
+        shared.is_some()
+    }
+}

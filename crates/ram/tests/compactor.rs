@@ -1,0 +1,125 @@
+//! Compaction in the background: what random overwriting leaves between objects is won back without
+//! anybody asking, and data are what they were.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
+
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Composed, Disk, Flags, Sector};
+use blockyard_ram::{Ram, RamConfig};
+
+const SIZE: u64 = 24 << 20;
+const BLOCK: usize = 4096;
+
+/// Blocks of many compressed sizes.
+fn block(rng: &mut fastrand::Rng) -> Vec<u8> {
+    let mut data = vec![0x20; BLOCK];
+    let noise = rng.usize(100..3500);
+    rng.fill(&mut data[..noise]);
+    data
+}
+
+fn io(ram: &Arc<Ram>) -> Io {
+    let (name, depth) = ("r".to_owned(), ChannelConfig::default());
+    let disk = Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new);
+    Io::new(disk.open().unwrap(), 1 << 20)
+}
+
+/// Percent of the stored bytes that are lost.
+fn overhead(ram: &Ram) -> f64 {
+    let mm = ram.stats().mm;
+    (mm.mem_used_total as f64 / mm.compr_data_size as f64 - 1.0) * 100.0
+}
+
+/// A device that was filled and overwritten at random, and what it holds.
+fn overwritten(ram: &Arc<Ram>) -> (Io, Vec<Vec<u8>>) {
+    let mut io = io(ram);
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut wanted: Vec<_> = (0..SIZE as usize / BLOCK).map(|_| block(&mut rng)).collect();
+    for (number, data) in wanted.iter().enumerate() {
+        io.write(Sector(number as u64 * 8), data, Flags::NONE).unwrap();
+    }
+    for _ in 0..4 * wanted.len() {
+        let number = rng.usize(0..wanted.len());
+        wanted[number] = block(&mut rng);
+        io.write(Sector(number as u64 * 8), &wanted[number], Flags::NONE).unwrap();
+    }
+    (io, wanted)
+}
+
+#[track_caller]
+fn compare(io: &mut Io, wanted: &[Vec<u8>]) {
+    let mut found = vec![0; BLOCK];
+    for (number, data) in wanted.iter().enumerate() {
+        io.read(Sector(number as u64 * 8), &mut found).unwrap();
+        assert!(found == *data, "block {number}");
+    }
+}
+
+#[test]
+fn what_overwriting_has_left_is_won_back() {
+    let config = || RamConfig { size: SIZE, ..RamConfig::default() };
+    let never = Ram::open(RamConfig { compact: 0, ..config() }).unwrap();
+    let (mut untouched, wanted) = overwritten(&never);
+    never.compact_in_background();
+    let left = overhead(&never);
+    assert!(left > 6.0, "{left} % are too little to win anything");
+    assert_eq!(never.compact_percent(), 0);
+    // It is told to, and does.
+    never.set_compact(3).unwrap();
+    never.compact_in_background();
+    let won = overhead(&never);
+    assert!(won <= 3.0, "{left} % became {won} %");
+    assert!(never.stats().mm.pages_compacted > 0);
+    compare(&mut untouched, &wanted);
+
+    let always = Ram::open(config()).unwrap();
+    assert_eq!(always.compact_percent(), 3);
+    let (mut io, wanted) = overwritten(&always);
+    always.compact_in_background();
+    let won = overhead(&always);
+    assert!(won <= 3.0, "{won} %");
+    compare(&mut io, &wanted);
+    // Nothing to win, nothing done.
+    let compacted = always.stats().mm.pages_compacted;
+    always.compact_in_background();
+    assert_eq!(always.stats().mm.pages_compacted, compacted);
+    always.set_compact(50).unwrap();
+    assert_eq!(always.compact_percent(), 50);
+    assert_eq!(always.set_compact(101).unwrap_err().field(), "compact");
+    always.set_compact(0).unwrap();
+    always.compact_in_background();
+    assert_eq!(always.compact_percent(), 0);
+}
+
+/// Turns one after the other while four write: nothing is lost.
+#[test]
+fn turns_beside_writers() {
+    let ram = Ram::open(RamConfig { size: SIZE, ..RamConfig::default() }).unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..4u64 {
+            let ram = &ram;
+            scope.spawn(move || {
+                let mut io = io(ram);
+                let mut rng = fastrand::Rng::with_seed(number);
+                // Every fourth block is this thread's.
+                let mut wanted = vec![vec![0; BLOCK]; 500];
+                for _ in 0..3000 {
+                    let mine = rng.usize(0..wanted.len());
+                    wanted[mine] = block(&mut rng);
+                    let at = Sector((mine as u64 * 4 + number) * 8);
+                    io.write(at, &wanted[mine], Flags::NONE).unwrap();
+                }
+                let mut found = vec![0; BLOCK];
+                for (mine, data) in wanted.iter().enumerate() {
+                    io.read(Sector((mine as u64 * 4 + number) * 8), &mut found).unwrap();
+                    assert!(found == *data, "thread {number}, block {mine}");
+                }
+            });
+        }
+        scope.spawn(|| (0..50).for_each(|_| ram.compact_in_background()));
+    });
+    assert!(ram.stats().mm.pages_compacted > 0);
+}
