@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::forward_control_plane;
+use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::Injection;
 use crate::request::{Batch, Done};
@@ -83,6 +84,15 @@ impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
     fn due(&self) -> Due {
         let held = self.due.front().map_or(Due::Never, |due| Due::At(*due));
         held.earlier(self.inner.due())
+    }
+
+    fn waits_for_others(&self) -> bool {
+        self.inner.waits_for_others()
+    }
+
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        let held = self.due.front().map_or(Due::Never, |due| Due::At(*due));
+        self.inner.sleep(held.earlier(until), clock);
     }
 
     fn abort(&mut self, done: &mut Done) {

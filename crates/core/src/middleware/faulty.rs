@@ -11,6 +11,7 @@ use blockyard_sync::published::{Published, Reader};
 use blockyard_sync::ration::Ration;
 
 use super::forward_control_plane;
+use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::{Injection, Rule};
 use crate::request::{Batch, Done, Started};
@@ -201,6 +202,15 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     #[inline]
     fn is_immediate(&mut self) -> bool {
         self.inner.is_immediate()
+    }
+
+    #[inline]
+    fn waits_for_others(&self) -> bool {
+        self.inner.waits_for_others()
+    }
+
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        self.inner.sleep(until, clock);
     }
 
     fn abort(&mut self, done: &mut Done) {

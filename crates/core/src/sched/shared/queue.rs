@@ -231,6 +231,12 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
+    /// Whether something of this channel is in the scheduler, or came out of it.
+    #[inline]
+    fn has_out(&self) -> bool {
+        self.out > 0 || self.refused || !self.arrived.is_empty()
+    }
+
     /// Starts requests on the channel's own queue, past the scheduler.
     #[cold]
     fn start_some(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
@@ -291,7 +297,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             self.shared.front.report(&mut self.reports);
             self.out -= self.home.send(&mut self.landed, done);
         }
-        if !self.waits_for_others() {
+        if !self.has_out() {
             return;
         }
         self.refused = self.refused && self.shared.front.room(&self.lane) == 0;
@@ -321,10 +327,14 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
     }
 
     fn waits_for_others(&self) -> bool {
-        self.out > 0 || self.refused || !self.arrived.is_empty()
+        self.has_out() || self.own.waits_for_others()
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        if !self.has_out() {
+            // Past the scheduler: the device's own threads ring.
+            return self.own.sleep(until, clock);
+        }
         let until = until.earlier(self.own.due());
         let mut keeps = false;
         while !self.is_home() {
