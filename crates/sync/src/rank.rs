@@ -31,6 +31,10 @@ pub mod ranks {
     pub const SHARD: u8 = 60;
     /// What the parts of that pool share: pages and their limit.
     pub const ARENA: u8 = 70;
+    /// A span of a volume's map.
+    pub const SPAN: u8 = 72;
+    /// Buffers of a pool of volumes that are kept.
+    pub const SHELF: u8 = 76;
     /// Who publishes in a lane that is shared. Nothing is taken under it.
     pub const LANE: u8 = 80;
 }

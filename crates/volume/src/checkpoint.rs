@@ -1,0 +1,292 @@
+//! A checkpoint: the changed pages of all maps, the catalogue, and the superblock that names them.
+//! What the log has before it needs not be read again.
+//!
+//! It works on maps as they were at one moment, beside the writes; see [`crate::map::page`].
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::ptr;
+use std::sync::PoisonError;
+
+use crate::buffer::Buffer;
+use crate::bytes::crc;
+use crate::error::VolumeError;
+use crate::format::PAGE_BYTES;
+use crate::format::catalogue::{self, Listed, Traits};
+use crate::format::entry::{Codec, Entry};
+use crate::format::superblock::{FILE, LogPlace, SLOT_BYTES, Superblock};
+use crate::map::{self, Leaf, Node};
+use crate::pool::Pool;
+use crate::segments::{Segments, Want};
+use crate::store::{Directory, StoreFile};
+
+/// What is written at once, in bytes.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// The maps of a pool at one moment, and the end of the log then.
+#[derive(Debug)]
+pub struct Frozen {
+    /// Segments taken in this round or later are not looked at.
+    pub round: u64,
+    /// The end of the log.
+    pub log: LogPlace,
+    /// The next number to give away.
+    pub next_id: u32,
+    /// The volumes and snapshots.
+    pub volumes: Vec<(Traits, map::Frozen)>,
+}
+
+/// The segments that something needs, and how many bytes of it are there.
+#[derive(Clone, Debug, Default)]
+pub struct Marks {
+    bytes: Vec<u64>,
+    segment_bytes: u64,
+}
+
+impl Marks {
+    /// None, in segments of this length.
+    pub fn new(segment_bytes: u32) -> Marks {
+        Marks { bytes: Vec::new(), segment_bytes: segment_bytes.into() }
+    }
+
+    /// What an entry names is needed.
+    pub fn entry(&mut self, entry: &Entry) {
+        if !entry.is_hole() {
+            self.segment((entry.address() / self.segment_bytes) as u32, entry.stored_bytes());
+        }
+    }
+
+    /// So many bytes of a segment are needed.
+    pub fn segment(&mut self, number: u32, bytes: u32) {
+        let number = number as usize;
+        if number >= self.bytes.len() {
+            self.bytes.resize(number + 1, 0);
+        }
+        self.bytes[number] += u64::from(bytes);
+    }
+
+    /// Whether anything of a segment is needed.
+    pub fn is_needed(&self, number: u32) -> bool {
+        self.bytes.get(number as usize).is_some_and(|bytes| *bytes > 0)
+    }
+
+    /// Everything that maps need. What they share counts once.
+    pub fn maps<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) {
+        let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
+        for node in maps.flatten().flatten() {
+            if !nodes.insert(ptr::from_ref::<Node>(node)) {
+                continue;
+            }
+            node.home().iter().for_each(|home| self.entry(home));
+            for leaf in node.leaves().iter().flatten() {
+                if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
+                    leaf.home().iter().for_each(|home| self.entry(home));
+                    leaf.entries().iter().for_each(|entry| self.entry(entry));
+                }
+            }
+        }
+    }
+}
+
+/// The mark by which groups of a pool are told from those of another.
+pub(crate) fn pool_mark<D: Directory>(pool: &Pool<D>) -> u64 {
+    let superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+    mark_of(&superblock)
+}
+
+/// The same of a superblock.
+pub(crate) fn mark_of(superblock: &Superblock) -> u64 {
+    crate::bytes::u64_at(&superblock.id, 0)
+}
+
+/// Why there is no checkpoint.
+enum Refused {
+    NoSpace,
+    Io(io::Error),
+}
+
+impl From<io::Error> for Refused {
+    fn from(error: io::Error) -> Refused {
+        Refused::Io(error)
+    }
+}
+
+/// Makes a checkpoint of maps whose blocks are durable; says whether it is there.
+pub fn run<D: Directory>(pool: &Pool<D>, frozen: Frozen) -> bool {
+    match write(pool, &frozen) {
+        Ok(marks) => {
+            let LogPlace { segment, next, .. } = frozen.log;
+            let is_needed = |number| marks.is_needed(number) || number == segment || number == next;
+            pool.segments().settle(frozen.round, is_needed);
+            true
+        }
+        Err(Refused::NoSpace) => {
+            tracing::warn!("{}: no space for a checkpoint", pool.segments().directory().title());
+            false
+        }
+        Err(Refused::Io(error)) => {
+            pool.poison(&format!("a checkpoint could not be written: {error}"));
+            false
+        }
+    }
+}
+
+fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
+    let mut pages = Pages::new(pool);
+    let mut listed = Vec::with_capacity(frozen.volumes.len());
+    for (traits, nodes) in &frozen.volumes {
+        let mut entries = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            entries.push(match node {
+                None => Entry::HOLE,
+                Some(node) => pages.node(node)?,
+            });
+        }
+        listed.push(Listed { traits: traits.clone(), nodes: entries });
+    }
+    let bytes = catalogue::print(frozen.next_id, &listed);
+    let address = pages.long(&bytes)?;
+    pages.finish()?;
+    let mut marks = Marks::new(pool.segments().bytes());
+    marks.maps(frozen.volumes.iter().map(|(_, nodes)| nodes));
+    marks.segment(pool.segments().split(address).0, bytes.len() as u32);
+    let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = Superblock {
+        sequence: superblock.sequence + 1,
+        log: frozen.log,
+        catalogue: Entry::new(address, pool.align(), Codec::Raw, 0),
+        catalogue_bytes: bytes.len() as u64,
+        catalogue_crc: crc(&bytes),
+        ..*superblock
+    };
+    write_superblock(pool.segments(), &next)?;
+    *superblock = next;
+    Ok(marks)
+}
+
+/// Writes a superblock to its slot, durably.
+pub(crate) fn write_superblock<D: Directory>(
+    segments: &Segments<D>,
+    superblock: &Superblock,
+) -> io::Result<()> {
+    let file = segments.directory().open(FILE)?.ok_or(io::ErrorKind::NotFound)?;
+    let memory = crate::buffer::Memory::new(SLOT_BYTES as u64);
+    let mut bytes = memory.take_beyond(SLOT_BYTES);
+    superblock.print(&mut bytes);
+    file.write_at(superblock.slot(), &[&bytes])?;
+    file.sync()
+}
+
+/// Writes pages into segments of their own, one behind the other.
+struct Pages<'a, D: Directory> {
+    pool: &'a Pool<D>,
+    segment: Option<u32>,
+    /// Where in the segment the buffer goes.
+    offset: u32,
+    buffer: Buffer,
+    filled: usize,
+    touched: BTreeSet<u32>,
+}
+
+impl<'a, D: Directory> Pages<'a, D> {
+    fn new(pool: &'a Pool<D>) -> Pages<'a, D> {
+        let buffer = pool.memory().take_beyond(WRITE_BYTES);
+        Pages { pool, segment: None, offset: 0, buffer, filled: 0, touched: BTreeSet::new() }
+    }
+
+    /// Writes what is in the buffer.
+    fn flush(&mut self) -> Result<(), Refused> {
+        if let Some(segment) = self.segment
+            && self.filled > 0
+        {
+            let address = self.pool.segments().address(segment, self.offset);
+            self.pool.segments().write(address, &[&self.buffer[..self.filled]])?;
+            self.touched.insert(segment);
+            self.offset += self.filled as u32;
+            self.filled = 0;
+        }
+        Ok(())
+    }
+
+    /// Finds room for so many bytes in one segment.
+    fn room(&mut self, len: usize) -> Result<(), Refused> {
+        let bytes = self.pool.segments().bytes() as usize;
+        if len > bytes {
+            return Err(Refused::NoSpace);
+        }
+        if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
+            self.flush()?;
+            self.segment = Some(self.pool.segments().take(Want::Reserve).ok_or(Refused::NoSpace)?);
+            self.offset = 0;
+        }
+        Ok(())
+    }
+
+    fn next(&self) -> u64 {
+        let segment = self.segment.expect("room was made in one");
+        self.pool.segments().address(segment, self.offset + self.filled as u32)
+    }
+
+    /// Adds a page.
+    fn page(&mut self, print: impl FnOnce(&mut [u8])) -> Result<Entry, Refused> {
+        if self.filled + PAGE_BYTES > self.buffer.len() {
+            self.flush()?;
+        }
+        self.room(PAGE_BYTES)?;
+        let address = self.next();
+        let bytes = &mut self.buffer[self.filled..self.filled + PAGE_BYTES];
+        print(bytes);
+        let crc = crc(bytes);
+        self.filled += PAGE_BYTES;
+        Ok(Entry::new(address, PAGE_BYTES as u32, Codec::Raw, crc))
+    }
+
+    /// Adds a node, and first those of its leaves that are not on disk; answers where it is.
+    fn node(&mut self, node: &Node) -> Result<Entry, Refused> {
+        if let Some(home) = node.home() {
+            return Ok(home);
+        }
+        for leaf in node.leaves().iter().flatten().filter(|leaf| leaf.home().is_none()) {
+            let home = self.page(|bytes| leaf.print(bytes))?;
+            leaf.settle(home);
+        }
+        let home = self.page(|bytes| node.print(bytes))?;
+        node.settle(home);
+        Ok(home)
+    }
+
+    /// Adds bytes of any length, in one segment; answers their address.
+    fn long(&mut self, bytes: &[u8]) -> Result<u64, Refused> {
+        let align = self.pool.align() as usize;
+        self.room(bytes.len().next_multiple_of(align))?;
+        let address = self.next();
+        for part in bytes.chunks(align) {
+            if self.filled + align > self.buffer.len() {
+                self.flush()?;
+            }
+            let into = &mut self.buffer[self.filled..self.filled + align];
+            into.fill(0);
+            into[..part.len()].copy_from_slice(part);
+            self.filled += align;
+        }
+        Ok(address)
+    }
+
+    /// Makes all of it durable.
+    fn finish(mut self) -> Result<(), Refused> {
+        self.flush()?;
+        for segment in &self.touched {
+            self.pool.segments().sync(*segment)?;
+        }
+        Ok(())
+    }
+}
+
+impl From<Refused> for VolumeError {
+    fn from(refused: Refused) -> VolumeError {
+        match refused {
+            Refused::NoSpace => VolumeError::NoSpace,
+            Refused::Io(error) => VolumeError::io("cannot write a checkpoint")(error),
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! The committer: takes what waits, writes it as one group, makes it durable if anybody wants that,
+//! and tells everybody.
+//!
+//! It does not wait for more to come: what comes while a group is on its way is the next one. It is
+//! the only one that writes to the log and that changes the trees of maps.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blockyard_core::Status;
+use blockyard_sync::mailbox::{Mailbox, Owner};
+
+use crate::buffer::Buffer;
+use crate::checkpoint::{self, Frozen};
+use crate::format::entry::{Codec, Entry};
+use crate::format::group::{self, DESCRIPTORS_MAX, Descriptor, Head, Kind};
+use crate::format::superblock::SEGMENT_NONE;
+use crate::log::LogEnd;
+use crate::map::Map;
+use crate::pool::Pool;
+use crate::record::{Body, Record, Reply};
+use crate::segments::Want;
+use crate::store::Directory;
+
+/// Longest group, unless a single write is longer. One large write is as fast as several, and where
+/// the disk is slow to answer it is faster.
+const GROUP_BYTES_MAX: u32 = 4 << 20;
+
+/// Most records in a group: the kernel takes 1024 parts in a call.
+const RECORDS_MAX: usize = 1000;
+
+/// When what nobody has asked to be durable is made so.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What a turn has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// There was something to do.
+    Worked,
+    /// There was nothing.
+    Idle,
+    /// The pool is closed.
+    Stopped,
+}
+
+/// Records that are written together.
+#[derive(Default)]
+struct Group {
+    records: Vec<Record>,
+    descriptors: Vec<Descriptor>,
+    /// Bytes of changes of the catalogue, in the order of their descriptors.
+    changes: Vec<Buffer>,
+    payload_bytes: u32,
+    /// Somebody waits for it to be durable.
+    durable: bool,
+    /// Somebody wants a checkpoint.
+    checkpoint: bool,
+    stop: bool,
+}
+
+/// See the module.
+pub struct Committer<D: Directory> {
+    pool: Arc<Pool<D>>,
+    mail: Owner<Record>,
+    /// Taken out, and too much for the last group.
+    held: Option<Record>,
+    group: Group,
+    log: LogEnd,
+    /// Segments with groups that are not durable.
+    unsynced: BTreeSet<u32>,
+    unsynced_bytes: u64,
+    /// Bytes of log since the last checkpoint began.
+    since_checkpoint: u64,
+    checkpoint: Option<JoinHandle<()>>,
+    head: Buffer,
+}
+
+impl<D: Directory> Committer<D> {
+    pub(crate) fn new(pool: Arc<Pool<D>>, mail: Owner<Record>, log: LogEnd) -> Committer<D> {
+        let head = group::head_bytes(DESCRIPTORS_MAX, pool.align()) as usize;
+        let head = pool.memory().take_beyond(head.min(pool.segments().bytes() as usize));
+        Committer {
+            pool,
+            mail,
+            held: None,
+            group: Group::default(),
+            log,
+            unsynced: BTreeSet::new(),
+            unsynced_bytes: 0,
+            since_checkpoint: 0,
+            checkpoint: None,
+            head,
+        }
+    }
+
+    /// Runs until the pool is closed.
+    pub fn run(mut self) {
+        loop {
+            match self.turn() {
+                Turn::Worked => {}
+                Turn::Stopped => return,
+                Turn::Idle => {
+                    let bell = self.mail.mailbox().bell();
+                    bell.sleep(SETTLE, || self.mail.is_any());
+                    if !self.mail.is_any() {
+                        self.settle();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes durable what nobody has asked to be.
+    pub fn settle(&mut self) {
+        if !self.pool.is_poisoned() {
+            self.sync();
+        }
+    }
+
+    /// Writes one group.
+    pub fn turn(&mut self) -> Turn {
+        self.gather();
+        if self.group.records.is_empty() {
+            return Turn::Idle;
+        }
+        let status = self.commit();
+        let stop = self.group.stop;
+        let wants_checkpoint = self.group.checkpoint;
+        if !wants_checkpoint {
+            self.answer(status);
+        }
+        self.look_after(wants_checkpoint);
+        if wants_checkpoint {
+            let failed = status.is_ok() && self.pool.is_poisoned();
+            self.answer(if failed { Status::IoErr } else { status });
+        }
+        if stop {
+            self.close();
+            return Turn::Stopped;
+        }
+        Turn::Worked
+    }
+
+    /// Takes records out of the mailbox, as many as fit.
+    fn gather(&mut self) {
+        let align = self.pool.align();
+        let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
+        let group = &mut self.group;
+        while group.records.len() < RECORDS_MAX {
+            let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
+            let (count, bytes) = match &record.body {
+                Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
+                Body::Zero(_) => (1, 0),
+                // Longest change: a name and some numbers.
+                Body::Catalogue(_) => (1, 512_u32.next_multiple_of(align)),
+                Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
+            };
+            let count = group.descriptors.len() + count;
+            let head = group::head_bytes(count, align);
+            let fits = head as usize <= self.head.len()
+                && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
+            if !fits && !group.records.is_empty() {
+                self.held = Some(record);
+                return;
+            }
+            if !group.take(record, &self.pool, align) {
+                return;
+            }
+        }
+    }
+
+    /// Writes the group, makes it durable if anybody wants that, and publishes its blocks.
+    fn commit(&mut self) -> Status {
+        if self.pool.is_poisoned() {
+            return Status::IoErr;
+        }
+        let mut address = 0;
+        if !self.group.descriptors.is_empty() {
+            match self.write() {
+                Ok(place) => address = place,
+                Err(status) => {
+                    // Others who only wait for what was before must not suffer from it.
+                    let synced = !self.group.durable || self.sync();
+                    self.unpublish();
+                    return if synced { status } else { Status::IoErr };
+                }
+            }
+        }
+        let much = self.unsynced_bytes >= self.pool.options().sync_bytes;
+        if (self.group.durable || much) && !self.sync() {
+            return Status::IoErr;
+        }
+        self.publish(address);
+        Status::Ok
+    }
+
+    /// Writes the group; answers the address of its first block.
+    fn write(&mut self) -> Result<u64, Status> {
+        let align = self.pool.align();
+        let count = self.group.descriptors.len();
+        let head_bytes = group::head_bytes(count, align);
+        let len = head_bytes + self.group.payload_bytes;
+        if !self.log.has_room(len, self.pool.segments()) {
+            self.make_room(len);
+        }
+        let address = self.log.reserve(len, self.pool.segments()).ok_or(Status::NoSpc)?;
+        let head = Head {
+            pool: checkpoint::pool_mark(&self.pool),
+            epoch: self.log.epoch,
+            number: self.log.place.number,
+            chain: self.log.place.chain,
+            durable: self.log.durable,
+            next: self.log.place.next,
+            count: count as u32,
+            head_bytes,
+            payload_bytes: self.group.payload_bytes,
+        };
+        let chain = group::print(&head, &self.group.descriptors, &mut self.head);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + self.group.records.len());
+        parts.push(&self.head[..head_bytes as usize]);
+        let mut changes = self.group.changes.iter();
+        for record in &self.group.records {
+            match &record.body {
+                Body::Write(payload) => parts.push(payload.bytes()),
+                Body::Catalogue(_) if record.durable => {
+                    parts.extend(changes.next().map(|bytes| &bytes[..]));
+                }
+                _ => {}
+            }
+        }
+        if let Err(error) = self.pool.segments().write(address, &parts) {
+            self.pool.poison(&format!("a write to the log failed: {error}"));
+            return Err(Status::IoErr);
+        }
+        self.unsynced.insert(self.log.place.segment);
+        self.unsynced_bytes += u64::from(len);
+        self.since_checkpoint += u64::from(len);
+        self.log.advance(len, chain);
+        Ok(address + u64::from(head_bytes))
+    }
+
+    /// Makes every group durable that was written; says whether they are. It is never tried again.
+    fn sync(&mut self) -> bool {
+        while let Some(segment) = self.unsynced.pop_first() {
+            if let Err(error) = self.pool.segments().sync(segment) {
+                self.pool.poison(&format!("a sync of the log failed: {error}"));
+                return false;
+            }
+        }
+        self.unsynced_bytes = 0;
+        self.log.durable = self.log.last();
+        true
+    }
+
+    /// Puts the group's blocks into the maps.
+    fn publish(&mut self, mut address: u64) {
+        let align = self.pool.align();
+        for record in &self.group.records {
+            match (&record.body, &record.volume) {
+                (Body::Write(payload), Some(volume)) => {
+                    let (number, from) = Map::place(record.first);
+                    let to = from + payload.blocks().len() as u32;
+                    volume.map.with(number, |span| {
+                        for (block, stored) in (from..to).zip(payload.blocks()) {
+                            let place = address + u64::from(stored.offset);
+                            let entry = Entry::new(place, stored.len, stored.codec, stored.crc);
+                            span.set(block, entry);
+                        }
+                        span.retire(from, to, record.serial);
+                    });
+                    address += payload.bytes().len() as u64;
+                }
+                (Body::Zero(blocks), Some(volume)) => {
+                    let (number, from) = Map::place(record.first);
+                    volume.map.with(number, |span| {
+                        span.clear(from, from + blocks);
+                        span.retire(from, from + blocks, record.serial);
+                    });
+                }
+                (Body::Catalogue(change), _) if record.durable => {
+                    let applied = self.pool.volumes().apply(change);
+                    assert!(applied.is_some(), "{change:?} was checked");
+                    let len = change.print().len() as u64;
+                    address += len.next_multiple_of(align.into());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes the group's blocks back, because there was no space for them.
+    fn unpublish(&mut self) {
+        if self.pool.is_poisoned() {
+            return;
+        }
+        for record in &self.group.records {
+            let Some(volume) = &record.volume else { continue };
+            let (number, from) = Map::place(record.first);
+            let blocks = match &record.body {
+                Body::Write(payload) => payload.blocks().len() as u32,
+                Body::Zero(blocks) => *blocks,
+                _ => continue,
+            };
+            volume.map.with(number, |span| span.retire(from, from + blocks, record.serial));
+        }
+    }
+
+    /// Tells everybody how the group has ended.
+    fn answer(&mut self, status: Status) {
+        let mut rung: Option<Arc<Mailbox<Reply>>> = None;
+        for record in self.group.records.drain(..) {
+            let Some(reply) = record.reply else { continue };
+            let status = match &record.body {
+                // What was refused before it came into the group.
+                Body::Catalogue(_) if !record.durable => {
+                    Status::from_u8(record.serial as u8).expect("it was put there as a status")
+                }
+                Body::Flush | Body::Checkpoint | Body::Stop if status == Status::NoSpc => {
+                    Status::Ok
+                }
+                _ => status,
+            };
+            reply.to.post([Reply { token: reply.token, status }].into_iter());
+            if let Some(before) = rung.take_if(|before| !Arc::ptr_eq(before, &reply.to)) {
+                before.bell().ring();
+            }
+            rung = Some(reply.to);
+        }
+        if let Some(last) = rung {
+            last.bell().ring();
+        }
+        self.group = Group { records: std::mem::take(&mut self.group.records), ..Group::default() };
+    }
+
+    /// Begins a checkpoint if it is time for one, and says whether space is short.
+    fn look_after(&mut self, at_once: bool) {
+        if self.checkpoint.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.join();
+        }
+        let much = self.since_checkpoint >= self.pool.options().checkpoint_bytes;
+        if self.pool.is_poisoned() {
+            return;
+        }
+        if at_once {
+            self.join();
+            self.checkpoint_now();
+        } else if much && self.checkpoint.is_none() {
+            self.checkpoint_beside();
+        }
+        let available = self.pool.segments().available() as u64;
+        let bytes = available.saturating_sub(3) * u64::from(self.pool.segments().bytes());
+        self.pool.set_tight(bytes < 2 * self.pool.options().memory_bytes);
+    }
+
+    /// The maps as they are now, with the end of the log.
+    fn freeze(&mut self) -> Frozen {
+        self.since_checkpoint = 0;
+        let round = self.pool.segments().begin_round();
+        let volumes = self.pool.volumes();
+        let maps = volumes.by_id.values().map(|live| (live.traits.clone(), live.map.freeze()));
+        Frozen { round, log: self.log.place, next_id: volumes.next_id, volumes: maps.collect() }
+    }
+
+    /// A checkpoint that this thread waits for. It says whether it is durable.
+    fn checkpoint_now(&mut self) -> bool {
+        // What the checkpoint says is to be behind everything that it refers to.
+        self.sync() && {
+            let frozen = self.freeze();
+            checkpoint::run(&self.pool, frozen)
+        }
+    }
+
+    /// A checkpoint beside the writes, where there are threads.
+    fn checkpoint_beside(&mut self) {
+        if !self.pool.is_running() {
+            self.checkpoint_now();
+            return;
+        }
+        if !self.sync() {
+            return;
+        }
+        let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
+        let builder = std::thread::Builder::new().name("volume-checkpoint".to_owned());
+        match builder.spawn(move || _ = checkpoint::run(&pool, frozen)) {
+            Ok(thread) => self.checkpoint = Some(thread),
+            Err(error) => tracing::warn!("no thread for a checkpoint: {error}"),
+        }
+    }
+
+    /// Waits for the checkpoint that is on its way.
+    fn join(&mut self) {
+        if let Some(thread) = self.checkpoint.take()
+            && thread.join().is_err()
+        {
+            self.pool.poison("a checkpoint has panicked");
+        }
+    }
+
+    /// Looks for space where there is none for the next group: what two checkpoints do not need any
+    /// more, to which the log moves.
+    fn make_room(&mut self, len: u32) {
+        self.join();
+        self.pool.segments().try_again();
+        // Two free what nobody needs, the third has the log begin there.
+        for _ in 0..3 {
+            let before = self.log.place;
+            // The last group names nothing behind it: only a checkpoint can say where to go on.
+            let moved = self.pool.segments().take(Want::Log);
+            if let Some(segment) = moved {
+                self.log.place.segment = segment;
+                self.log.place.offset = 0;
+                self.log.place.next = SEGMENT_NONE;
+            }
+            if self.checkpoint_now() {
+                if self.log.has_room(len, self.pool.segments()) {
+                    return;
+                }
+            } else {
+                self.log.place = before;
+                moved.inspect(|segment| self.pool.segments().put_back(*segment));
+                return;
+            }
+        }
+    }
+
+    /// The last thing: everything is durable, and the next opening has nothing to do.
+    fn close(&mut self) {
+        self.join();
+        if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
+            self.checkpoint_now();
+        }
+    }
+}
+
+impl Group {
+    /// Takes a record in; says whether more may follow.
+    fn take<D: Directory>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) -> bool {
+        let mut goes_on = true;
+        match &mut record.body {
+            Body::Write(payload) => {
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
+                let blocks = (record.first..).zip(payload.blocks());
+                self.descriptors.extend(blocks.map(|(block, stored)| Descriptor {
+                    kind: Kind::Data,
+                    codec: stored.codec,
+                    volume,
+                    block,
+                    len: stored.len,
+                    crc: stored.crc,
+                }));
+                self.payload_bytes += payload.bytes().len() as u32;
+            }
+            Body::Zero(blocks) => {
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
+                let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
+                let descriptor = Descriptor { kind, codec, volume, block, len: *blocks, crc: 0 };
+                self.descriptors.push(descriptor);
+            }
+            Body::Catalogue(change) => {
+                // One of them at a time, so that each is checked against what is there.
+                goes_on = false;
+                match pool.volumes().check(change) {
+                    Ok(()) => self.take_change(&change.print(), pool, align),
+                    Err(status) => {
+                        record.durable = false;
+                        record.serial = status as u64;
+                    }
+                }
+            }
+            Body::Flush => {}
+            Body::Checkpoint => self.checkpoint = true,
+            Body::Stop => {
+                self.stop = true;
+                goes_on = false;
+            }
+        }
+        self.durable |= record.durable;
+        self.records.push(record);
+        goes_on
+    }
+
+    fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
+        let len = change.len() as u32;
+        let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
+        bytes.fill(0);
+        bytes[..change.len()].copy_from_slice(change);
+        self.payload_bytes += bytes.len() as u32;
+        let (kind, crc) = (Kind::Catalogue, crate::bytes::crc(&bytes));
+        let descriptor = Descriptor { kind, codec: Codec::Raw, volume: 0, block: 0, len, crc };
+        self.descriptors.push(descriptor);
+        self.changes.push(bytes);
+    }
+}
+
+impl<D: Directory> fmt::Debug for Committer<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committer").field("log", &self.log).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! The parameters of a volume.
+
+use std::path::PathBuf;
+
+use crate::error::VolumeError;
+use crate::format::catalogue::is_name;
+
+/// How blocks are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// By LZ4, where that saves anything.
+    #[default]
+    Lz4,
+}
+
+/// What is durable when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncMode {
+    /// What is asked to be: writes with FUA, and what was written before a flush.
+    #[default]
+    Standard,
+    /// Every write when it is answered.
+    Always,
+    /// Nothing by request: flush and FUA are answered at once.
+    Disabled,
+}
+
+/// The parameters of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeConfig {
+    /// The pool's directory.
+    pub path: PathBuf,
+    /// The volume's name in it.
+    pub name: String,
+    /// Its capacity in bytes; 0: what it has.
+    pub size: u64,
+    /// Length of a block in bytes, of a volume that is made; 0: what it has, or 16 KiB.
+    pub volblocksize: u32,
+    /// How blocks are compressed that are written from now on.
+    pub compress: Compression,
+    /// What is durable when.
+    pub sync: SyncMode,
+}
+
+/// Length of a block where nothing else is said.
+pub const BLOCK_BYTES: u32 = 16 << 10;
+
+/// Largest volume, in bytes.
+pub const SIZE_MAX: u64 = 1 << 50;
+
+impl VolumeConfig {
+    /// Checks what can be checked without looking at the pool.
+    ///
+    /// # Errors
+    /// If a value does not fit.
+    pub fn check(&self) -> Result<(), VolumeError> {
+        let refused = |field, value: String, wanted: &str| {
+            Err(VolumeError::Invalid { field, value, wanted: wanted.to_owned() })
+        };
+        if self.path.as_os_str().is_empty() {
+            return refused("path", String::new(), "the directory of a pool");
+        }
+        if !is_name(&self.name) || self.name.contains('@') {
+            let wanted = "letters, digits, `-`, `_` and `.`";
+            return refused("name", self.name.clone(), wanted);
+        }
+        let block = self.volblocksize;
+        if block != 0 && (!block.is_power_of_two() || !(4096..=65_536).contains(&block)) {
+            return refused("volblocksize", block.to_string(), "4k, 8k, 16k, 32k or 64k");
+        }
+        let unit = if block == 0 { BLOCK_BYTES } else { block };
+        if !self.size.is_multiple_of(unit.into()) {
+            let wanted = format!("a multiple of volblocksize, {unit}");
+            return refused("size", self.size.to_string(), &wanted);
+        }
+        if self.size > SIZE_MAX {
+            return refused("size", self.size.to_string(), "1P at most");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_field() {
+        let good = VolumeConfig {
+            path: "/pool".into(),
+            name: "v0".to_owned(),
+            size: 1 << 30,
+            volblocksize: 0,
+            compress: Compression::Lz4,
+            sync: SyncMode::Standard,
+        };
+        assert!(good.check().is_ok());
+        for (config, want) in [
+            (VolumeConfig { path: "".into(), ..good.clone() }, "path: `` will not do"),
+            (VolumeConfig { name: "v@1".into(), ..good.clone() }, "name: `v@1` will not do"),
+            (VolumeConfig { volblocksize: 6000, ..good.clone() }, "volblocksize: `6000`"),
+            (VolumeConfig { size: 4096, ..good.clone() }, "size: `4096` will not do"),
+            (VolumeConfig { size: 2 << 50, ..good }, "size: "),
+        ] {
+            let error = config.check().unwrap_err();
+            assert!(error.to_string().starts_with(want), "{error}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The device: a volume of a pool, opened by its name, or made.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
+
+use crate::config::{BLOCK_BYTES, SyncMode, VolumeConfig};
+use crate::door::Door;
+use crate::error::VolumeError;
+use crate::format::NODE_BLOCKS;
+use crate::format::catalogue::{Change, Traits};
+use crate::map::{Found, Map};
+use crate::pool::Options;
+use crate::queue::{RECORDS, VolumeQueue};
+use crate::record::Live;
+use crate::running::Running;
+
+/// Longest read or write, in bytes. A write of this length is atomic.
+const LEN_MAX: u64 = 1 << 20;
+
+/// Requests that one queue works on at once.
+pub(crate) const DEPTH: u16 = 64;
+
+/// Most blocks that one question about an extent looks at.
+const RUN_MAX: u32 = 1 << 14;
+
+/// A durable volume.
+pub struct Volume {
+    shared: Arc<Shared>,
+}
+
+/// What the device and its queues share.
+pub(crate) struct Shared {
+    pub(crate) config: VolumeConfig,
+    pub(crate) geometry: Geometry,
+    pub(crate) limits: Limits,
+    pub(crate) live: Arc<Live>,
+    pub(crate) running: Arc<Running>,
+}
+
+impl Volume {
+    /// Opens a volume, and makes it if there is none of the name.
+    ///
+    /// # Errors
+    /// If a parameter does not fit, or the pool cannot be opened.
+    pub fn open(config: VolumeConfig) -> Result<Arc<Volume>, VolumeError> {
+        Volume::open_with(config, Options::default())
+    }
+
+    /// The same with other bounds of the pool.
+    ///
+    /// # Errors
+    /// As [`Volume::open`].
+    pub fn open_with(config: VolumeConfig, options: Options) -> Result<Arc<Volume>, VolumeError> {
+        config.check()?;
+        let running = Running::open(&config.path, options)?;
+        let live = find_or_make(&running, &config)?;
+        let Traits { id, block_bytes, blocks, .. } = live.traits;
+        if !running.take(id) {
+            let why = "a device of this process already".to_owned();
+            return Err(VolumeError::Busy { name: config.name.clone(), why });
+        }
+        let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
+        let geometry = Geometry {
+            sectors,
+            logical_block_bytes: block_bytes.min(4096),
+            physical_block_bytes: block_bytes,
+            zones: None,
+        };
+        let span_sectors = NODE_BLOCKS * u64::from(block_bytes) / SECTOR_BYTES;
+        let segment_bytes = u64::from(running.pool().segments().bytes());
+        let limits = Limits {
+            sectors_max: LEN_MAX.min(segment_bytes / 4) / SECTOR_BYTES,
+            chunk_sectors: span_sectors,
+            discard_sectors_max: span_sectors,
+            write_zeroes_sectors_max: span_sectors,
+            write_cache: config.sync != SyncMode::Always,
+            fua: true,
+            ..Limits::unlimited(DEPTH)
+        };
+        let shared = Shared { config, geometry, limits, live, running };
+        Ok(Arc::new(Volume { shared: Arc::new(shared) }))
+    }
+
+    /// Its parameters.
+    pub fn config(&self) -> &VolumeConfig {
+        &self.shared.config
+    }
+
+    /// The pool that it is in.
+    pub fn running(&self) -> &Arc<Running> {
+        &self.shared.running
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.running.put(self.live.traits.id);
+    }
+}
+
+fn find_or_make(running: &Running, config: &VolumeConfig) -> Result<Arc<Live>, VolumeError> {
+    let pool = running.pool();
+    let live = match pool.find(&config.name) {
+        Ok(live) => live,
+        Err(_) if config.size == 0 => {
+            let wanted = "the size of the volume, which does not exist yet".to_owned();
+            return Err(VolumeError::Invalid { field: "size", value: "0".to_owned(), wanted });
+        }
+        Err(_) => {
+            let block_bytes =
+                if config.volblocksize == 0 { BLOCK_BYTES } else { config.volblocksize };
+            let traits = Traits {
+                id: 0,
+                name: config.name.clone(),
+                is_snapshot: false,
+                origin: 0,
+                block_bytes,
+                blocks: config.size / u64::from(block_bytes),
+            };
+            pool.change(&config.name, Change::Create(traits))?;
+            pool.find(&config.name)?
+        }
+    };
+    let Traits { block_bytes, blocks, .. } = live.traits;
+    let size = blocks * u64::from(block_bytes);
+    let differs = |field, value: u64, has: u64| {
+        let wanted = format!("{has}, which `{}` has", config.name);
+        Err(VolumeError::Invalid { field, value: value.to_string(), wanted })
+    };
+    if config.size != 0 && config.size != size {
+        return differs("size", config.size, size);
+    }
+    if config.volblocksize != 0 && config.volblocksize != block_bytes {
+        return differs("volblocksize", config.volblocksize.into(), block_bytes.into());
+    }
+    Ok(live)
+}
+
+/// Whether a directory holds a pool.
+pub fn is_pool(path: &Path) -> bool {
+    path.join(crate::format::superblock::FILE).is_file()
+}
+
+impl Device for Volume {
+    type Queue = VolumeQueue;
+
+    fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    fn open_queue(&self) -> Result<VolumeQueue, DeviceError> {
+        let Shared { live, running, config, .. } = &*self.shared;
+        let door = Door::open(running.pool(), Arc::clone(live), config.compress, RECORDS);
+        Ok(VolumeQueue::new(Arc::clone(&self.shared), door))
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        _: usize,
+        _: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        let sectors = self.shared.geometry.sectors;
+        if from.0 < sectors {
+            Ok(())
+        } else {
+            Err(DeviceError::OutOfRange { sector: from, sectors })
+        }
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let Shared { geometry, live, .. } = &*self.shared;
+        let sectors = sectors.min(geometry.sectors.saturating_sub(from.0)).max(1);
+        if from.0 >= geometry.sectors {
+            return Extent { sectors, allocated: false, zero: false };
+        }
+        let unit = u64::from(live.traits.block_bytes) / SECTOR_BYTES;
+        let (first, after) = (from.0 / unit, (from.0 + sectors).div_ceil(unit));
+        let (span, block) = Map::place(first);
+        let most = (after - first).min(NODE_BLOCKS - u64::from(block)) as u32;
+        let (run, is_hole) = live.map.with(span, |span| {
+            let is_hole = |block| matches!(span.find(block), Found::Zero | Found::Cleared { .. });
+            let first = is_hole(block);
+            let same = (block..block + most.min(RUN_MAX)).take_while(|at| is_hole(*at) == first);
+            (same.count() as u64, first)
+        });
+        let end = ((first + run) * unit).min(from.0 + sectors);
+        Extent { sectors: end - from.0, allocated: !is_hole, zero: is_hole }
+    }
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}

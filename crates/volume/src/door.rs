@@ -1,0 +1,447 @@
+//! The door: blocks of one volume, read and written by one thread. What is above it speaks of
+//! requests, what is below of records and entries.
+//!
+//! A write that is not whole blocks reads what it does not cover, and goes in only if those blocks
+//! are still what was read; otherwise it begins again. So no range is ever locked.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Status;
+use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::published::Reader;
+
+use crate::buffer::Buffer;
+use crate::bytes::crc;
+use crate::codec;
+use crate::config::Compression;
+use crate::format::BLOCK_BYTES_MAX;
+use crate::format::entry::{Codec, Entry};
+use crate::map::{Found, Map, What};
+use crate::pool::Pool;
+use crate::record::{Body, Live, Payload, Record, Reply, Return, Stored};
+use crate::segments::Files;
+use crate::store::Directory;
+
+/// What is read at once, in bytes.
+const SCRATCH_BYTES: usize = 256 << 10;
+
+/// Blocks that are looked up under a lock at once.
+const LOOK_MAX: u64 = 64;
+
+/// How often a block is looked up again whose bytes are not what they should be: it may have moved.
+const TRIES: usize = 3;
+
+/// Longest sleep of a door that is closed before it looks again.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is on its way; its token comes back.
+    Taken,
+    /// There is no memory for it now.
+    Full,
+    /// It has ended.
+    Ended(Status),
+}
+
+/// See the module.
+pub struct Door<D: Directory> {
+    pool: Arc<Pool<D>>,
+    volume: Arc<Live>,
+    compression: Compression,
+    files: Reader<Files<D::File>>,
+    poisoned: Reader<bool>,
+    tight: Reader<bool>,
+    replies: Owner<Reply>,
+    /// Records that were not answered yet.
+    out: usize,
+    found: Vec<Found>,
+    /// Stored bytes as they are read.
+    stored: Buffer,
+    /// A block.
+    plain: Buffer,
+    /// A block while it is compressed.
+    packing: Buffer,
+}
+
+impl<D: Directory> Door<D> {
+    /// A door for so many records at once.
+    pub fn open(
+        pool: &Arc<Pool<D>>,
+        volume: Arc<Live>,
+        compression: Compression,
+        records: usize,
+    ) -> Door<D> {
+        Door {
+            files: pool.segments().reader(),
+            poisoned: pool.poisoned(),
+            tight: pool.tight(),
+            replies: Mailbox::open(records),
+            out: 0,
+            found: Vec::with_capacity(LOOK_MAX as usize),
+            stored: pool.memory().take_beyond(SCRATCH_BYTES),
+            plain: pool.memory().take_beyond(BLOCK_BYTES_MAX as usize),
+            packing: pool.memory().take_beyond(codec::PACKED_MAX),
+            pool: Arc::clone(pool),
+            volume,
+            compression,
+        }
+    }
+
+    /// Records that were not answered yet.
+    pub fn out(&self) -> usize {
+        self.out
+    }
+
+    /// Takes an answer.
+    pub fn take(&mut self) -> Option<Reply> {
+        let reply = self.replies.take()?;
+        self.pool.dismiss();
+        self.out -= 1;
+        Some(reply)
+    }
+
+    /// Whether an answer is there.
+    pub fn is_any(&self) -> bool {
+        self.replies.is_any()
+    }
+
+    /// Where answers come to.
+    pub fn mailbox(&self) -> &Arc<Mailbox<Reply>> {
+        self.replies.mailbox()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.volume.traits.block_bytes as usize
+    }
+
+    fn reply(&self, token: u32) -> Option<Return> {
+        Some(Return { to: Arc::clone(self.replies.mailbox()), token })
+    }
+
+    /// Whether an answer may come before a write is in the log: not where space is short, because
+    /// nobody could be told that there was none.
+    pub fn may_answer_early(&mut self) -> bool {
+        !**self.tight.get()
+    }
+
+    /// Reads a range of bytes, in order.
+    pub fn read(&mut self, at: u64, len: usize, mut sink: impl FnMut(&[u8])) -> Status {
+        let size = self.block_bytes() as u64;
+        let (mut at, end) = (at, at + len as u64);
+        while at < end {
+            let first = at / size;
+            let (span, from) = Map::place(first);
+            let most = (end.div_ceil(size) - first).min(LOOK_MAX);
+            let count = most.min(crate::format::NODE_BLOCKS - u64::from(from));
+            let mut found = std::mem::take(&mut self.found);
+            self.volume.map.with(span, |span| {
+                found.extend((from..from + count as u32).map(|block| span.find(block)));
+            });
+            let mut next = 0;
+            let mut status = Status::Ok;
+            while next < found.len() && status.is_ok() {
+                let block = first + next as u64;
+                let window = |index: u64| {
+                    let (start, stop) = ((block + index) * size, (block + index + 1) * size);
+                    (at.max(start) - start) as usize..(end.min(stop) - start) as usize
+                };
+                match self.read_some(block, &found[next..], window, &mut sink) {
+                    Ok(count) => next += count,
+                    Err(error) => status = error,
+                }
+                at = at.max((first + next as u64) * size);
+            }
+            found.clear();
+            self.found = found;
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+
+    /// Reads the first of the blocks that were found, and those behind it that lie behind it on
+    /// disk too; says how many.
+    fn read_some(
+        &mut self,
+        block: u64,
+        found: &[Found],
+        window: impl Fn(u64) -> std::ops::Range<usize>,
+        sink: &mut impl FnMut(&[u8]),
+    ) -> Result<usize, Status> {
+        let size = self.block_bytes();
+        let run = match &found[0] {
+            Found::Disk(entry) if entry.codec() == Codec::Raw => self.run(entry, &found[1..]),
+            _ => 1,
+        };
+        if run > 1
+            && let Found::Disk(entry) = &found[0]
+        {
+            let files = self.files.get();
+            let stored = &mut self.stored[..run * size];
+            let read = self.pool.segments().read(files, entry.address(), stored).is_ok();
+            let whole = |(bytes, found): (&[u8], &Found)| match found {
+                Found::Disk(entry) => crc(bytes) == entry.crc(),
+                _ => false,
+            };
+            if read && stored.chunks(size).zip(found).all(whole) {
+                for (index, bytes) in stored.chunks(size).enumerate() {
+                    sink(&bytes[window(index as u64)]);
+                }
+                return Ok(run);
+            }
+        }
+        self.load(block, found[0].clone())?;
+        sink(&self.plain[window(0)]);
+        Ok(1)
+    }
+
+    /// How many blocks from the first on lie one behind the other, as they are.
+    fn run(&self, first: &Entry, rest: &[Found]) -> usize {
+        let size = self.block_bytes() as u64;
+        let (segment, _) = self.pool.segments().split(first.address());
+        let follows = |(index, found): &(u64, &Found)| match found {
+            Found::Disk(entry) => {
+                let address = first.address() + index * size;
+                entry.codec() == Codec::Raw
+                    && entry.address() == address
+                    && self.pool.segments().split(address).0 == segment
+            }
+            _ => false,
+        };
+        let most = SCRATCH_BYTES / size as usize - 1;
+        1 + (1..).zip(rest).take(most).take_while(follows).count()
+    }
+
+    /// Reads a block into `plain`; answers what it was found to be.
+    fn load(&mut self, block: u64, mut found: Found) -> Result<Found, Status> {
+        let size = self.block_bytes();
+        for _ in 0..TRIES {
+            let entry = match &found {
+                Found::Zero | Found::Cleared { .. } => {
+                    self.plain[..size].fill(0);
+                    return Ok(found);
+                }
+                Found::Memory { payload, index, .. } => {
+                    payload.read(*index, &mut self.plain[..size]);
+                    return Ok(found);
+                }
+                Found::Disk(entry) => *entry,
+            };
+            let files = self.files.get();
+            let stored = &mut self.stored[..entry.stored_bytes() as usize];
+            let read = self.pool.segments().read(files, entry.address(), stored);
+            if read.is_ok() && crc(stored) == entry.crc() {
+                let plain = &mut self.plain[..size];
+                if codec::decode(entry.codec(), stored, plain) {
+                    return Ok(found);
+                }
+            }
+            let (span, at) = Map::place(block);
+            let now = self.volume.map.with(span, |span| span.find(at));
+            if !now.is_same(&found) {
+                found = now;
+                continue;
+            }
+            let (name, address) = (&self.volume.traits.name, entry.address());
+            return Err(match read {
+                Ok(()) => {
+                    tracing::error!("{name}: block {block}, at {address} of the pool, is damaged");
+                    Status::Protection
+                }
+                Err(error) => {
+                    tracing::error!("{name}: block {block}, at {address} of the pool: {error}");
+                    Status::Medium
+                }
+            });
+        }
+        Err(Status::Again)
+    }
+
+    /// Writes a range of bytes, which lie in one span. `fill` makes them; it may be asked again.
+    pub fn write(
+        &mut self,
+        at: u64,
+        len: usize,
+        fill: &dyn Fn(&mut [u8]),
+        token: u32,
+        durable: bool,
+    ) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        let size = self.block_bytes() as u64;
+        let (first, end) = (at / size, (at + len as u64).div_ceil(size));
+        let offset = (at % size) as usize;
+        if !self.pool.admit() {
+            return Outcome::Full;
+        }
+        let outcome = self.attempt(first, end, offset, len, fill, token, durable);
+        if outcome != Outcome::Taken {
+            self.pool.dismiss();
+        }
+        outcome
+    }
+
+    /// Tries until no edge changes meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "the one loop of its caller")]
+    fn attempt(
+        &mut self,
+        first: u64,
+        end: u64,
+        offset: usize,
+        len: usize,
+        fill: &dyn Fn(&mut [u8]),
+        token: u32,
+        durable: bool,
+    ) -> Outcome {
+        let size = self.block_bytes() as u64;
+        loop {
+            let Some(mut raw) = self.pool.memory().take(((end - first) * size) as usize) else {
+                return Outcome::Full;
+            };
+            let mut edges = [None, None];
+            let mut partial = [(first, offset > 0), (end - 1, offset + len < raw.len())];
+            if end - first == 1 {
+                partial = [(first, partial[0].1 || partial[1].1), (first, false)];
+            }
+            for (edge, (block, _)) in edges.iter_mut().zip(partial).filter(|(_, it)| it.1) {
+                match self.load_now(block) {
+                    Ok(found) => *edge = Some((block, found)),
+                    Err(status) => return Outcome::Ended(status),
+                }
+                let at = ((block - first) * size) as usize;
+                raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
+            }
+            fill(&mut raw[offset..offset + len]);
+            let Some(payload) = self.seal(raw) else { return Outcome::Full };
+            let what = What::Data { payload: Arc::clone(&payload), index: 0 };
+            let body = Body::Write(payload);
+            if self.begin(first, end, what, body, &edges, self.reply(token), durable) {
+                return Outcome::Taken;
+            }
+        }
+    }
+
+    fn load_now(&mut self, block: u64) -> Result<Found, Status> {
+        let (span, at) = Map::place(block);
+        let found = self.volume.map.with(span, |span| span.find(at));
+        self.load(block, found)
+    }
+
+    /// Compresses and checksums blocks.
+    fn seal(&mut self, raw: Buffer) -> Option<Arc<Payload>> {
+        let size = self.block_bytes();
+        let mut blocks = Vec::with_capacity(raw.len() / size);
+        if self.compression == Compression::None {
+            for (index, block) in raw.chunks(size).enumerate() {
+                let (offset, len) = ((index * size) as u32, size as u32);
+                blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
+            }
+            return Some(Arc::new(Payload::new(raw, blocks)));
+        }
+        let align = self.pool.align() as usize;
+        let mut packed = self.pool.memory().take(raw.len())?;
+        let mut at = 0;
+        for block in raw.chunks(size) {
+            let (codec, stored) = match codec::compress(block, &mut self.packing, align) {
+                Some(len) => (Codec::Lz4, &self.packing[..len]),
+                None => (Codec::Raw, block),
+            };
+            let (len, crc) = (stored.len(), crc(stored));
+            packed[at..at + len].copy_from_slice(stored);
+            blocks.push(Stored { offset: at as u32, len: len as u32, codec, crc });
+            at += len;
+        }
+        packed.truncate(at);
+        Some(Arc::new(Payload::new(packed, blocks)))
+    }
+
+    /// Makes a range of bytes zeros, which lies in one span.
+    pub fn zero(&mut self, at: u64, len: u64, token: u32, durable: bool) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        let size = self.block_bytes() as u64;
+        debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
+        let (first, end) = (at / size, (at + len) / size);
+        if !self.pool.admit() {
+            return Outcome::Full;
+        }
+        let body = Body::Zero((end - first) as u32);
+        let reply = self.reply(token);
+        let begun = self.begin(first, end, What::Zero, body, &[None, None], reply, durable);
+        debug_assert!(begun, "there is nothing that could have changed");
+        Outcome::Taken
+    }
+
+    /// Puts blocks among those on their way, and their record into the committer's mailbox, in one
+    /// order; unless an edge has changed since it was read.
+    #[expect(clippy::too_many_arguments, reason = "one place, called by two")]
+    fn begin(
+        &mut self,
+        first: u64,
+        end: u64,
+        what: What,
+        body: Body,
+        edges: &[Option<(u64, Found)>; 2],
+        reply: Option<Return>,
+        durable: bool,
+    ) -> bool {
+        let (number, from) = Map::place(first);
+        let to = from + (end - first) as u32;
+        let mail = self.pool.mail();
+        let volume = Arc::clone(&self.volume);
+        let begun = self.volume.map.with(number, |span| {
+            let is_same =
+                |(block, found): &(u64, Found)| span.find(Map::place(*block).1).is_same(found);
+            if !edges.iter().flatten().all(is_same) {
+                return false;
+            }
+            let serial = span.begin(from, to, what);
+            let record = Record { body, volume: Some(volume), first, serial, durable, reply };
+            mail.post([record].into_iter());
+            true
+        });
+        if begun {
+            self.out += 1;
+            mail.bell().ring();
+        }
+        begun
+    }
+
+    /// Makes everything durable that was answered before.
+    pub fn flush(&mut self, token: u32) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        if !self.pool.admit() {
+            return Outcome::Full;
+        }
+        self.pool.send(Record::of(Body::Flush, self.reply(token)));
+        self.out += 1;
+        Outcome::Taken
+    }
+}
+
+/// Waits for what is still in the committer's mailbox, whose places somebody else may have then.
+impl<D: Directory> Drop for Door<D> {
+    fn drop(&mut self) {
+        while self.out > 0 && self.pool.is_running() {
+            if self.take().is_none() {
+                self.replies.mailbox().bell().sleep(LAST_LOOK, || self.replies.is_any());
+            }
+        }
+    }
+}
+
+impl<D: Directory> fmt::Debug for Door<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.volume.traits.name;
+        f.debug_struct("Door").field("volume", name).field("out", &self.out).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,148 @@
+//! Why a volume could not be opened, or something asked of it not be done.
+
+use std::io;
+use std::path::PathBuf;
+
+use blockyard_core::DeviceError;
+
+/// Why a volume refused something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeError {
+    /// A parameter does not fit.
+    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    Invalid {
+        /// The parameter.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+    /// Another process has the pool.
+    #[error("path: `{}` is in use by another process; wanted a pool of its own", path.display())]
+    InUse {
+        /// The pool's directory.
+        path: PathBuf,
+    },
+    /// The system refused something.
+    #[error("path: {doing}: {source}")]
+    Io {
+        /// What was being done, with what.
+        doing: String,
+        /// Why it was refused.
+        source: io::Error,
+    },
+    /// What is there is not a pool that this program can open.
+    #[error("path: {0}")]
+    Format(#[from] FormatError),
+    /// There is no volume of this name.
+    #[error("`{name}` is no volume of this pool")]
+    NoSuchVolume {
+        /// The name.
+        name: String,
+    },
+    /// There is one already.
+    #[error("`{name}` exists already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// The volume is open, or something depends on it.
+    #[error("`{name}` is {why}")]
+    Busy {
+        /// The name.
+        name: String,
+        /// What holds it.
+        why: String,
+    },
+    /// No space.
+    #[error("the pool has no space left; remove volumes or snapshots, or make room at `path`")]
+    NoSpace,
+    /// A write or a sync has failed, so nothing more is written until the pool is opened again.
+    #[error("the pool is read-only since a write or a sync failed; open it again")]
+    Poisoned,
+}
+
+impl VolumeError {
+    /// Makes an I/O error tell what was being done.
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
+        let doing = doing.into();
+        move |source| VolumeError::Io { doing, source }
+    }
+
+    /// The parameter that is to blame, as far as one is.
+    pub fn field(&self) -> &'static str {
+        match self {
+            VolumeError::Invalid { field, .. } => field,
+            _ => "path",
+        }
+    }
+}
+
+impl From<VolumeError> for DeviceError {
+    fn from(error: VolumeError) -> DeviceError {
+        match error {
+            VolumeError::Invalid { field, value, wanted } => {
+                DeviceError::Invalid { field, value, wanted }
+            }
+            VolumeError::Io { source, .. } => DeviceError::Os {
+                what: "opening a volume",
+                errno: source.raw_os_error().unwrap_or(5), // EIO
+            },
+            _ => DeviceError::Gone,
+        }
+    }
+}
+
+/// What is wrong with bytes that were read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// They do not begin as they should.
+    #[error("`{what}` does not begin with the mark of one")]
+    Magic {
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// The checksum does not fit.
+    #[error("`{what}` is damaged: its checksum is {found:#018x}, not {want:#018x}")]
+    Checksum {
+        /// What was looked for.
+        what: &'static str,
+        /// The checksum of what is there.
+        found: u64,
+        /// The one that was noted.
+        want: u64,
+    },
+    /// A newer program made this.
+    #[error("`{what}` is of version {found}; this program knows version {known}")]
+    Version {
+        /// What was read.
+        what: &'static str,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// A field has an impossible value.
+    #[error("`{what}` has {field} = {value}; wanted {want}")]
+    Field {
+        /// What was read.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What would be possible.
+        want: &'static str,
+    },
+    /// It ends too early.
+    #[error("`{what}` ends after {len} bytes")]
+    Short {
+        /// What was read.
+        what: &'static str,
+        /// Its length.
+        len: u64,
+    },
+}

@@ -1,0 +1,24 @@
+//! What is on disk: bytes to values and back, nothing else. docs/format.md is its description.
+
+pub mod catalogue;
+pub mod entry;
+pub mod group;
+pub mod superblock;
+
+/// The version of the format that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// Length of a page of the map, in bytes.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Entries of a page of the map.
+pub const FAN: usize = 256;
+
+/// Blocks below one node of the map: 256 leaves of 256 blocks.
+pub const NODE_BLOCKS: u64 = (FAN * FAN) as u64;
+
+/// Longest block, in bytes.
+pub const BLOCK_BYTES_MAX: u32 = 64 << 10;
+
+/// Smallest unit that anything on disk is a multiple of, in bytes.
+pub const UNIT: u64 = 512;

@@ -1,0 +1,299 @@
+//! The catalogue: the volumes and snapshots of a pool, each with its map. Part of every checkpoint;
+//! changes between two checkpoints are in the log, in one order with the writes.
+
+use super::entry::{ENTRY_BYTES, Entry};
+use super::{BLOCK_BYTES_MAX, NODE_BLOCKS};
+use crate::bytes::Reader;
+use crate::error::FormatError;
+
+const WHAT: &str = "catalogue";
+const MAGIC: [u8; 8] = *b"BLKYCAT\n";
+
+/// Longest name, in bytes.
+pub const NAME_MAX: usize = 200;
+
+/// Most volumes and snapshots.
+pub const VOLUMES_MAX: usize = 1 << 20;
+
+/// Most blocks of a volume.
+pub const BLOCKS_MAX: u64 = 1 << 40;
+
+/// What is known of a volume or snapshot beside its map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// Its number, never used again.
+    pub id: u32,
+    /// Its name; a snapshot's has a `@`.
+    pub name: String,
+    /// Whether it never changes.
+    pub is_snapshot: bool,
+    /// What it was made from; 0: from nothing.
+    pub origin: u32,
+    /// Length of a block in bytes.
+    pub block_bytes: u32,
+    /// How many blocks it has.
+    pub blocks: u64,
+}
+
+impl Traits {
+    /// How many nodes its map has at most.
+    pub fn node_count(&self) -> usize {
+        self.blocks.div_ceil(NODE_BLOCKS) as usize
+    }
+
+    /// Appends it.
+    pub fn print(&self, out: &mut Vec<u8>) {
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.origin.to_le_bytes());
+        out.extend(self.block_bytes.to_le_bytes());
+        out.extend(self.blocks.to_le_bytes());
+        out.push(u8::from(self.is_snapshot));
+        out.push(self.name.len() as u8);
+        out.extend(self.name.as_bytes());
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If it is cut short, or impossible.
+    pub fn parse(reader: &mut Reader<'_>) -> Result<Traits, FormatError> {
+        let traits = Traits::take(reader).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
+        let impossible = |field, value, want| FormatError::Field { what: WHAT, field, value, want };
+        let Traits { block_bytes, blocks, .. } = traits;
+        if !block_bytes.is_power_of_two() || !(512..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+            return Err(impossible("block_bytes", block_bytes.into(), "512 to 64k"));
+        }
+        if !(1..=BLOCKS_MAX).contains(&blocks) {
+            return Err(impossible("blocks", blocks, "1 to 2^40"));
+        }
+        if traits.id == 0 {
+            return Err(impossible("id", 0, "at least 1"));
+        }
+        Ok(traits)
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<Traits> {
+        let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let (blocks, is_snapshot) = (reader.u64()?, reader.u8()? == 1);
+        let len = reader.u8()? as usize;
+        let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
+        Some(Traits { id, name, is_snapshot, origin, block_bytes, blocks })
+    }
+}
+
+/// Whether a name will do: letters, digits, `-`, `_`, `.` and, for a snapshot, one `@`.
+pub fn is_name(name: &str) -> bool {
+    let fits = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-'])
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
+    };
+    name.len() <= NAME_MAX && name.splitn(2, '@').all(fits)
+}
+
+/// A change of the catalogue, as the log has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A volume of zeros.
+    Create(Traits),
+    /// A volume or snapshot with the contents that its origin has at this moment.
+    Copy(Traits),
+    /// A volume or snapshot is no more.
+    Destroy {
+        /// Which.
+        id: u32,
+    },
+    /// A volume has the contents of a snapshot again.
+    Rollback {
+        /// The volume.
+        id: u32,
+        /// The snapshot.
+        to: u32,
+    },
+    /// A volume has another length.
+    Resize {
+        /// Which.
+        id: u32,
+        /// Its length in blocks.
+        blocks: u64,
+    },
+}
+
+impl Change {
+    /// Its bytes.
+    pub fn print(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Change::Create(traits) => {
+                out.push(1);
+                traits.print(&mut out);
+            }
+            Change::Copy(traits) => {
+                out.push(2);
+                traits.print(&mut out);
+            }
+            Change::Destroy { id } => {
+                out.push(3);
+                out.extend(id.to_le_bytes());
+            }
+            Change::Rollback { id, to } => {
+                out.push(4);
+                out.extend(id.to_le_bytes());
+                out.extend(to.to_le_bytes());
+            }
+            Change::Resize { id, blocks } => {
+                out.push(5);
+                out.extend(id.to_le_bytes());
+                out.extend(blocks.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If it is cut short, or impossible.
+    pub fn parse(bytes: &[u8]) -> Result<Change, FormatError> {
+        let mut reader = Reader::new(bytes);
+        let short =
+            || FormatError::Short { what: "change of the catalogue", len: bytes.len() as u64 };
+        match reader.u8().ok_or_else(short)? {
+            1 => Ok(Change::Create(Traits::parse(&mut reader)?)),
+            2 => Ok(Change::Copy(Traits::parse(&mut reader)?)),
+            3 => Ok(Change::Destroy { id: reader.u32().ok_or_else(short)? }),
+            4 => {
+                let (id, to) = (reader.u32(), reader.u32());
+                Ok(Change::Rollback { id: id.ok_or_else(short)?, to: to.ok_or_else(short)? })
+            }
+            5 => {
+                let (id, blocks) = (reader.u32(), reader.u64());
+                let blocks = blocks.ok_or_else(short)?;
+                if !(1..=BLOCKS_MAX).contains(&blocks) {
+                    let (what, field, want) = ("change of the catalogue", "blocks", "1 to 2^40");
+                    return Err(FormatError::Field { what, field, value: blocks, want });
+                }
+                Ok(Change::Resize { id: id.ok_or_else(short)?, blocks })
+            }
+            other => Err(FormatError::Field {
+                what: "change of the catalogue",
+                field: "kind",
+                value: other.into(),
+                want: "1 to 5",
+            }),
+        }
+    }
+}
+
+/// A volume or snapshot and where the nodes of its map are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What it is.
+    pub traits: Traits,
+    /// Its nodes; as many as it can have.
+    pub nodes: Vec<Entry>,
+}
+
+/// Writes a catalogue.
+pub fn print(next_id: u32, volumes: &[Listed]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend(next_id.to_le_bytes());
+    out.extend((volumes.len() as u32).to_le_bytes());
+    for Listed { traits, nodes } in volumes {
+        traits.print(&mut out);
+        for node in nodes {
+            let mut bytes = [0; ENTRY_BYTES];
+            node.print(&mut bytes);
+            out.extend(bytes);
+        }
+    }
+    out
+}
+
+/// Reads a catalogue: the next number to give away, and what there is.
+///
+/// # Errors
+/// If it is cut short, or impossible.
+pub fn parse(bytes: &[u8]) -> Result<(u32, Vec<Listed>), FormatError> {
+    let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
+    let mut reader = Reader::new(bytes);
+    if reader.take(8).ok_or_else(short)? != MAGIC {
+        return Err(FormatError::Magic { what: WHAT });
+    }
+    let next_id = reader.u32().ok_or_else(short)?;
+    let count = reader.u32().ok_or_else(short)?;
+    if count as usize > VOLUMES_MAX {
+        let value = u64::from(count);
+        return Err(FormatError::Field { what: WHAT, field: "count", value, want: "2^20 at most" });
+    }
+    let mut volumes = Vec::new();
+    for _ in 0..count {
+        let traits = Traits::parse(&mut reader)?;
+        let count = traits.node_count();
+        // What is there bounds what is asked for.
+        if reader.left() / ENTRY_BYTES < count {
+            return Err(short());
+        }
+        let mut nodes = Vec::with_capacity(count);
+        for _ in 0..count {
+            let entry = Entry::parse(reader.take(ENTRY_BYTES).ok_or_else(short)?);
+            nodes.push(entry.ok_or(FormatError::Field {
+                what: WHAT,
+                field: "node",
+                value: traits.id.into(),
+                want: "a place on disk",
+            })?);
+        }
+        volumes.push(Listed { traits, nodes });
+    }
+    Ok((next_id, volumes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::entry::Codec;
+
+    fn traits(id: u32, name: &str) -> Traits {
+        Traits {
+            id,
+            name: name.to_owned(),
+            is_snapshot: name.contains('@'),
+            origin: 0,
+            block_bytes: 4096,
+            blocks: 70_000,
+        }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        let nodes = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
+        let volumes = ["v0", "v0@monday"]
+            .map(|name| Listed { traits: traits(4, name), nodes: nodes.clone() });
+        let bytes = print(9, &volumes);
+        assert_eq!(parse(&bytes), Ok((9, volumes.to_vec())));
+        for len in 0..bytes.len() {
+            assert!(parse(&bytes[..len]).is_err(), "{len}");
+        }
+        for change in [
+            Change::Create(traits(1, "a")),
+            Change::Copy(traits(2, "a@b")),
+            Change::Destroy { id: 3 },
+            Change::Rollback { id: 1, to: 2 },
+            Change::Resize { id: 1, blocks: 5 },
+        ] {
+            assert_eq!(Change::parse(&change.print()), Ok(change));
+        }
+        assert!(Change::parse(&[]).is_err() && Change::parse(&[9]).is_err());
+    }
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for name in ["v0", "a-b_c.d", "v0@2026-11-21", "x:y"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "@", "v0@", "@x", "a/b", ".hidden", "a b", "a@b@c", &"x".repeat(201)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A group: what the log is made of. One head, which names every block behind it, and the blocks.
+//!
+//! ```text
+//! ┌ head: number, epoch, chain, one descriptor for each block ┬ block ┬ block ┬ ... ┐
+//! └ padded to the alignment ──────────────────────────────────┴ each padded too ────┘
+//! ```
+//!
+//! A group counts as a whole or not at all: its head has a checksum, and each descriptor that of
+//! its block. It follows the group whose head has the checksum that it names as `chain`.
+
+use super::superblock::SEGMENT_NONE;
+use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use crate::format::entry::{Codec, STORED_MAX};
+
+const MAGIC: [u8; 8] = *b"BLKYGRP\n";
+
+/// Length of a head without descriptors.
+pub const HEAD_BYTES: usize = 96;
+
+/// Length of a descriptor.
+pub const DESCRIPTOR_BYTES: usize = 32;
+
+/// Most descriptors of a group: a head is read in one piece.
+pub const DESCRIPTORS_MAX: usize = 8192;
+
+/// What a group begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The first bytes of the pool's identity, so that what another pool left is not taken.
+    pub pool: u64,
+    /// The opening of the pool in which it was written.
+    pub epoch: u64,
+    /// Its number; groups are counted without a gap.
+    pub number: u64,
+    /// The checksum of the head of the group before.
+    pub chain: u64,
+    /// Groups up to this number were durable when it was written.
+    pub durable: u64,
+    /// The segment at whose beginning the log goes on, where it does not right behind this group.
+    pub next: u32,
+    /// Number of descriptors.
+    pub count: u32,
+    /// Length of the head with its padding.
+    pub head_bytes: u32,
+    /// Length of what follows.
+    pub payload_bytes: u32,
+}
+
+/// What is done by a part of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A block has new contents, which follow the head.
+    Data = 1,
+    /// Blocks are zeros.
+    Zero = 2,
+    /// The catalogue changes; how, follows the head.
+    Catalogue = 3,
+}
+
+impl Kind {
+    fn from_number(number: u8) -> Option<Kind> {
+        [Kind::Data, Kind::Zero, Kind::Catalogue].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// One part of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// What is done.
+    pub kind: Kind,
+    /// How the stored bytes are compressed.
+    pub codec: Codec,
+    /// To which volume.
+    pub volume: u32,
+    /// To which block, or from which on.
+    pub block: u64,
+    /// Length of the stored bytes without padding; of zeros, the number of blocks.
+    pub len: u32,
+    /// Checksum of the stored bytes with their padding.
+    pub crc: u64,
+}
+
+impl Descriptor {
+    /// How many bytes of the payload are its own.
+    pub fn payload_bytes(&self, align: u32) -> u32 {
+        match self.kind {
+            Kind::Zero => 0,
+            Kind::Data | Kind::Catalogue => self.len.next_multiple_of(align),
+        }
+    }
+
+    fn print(&self, into: &mut [u8]) {
+        into[0] = self.kind as u8;
+        into[1] = self.codec as u8;
+        put_u32(into, 4, self.volume);
+        put_u64(into, 8, self.block);
+        put_u32(into, 16, self.len);
+        put_u64(into, 24, self.crc);
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Descriptor> {
+        let descriptor = Descriptor {
+            kind: Kind::from_number(bytes[0])?,
+            codec: Codec::from_number(bytes[1])?,
+            volume: u32_at(bytes, 4),
+            block: u64_at(bytes, 8),
+            len: u32_at(bytes, 16),
+            crc: u64_at(bytes, 24),
+        };
+        let stored = descriptor.kind == Kind::Data;
+        let len_fits = descriptor.len > 0 && (!stored || descriptor.len <= STORED_MAX);
+        let spare = [bytes[2], bytes[3], bytes[20], bytes[21], bytes[22], bytes[23]];
+        (len_fits && spare == [0; 6]).then_some(descriptor)
+    }
+}
+
+/// Length of the head of a group with so many descriptors.
+pub fn head_bytes(count: usize, align: u32) -> u32 {
+    ((HEAD_BYTES + count * DESCRIPTOR_BYTES) as u32).next_multiple_of(align)
+}
+
+/// Writes a head, whose length and count are those of the descriptors; answers its checksum.
+///
+/// # Panics
+/// If there is no room for it.
+pub fn print(head: &Head, descriptors: &[Descriptor], bytes: &mut [u8]) -> u64 {
+    let len = head.head_bytes as usize;
+    let bytes = &mut bytes[..len];
+    bytes.fill(0);
+    bytes[..8].copy_from_slice(&MAGIC);
+    put_u64(bytes, 16, head.pool);
+    put_u64(bytes, 24, head.epoch);
+    put_u64(bytes, 32, head.number);
+    put_u64(bytes, 40, head.chain);
+    put_u64(bytes, 48, head.durable);
+    put_u32(bytes, 56, head.next);
+    put_u32(bytes, 60, head.count);
+    put_u32(bytes, 64, head.head_bytes);
+    put_u32(bytes, 68, head.payload_bytes);
+    for (index, descriptor) in descriptors.iter().enumerate() {
+        descriptor.print(&mut bytes[HEAD_BYTES + index * DESCRIPTOR_BYTES..][..DESCRIPTOR_BYTES]);
+    }
+    let crc = crc(&bytes[16..]);
+    put_u64(bytes, 8, crc);
+    crc
+}
+
+/// How long a head says that it is, if these bytes begin with one: for reading all of it.
+pub fn head_len(bytes: &[u8], align: u32) -> Option<usize> {
+    if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
+        return None;
+    }
+    let count = u32_at(bytes, 60) as usize;
+    let len = u32_at(bytes, 64);
+    (count <= DESCRIPTORS_MAX && len == head_bytes(count, align)).then_some(len as usize)
+}
+
+/// Reads a head, all of which is there: with its checksum and its descriptors. `None` if it is
+/// none, or damaged; the end of a log looks like that.
+pub fn parse(bytes: &[u8], align: u32) -> Option<(Head, u64, Vec<Descriptor>)> {
+    let len = head_len(bytes, align)?;
+    let bytes = bytes.get(..len)?;
+    let want = u64_at(bytes, 8);
+    if crc(&bytes[16..]) != want {
+        return None;
+    }
+    let head = Head {
+        pool: u64_at(bytes, 16),
+        epoch: u64_at(bytes, 24),
+        number: u64_at(bytes, 32),
+        chain: u64_at(bytes, 40),
+        durable: u64_at(bytes, 48),
+        next: u32_at(bytes, 56),
+        count: u32_at(bytes, 60),
+        head_bytes: u32_at(bytes, 64),
+        payload_bytes: u32_at(bytes, 68),
+    };
+    let parts = bytes[HEAD_BYTES..].chunks_exact(DESCRIPTOR_BYTES).take(head.count as usize);
+    let descriptors: Vec<Descriptor> = parts.map(Descriptor::parse).collect::<Option<_>>()?;
+    let payload: u64 = descriptors.iter().map(|it| u64::from(it.payload_bytes(align))).sum();
+    (payload == u64::from(head.payload_bytes)).then_some((head, want, descriptors))
+}
+
+/// Whether a segment is named.
+pub fn names_segment(next: u32) -> bool {
+    next != SEGMENT_NONE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(block: u64) -> Descriptor {
+        let (kind, codec) = (Kind::Data, Codec::Lz4);
+        Descriptor { kind, codec, volume: 3, block, len: 700, crc: block * 7 }
+    }
+
+    fn printed(count: u64) -> (Head, Vec<Descriptor>, Vec<u8>) {
+        let descriptors: Vec<_> = (0..count).map(descriptor).collect();
+        let head = Head {
+            pool: 1,
+            epoch: 2,
+            number: 3,
+            chain: 4,
+            durable: 2,
+            next: SEGMENT_NONE,
+            count: count as u32,
+            head_bytes: head_bytes(count as usize, 512),
+            payload_bytes: count as u32 * 1024,
+        };
+        let mut bytes = vec![0xff; 1024];
+        print(&head, &descriptors, &mut bytes);
+        (head, descriptors, bytes)
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        for count in [0, 1, 13, 14, 20] {
+            let (head, descriptors, bytes) = printed(count);
+            let (read, _, parts) = parse(&bytes, 512).unwrap();
+            assert_eq!((read, parts), (head, descriptors), "{count}");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let (head, _, bytes) = printed(2);
+        for bit in 0..head.head_bytes as usize * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(parse(&flipped, 512).is_none(), "bit {bit}");
+        }
+        assert!(parse(&bytes[..100], 512).is_none(), "cut short");
+        assert!(parse(&[], 512).is_none());
+    }
+}

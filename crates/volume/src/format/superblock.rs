@@ -1,0 +1,238 @@
+//! The superblock: which pool this is, how it is divided, and where the newest checkpoint and the
+//! log behind it are. There are two slots, written in turn, so that one is whole whenever the power
+//! is cut.
+
+use super::VERSION;
+use super::entry::{ENTRY_BYTES, Entry};
+use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use crate::error::FormatError;
+
+/// Its file.
+pub const FILE: &str = "superblock";
+
+/// Length of a slot, of which the first [`BYTES`] bytes count.
+pub const SLOT_BYTES: usize = 4096;
+
+/// What is checksummed.
+pub const BYTES: usize = 512;
+
+/// Slots.
+pub const SLOTS: u64 = 2;
+
+const WHAT: &str = "superblock";
+const MAGIC: [u8; 8] = *b"BLKYVOL\n";
+/// Where the last field ends; what follows is zero.
+const END: usize = 168;
+
+/// No segment.
+pub const SEGMENT_NONE: u32 = u32::MAX;
+
+/// Where the log is to be read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPlace {
+    /// The segment in which the next group is, if it is not in `next`.
+    pub segment: u32,
+    /// Where in it, in bytes.
+    pub offset: u32,
+    /// The segment at whose beginning the next group is, if it is not there.
+    pub next: u32,
+    /// The next group's number.
+    pub number: u64,
+    /// The checksum of the head of the group before it.
+    pub chain: u64,
+}
+
+/// A superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Drawn by chance when the pool was made.
+    pub id: [u8; 16],
+    /// What everything on disk is a multiple of, in bytes: 512 to 4096.
+    pub align: u32,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u32,
+    /// Counts the superblocks that were written; its parity is the slot.
+    pub sequence: u64,
+    /// Counts openings of the pool.
+    pub epoch: u64,
+    /// Where the log is to be read from.
+    pub log: LogPlace,
+    /// The catalogue of the checkpoint before it: its first piece, and how long all of it is.
+    pub catalogue: Entry,
+    /// Length of the catalogue in bytes.
+    pub catalogue_bytes: u64,
+    /// The checksum of the catalogue.
+    pub catalogue_crc: u64,
+}
+
+impl Superblock {
+    /// The slot that it is written to, in bytes from the file's beginning.
+    pub fn slot(&self) -> u64 {
+        self.sequence % SLOTS * SLOT_BYTES as u64
+    }
+
+    /// Writes it.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub fn print(&self, bytes: &mut [u8]) {
+        bytes.fill(0);
+        bytes[..8].copy_from_slice(&MAGIC);
+        put_u32(bytes, 16, VERSION);
+        put_u32(bytes, 20, self.align);
+        bytes[24..40].copy_from_slice(&self.id);
+        put_u32(bytes, 40, self.segment_bytes);
+        put_u64(bytes, 48, self.sequence);
+        put_u64(bytes, 56, self.epoch);
+        put_u32(bytes, 64, self.log.segment);
+        put_u32(bytes, 68, self.log.offset);
+        put_u32(bytes, 72, self.log.next);
+        put_u64(bytes, 80, self.log.number);
+        put_u64(bytes, 88, self.log.chain);
+        self.catalogue.print(&mut bytes[96..96 + ENTRY_BYTES]);
+        put_u64(bytes, 112, self.catalogue_bytes);
+        put_u64(bytes, 120, self.catalogue_crc);
+        let crc = crc(&bytes[16..BYTES]);
+        put_u64(bytes, 8, crc);
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If the bytes are not those of a superblock that this program knows.
+    pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        if bytes.len() < BYTES {
+            return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
+        }
+        if bytes[..8] != MAGIC {
+            return Err(FormatError::Magic { what: WHAT });
+        }
+        let (found, want) = (crc(&bytes[16..BYTES]), u64_at(bytes, 8));
+        if found != want {
+            return Err(FormatError::Checksum { what: WHAT, found, want });
+        }
+        let version = u32_at(bytes, 16);
+        if version != VERSION {
+            return Err(FormatError::Version { what: WHAT, found: version, known: VERSION });
+        }
+        let impossible =
+            |field, value: u64, want| FormatError::Field { what: WHAT, field, value, want };
+        let superblock = Superblock {
+            id: bytes[24..40].try_into().expect("sixteen bytes are sixteen bytes"),
+            align: u32_at(bytes, 20),
+            segment_bytes: u32_at(bytes, 40),
+            sequence: u64_at(bytes, 48),
+            epoch: u64_at(bytes, 56),
+            log: LogPlace {
+                segment: u32_at(bytes, 64),
+                offset: u32_at(bytes, 68),
+                next: u32_at(bytes, 72),
+                number: u64_at(bytes, 80),
+                chain: u64_at(bytes, 88),
+            },
+            catalogue: Entry::parse(&bytes[96..96 + ENTRY_BYTES])
+                .ok_or_else(|| impossible("catalogue", u64_at(bytes, 96), "a place on disk"))?,
+            catalogue_bytes: u64_at(bytes, 112),
+            catalogue_crc: u64_at(bytes, 120),
+        };
+        let Superblock { align, segment_bytes, log, .. } = superblock;
+        if !align.is_power_of_two() || !(512..=4096).contains(&align) {
+            return Err(impossible("align", align.into(), "512, 1024, 2048 or 4096"));
+        }
+        if !segment_bytes.is_multiple_of(4096) || !(1 << 13..=1 << 30).contains(&segment_bytes) {
+            return Err(impossible("segment_bytes", segment_bytes.into(), "8k to 1G"));
+        }
+        if log.offset > segment_bytes || !log.offset.is_multiple_of(align) {
+            return Err(impossible("log.offset", log.offset.into(), "a place in a segment"));
+        }
+        match bytes[END..BYTES].iter().find(|byte| **byte != 0) {
+            None => Ok(superblock),
+            Some(byte) => Err(impossible("a reserved byte", u64::from(*byte), "0")),
+        }
+    }
+
+    /// The newest of the slots that can be read.
+    ///
+    /// # Errors
+    /// If there is none: what is wrong with the first of them, or, where one of them is of a newer
+    /// version, that.
+    pub fn newest(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        let slots: Vec<_> =
+            bytes.chunks(SLOT_BYTES).take(SLOTS as usize).map(Superblock::parse).collect();
+        let version = |slot: &&Result<Superblock, FormatError>| {
+            matches!(slot, Err(FormatError::Version { .. }))
+        };
+        if let Some(Err(error)) = slots.iter().find(version) {
+            return Err(error.clone());
+        }
+        let newest = slots.iter().flatten().max_by_key(|slot| slot.sequence).copied();
+        match (newest, slots.into_iter().next()) {
+            (Some(newest), _) => Ok(newest),
+            (None, Some(Err(error))) => Err(error),
+            (None, _) => Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::entry::Codec;
+
+    fn superblock(sequence: u64) -> Superblock {
+        Superblock {
+            id: *b"0123456789abcdef",
+            align: 4096,
+            segment_bytes: 32 << 20,
+            sequence,
+            epoch: 3,
+            log: LogPlace { segment: 1, offset: 8192, next: 2, number: 77, chain: 5 },
+            catalogue: Entry::new(4096, 4096, Codec::Raw, 9),
+            catalogue_bytes: 100,
+            catalogue_crc: 7,
+        }
+    }
+
+    fn printed(sequence: u64) -> Vec<u8> {
+        let mut bytes = vec![0; SLOT_BYTES];
+        superblock(sequence).print(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        assert_eq!(Superblock::parse(&printed(6)), Ok(superblock(6)));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let bytes = printed(6);
+        for bit in 0..BYTES * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::parse(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_newer_of_two_counts_and_one_is_enough() {
+        let both = [printed(6), printed(7)].concat();
+        assert_eq!(Superblock::newest(&both).map(|it| it.sequence), Ok(7));
+        let mut torn = both.clone();
+        torn[SLOT_BYTES + 100] ^= 1;
+        assert_eq!(Superblock::newest(&torn).map(|it| it.sequence), Ok(6));
+        torn[100] ^= 1;
+        assert!(matches!(Superblock::newest(&torn), Err(FormatError::Checksum { .. })));
+        assert!(Superblock::newest(&[]).is_err());
+    }
+
+    #[test]
+    fn a_newer_version_is_refused_by_name() {
+        let mut bytes = [printed(6), printed(7)].concat();
+        put_u32(&mut bytes, 16, VERSION + 1);
+        let crc = crc(&bytes[16..BYTES]);
+        put_u64(&mut bytes, 8, crc);
+        let text = Superblock::newest(&bytes).unwrap_err().to_string();
+        assert_eq!(text, "`superblock` is of version 2; this program knows version 1");
+    }
+}

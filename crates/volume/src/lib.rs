@@ -1,0 +1,37 @@
+//! Durable volumes: the job of a zvol in user space. Thin, checksummed, written to a log that makes
+//! many sync writes durable at once.
+//!
+//! ```text
+//! queue ─ checksum, compress ▸ record ─ mailbox ▸ committer ─ one vectored write, one sync ▸ files
+//! queue ◂─ mailbox ◂─ map: the blocks are there now ◂───────────────────────────────────────┘
+//! ```
+//!
+//! The log is the data: a block stays where its record was written, and the map says where that is.
+//! docs/format.md has the bytes, docs/volume.md the promises.
+
+pub mod buffer;
+pub mod bytes;
+pub mod checkpoint;
+mod codec;
+pub mod committer;
+pub mod config;
+pub mod device;
+pub mod door;
+pub mod error;
+pub mod format;
+mod log;
+pub mod map;
+mod pieces;
+pub mod pool;
+pub mod queue;
+pub mod record;
+pub mod recovery;
+pub mod running;
+pub mod segments;
+pub mod store;
+
+pub use config::{Compression, SyncMode, VolumeConfig};
+pub use device::Volume;
+pub use error::{FormatError, VolumeError};
+pub use pool::{Options, Pool};
+pub use queue::VolumeQueue;

@@ -1,0 +1,139 @@
+//! Blocks that are on their way into the log: ranges, each with the number of its write, that do
+//! not overlap. What is written later takes the place of what was there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::record::Payload;
+
+/// What a range becomes.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// What was written, from its block `index` on.
+    Data {
+        /// The write.
+        payload: Arc<Payload>,
+        /// Where in it the range begins, in blocks.
+        index: u32,
+    },
+    /// Zeros.
+    Zero,
+}
+
+impl What {
+    /// The same, so many blocks further on.
+    fn from(&self, blocks: u32) -> What {
+        match self {
+            What::Data { payload, index } => {
+                What::Data { payload: Arc::clone(payload), index: index + blocks }
+            }
+            What::Zero => What::Zero,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Range {
+    end: u32,
+    serial: u64,
+    what: What,
+}
+
+/// The ranges, by their first block.
+#[derive(Clone, Debug, Default)]
+pub struct Pending(BTreeMap<u32, Range>);
+
+impl Pending {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a block becomes, and the number of that write.
+    pub fn at(&self, block: u32) -> Option<(u64, What)> {
+        let (first, range) = self.0.range(..=block).next_back()?;
+        (block < range.end).then(|| (range.serial, range.what.from(block - first)))
+    }
+
+    /// Puts a range in.
+    pub fn insert(&mut self, first: u32, end: u32, serial: u64, what: What) {
+        self.remove(first, end);
+        self.0.insert(first, Range { end, serial, what });
+    }
+
+    /// Takes out what lies in a range, whatever it is.
+    fn remove(&mut self, first: u32, end: u32) {
+        // The one that begins before it may reach into it, or beyond it.
+        if let Some((&at, range)) = self.0.range_mut(..first).next_back()
+            && range.end > first
+        {
+            let behind = (range.end > end).then(|| Range {
+                end: range.end,
+                serial: range.serial,
+                what: range.what.from(end - at),
+            });
+            range.end = first;
+            if let Some(behind) = behind {
+                self.0.insert(end, behind);
+            }
+        }
+        while let Some((&at, _)) = self.0.range(first..end).next() {
+            let range = self.0.remove(&at).expect("it has just been found");
+            if range.end > end {
+                let what = range.what.from(end - at);
+                self.0.insert(end, Range { end: range.end, serial: range.serial, what });
+            }
+        }
+    }
+
+    /// Takes out what is left of a write.
+    pub fn retire(&mut self, first: u32, end: u32, serial: u64) {
+        let mut from = first;
+        // Pieces of one write lie inside its range.
+        while from < end
+            && let Some((&at, range)) = self.0.range(from..end).next()
+        {
+            from = range.end;
+            if range.serial == serial {
+                self.0.remove(&at);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against a table with a cell for each block.
+    #[test]
+    fn ranges_are_what_a_table_says() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let mut pending = Pending::default();
+            let mut table = [0u64; 40];
+            let mut writes = Vec::new();
+            for serial in 1..60 {
+                let first = random.u32(0..40);
+                let end = random.u32(first + 1..=40);
+                if random.u8(..) < 100 && !writes.is_empty() {
+                    let (first, end, serial) = writes.swap_remove(random.usize(..writes.len()));
+                    pending.retire(first, end, serial);
+                    table.iter_mut().filter(|it| **it == serial).for_each(|it| *it = 0);
+                } else {
+                    pending.insert(first, end, serial, What::Zero);
+                    table[first as usize..end as usize].fill(serial);
+                    writes.push((first, end, serial));
+                }
+                for block in 0..40 {
+                    let found = pending.at(block).map_or(0, |(serial, _)| serial);
+                    assert_eq!(found, table[block as usize], "block {block}");
+                }
+            }
+            for (first, end, serial) in writes {
+                pending.retire(first, end, serial);
+            }
+            assert!(pending.is_empty());
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! A pool: segments, a log, and the volumes and snapshots whose blocks are there.
+//!
+//! All volumes of a pool share its log and its committer, so that a snapshot has a place among the
+//! writes, a clone shares the blocks of what it was made from, and groups are as large as can be.
+#![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use blockyard_core::Status;
+use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::published::{Published, Reader};
+use blockyard_sync::tag_budget::TagBudget;
+
+use crate::buffer::Memory;
+use crate::committer::Committer;
+use crate::error::VolumeError;
+use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
+use crate::format::superblock::Superblock;
+use crate::map::Map;
+use crate::record::{Body, Live, Record, Reply, Return};
+use crate::recovery;
+use crate::segments::{Counts, Segments};
+use crate::store::Directory;
+
+/// Records of the control plane at once.
+const OWN_RECORDS: u32 = 64;
+
+/// Longest sleep of the control plane before it looks again.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Bounds of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What everything on disk is a multiple of, in bytes; of a pool that is made.
+    pub align: u32,
+    /// Length of a segment in bytes; of a pool that is made.
+    pub segment_bytes: u32,
+    /// Most segments.
+    pub segments_max: usize,
+    /// Memory for what is on its way into the log, in bytes.
+    pub memory_bytes: u64,
+    /// A checkpoint is made after so many bytes of log.
+    pub checkpoint_bytes: u64,
+    /// A sync is made after so many bytes that nobody has asked to be durable.
+    pub sync_bytes: u64,
+    /// Most records in the committer's mailbox.
+    pub records_max: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            align: 4096,
+            segment_bytes: 32 << 20,
+            segments_max: 1 << 22,
+            memory_bytes: 64 << 20,
+            checkpoint_bytes: 256 << 20,
+            sync_bytes: 64 << 20,
+            records_max: 1 << 13,
+        }
+    }
+}
+
+/// The volumes and snapshots of a pool.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    /// The next number to give away.
+    pub next_id: u32,
+    /// What there is.
+    pub by_id: BTreeMap<u32, Arc<Live>>,
+}
+
+impl Volumes {
+    /// The one of a name.
+    pub fn find(&self, name: &str) -> Option<&Arc<Live>> {
+        self.by_id.values().find(|live| live.traits.name == name)
+    }
+
+    /// Completes a change and says whether it can be carried out.
+    ///
+    /// # Errors
+    /// How it ends otherwise.
+    pub fn check(&self, change: &mut Change) -> Result<(), Status> {
+        match change {
+            Change::Create(traits) | Change::Copy(traits) => {
+                if self.find(&traits.name).is_some() || self.by_id.len() >= VOLUMES_MAX {
+                    return Err(Status::Inval);
+                }
+                traits.id = self.next_id;
+            }
+            Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                // Somebody else has it open.
+                if Arc::strong_count(live) > 1 {
+                    return Err(Status::DevResource);
+                }
+            }
+        }
+        match change {
+            Change::Copy(traits) if !self.by_id.contains_key(&traits.origin) => Err(Status::Inval),
+            Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
+            _ => Ok(()),
+        }
+    }
+
+    /// Carries a change out; `None` if it is impossible, which one that was checked is not.
+    pub fn apply(&mut self, change: &Change) -> Option<()> {
+        match change {
+            Change::Create(traits) => self.put(traits, vec![None; traits.node_count()]),
+            Change::Copy(traits) => {
+                let mut nodes = self.by_id.get(&traits.origin)?.map.freeze();
+                nodes.resize(traits.node_count(), None);
+                self.put(traits, nodes)
+            }
+            Change::Destroy { id } => {
+                self.by_id.remove(id)?;
+            }
+            Change::Rollback { id, to } => {
+                let traits = self.by_id.get(id)?.traits.clone();
+                let source = self.by_id.get(to)?;
+                let mut nodes = source.map.freeze();
+                nodes.resize(traits.node_count(), None);
+                self.put(&traits, nodes);
+            }
+            Change::Resize { id, blocks } => {
+                let live = self.by_id.get(id)?;
+                let (old, mut traits) = (live.traits.blocks, live.traits.clone());
+                if *blocks < old {
+                    Map::each_span(*blocks, old - blocks, |span, from, to| {
+                        live.map.with(span, |span| span.clear(from, to));
+                    });
+                }
+                let mut nodes = live.map.freeze();
+                traits.blocks = *blocks;
+                nodes.resize(traits.node_count(), None);
+                self.put(&traits, nodes);
+            }
+        }
+        Some(())
+    }
+
+    fn put(&mut self, traits: &Traits, nodes: crate::map::Frozen) {
+        self.next_id = self.next_id.max(traits.id + 1);
+        let live = Live { traits: traits.clone(), map: Map::new(nodes) };
+        self.by_id.insert(traits.id, Arc::new(live));
+    }
+}
+
+/// A pool.
+pub struct Pool<D: Directory> {
+    options: Options,
+    segments: Segments<D>,
+    memory: Arc<Memory>,
+    mail: Arc<Mailbox<Record>>,
+    admitted: TagBudget,
+    poisoned: Arc<Published<bool>>,
+    tight: Arc<Published<bool>>,
+    running: Arc<Published<bool>>,
+    volumes: Mutex<Volumes>,
+    /// The one that was written last.
+    pub(crate) superblock: Mutex<Superblock>,
+}
+
+impl<D: Directory> Pool<D> {
+    /// Opens the pool of a directory, or makes one; its committer is the caller's to run.
+    ///
+    /// # Errors
+    /// If there is something that cannot be read, or that the system refuses to write.
+    pub fn open(
+        directory: D,
+        options: Options,
+    ) -> Result<(Arc<Pool<D>>, Committer<D>), VolumeError> {
+        let (recovered, segments) = recovery::open(directory, &options)?;
+        let mail: Owner<Record> = Mailbox::open(options.records_max as usize);
+        let superblock = recovered.superblock;
+        let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
+        let pool = Pool {
+            options: Options { align, segment_bytes, ..options },
+            segments,
+            memory: Memory::new(options.memory_bytes),
+            mail: Arc::clone(mail.mailbox()),
+            admitted: TagBudget::new(options.records_max - OWN_RECORDS),
+            poisoned: Arc::new(Published::new(false)),
+            tight: Arc::new(Published::new(false)),
+            running: Arc::new(Published::new(false)),
+            volumes: Mutex::new(recovered.volumes),
+            superblock: Mutex::new(superblock),
+        };
+        let pool = Arc::new(pool);
+        let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
+        Ok((pool, committer))
+    }
+
+    /// Its bounds.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// What everything on disk is a multiple of, in bytes.
+    pub fn align(&self) -> u32 {
+        self.options.align
+    }
+
+    /// Its segments.
+    pub fn segments(&self) -> &Segments<D> {
+        &self.segments
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The committer's mailbox.
+    pub(crate) fn mail(&self) -> &Mailbox<Record> {
+        &self.mail
+    }
+
+    /// Sends a record to the committer.
+    pub(crate) fn send(&self, record: Record) {
+        self.mail.post([record].into_iter());
+        self.mail.bell().ring();
+    }
+
+    /// Reserves a place in the committer's mailbox, if there is one.
+    #[inline]
+    pub(crate) fn admit(&self) -> bool {
+        self.admitted.take(1) == 1
+    }
+
+    /// Gives a place back.
+    #[inline]
+    pub(crate) fn dismiss(&self) {
+        self.admitted.give(1);
+    }
+
+    /// Whether nothing is written any more, because a write or a sync has failed.
+    pub fn poisoned(&self) -> Reader<bool> {
+        Reader::new(&self.poisoned)
+    }
+
+    /// See [`Pool::poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        *self.poisoned.get()
+    }
+
+    /// Nothing is written any more.
+    pub(crate) fn poison(&self, why: &str) {
+        if !self.is_poisoned() {
+            let title = self.segments.directory().title();
+            tracing::error!("{title}: {why}: read-only until it is opened again");
+            self.poisoned.update(|_| true);
+        }
+    }
+
+    /// Whether space is so short that nothing is answered before it is in the log.
+    pub(crate) fn tight(&self) -> Reader<bool> {
+        Reader::new(&self.tight)
+    }
+
+    /// Notes whether space is short.
+    pub(crate) fn set_tight(&self, tight: bool) {
+        if *self.tight.get() != tight {
+            self.tight.update(|_| tight);
+        }
+    }
+
+    /// Whether a thread of its own runs the committer.
+    pub fn is_running(&self) -> bool {
+        *self.running.get()
+    }
+
+    /// Notes whether a thread runs the committer.
+    pub(crate) fn set_running(&self, running: bool) {
+        self.running.update(|_| running);
+    }
+
+    /// The volumes and snapshots, under their lock.
+    pub(crate) fn volumes(&self) -> MutexGuard<'_, Volumes> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A volume or snapshot.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn find(&self, name: &str) -> Result<Arc<Live>, VolumeError> {
+        let found = self.volumes().find(name).cloned();
+        found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
+    }
+
+    /// What there is.
+    pub fn list(&self) -> Vec<Traits> {
+        self.volumes().by_id.values().map(|live| live.traits.clone()).collect()
+    }
+
+    /// How many segments there are of each kind.
+    pub fn counts(&self) -> Counts {
+        self.segments.counts()
+    }
+
+    /// Asks the committer for a change of the catalogue; the answer comes to the mailbox.
+    pub fn ask(&self, change: Change) -> Owner<Reply> {
+        self.ask_for(Body::Catalogue(change))
+    }
+
+    /// Asks the committer for something.
+    pub fn ask_for(&self, body: Body) -> Owner<Reply> {
+        let owner = Mailbox::open(1);
+        let reply = Return { to: Arc::clone(owner.mailbox()), token: 0 };
+        self.send(Record::of(body, Some(reply)));
+        owner
+    }
+
+    /// Waits for an answer of the committer, which another thread runs.
+    pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
+        loop {
+            match owner.take() {
+                Some(reply) => return reply.status,
+                None => owner.mailbox().bell().sleep(LOOK, || owner.is_any()),
+            }
+        }
+    }
+
+    /// Changes the catalogue, and waits until that is durable.
+    ///
+    /// # Errors
+    /// Why it was not.
+    pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
+        let name = || name.to_owned();
+        match self.wait(self.ask(change)) {
+            Status::Ok => Ok(()),
+            Status::NoSpc => Err(VolumeError::NoSpace),
+            Status::DevResource => {
+                Err(VolumeError::Busy { name: name(), why: "in use; close it first".to_owned() })
+            }
+            Status::Inval => Err(VolumeError::Exists { name: name() }),
+            _ => Err(VolumeError::Poisoned),
+        }
+    }
+}
+
+impl<D: Directory> fmt::Debug for Pool<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("segments", &self.segments).finish_non_exhaustive()
+    }
+}

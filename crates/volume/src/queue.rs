@@ -1,0 +1,262 @@
+//! What one channel holds of a volume: requests become reads on the spot, and records.
+//!
+//! A write that nobody wants to be durable is answered when it is in memory, in its place among the
+//! others; one with FUA, and a flush, when the committer says so.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::clock::Clock;
+use blockyard_core::{
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, SECTOR_SHIFT, Single, Started, Status, Work,
+};
+
+use crate::config::SyncMode;
+use crate::device::{DEPTH, Shared};
+use crate::door::{Door, Outcome};
+use crate::pieces::{Scatter, gather};
+use crate::store::RealDirectory;
+
+/// Records that a queue has in the committer's mailbox at most.
+pub(crate) const RECORDS: usize = 128;
+
+/// Records that a request may need: zeros in two spans, and a part of a block at each end.
+const RECORDS_EACH: usize = 4;
+
+/// No request waits for the answer.
+const NOBODY: u32 = u32::MAX;
+
+/// When to look for answers first, and at the latest.
+const LOOK_NS: (u64, u64) = (20_000, 1_000_000);
+
+/// Longest sleep: others ring, and this is a bound. Where there is no memory, nobody rings.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+const SLEEP_BLOCKED: Duration = Duration::from_micros(200);
+
+/// A request that waits for the committer.
+struct Waiting {
+    started: Option<Started>,
+    /// Records that were not answered.
+    left: u32,
+    status: Status,
+}
+
+/// See the module.
+pub struct VolumeQueue {
+    shared: Arc<Shared>,
+    door: Door<RealDirectory>,
+    waiting: Vec<Waiting>,
+    free: Vec<u32>,
+    /// What is left of the last request found no memory.
+    blocked: bool,
+    /// Since when the oldest waits, and when to look next.
+    since: Nanos,
+    look_at: Nanos,
+}
+
+impl VolumeQueue {
+    pub(crate) fn new(shared: Arc<Shared>, door: Door<RealDirectory>) -> VolumeQueue {
+        let empty = || Waiting { started: None, left: 0, status: Status::Ok };
+        VolumeQueue {
+            shared,
+            door,
+            waiting: (0..DEPTH).map(|_| empty()).collect(),
+            free: (0..u32::from(DEPTH)).rev().collect(),
+            blocked: false,
+            since: Nanos(0),
+            look_at: Nanos(0),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.len() - self.free.len()
+    }
+
+    fn sync(&self) -> SyncMode {
+        self.shared.config.sync
+    }
+
+    fn is_durable(&self, flags: Flags) -> bool {
+        match self.sync() {
+            SyncMode::Standard => flags.contains(Flags::FUA),
+            SyncMode::Always => true,
+            SyncMode::Disabled => false,
+        }
+    }
+
+    fn read(&mut self, work: &impl Work) -> Status {
+        let len = (work.sectors() << SECTOR_SHIFT) as usize;
+        let mut into = Scatter::new(work.segments());
+        self.door.read(work.sector().bytes(), len, |bytes| into.put(bytes))
+    }
+
+    /// Sends the records of a write; says how many, or how it ended.
+    fn write(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
+        let len = (work.sectors() << SECTOR_SHIFT) as usize;
+        let fill = |into: &mut [u8]| gather(work.segments(), into);
+        let outcome = self.door.write(work.sector().bytes(), len, &fill, token, durable);
+        (u32::from(outcome == Outcome::Taken), outcome)
+    }
+
+    /// Sends the records of zeros: whole blocks span by span, and parts of blocks at the ends.
+    fn zero(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
+        let size = u64::from(self.shared.live.traits.block_bytes);
+        let span = crate::format::NODE_BLOCKS * size;
+        let (mut at, end) = (work.sector().bytes(), work.end().bytes());
+        let mut sent = 0;
+        while at < end {
+            let block_end = (at / size + 1) * size;
+            let (to, outcome) = if at.is_multiple_of(size) && end >= block_end {
+                let to = (end - end % size).min((at / span + 1) * span);
+                (to, self.door.zero(at, to - at, token, durable))
+            } else {
+                let to = block_end.min(end);
+                let fill = |into: &mut [u8]| into.fill(0);
+                (to, self.door.write(at, (to - at) as usize, &fill, token, durable))
+            };
+            if outcome != Outcome::Taken {
+                return (sent, outcome);
+            }
+            sent += 1;
+            at = to;
+        }
+        (sent, Outcome::Taken)
+    }
+
+    /// Starts a request that changes something; gives it back if there is no memory for it now.
+    fn change(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
+        if self.in_flight() == 0 {
+            self.since = now;
+        }
+        let durable = self.is_durable(started.flags());
+        let early = !durable && self.door.may_answer_early();
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => return Some(started),
+        };
+        let token = if early { NOBODY } else { slot };
+        let (sent, outcome) = match started.op() {
+            Op::Write => self.write(&started, token, durable),
+            Op::Discard | Op::WriteZeroes => self.zero(&started, token, durable),
+            Op::Flush if self.sync() == SyncMode::Disabled => (0, Outcome::Ended(Status::Ok)),
+            Op::Flush => {
+                let outcome = self.door.flush(slot);
+                (u32::from(outcome == Outcome::Taken), outcome)
+            }
+            _ => (0, Outcome::Ended(Status::NotSupp)),
+        };
+        let early = early && started.op() != Op::Flush;
+        if outcome == Outcome::Full && sent == 0 {
+            self.free.push(slot);
+            return Some(started);
+        }
+        let status = match outcome {
+            Outcome::Taken => Status::Ok,
+            // The rest of a request of which a part is on its way.
+            Outcome::Full => Status::Resource,
+            Outcome::Ended(status) => status,
+        };
+        if sent == 0 || early {
+            self.free.push(slot);
+            done.complete(started, status);
+        } else {
+            self.waiting[slot as usize] = Waiting { started: Some(started), left: sent, status };
+        }
+        None
+    }
+
+    /// Sets the time of the next look: sooner for what has begun just now.
+    fn plan(&mut self, now: Nanos) {
+        let (first, last) = LOOK_NS;
+        self.look_at = now + (now.since(self.since) / 8).clamp(first, last);
+    }
+}
+
+impl DeviceQueue for VolumeQueue {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        self.blocked = false;
+        while let Some(started) = batch.next() {
+            if started.op() == Op::Read {
+                let status = self.read(&started);
+                if !status.is_ok() && started.is_merged() {
+                    return batch.break_up(started);
+                }
+                done.complete(started, status);
+                continue;
+            }
+            let left = if self.door.out() + RECORDS_EACH > RECORDS {
+                Some(started)
+            } else {
+                self.change(started, now, done)
+            };
+            if let Some(started) = left {
+                self.blocked = true;
+                batch.put_back(started);
+                break;
+            }
+        }
+        self.plan(now);
+    }
+
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        if single.op() == Op::Read { Some(self.read(&single)) } else { None }
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        let mut found = false;
+        while let Some(reply) = self.door.take() {
+            found = true;
+            let Some(waiting) = self.waiting.get_mut(reply.token as usize) else { continue };
+            if !reply.status.is_ok() {
+                waiting.status = reply.status;
+            }
+            waiting.left -= 1;
+            if waiting.left == 0
+                && let Some(started) = waiting.started.take()
+            {
+                done.complete(started, waiting.status);
+                self.free.push(reply.token);
+            }
+        }
+        if found {
+            self.since = now;
+        }
+        // There may be memory now; what is left is offered again.
+        self.blocked = false;
+        self.plan(now);
+    }
+
+    fn room(&self) -> usize {
+        if self.blocked { 0 } else { self.free.len() }
+    }
+
+    fn due(&self) -> Due {
+        if self.door.is_any() {
+            return Due::At(Nanos(0));
+        }
+        if self.waits_for_others() { Due::At(self.look_at) } else { Due::Never }
+    }
+
+    fn waits_for_others(&self) -> bool {
+        self.in_flight() > 0 || self.blocked
+    }
+
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        if !self.waits_for_others() {
+            return;
+        }
+        let longest = if self.blocked { SLEEP_BLOCKED } else { SLEEP_MAX };
+        let longest = match until {
+            Due::At(at) => longest.min(Duration::from_nanos(at.since(clock.now()))),
+            Due::Never => longest,
+        };
+        self.door.mailbox().bell().sleep(longest, || self.door.is_any());
+    }
+}
+
+impl fmt::Debug for VolumeQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VolumeQueue").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,135 @@
+//! A record: what a queue hands to the committer, and what comes back.
+
+use std::fmt;
+use std::sync::Arc;
+
+use blockyard_core::Status;
+use blockyard_sync::mailbox::Mailbox;
+
+use crate::buffer::Buffer;
+use crate::codec;
+use crate::format::catalogue::{Change, Traits};
+use crate::format::entry::Codec;
+use crate::map::Map;
+
+/// A volume or snapshot that is open in its pool.
+#[derive(Debug)]
+pub struct Live {
+    /// What it is.
+    pub traits: Traits,
+    /// Where its blocks are.
+    pub map: Map,
+}
+
+/// How a block is stored in a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Where it begins.
+    pub offset: u32,
+    /// How long it is, with its padding.
+    pub len: u32,
+    /// How it is compressed.
+    pub codec: Codec,
+    /// The checksum of what is stored.
+    pub crc: u64,
+}
+
+/// The blocks of a write, as they go into the log.
+#[derive(Debug)]
+pub struct Payload {
+    buffer: Buffer,
+    blocks: Vec<Stored>,
+}
+
+impl Payload {
+    /// Blocks that lie in a buffer one behind the other.
+    pub fn new(buffer: Buffer, blocks: Vec<Stored>) -> Payload {
+        Payload { buffer, blocks }
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// How its blocks are stored.
+    pub fn blocks(&self) -> &[Stored] {
+        &self.blocks
+    }
+
+    /// What is stored of a block.
+    pub fn stored(&self, index: u32) -> &[u8] {
+        let Stored { offset, len, .. } = self.blocks[index as usize];
+        &self.buffer[offset as usize..][..len as usize]
+    }
+
+    /// Reads a block.
+    pub fn read(&self, index: u32, block: &mut [u8]) {
+        let whole = codec::decode(self.blocks[index as usize].codec, self.stored(index), block);
+        assert!(whole, "what was compressed here comes back");
+    }
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Body {
+    /// Blocks are written.
+    Write(Arc<Payload>),
+    /// Blocks become zeros: so many.
+    Zero(u32),
+    /// The catalogue changes.
+    Catalogue(Change),
+    /// Everything before is to be durable.
+    Flush,
+    /// A checkpoint is to be made.
+    Checkpoint,
+    /// The pool is closed.
+    Stop,
+}
+
+/// A record.
+pub struct Record {
+    /// What is to be done.
+    pub body: Body,
+    /// To which volume, where blocks change.
+    pub volume: Option<Arc<Live>>,
+    /// The first block.
+    pub first: u64,
+    /// The number of this write in its span.
+    pub serial: u64,
+    /// Whether it is to be durable when it is answered.
+    pub durable: bool,
+    /// Where the answer goes.
+    pub reply: Option<Return>,
+}
+
+impl Record {
+    /// A record without blocks.
+    pub fn of(body: Body, reply: Option<Return>) -> Record {
+        Record { body, volume: None, first: 0, serial: 0, durable: true, reply }
+    }
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("body", &self.body).finish_non_exhaustive()
+    }
+}
+
+/// Where an answer goes.
+#[derive(Clone)]
+pub struct Return {
+    /// Whose mailbox.
+    pub to: Arc<Mailbox<Reply>>,
+    /// What it was about.
+    pub token: u32,
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// What it was about.
+    pub token: u32,
+    /// How it ended.
+    pub status: Status,
+}

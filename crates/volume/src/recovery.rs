@@ -1,0 +1,407 @@
+//! Opening a pool: the newest checkpoint, and what the log has behind it.
+//!
+//! The log ends where no group follows the last one: none with its number, its chain and an epoch
+//! that is not older. What lies there is of a group that was never acknowledged. Nothing is
+//! appended before a superblock with a new epoch is durable.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use crate::buffer::{ALIGN, Buffer, Memory};
+use crate::bytes::crc;
+use crate::checkpoint::{Marks, mark_of, write_superblock};
+use crate::error::{FormatError, VolumeError};
+use crate::format::catalogue::{self, Change, Listed};
+use crate::format::entry::Entry;
+use crate::format::group::{self, Descriptor, Head, Kind};
+use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
+use crate::format::{FAN, PAGE_BYTES};
+use crate::log::LogEnd;
+use crate::map::{Frozen, Leaf, Map, Node, page};
+use crate::pool::{Options, Volumes};
+use crate::record::Live;
+use crate::segments::Segments;
+use crate::store::{Directory, StoreFile};
+
+/// Longest catalogue that is read, in bytes.
+const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
+
+/// Segments that a new pool has.
+const FIRST_SEGMENTS: usize = 3;
+
+/// What was found.
+pub(crate) struct Recovered {
+    pub(crate) superblock: Superblock,
+    pub(crate) volumes: Volumes,
+    pub(crate) log: LogEnd,
+}
+
+/// Opens the pool of a directory, or makes one.
+pub(crate) fn open<D: Directory>(
+    directory: D,
+    options: &Options,
+) -> Result<(Recovered, Segments<D>), VolumeError> {
+    let title = directory.title();
+    let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
+    let Some(file) = directory.open(FILE).map_err(|error| doing("cannot open")(error))? else {
+        return make(directory, options);
+    };
+    let len = file.len().map_err(|error| doing("cannot look at")(error))?;
+    let whole = SLOTS * SLOT_BYTES as u64;
+    if len < whole {
+        return Err(FormatError::Short { what: FILE, len }.into());
+    }
+    let memory = Memory::new(whole);
+    let mut bytes = memory.take_beyond(whole as usize);
+    file.read_at(0, &mut bytes).map_err(|error| doing("cannot read")(error))?;
+    let superblock = Superblock::newest(&bytes)?;
+    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
+    let recovered = Recovery::new(&segments, superblock).run()?;
+    Ok((recovered, segments))
+}
+
+/// Makes a pool.
+fn make<D: Directory>(
+    directory: D,
+    options: &Options,
+) -> Result<(Recovered, Segments<D>), VolumeError> {
+    let title = directory.title();
+    let Options { align, segment_bytes, .. } = *options;
+    let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
+    let directory = segments.directory();
+    if let Some(first) = segments.files().first() {
+        // Of a pool that was never finished there is nothing in it.
+        let memory = Memory::new(ALIGN as u64);
+        let mut bytes = memory.take_beyond(ALIGN);
+        let read = first.read_at(0, &mut bytes);
+        read.map_err(VolumeError::io(format!("cannot read `{title}`")))?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            let error = io::Error::other("segments of a pool are there, but its superblock is not");
+            return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
+        }
+    }
+    while segments.counts().all < FIRST_SEGMENTS {
+        let before = segments.counts().all;
+        segments.grow();
+        if segments.counts().all == before {
+            return Err(VolumeError::NoSpace);
+        }
+    }
+    let doing = || VolumeError::io(format!("cannot make `{title}/{FILE}`"));
+    let next = SEGMENT_NONE;
+    let superblock = Superblock {
+        id: directory.fresh_id().map_err(|error| doing()(error))?,
+        align,
+        segment_bytes,
+        sequence: 0,
+        epoch: 1,
+        log: LogPlace { segment: 0, offset: 0, next, number: 1, chain: 0 },
+        catalogue: Entry::HOLE,
+        catalogue_bytes: 0,
+        catalogue_crc: 0,
+    };
+    let whole = SLOTS * SLOT_BYTES as u64;
+    let memory = Memory::new(whole);
+    let mut bytes = memory.take_beyond(whole as usize);
+    bytes.fill(0);
+    superblock.print(&mut bytes[..SLOT_BYTES]);
+    let new = format!("{FILE}.new");
+    let made = (|| {
+        let file = directory.create(&new, whole)?;
+        file.write_at(0, &[&bytes])?;
+        file.sync()?;
+        directory.rename(&new, FILE)?;
+        directory.sync_names()
+    })();
+    made.map_err(|error| doing()(error))?;
+    segments.free_all_but(|number| number == 0);
+    let log = LogEnd { place: superblock.log, epoch: superblock.epoch, durable: 0 };
+    let volumes = Volumes { next_id: 1, ..Volumes::default() };
+    Ok((Recovered { superblock, volumes, log }, segments))
+}
+
+/// A group that was found.
+struct Group {
+    segment: u32,
+    offset: u32,
+    head: Head,
+    chain: u64,
+    descriptors: Vec<Descriptor>,
+    /// All of it.
+    bytes: Buffer,
+}
+
+/// Reads what is there.
+struct Recovery<'a, D: Directory> {
+    segments: &'a Segments<D>,
+    superblock: Superblock,
+    memory: Arc<Memory>,
+    volumes: Volumes,
+    marks: Marks,
+    place: LogPlace,
+    epoch: u64,
+    /// Groups up to this one were durable before.
+    durable: u64,
+    /// Segments that groups were found in.
+    used: BTreeSet<u32>,
+    /// Where each group is that may not be durable: it is in the log, and so it has to be.
+    loose: Vec<(u64, u64, Buffer)>,
+}
+
+impl<'a, D: Directory> Recovery<'a, D> {
+    fn new(segments: &'a Segments<D>, superblock: Superblock) -> Recovery<'a, D> {
+        Recovery {
+            segments,
+            superblock,
+            memory: Memory::new(ALIGN as u64),
+            volumes: Volumes { next_id: 1, ..Volumes::default() },
+            marks: Marks::new(segments.bytes()),
+            place: superblock.log,
+            epoch: 0,
+            durable: superblock.log.number - 1,
+            used: BTreeSet::new(),
+            loose: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Result<Recovered, VolumeError> {
+        self.load()?;
+        self.replay()?;
+        self.fasten()?;
+        let epoch = self.epoch.max(self.superblock.epoch) + 1;
+        let sequence = self.superblock.sequence + 1;
+        let superblock = Superblock { epoch, sequence, ..self.superblock };
+        let title = self.segments.directory().title();
+        let written = write_superblock(self.segments, &superblock);
+        written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
+        // What the checkpoint needs, what is in the log behind it, and what both have become.
+        let maps: Vec<Frozen> = self.volumes.by_id.values().map(|live| live.map.freeze()).collect();
+        self.marks.maps(maps.iter());
+        let (place, used, marks) = (self.place, self.used, self.marks);
+        let begin = self.superblock.log;
+        self.segments.free_all_but(|number| {
+            let log = [place.segment, place.next, begin.segment, begin.next].contains(&number);
+            log || used.contains(&number) || marks.is_needed(number)
+        });
+        let log = LogEnd { place, epoch, durable: place.number - 1 };
+        Ok(Recovered { superblock, volumes: self.volumes, log })
+    }
+
+    /// Reads the catalogue and the maps of the checkpoint.
+    fn load(&mut self) -> Result<(), VolumeError> {
+        let Superblock { catalogue: place, catalogue_bytes: len, .. } = self.superblock;
+        if place.is_hole() {
+            return Ok(());
+        }
+        let bounded = len <= CATALOGUE_BYTES_MAX.min(self.segments.bytes().into());
+        if !bounded {
+            let (what, field, want) = (FILE, "catalogue_bytes", "a segment at most");
+            return Err(FormatError::Field { what, field, value: len, want }.into());
+        }
+        let padded = (len as usize).next_multiple_of(self.superblock.align as usize);
+        let bytes = self.read(place.address(), padded, "the catalogue")?;
+        let bytes = &bytes[..len as usize];
+        let (found, want) = (crc(bytes), self.superblock.catalogue_crc);
+        if found != want {
+            return Err(FormatError::Checksum { what: "catalogue", found, want }.into());
+        }
+        self.marks.segment(self.segments.split(place.address()).0, len as u32);
+        let (next_id, listed) = catalogue::parse(bytes)?;
+        self.volumes.next_id = next_id;
+        // Snapshots share most of their nodes and leaves.
+        let mut shared = Shared::default();
+        for Listed { traits, nodes } in listed {
+            let mut frozen = Frozen::with_capacity(nodes.len());
+            for home in nodes {
+                frozen.push(if home.is_hole() {
+                    None
+                } else {
+                    Some(self.node(home, &mut shared)?)
+                });
+            }
+            self.marks.maps(std::iter::once(&frozen));
+            let live = Live { traits, map: Map::new(frozen) };
+            self.volumes.by_id.insert(live.traits.id, Arc::new(live));
+        }
+        Ok(())
+    }
+
+    fn read(&self, address: u64, len: usize, what: &str) -> Result<Buffer, VolumeError> {
+        let mut bytes = self.memory.take_beyond(len);
+        let read = self.segments.read(&self.segments.files(), address, &mut bytes);
+        read.map_err(VolumeError::io(format!("cannot read {what} at {address} of the pool")))?;
+        Ok(bytes)
+    }
+
+    fn page(&self, home: Entry) -> Result<Buffer, VolumeError> {
+        let bytes = self.read(home.address(), PAGE_BYTES, "a page of the map")?;
+        let found = crc(&bytes);
+        if found != home.crc() {
+            let (what, want) = ("page of the map", home.crc());
+            return Err(FormatError::Checksum { what, found, want }.into());
+        }
+        Ok(bytes)
+    }
+
+    fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
+        if let Some(node) = shared.nodes.get(&home) {
+            return Ok(Arc::clone(node));
+        }
+        let impossible = || FormatError::Field {
+            what: "page of the map",
+            field: "entry",
+            value: home.address(),
+            want: "a place on disk",
+        };
+        let bytes = self.page(home)?;
+        let homes: [Entry; FAN] = page::parse(&bytes).ok_or_else(impossible)?;
+        let mut node = Node::default();
+        for (at, leaf_home) in homes.into_iter().enumerate().filter(|(_, home)| !home.is_hole()) {
+            let leaf = match shared.leaves.get(&leaf_home) {
+                Some(leaf) => Arc::clone(leaf),
+                None => {
+                    let bytes = self.page(leaf_home)?;
+                    let leaf = Leaf::parse(&bytes, leaf_home).ok_or_else(impossible)?;
+                    let leaf = Arc::new(leaf);
+                    shared.leaves.insert(leaf_home, Arc::clone(&leaf));
+                    leaf
+                }
+            };
+            node.put(at, leaf);
+        }
+        node.settle(home);
+        let node = Arc::new(node);
+        shared.nodes.insert(home, Arc::clone(&node));
+        Ok(node)
+    }
+
+    /// Goes through the log.
+    fn replay(&mut self) -> Result<(), VolumeError> {
+        while let Some(group) = self.next()? {
+            self.apply(&group)?;
+            let Group { segment, offset, head, chain, bytes, .. } = group;
+            self.used.insert(segment);
+            self.epoch = head.epoch;
+            self.durable = self.durable.max(head.durable);
+            self.loose.push((head.number, self.segments.address(segment, offset), bytes));
+            let durable = self.durable;
+            self.loose.retain(|(number, ..)| *number > durable);
+            self.place = LogPlace {
+                segment,
+                offset: offset + head.head_bytes + head.payload_bytes,
+                next: head.next,
+                number: head.number + 1,
+                chain,
+            };
+        }
+        Ok(())
+    }
+
+    /// The group that follows, if there is one.
+    fn next(&self) -> Result<Option<Group>, VolumeError> {
+        let LogPlace { segment, offset, next, .. } = self.place;
+        for (segment, offset) in [(segment, offset), (next, 0)] {
+            if segment != SEGMENT_NONE
+                && let Some(group) = self.group(segment, offset)?
+            {
+                return Ok(Some(group));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The group at a place, if it is the one that follows.
+    fn group(&self, segment: u32, offset: u32) -> Result<Option<Group>, VolumeError> {
+        let align = self.superblock.align;
+        let room = self.segments.bytes().saturating_sub(offset) as usize;
+        if room < align as usize || segment as usize >= self.segments.files().len() {
+            return Ok(None);
+        }
+        let address = self.segments.address(segment, offset);
+        // A sector that cannot be read ends the log, as one that was never written does.
+        let Ok(first) = self.read(address, align as usize, "the log") else { return Ok(None) };
+        let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
+            return Ok(None);
+        };
+        let Ok(bytes) = self.read(address, len, "the log") else { return Ok(None) };
+        let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
+        let follows = head.pool == mark_of(&self.superblock)
+            && head.number == self.place.number
+            && head.chain == self.place.chain
+            && head.epoch >= self.epoch;
+        let whole = len + head.payload_bytes as usize;
+        if !follows || whole > room {
+            return Ok(None);
+        }
+        let Ok(bytes) = self.read(address, whole, "the log") else { return Ok(None) };
+        let mut at = len;
+        for descriptor in &descriptors {
+            let len = descriptor.payload_bytes(align) as usize;
+            if len > 0 && crc(&bytes[at..at + len]) != descriptor.crc {
+                return Ok(None);
+            }
+            at += len;
+        }
+        Ok(Some(Group { segment, offset, head, chain, descriptors, bytes }))
+    }
+
+    /// Carries out what a group says.
+    fn apply(&mut self, group: &Group) -> Result<(), VolumeError> {
+        let align = self.superblock.align;
+        let impossible = |field, value| {
+            let (what, want) = ("group of the log", "something that the catalogue has");
+            VolumeError::Format(FormatError::Field { what, field, value, want })
+        };
+        let mut at = group.head.head_bytes;
+        for descriptor in &group.descriptors {
+            let Descriptor { kind, codec, volume, block, len, crc } = *descriptor;
+            let stored = descriptor.payload_bytes(align);
+            let address = self.segments.address(group.segment, group.offset + at);
+            if kind == Kind::Catalogue {
+                let change = Change::parse(&group.bytes[at as usize..][..len as usize])?;
+                let applied = self.volumes.apply(&change);
+                applied.ok_or_else(|| impossible("change", group.head.number))?;
+            } else {
+                let live = self.volumes.by_id.get(&volume);
+                let live = live.ok_or_else(|| impossible("volume", volume.into()))?;
+                let blocks = if kind == Kind::Zero { u64::from(len) } else { 1 };
+                let end = block.checked_add(blocks).ok_or_else(|| impossible("block", block))?;
+                if end > live.traits.blocks {
+                    return Err(impossible("block", block));
+                }
+                if kind == Kind::Zero {
+                    Map::each_span(block, blocks, |span, from, to| {
+                        live.map.with(span, |span| span.clear(from, to));
+                    });
+                } else {
+                    let (span, at) = Map::place(block);
+                    let entry = Entry::new(address, stored, codec, crc);
+                    live.map.with(span, |span| span.set(at, entry));
+                }
+            }
+            at += stored;
+        }
+        Ok(())
+    }
+
+    /// Makes durable what was found: after a kill, or a sync that has failed, some of it may be in
+    /// memory only, and what is written from now on relies on it.
+    fn fasten(&mut self) -> Result<(), VolumeError> {
+        let failed = VolumeError::io("cannot write the end of the log again");
+        let fastened = (|| {
+            for (_, address, bytes) in &self.loose {
+                self.segments.write(*address, &[bytes])?;
+            }
+            self.used.iter().try_for_each(|segment| self.segments.sync(*segment))
+        })();
+        fastened.map_err(failed)
+    }
+}
+
+/// Pages that were read, by their homes.
+#[derive(Default)]
+struct Shared {
+    nodes: std::collections::HashMap<Entry, Arc<Node>>,
+    leaves: std::collections::HashMap<Entry, Arc<Leaf>>,
+}

@@ -1,0 +1,87 @@
+//! A pool with a thread that runs its committer. One process has a pool once, however many of its
+//! volumes are devices.
+#![allow(clippy::disallowed_types)] // Pools are opened and closed now and then.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use crate::error::VolumeError;
+use crate::pool::{Options, Pool};
+use crate::record::{Body, Record};
+use crate::store::RealDirectory;
+
+/// The pools of this process, by their directories.
+static POOLS: LazyLock<Mutex<HashMap<PathBuf, Weak<Running>>>> = LazyLock::new(Mutex::default);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Running {
+    pool: Arc<Pool<RealDirectory>>,
+    thread: Option<JoinHandle<()>>,
+    /// Volumes that are devices.
+    taken: Mutex<BTreeSet<u32>>,
+}
+
+fn pools() -> MutexGuard<'static, HashMap<PathBuf, Weak<Running>>> {
+    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Running {
+    /// The pool of a directory: the one that is open, or opened now, or made.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
+        let doing = format!("cannot make `{}`", path.display());
+        std::fs::create_dir_all(path).map_err(VolumeError::io(doing.clone()))?;
+        let place = path.canonicalize().map_err(VolumeError::io(doing))?;
+        let mut pools = pools();
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
+        let directory = RealDirectory::take(&place)?;
+        if !directory.is_direct() {
+            tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
+        }
+        let (pool, committer) = Pool::open(directory, options)?;
+        pool.set_running(true);
+        let thread = std::thread::Builder::new().name("volume-log".to_owned());
+        let thread = thread.spawn(move || committer.run());
+        let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
+        let taken = Mutex::new(BTreeSet::new());
+        let running = Arc::new(Running { pool, thread: Some(thread), taken });
+        pools.insert(place, Arc::downgrade(&running));
+        Ok(running)
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Arc<Pool<RealDirectory>> {
+        &self.pool
+    }
+
+    /// Notes that a volume is a device now; says whether it was none.
+    pub(crate) fn take(&self, id: u32) -> bool {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
+    }
+
+    /// A volume is no device any more.
+    pub(crate) fn put(&self, id: u32) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+}
+
+/// Everything is durable when it is closed, and the directory is free for another process.
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.pool.send(Record::of(Body::Stop, None));
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the log has panicked");
+        }
+        self.pool.set_running(false);
+    }
+}

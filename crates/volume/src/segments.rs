@@ -1,0 +1,275 @@
+//! The segments of a pool: files of one length that are made before they are needed, taken as a
+//! whole and given back as a whole.
+//!
+//! A segment that a checkpoint does not need any more is *idle*, and free after the next one: each
+//! of the two superblock slots stands for a checkpoint whose segments are all there.
+#![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockyard_sync::published::{Published, Reader};
+
+use crate::error::VolumeError;
+use crate::store::{self, Directory, StoreFile};
+
+/// Segments that only checkpoints and cleaning take: without them no space could be won back.
+const RESERVE: usize = 2;
+
+/// What a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Taken in this round.
+    Used {
+        round: u64,
+    },
+    /// Needed by the checkpoint before the last one only.
+    Idle,
+}
+
+#[derive(Debug)]
+struct Table {
+    states: Vec<State>,
+    /// Counts the checkpoints that have begun.
+    round: u64,
+    /// No more can be made.
+    full: bool,
+}
+
+/// Who wants a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The log: leaves some for the others.
+    Log,
+    /// A checkpoint, or cleaning.
+    Reserve,
+}
+
+/// How many segments there are of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Files.
+    pub all: usize,
+    /// Free ones.
+    pub free: usize,
+    /// Free after the next checkpoint.
+    pub idle: usize,
+}
+
+/// The files, by number.
+pub type Files<F> = Vec<Arc<F>>;
+
+/// The segments of a pool.
+pub struct Segments<D: Directory> {
+    directory: D,
+    bytes: u32,
+    /// Most files that there may be.
+    count_max: usize,
+    files: Arc<Published<Files<D::File>>>,
+    table: Mutex<Table>,
+}
+
+fn name(number: usize) -> String {
+    format!("segment-{number:08x}")
+}
+
+impl<D: Directory> Segments<D> {
+    /// The segments that are there, all of them used.
+    ///
+    /// # Errors
+    /// If one of them cannot be opened.
+    pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
+        let mut files = Vec::new();
+        loop {
+            let name = name(files.len());
+            let doing = || VolumeError::io(format!("cannot open `{}/{name}`", directory.title()));
+            let Some(file) = directory.open(&name).map_err(|error| doing()(error))? else { break };
+            if file.len().map_err(|error| doing()(error))? < u64::from(bytes) {
+                let error = io::Error::other(format!("it is shorter than {bytes} bytes"));
+                return Err(doing()(error));
+            }
+            files.push(Arc::new(file));
+        }
+        let states = vec![State::Used { round: 0 }; files.len()];
+        let table = Table { states, round: 1, full: false };
+        let files = Arc::new(Published::new(files));
+        Ok(Segments { directory, bytes, count_max, files, table: Mutex::new(table) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory that they are in.
+    pub fn directory(&self) -> &D {
+        &self.directory
+    }
+
+    /// Length of a segment in bytes.
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// How many there are.
+    pub fn counts(&self) -> Counts {
+        let table = self.table();
+        let count = |want| table.states.iter().filter(|state| **state == want).count();
+        Counts { all: table.states.len(), free: count(State::Free), idle: count(State::Idle) }
+    }
+
+    /// How many could be had: those that are free, or could be made.
+    pub fn available(&self) -> usize {
+        let table = self.table();
+        let free = table.states.iter().filter(|state| **state == State::Free).count();
+        let more = if table.full { 0 } else { self.count_max.saturating_sub(table.states.len()) };
+        free + more
+    }
+
+    /// The files now.
+    pub fn files(&self) -> Arc<Files<D::File>> {
+        self.files.get()
+    }
+
+    /// The files, for somebody who looks often.
+    pub fn reader(&self) -> Reader<Files<D::File>> {
+        Reader::new(&self.files)
+    }
+
+    /// Takes a free segment; makes one if there is none.
+    pub fn take(&self, want: Want) -> Option<u32> {
+        let spare = if want == Want::Log { RESERVE } else { 0 };
+        loop {
+            let mut table = self.table();
+            let free = table.states.iter().filter(|state| **state == State::Free).count();
+            let round = table.round;
+            let first = table.states.iter_mut().enumerate().find(|(_, it)| **it == State::Free);
+            if free > spare
+                && let Some((number, state)) = first
+            {
+                *state = State::Used { round };
+                return Some(number as u32);
+            }
+            if table.full || table.states.len() >= self.count_max {
+                return None;
+            }
+            drop(table);
+            self.grow();
+        }
+    }
+
+    /// Makes one more segment, if there is room for it.
+    pub fn grow(&self) {
+        // Two who make the same file make the same file.
+        let number = self.table().states.len();
+        let made = store::make(&self.directory, &name(number), u64::from(self.bytes));
+        let mut table = self.table();
+        if table.states.len() != number {
+            return;
+        }
+        match made {
+            Ok(file) => {
+                let file = Arc::new(file);
+                self.files
+                    .update(|files| files.iter().cloned().chain([Arc::clone(&file)]).collect());
+                table.states.push(State::Free);
+            }
+            Err(error) => {
+                tracing::warn!("{}: no more segments: {error}", self.directory.title());
+                table.full = true;
+            }
+        }
+    }
+
+    /// Lets somebody try again to make more: there may be room now.
+    pub fn try_again(&self) {
+        self.table().full = false;
+    }
+
+    /// A checkpoint begins: what is taken from now on is not looked at by it.
+    pub fn begin_round(&self) -> u64 {
+        let mut table = self.table();
+        table.round += 1;
+        table.round
+    }
+
+    /// The checkpoint of this round is durable, and needs these segments.
+    pub fn settle(&self, round: u64, is_needed: impl Fn(u32) -> bool) {
+        let mut table = self.table();
+        for (number, state) in (0..).zip(&mut table.states) {
+            *state = match *state {
+                State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
+                State::Idle if is_needed(number) => State::Used { round: 0 },
+                State::Idle => State::Free,
+                other => other,
+            };
+        }
+    }
+
+    /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.
+    pub fn free_all_but(&self, is_needed: impl Fn(u32) -> bool) {
+        let mut table = self.table();
+        for (number, state) in (0..).zip(&mut table.states) {
+            *state = if is_needed(number) { State::Used { round: 0 } } else { State::Free };
+        }
+    }
+
+    /// Gives a segment back to which nothing was written that counts.
+    pub fn put_back(&self, number: u32) {
+        self.table().states[number as usize] = State::Free;
+    }
+
+    /// The segment of an address, and the place in it.
+    #[inline]
+    pub fn split(&self, address: u64) -> (u32, u64) {
+        let bytes = u64::from(self.bytes);
+        ((address / bytes) as u32, address % bytes)
+    }
+
+    /// The address of a place.
+    #[inline]
+    pub fn address(&self, segment: u32, offset: u32) -> u64 {
+        u64::from(segment) * u64::from(self.bytes) + u64::from(offset)
+    }
+
+    /// Reads what lies in one segment.
+    ///
+    /// # Errors
+    /// If it cannot be read, or there is no such segment.
+    #[inline]
+    pub fn read(&self, files: &Files<D::File>, address: u64, into: &mut [u8]) -> io::Result<()> {
+        let (segment, offset) = self.split(address);
+        let file = files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if offset + into.len() as u64 > u64::from(self.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.read_at(offset, into)
+    }
+
+    /// Writes into one segment.
+    ///
+    /// # Errors
+    /// If some of it may not be written.
+    pub fn write(&self, address: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let (segment, offset) = self.split(address);
+        let files = self.files.get();
+        files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?.write_at(offset, parts)
+    }
+
+    /// Makes durable what was written into a segment.
+    ///
+    /// # Errors
+    /// If some of it may not be.
+    pub fn sync(&self, segment: u32) -> io::Result<()> {
+        let files = self.files.get();
+        files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?.sync()
+    }
+}
+
+impl<D: Directory> fmt::Debug for Segments<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = self.counts();
+        f.debug_struct("Segments").field("counts", &counts).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,101 @@
+//! What a pool needs of a directory and its files: few operations, so that a simulated directory
+//! can record every one, cut the power behind it, and lie about it.
+//!
+//! What is written is visible at once. It is durable when `sync` of its file has returned, and a
+//! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
+
+mod real;
+
+use std::fmt;
+use std::io;
+
+pub use real::{RealDirectory, RealFile};
+
+/// A directory.
+pub trait Directory: fmt::Debug + Send + Sync + 'static {
+    /// An open file of it.
+    type File: StoreFile;
+
+    /// What it is called in messages.
+    fn title(&self) -> String;
+
+    /// Opens a file, if there is one of this name.
+    ///
+    /// # Errors
+    /// If it is there and cannot be opened.
+    fn open(&self, name: &str) -> io::Result<Option<Self::File>>;
+
+    /// Makes a file of `len` zeros that are written, in the place of one that is there.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn create(&self, name: &str, len: u64) -> io::Result<Self::File>;
+
+    /// Renames a file, in the place of one that is there.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file, if there is one of this name.
+    ///
+    /// # Errors
+    /// If it is there and cannot be removed.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes durable which files there are.
+    ///
+    /// # Errors
+    /// If they may not be.
+    fn sync_names(&self) -> io::Result<()>;
+
+    /// The names of all files.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn names(&self) -> io::Result<Vec<String>>;
+
+    /// An identity that nothing else has.
+    ///
+    /// # Errors
+    /// If the system does not give one.
+    fn fresh_id(&self) -> io::Result<[u8; 16]>;
+}
+
+/// An open file of fixed length. Several threads use it at once.
+#[expect(clippy::len_without_is_empty, reason = "no file of a pool is empty")]
+pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Reads. Where the file is open for direct I/O, place, length and memory are aligned.
+    ///
+    /// # Errors
+    /// If the bytes cannot be had, or if the file ends before.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes the parts one behind the other, inside the file's length.
+    ///
+    /// # Errors
+    /// If some of it may not be written.
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
+
+    /// Makes everything durable that was written before.
+    ///
+    /// # Errors
+    /// If some of it may not be; it is not asked again then.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// Makes a file that is there as a whole or not at all, whenever the power is cut.
+pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {
+    let new = format!("{name}.new");
+    let file = directory.create(&new, len)?;
+    file.sync()?;
+    directory.rename(&new, name)?;
+    directory.sync_names()?;
+    Ok(file)
+}

@@ -1,0 +1,182 @@
+//! A real directory, locked against a second process. Files are open for direct I/O where the file
+//! system has that, so that no page cache stands between a sync and the disk.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, OFlags};
+
+use super::{Directory, StoreFile};
+use crate::buffer::{ALIGN, Memory};
+use crate::error::VolumeError;
+
+/// The file that is locked.
+const LOCK: &str = "lock";
+
+/// Where Linux gives identities away.
+const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
+
+/// Zeros that are written at once.
+const ZEROS: usize = 1 << 20;
+
+/// Most parts that the kernel takes in one call (`IOV_MAX`).
+const PARTS_MAX: usize = 1024;
+
+/// A directory that this process has for itself.
+#[derive(Debug)]
+pub struct RealDirectory {
+    path: PathBuf,
+    direct: bool,
+    /// Locked until it is dropped, or the process dies.
+    _lock: File,
+}
+
+impl RealDirectory {
+    /// Takes a directory for this process alone; makes it if it does not exist.
+    ///
+    /// # Errors
+    /// If it cannot be made, or if another process has it.
+    pub fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
+        let doing = |what: &str| format!("cannot {what} `{}`", path.display());
+        std::fs::create_dir_all(path).map_err(VolumeError::io(doing("make")))?;
+        let name = path.join(LOCK);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let lock = options.open(&name).map_err(VolumeError::io(doing("write to")))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(VolumeError::InUse { path: path.to_owned() });
+            }
+            Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
+        }
+        // Some file systems in memory refuse this; there nothing survives a power cut anyway.
+        let direct = direct(&mut OpenOptions::new()).open(&name).is_ok();
+        Ok(RealDirectory { path: path.to_owned(), direct, _lock: lock })
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn options(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        if self.direct {
+            direct(&mut options);
+        }
+        options
+    }
+}
+
+fn direct(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.read(true).write(true).custom_flags(OFlags::DIRECT.bits() as i32)
+}
+
+impl Directory for RealDirectory {
+    type File = RealFile;
+
+    fn title(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
+        match self.options().open(self.path.join(name)) {
+            Ok(file) => Ok(Some(RealFile(file))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<RealFile> {
+        let file = self.options().create(true).truncate(true).open(self.path.join(name))?;
+        let empty = FallocateFlags::empty();
+        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, empty, 0, len)) {
+            Ok(()) => {}
+            // No reservation there; the zeros below take the space.
+            Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len)?,
+            Err(error) => return Err(error.into()),
+        }
+        // An extent that was never written costs an entry in the file system's journal later.
+        let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
+        let file = RealFile(file);
+        let mut at = 0;
+        while at < len {
+            let part = zeros.len().min((len - at) as usize);
+            file.write_at(at, &[&zeros[..part]])?;
+            at += part as u64;
+        }
+        Ok(file)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = std::fs::read_dir(&self.path)?;
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        let text = std::fs::read_to_string(FRESH_ID)?;
+        let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+        match u128::from_str_radix(&digits, 16) {
+            Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
+            _ => Err(io::Error::other(format!("{FRESH_ID} says `{}`", text.trim()))),
+        }
+    }
+}
+
+/// A file of such a directory.
+#[derive(Debug)]
+pub struct RealFile(File);
+
+impl StoreFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    #[inline]
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        debug_assert!(
+            (into.as_ptr() as usize).is_multiple_of(ALIGN),
+            "direct I/O wants aligned memory"
+        );
+        self.0.read_exact_at(into, offset)
+    }
+
+    fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut left = &mut slices[..];
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            let some = &left[..left.len().min(PARTS_MAX)];
+            let written = rustix::io::retry_on_intr(|| rustix::io::pwritev(&self.0, some, offset))?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            offset += written as u64;
+            IoSlice::advance_slices(&mut left, written);
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}

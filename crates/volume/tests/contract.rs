@@ -1,0 +1,60 @@
+//! The contract of all devices on volumes of several shapes, in directories of their own.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_sim::contract;
+use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
+
+use place::Place;
+
+/// 8 MiB of 4 KiB blocks.
+fn plain() -> VolumeConfig {
+    VolumeConfig {
+        path: "".into(),
+        name: "v0".to_owned(),
+        size: 8 << 20,
+        volblocksize: 4096,
+        compress: Compression::None,
+        sync: SyncMode::Standard,
+    }
+}
+
+/// Fresh volumes: each in a pool of its own, whose directory goes with the test.
+fn fresh(place: &Arc<Place>, config: &VolumeConfig) -> Arc<Volume> {
+    let path = place.fresh();
+    let options = Options { segment_bytes: 4 << 20, ..Options::default() };
+    Volume::open_with(VolumeConfig { path, ..config.clone() }, options).unwrap()
+}
+
+fn alone(name: &str, config: VolumeConfig) {
+    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "contract"));
+    contract::run(&contract::Subject::plain(name, true, move || fresh(&place, &config)));
+}
+
+#[test]
+fn blocks_of_4_kib_under_everything() {
+    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "wrapped"));
+    let config = plain();
+    contract::run_wrapped("volume", true, move || fresh(&place, &config));
+}
+
+/// Parts of blocks are written, by several at once.
+#[test]
+fn blocks_of_16_kib_compressed() {
+    let (volblocksize, compress) = (16 << 10, Compression::Lz4);
+    alone("volume, 16k, lz4", VolumeConfig { volblocksize, compress, ..plain() });
+}
+
+#[test]
+fn every_write_durable() {
+    alone("volume, always", VolumeConfig { sync: SyncMode::Always, ..plain() });
+}
+
+#[test]
+fn nothing_durable() {
+    alone("volume, disabled", VolumeConfig { sync: SyncMode::Disabled, ..plain() });
+}

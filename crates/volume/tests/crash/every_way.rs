@@ -1,0 +1,96 @@
+//! Every sequence of a few steps on three blocks, cut behind every operation, with every subset of
+//! what was not durable: not by chance, all of them.
+
+use std::collections::HashSet;
+
+use blockyard_core::Status;
+use blockyard_sim::directory::{Directory, Medium};
+
+use crate::fingerprint;
+use crate::rig::{Rig, Shape, Step, format};
+
+/// More subsets than this are not gone through.
+const SUBSETS_MAX: usize = 1 << 9;
+
+/// What a sequence is made of.
+const STEPS: usize = 11;
+
+fn step(number: usize) -> Step {
+    let first = number as u64 % 3;
+    match number {
+        0..3 => Step::Write { first, count: 1, fua: false },
+        3..6 => Step::Write { first, count: 1, fua: true },
+        6..9 => Step::Discard { first, count: 1 },
+        9 => Step::Flush,
+        _ => Step::Snapshot,
+    }
+}
+
+/// Looks at each image of a moment once.
+fn each_subset(medium: &Medium, mut look: impl FnMut(Directory)) {
+    let choices = medium.choices();
+    let all = choices.iter().product::<usize>();
+    assert!(all <= SUBSETS_MAX, "{all} subsets");
+    for mut number in 0..all {
+        look(medium.cut(|_, count| {
+            let choice = number % count;
+            number /= count;
+            choice
+        }));
+    }
+}
+
+/// Goes through all sequences of this length, as far as their last step goes: what comes before is
+/// the last step of a shorter one. Of every `part` of them, the first.
+fn every_sequence(len: usize, part: usize) -> usize {
+    // Checkpoints come by every few groups, in small segments.
+    let mut shape = Shape::tiny();
+    shape.options.checkpoint_bytes = 2 << 10;
+    let base = Directory::default();
+    format(&base, &shape);
+    let clean = base.medium();
+    let mut images = 0;
+    for sequence in (0..STEPS.pow(len as u32)).step_by(part) {
+        let directory = clean.kill();
+        let mut medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        let mut rest = sequence;
+        let mut before = 0;
+        for _ in 0..len {
+            before = directory.change_count();
+            assert_eq!(rig.take(step(rest % STEPS)), Status::Ok);
+            rest /= STEPS;
+        }
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        drop(rig);
+        let mut seen = HashSet::new();
+        for moment in 0..=changes.len() {
+            if moment >= before {
+                each_subset(&medium, |found| {
+                    if seen.insert((fingerprint(&found), moment)) {
+                        images += 1;
+                        history.check(moment, &Rig::open(&found, &shape).contents());
+                    }
+                });
+            }
+            if let Some(change) = changes.get(moment) {
+                medium.apply(change);
+            }
+        }
+    }
+    images
+}
+
+#[test]
+fn every_sequence_of_up_to_three_steps() {
+    let images: usize = (1..=3).map(|len| every_sequence(len, 1)).sum();
+    assert!(images > 10_000, "{images}");
+}
+
+/// All of them with `BLOCKYARD_CRASH_ALL=1`, else a part.
+#[test]
+fn sequences_of_four_steps() {
+    let all = std::env::var_os("BLOCKYARD_CRASH_ALL").is_some();
+    let images = every_sequence(4, if all { 1 } else { 17 });
+    assert!(images > 1000, "{images}");
+}

@@ -1,0 +1,389 @@
+//! Cuts the power of a pool behind every write, sync and change of a name, and looks at what is
+//! there when it returns: the state after some of the steps, the first ones first, and at least all
+//! those that were said to be durable. Blocks are old or new, never torn; snapshots are exact.
+//!
+//! The workload runs once, on a simulated directory that records every operation; then each prefix
+//! of the record is a moment at which it may have ended.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod every_way;
+mod rig;
+mod simulated;
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use blockyard_core::Status;
+use blockyard_sim::directory::{Directory, Failing, Medium};
+use blockyard_sim::seed::Seed;
+use blockyard_volume::Compression;
+
+use rig::{History, Rig, Shape, Step, format};
+use simulated::{Fault, Simulated};
+
+/// Seeds of `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
+const SEEDS: u64 = 1000;
+
+/// Images drawn by chance of one moment, beside what is durable and what is visible.
+const SAMPLES: usize = 1;
+
+fn seeds() -> u64 {
+    match std::env::var("BLOCKYARD_CRASH_SEEDS") {
+        Ok(text) => text.parse().expect("BLOCKYARD_CRASH_SEEDS is a number"),
+        Err(_) => SEEDS,
+    }
+}
+
+/// A shape by chance.
+fn shape(random: &mut fastrand::Rng) -> Shape {
+    let mut shape = Shape::tiny();
+    shape.block_bytes = [512, 1024, 2048][random.usize(..3)];
+    shape.blocks = random.u64(3..12);
+    if random.bool() {
+        shape.compression = Compression::Lz4;
+    }
+    shape.options.checkpoint_bytes = random.u64(2 << 10..20 << 10);
+    shape.options.sync_bytes = random.u64(1 << 10..20 << 10);
+    shape
+}
+
+fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
+    let first = random.u64(..shape.blocks);
+    let count = random.u64(1..=(shape.blocks - first).min(4));
+    match random.u8(..20) {
+        0..8 => Step::Write { first, count, fua: random.u8(..3) == 0 },
+        8..12 => Step::Part { block: first, fua: random.u8(..3) == 0 },
+        12..15 => Step::Flush,
+        15..19 => Step::Discard { first, count },
+        _ => Step::Snapshot,
+    }
+}
+
+/// Steps by chance, some of them together.
+fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) {
+    let mut begun = 0;
+    while begun < count {
+        let status = rig.begin(step(random, shape));
+        assert!(status.is_ok() || status == Status::Resource, "{status}");
+        begun += 1;
+        if random.u8(..3) > 0 || status == Status::Resource {
+            assert_eq!(rig.go_on(), Status::Ok);
+        }
+    }
+    assert_eq!(rig.go_on(), Status::Ok);
+}
+
+/// What a directory holds, as a number.
+pub(crate) fn fingerprint(directory: &Directory) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for name in directory.names() {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        (name, bytes).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Opens what a cut has left, looks at it, and goes on: what is written and made durable now is
+/// there after one more cut.
+fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
+    let mut base = found.medium();
+    let mut rig = Rig::open(found, shape);
+    let contents = rig.contents();
+    history.check(moment, &contents);
+    let last = shape.blocks - 1;
+    assert_eq!(rig.take(Step::Write { first: last, count: 1, fua: true }), Status::Ok);
+    found.changes().iter().for_each(|change| base.apply(change));
+    let mut wanted = contents;
+    wanted.0[last as usize] = 1;
+    let again = base.cut(|_, _| 0);
+    assert_eq!(Rig::open(&again, shape).contents(), wanted, "after one more cut");
+}
+
+fn cut_everywhere(stream: u64, fault: Fault) {
+    let seed = Seed::from_env();
+    let mut random = seed.rng(stream);
+    let shape = shape(&mut random);
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let store = Simulated::new(&directory);
+    let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+    store.fail(fault);
+    let count = random.usize(5..40);
+    work(&mut rig, &mut random, &shape, count);
+    let (history, changes) = (rig.history.clone(), directory.changes());
+    drop(rig);
+    for moment in 0..=changes.len() {
+        let mut seen = HashSet::new();
+        let mut check = |found: Directory| {
+            if seen.insert(fingerprint(&found)) {
+                look(&history, moment, &found, &shape);
+            }
+        };
+        check(medium.cut(|_, _| 0));
+        check(medium.cut(|_, count| count - 1));
+        check(medium.kill());
+        for _ in 0..SAMPLES {
+            check(medium.cut(|_, count| random.usize(..count)));
+        }
+        if let Some(change) = changes.get(moment) {
+            medium.apply(change);
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_leaves_a_prefix_with_everything_durable() {
+    let half = seeds() / 2;
+    let run = |streams: std::ops::Range<u64>| {
+        for stream in streams {
+            let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+            cut_everywhere(stream, Fault::None);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(0..half));
+        run(half..seeds());
+    });
+}
+
+/// The judge is judged too: where syncs do nothing, it must notice.
+#[test]
+fn a_disk_without_syncs_does_not_pass() {
+    let noticed = (0..20).filter(|stream| {
+        std::panic::catch_unwind(|| cut_everywhere(*stream, Fault::NoSyncs)).is_err()
+    });
+    assert!(noticed.count() >= 10, "most histories have something durable in them");
+}
+
+/// Cuts the power behind every operation of opening what a cut has left: the outcome is the same.
+#[test]
+fn a_power_cut_during_recovery_changes_nothing() {
+    let seed = Seed::from_env();
+    for stream in 5000..5040 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium: Medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 25);
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        drop(rig);
+        for moment in 0..=changes.len() {
+            let found = medium.cut(|_, count| random.usize(..count));
+            let mut under = found.medium();
+            let first = Rig::open(&found, &shape).contents();
+            history.check(moment, &first);
+            for change in found.changes() {
+                under.apply(&change);
+                let again = under.cut(|_, count| random.usize(..count));
+                assert_eq!(Rig::open(&again, &shape).contents(), first, "cut behind {change:?}");
+            }
+            if let Some(change) = changes.get(moment) {
+                medium.apply(change);
+            }
+        }
+    }
+}
+
+/// A write or a sync fails once: nothing that was not durable is said to be from then on, and an
+/// opening finds everything that was. The kernel has dropped what was not synced, and says nothing.
+#[test]
+fn an_error_poisons_the_pool_and_opening_it_again_heals() {
+    let seed = Seed::from_env();
+    for (stream, failing) in (6000..6150).zip([Failing::Syncs, Failing::Writes].into_iter().cycle())
+    {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        directory.fail_after(failing, random.u64(..12));
+        let mut errors = 0;
+        for _ in 0..40 {
+            let status = rig.take(step(&mut random, &shape));
+            assert!(status.is_ok() || status == Status::IoErr, "{status}");
+            if errors > 0 {
+                assert_eq!(status, Status::IoErr, "poisoned");
+            }
+            errors += usize::from(!status.is_ok());
+        }
+        assert!(errors > 0 && rig.pool.is_poisoned());
+        directory.mend();
+        // The error was reported once; the next sync says that all is well.
+        assert_eq!(rig.take(Step::Flush), Status::IoErr, "never tried again");
+        let (history, moment) = (rig.history.clone(), directory.change_count());
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        drop(rig);
+        look(&history, moment, &medium.cut(|_, _| 0), &shape);
+        look(&history, moment, &medium.kill(), &shape);
+        look(&history, moment, &medium.cut(|_, count| random.usize(..count)), &shape);
+    }
+}
+
+/// Writes that the disk says it has done and has not, or has done elsewhere: a read finds old or
+/// new contents that were written there, or an error; never something else.
+#[test]
+fn what_is_lost_or_misdirected_is_never_served() {
+    let seed = Seed::from_env();
+    let mut refused = 0;
+    for stream in 7000..7150 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory);
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let number = random.u64(1..20);
+        let lost = random.bool();
+        store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
+        for _ in 0..20 {
+            let first = random.u64(..shape.blocks);
+            // A part of a block that cannot be read cannot be written.
+            _ = rig.take(Step::Write { first, count: 1, fua: random.bool() });
+            match rig::read(&mut rig.door, &shape) {
+                Ok(found) => rig.history.check(0, &(found, Vec::new())),
+                Err(status) => {
+                    assert_eq!(status, Status::Protection);
+                    refused += 1;
+                }
+            }
+        }
+        drop(rig);
+        store.fail(Fault::None);
+        let opened = Rig::on(Simulated::new(&directory), &directory, &shape);
+        refused += usize::from(opened.is_err());
+    }
+    assert!(refused > 20, "the faults were felt: {refused}");
+}
+
+/// A bit changes at rest: an error with a name, or nothing that matters.
+#[test]
+fn rot_is_found() {
+    let seed = Seed::from_env();
+    let (mut refused, mut failed) = (0, 0);
+    for stream in 8000..8200 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 20);
+        assert_eq!(rig.take(Step::Flush), Status::Ok);
+        let history = rig.history.clone();
+        drop(rig);
+        let names = directory.names();
+        let file = directory.open(&names[random.usize(..names.len())]).unwrap();
+        for _ in 0..8 {
+            let at = random.u64(..file.len());
+            let mut byte = [0];
+            file.read_at(at, &mut byte).unwrap();
+            file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
+        }
+        match Rig::on(Simulated::new(&directory), &directory, &shape) {
+            Err(_) => refused += 1,
+            Ok(mut rig) => match rig::read(&mut rig.door, &shape) {
+                Err(status) => {
+                    assert_eq!(status, Status::Protection);
+                    failed += 1;
+                }
+                // Rot in the log looks like its end: what is there is a state that once was.
+                Ok(found) => history.check_volume(&found),
+            },
+        }
+    }
+    assert!(refused > 0 && failed > 0, "the rot was felt: {refused} refused, {failed} failed");
+}
+
+/// Where there is no space a write fails and nothing else; what was written before stays.
+#[test]
+fn no_space_is_an_error_of_that_write_alone() {
+    let mut shape = Shape::tiny();
+    shape.options.segments_max = 8;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    let mut refused = 0;
+    // Snapshots hold on to what is overwritten, until there is no space for more.
+    for round in 0..400 {
+        let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
+        match status {
+            Status::Ok => {}
+            Status::NoSpc => {
+                refused += 1;
+                rig.history.forget_last();
+            }
+            other => panic!("{other}"),
+        }
+        if refused == 0 && round % 4 == 3 {
+            let status = rig.take(Step::Snapshot);
+            if status == Status::NoSpc {
+                rig.history.forget_last();
+            }
+        }
+        let contents = rig.contents();
+        rig.history.check(usize::MAX, &contents);
+    }
+    assert!(refused > 0, "it has no end");
+    assert!(!rig.pool.is_poisoned());
+    assert_eq!(rig.take(Step::Flush), Status::Ok);
+    let history = rig.history.clone();
+    drop(rig);
+    let mut rig = Rig::open(&directory, &shape);
+    history.check(usize::MAX, &rig.contents());
+}
+
+/// What is overwritten makes room: a small pool takes any amount of writes.
+#[test]
+fn space_comes_back() {
+    let mut shape = Shape::tiny();
+    shape.options.segments_max = 12;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    for round in 0..2000 {
+        let status = rig.take(Step::Write { first: 0, count: 3, fua: round % 2 == 0 });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+    }
+    assert!(rig.pool.counts().all <= 12);
+    let contents = rig.contents();
+    drop(rig);
+    assert_eq!(Rig::open(&directory, &shape).contents(), contents);
+}
+
+/// A file system that is full for a while: writes fail, and go on when there is room again.
+#[test]
+fn a_full_file_system_is_no_end() {
+    let shape = Shape::tiny();
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let store = Simulated::new(&directory);
+    let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+    store.fail(Fault::Full(2));
+    let mut refused = false;
+    for round in 0..200 {
+        let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
+        refused = status == Status::NoSpc;
+        if refused {
+            rig.history.forget_last();
+            break;
+        }
+        assert_eq!(status, Status::Ok);
+        if rig.take(Step::Snapshot) == Status::NoSpc {
+            rig.history.forget_last();
+        }
+    }
+    assert!(refused, "it was full");
+    store.fail(Fault::None);
+    assert_eq!(rig.take(Step::Write { first: 0, count: 3, fua: true }), Status::Ok);
+    let contents = rig.contents();
+    rig.history.check(usize::MAX, &contents);
+}

@@ -1,0 +1,322 @@
+//! A volume on a simulated disk, one step at a time, and the history of what was asked of it.
+
+use std::sync::Arc;
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_volume::committer::{Committer, Turn};
+use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::{Compression, Options, Pool, VolumeError};
+
+use crate::simulated::Simulated;
+
+/// The contents of a volume: for each block the number of the step that wrote it, 0 for zeros.
+pub(crate) type Blocks = Vec<u64>;
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Write { first: u64, count: u64, fua: bool },
+    Part { block: u64, fua: bool },
+    Flush,
+    Discard { first: u64, count: u64 },
+    Snapshot,
+}
+
+/// The shape of a rig.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) block_bytes: u32,
+    pub(crate) blocks: u64,
+    pub(crate) options: Options,
+    pub(crate) compression: Compression,
+}
+
+impl Shape {
+    /// As small as can be.
+    pub(crate) fn tiny() -> Shape {
+        let options = Options {
+            align: 512,
+            segment_bytes: 16 << 10,
+            segments_max: 40,
+            memory_bytes: 128 << 10,
+            checkpoint_bytes: 12 << 10,
+            sync_bytes: 8 << 10,
+            records_max: 128,
+        };
+        Shape { block_bytes: 512, blocks: 3, options, compression: Compression::None }
+    }
+}
+
+/// A step that was taken.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    step: Step,
+    /// How many changes the disk had seen when it was answered; none if it was not, or with an
+    /// error.
+    answered: Option<usize>,
+}
+
+/// What was asked of a volume, in the order of the log.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    blocks: u64,
+    taken: Vec<Taken>,
+}
+
+impl History {
+    /// The state after so many steps: the volume and its snapshots.
+    fn after(&self, count: usize) -> (Blocks, Vec<(String, Blocks)>) {
+        let mut now = vec![0; self.blocks as usize];
+        let mut snapshots = Vec::new();
+        for (number, taken) in (1..).zip(&self.taken[..count]) {
+            match taken.step {
+                Step::Write { first, count, .. } => {
+                    now[first as usize..(first + count) as usize].fill(number);
+                }
+                // Half of it is new: both halves say of whom they are.
+                Step::Part { block, .. } => {
+                    let old = &mut now[block as usize];
+                    *old = number << 32 | (*old & 0xffff_ffff);
+                }
+                Step::Flush => {}
+                Step::Discard { first, count } => {
+                    now[first as usize..(first + count) as usize].fill(0);
+                }
+                Step::Snapshot => snapshots.push((format!("v@s{number}"), now.clone())),
+            }
+        }
+        (now, snapshots)
+    }
+
+    /// How many steps have to be there if the disk had seen so many changes.
+    fn least(&self, moment: usize) -> usize {
+        let durable = |taken: &Taken| {
+            let asked = match taken.step {
+                Step::Write { fua, .. } | Step::Part { fua, .. } => fua,
+                Step::Flush | Step::Snapshot => true,
+                Step::Discard { .. } => false,
+            };
+            asked && taken.answered.is_some_and(|answered| answered <= moment)
+        };
+        self.taken.iter().rposition(durable).map_or(0, |last| last + 1)
+    }
+
+    /// Looks whether what is there is the state after a number of steps that is allowed.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub(crate) fn check(&self, moment: usize, found: &(Blocks, Vec<(String, Blocks)>)) {
+        let least = self.least(moment);
+        let fits = (least..=self.taken.len()).any(|count| self.after(count) == *found);
+        assert!(
+            fits,
+            "after {moment} changes of the disk: found {found:?}, wanted the state after at least \
+             {least} of {:?}; that is {:?}",
+            self.taken,
+            self.after(least)
+        );
+    }
+}
+
+/// A pool with one volume.
+pub(crate) struct Rig {
+    pub(crate) pool: Arc<Pool<Simulated>>,
+    pub(crate) committer: Committer<Simulated>,
+    pub(crate) door: Door<Simulated>,
+    pub(crate) directory: Directory,
+    pub(crate) history: History,
+    shape: Shape,
+    waiting: Vec<(u32, usize)>,
+    snapshots: Vec<(blockyard_sync::mailbox::Owner<blockyard_volume::record::Reply>, usize)>,
+}
+
+fn open_pool(
+    store: Simulated,
+    shape: &Shape,
+) -> Result<(Arc<Pool<Simulated>>, Committer<Simulated>), VolumeError> {
+    Pool::open(store, shape.options)
+}
+
+/// Makes a pool with an empty volume `v`.
+pub(crate) fn format(directory: &Directory, shape: &Shape) {
+    let (pool, mut committer) = open_pool(Simulated::new(directory), shape).unwrap();
+    let traits = Traits {
+        id: 0,
+        name: "v".to_owned(),
+        is_snapshot: false,
+        origin: 0,
+        block_bytes: shape.block_bytes,
+        blocks: shape.blocks,
+    };
+    let mut answer = pool.ask(Change::Create(traits));
+    assert_eq!(committer.turn(), Turn::Worked);
+    assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+    directory.settle();
+}
+
+impl Rig {
+    /// Opens the pool of a directory.
+    pub(crate) fn open(directory: &Directory, shape: &Shape) -> Rig {
+        Rig::on(Simulated::new(directory), directory, shape).unwrap_or_else(|error| {
+            panic!("the pool does not open: {error}");
+        })
+    }
+
+    /// The same on a store of the caller's.
+    pub(crate) fn on(
+        store: Simulated,
+        directory: &Directory,
+        shape: &Shape,
+    ) -> Result<Rig, VolumeError> {
+        let (pool, committer) = open_pool(store, shape)?;
+        let door = Door::open(&pool, pool.find("v")?, shape.compression, 64);
+        let history = History { blocks: shape.blocks, taken: Vec::new() };
+        let directory = directory.clone();
+        let (waiting, snapshots) = (Vec::new(), Vec::new());
+        Ok(Rig { pool, committer, door, directory, history, shape: *shape, waiting, snapshots })
+    }
+
+    /// The bytes of a block that a step has written.
+    fn bytes(&self, number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(self.shape.block_bytes as usize / 8)
+    }
+
+    /// Begins a step.
+    pub(crate) fn begin(&mut self, step: Step) -> Status {
+        let number = self.history.taken.len() as u64 + 1;
+        let size = u64::from(self.shape.block_bytes);
+        let token = number as u32;
+        let outcome = match step {
+            Step::Write { first, count, fua } => {
+                let block = self.bytes(number);
+                let fill = |into: &mut [u8]| {
+                    into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
+                };
+                self.door.write(first * size, (count * size) as usize, &fill, token, fua)
+            }
+            Step::Part { block, fua } => {
+                let fill = |into: &mut [u8]| {
+                    let word = (number as u32).to_le_bytes();
+                    into.chunks_mut(4).for_each(|part| part.copy_from_slice(&word));
+                };
+                let half = size as usize / 2;
+                self.door.write(block * size + half as u64, half, &fill, token, fua)
+            }
+            Step::Flush => self.door.flush(token),
+            Step::Discard { first, count } => {
+                self.door.zero(first * size, count * size, token, false)
+            }
+            Step::Snapshot => {
+                let live = self.pool.find("v").unwrap();
+                let name = format!("v@s{number}");
+                let origin = live.traits.id;
+                let traits =
+                    Traits { id: 0, name, is_snapshot: true, origin, ..live.traits.clone() };
+                let answer = self.pool.ask(Change::Copy(traits));
+                self.snapshots.push((answer, self.history.taken.len()));
+                Outcome::Taken
+            }
+        };
+        match outcome {
+            Outcome::Taken => {
+                if step != Step::Snapshot {
+                    self.waiting.push((token, self.history.taken.len()));
+                }
+                self.history.taken.push(Taken { step, answered: None });
+                Status::Ok
+            }
+            Outcome::Full => Status::Resource,
+            Outcome::Ended(status) => status,
+        }
+    }
+
+    /// Lets the committer go on until there is nothing to do; answers the first error.
+    pub(crate) fn go_on(&mut self) -> Status {
+        while self.committer.turn() == Turn::Worked {}
+        let now = self.directory.change_count();
+        let mut end = Status::Ok;
+        while let Some(reply) = self.door.take() {
+            let at = self.waiting.iter().position(|(token, _)| *token == reply.token).unwrap();
+            let (_, index) = self.waiting.swap_remove(at);
+            if reply.status.is_ok() {
+                self.history.taken[index].answered = Some(now);
+            } else if end.is_ok() {
+                end = reply.status;
+            }
+        }
+        for (mut answer, index) in std::mem::take(&mut self.snapshots) {
+            let status = answer.take().expect("the committer has answered everything").status;
+            if status.is_ok() {
+                self.history.taken[index].answered = Some(now);
+            } else if end.is_ok() {
+                end = status;
+            }
+        }
+        assert!(self.waiting.is_empty(), "everything is answered");
+        end
+    }
+
+    /// Begins a step and waits until it is answered.
+    pub(crate) fn take(&mut self, step: Step) -> Status {
+        let begun = self.begin(step);
+        if begun.is_ok() { self.go_on() } else { begun }
+    }
+
+    /// What is there.
+    pub(crate) fn contents(&mut self) -> (Blocks, Vec<(String, Blocks)>) {
+        let volume = read(&mut self.door, &self.shape).unwrap();
+        let mut snapshots = Vec::new();
+        for traits in self.pool.list().into_iter().filter(|traits| traits.is_snapshot) {
+            let live = self.pool.find(&traits.name).unwrap();
+            let mut door = Door::open(&self.pool, live, Compression::None, 1);
+            snapshots.push((traits.name, read(&mut door, &self.shape).unwrap()));
+        }
+        (volume, snapshots)
+    }
+}
+
+/// Reads a volume: the numbers that its blocks hold, or how the first read ended that failed.
+pub(crate) fn read(door: &mut Door<Simulated>, shape: &Shape) -> Result<Blocks, Status> {
+    let size = shape.block_bytes as usize;
+    let mut bytes = Vec::new();
+    let len = size * shape.blocks as usize;
+    match door.read(0, len, |part| bytes.extend_from_slice(part)) {
+        Status::Ok => {}
+        error => return Err(error),
+    }
+    let number = |block: &[u8]| {
+        let (old, new) = block.split_at(size / 2);
+        let word = |bytes: &[u8]| {
+            let first = &bytes[..4];
+            first.try_into().map(u32::from_le_bytes).unwrap()
+        };
+        let written = u64::from(word(old));
+        let (whole, part) = (written.to_le_bytes().repeat(size / 16), word(new));
+        // A block that was written as a whole has its number everywhere, in eight bytes.
+        if block[..size / 2] == whole && block[size / 2..] == whole {
+            return written;
+        }
+        assert!(new.chunks(4).all(|chunk| chunk == part.to_le_bytes()), "a torn block: {block:?}");
+        assert!(old == whole, "a torn block: {block:?}");
+        u64::from(part) << 32 | written
+    };
+    Ok(bytes.chunks(size).map(number).collect())
+}
+
+impl History {
+    /// The last step has not happened.
+    pub(crate) fn forget_last(&mut self) {
+        // Its number is not used again: numbers are places.
+        let last = self.taken.last_mut().expect("there was one");
+        last.step = Step::Flush;
+        last.answered = None;
+    }
+
+    /// Looks whether a volume is in a state in which it once was.
+    pub(crate) fn check_volume(&self, found: &Blocks) {
+        let fits = (0..=self.taken.len()).any(|count| self.after(count).0 == *found);
+        assert!(fits, "found {found:?}, which never was");
+    }
+}

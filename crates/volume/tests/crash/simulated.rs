@@ -1,0 +1,147 @@
+//! The simulated directory as that of a pool, with what may go wrong below it.
+#![allow(clippy::disallowed_types)] // A test may.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use blockyard_sim::directory::{self, SECTOR};
+use blockyard_volume::store::{Directory, StoreFile};
+
+/// What goes wrong, of what a pool does with segments from now on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Syncs do nothing, though they say that all is well.
+    NoSyncs,
+    /// A write with this number is acknowledged and dropped.
+    Lost(u64),
+    /// A write with this number goes somewhere else in its file.
+    Misdirected(u64),
+    /// So many files more can be made.
+    Full(u64),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    fault: Fault,
+    writes: u64,
+    created: u64,
+}
+
+/// A simulated directory.
+#[derive(Clone)]
+pub(crate) struct Simulated {
+    directory: directory::Directory,
+    state: Arc<Mutex<State>>,
+}
+
+/// A file of it.
+pub(crate) struct SimulatedFile {
+    file: directory::File,
+    state: Arc<Mutex<State>>,
+}
+
+impl Simulated {
+    pub(crate) fn new(directory: &directory::Directory) -> Simulated {
+        Simulated { directory: directory.clone(), state: Arc::default() }
+    }
+
+    /// Lets something go wrong from now on.
+    pub(crate) fn fail(&self, fault: Fault) {
+        *self.state.lock().unwrap() = State { fault, ..State::default() };
+    }
+}
+
+impl fmt::Debug for Simulated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Simulated")
+    }
+}
+
+impl fmt::Debug for SimulatedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.file.fmt(f)
+    }
+}
+
+impl Directory for Simulated {
+    type File = SimulatedFile;
+
+    fn title(&self) -> String {
+        "simulated".to_owned()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<SimulatedFile>> {
+        let file = self.directory.open(name);
+        Ok(file.map(|file| SimulatedFile { file, state: Arc::clone(&self.state) }))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<SimulatedFile> {
+        let mut state = self.state.lock().unwrap();
+        state.created += 1;
+        if let Fault::Full(after) = state.fault
+            && state.created > after
+        {
+            return Err(io::Error::from_raw_os_error(28)); // ENOSPC
+        }
+        let file = self.directory.create(name, len, SECTOR);
+        Ok(SimulatedFile { file, state: Arc::clone(&self.state) })
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.directory.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.directory.remove(name);
+        Ok(())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.directory.sync_names();
+        Ok(())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        Ok(self.directory.names())
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        Ok(u128::from(self.directory.fresh_id()).to_le_bytes())
+    }
+}
+
+impl StoreFile for SimulatedFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.len())
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, into)
+    }
+
+    fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let bytes = parts.concat();
+        let mut state = self.state.lock().unwrap();
+        state.writes += 1;
+        match state.fault {
+            Fault::Lost(number) if number == state.writes => return Ok(()),
+            Fault::Misdirected(number) if number == state.writes => {
+                offset = (offset + 4096) % (self.file.len() - bytes.len() as u64 + 1) / 512 * 512;
+            }
+            _ => {}
+        }
+        drop(state);
+        self.file.write_at(offset, &bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self.state.lock().unwrap().fault {
+            Fault::NoSyncs => Ok(()),
+            _ => self.file.sync(),
+        }
+    }
+}

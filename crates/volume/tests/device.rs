@@ -1,0 +1,126 @@
+//! A volume on real files: what is written comes back, also in the next opening; a second process
+//! is refused; a device that is gone leaves its pool to others.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Device, Flags, Sector};
+use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
+use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, bytes};
+
+use place::Place;
+
+fn place(name: &str) -> Place {
+    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn config(path: PathBuf) -> VolumeConfig {
+    VolumeConfig {
+        path,
+        name: "v0".to_owned(),
+        size: 64 << 20,
+        volblocksize: 0,
+        compress: Compression::Lz4,
+        sync: SyncMode::Standard,
+    }
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let depth = usize::from(config.depth);
+    let (sched, queue) = (NoneScheduler::new(depth), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 2 << 20)
+}
+
+#[test]
+fn what_is_written_is_there_when_it_is_opened_again() {
+    let place = place("reopen");
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut model = vec![0_u8; 64 << 20];
+    for round in 0..4 {
+        let volume = Volume::open(config(place.path().join("pool"))).unwrap();
+        let mut io = door(&volume);
+        let mut found = vec![0; 1 << 20];
+        for (at, wanted) in (0..).zip(model.chunks(1 << 20)) {
+            io.read(Sector(at * 2048), &mut found).unwrap();
+            assert!(found == wanted, "round {round}, MiB {at}");
+        }
+        for _ in 0..200 {
+            let len = 4096 * random.usize(1..=64);
+            let at = random.usize(..=(model.len() - len) / 4096) * 4096;
+            let data: Vec<u8> = match random.bool() {
+                true => std::iter::repeat_with(|| random.u8(..)).take(len).collect(),
+                false => vec![random.u8(..); len],
+            };
+            let flags = if random.u8(..8) == 0 { Flags::FUA } else { Flags::NONE };
+            io.write(Sector(at as u64 / 512), &data, flags).unwrap();
+            model[at..at + len].copy_from_slice(&data);
+        }
+    }
+}
+
+#[test]
+fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
+    let place = place("locked");
+    let path = place.path().join("pool");
+    let volume = Volume::open(config(path.clone())).unwrap();
+    let again = Volume::open(config(path.clone())).unwrap_err();
+    assert_eq!(again.to_string(), "`v0` is a device of this process already");
+    let other = VolumeConfig { name: "v1".to_owned(), size: 1 << 20, ..config(path.clone()) };
+    let other = Volume::open(other).unwrap();
+    // A lock on the file that another process would have.
+    drop((volume, other));
+    let lock = std::fs::File::open(path.join("lock")).unwrap();
+    lock.try_lock().expect("the pool is closed");
+    let error = Volume::open(config(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("is in use by another process"), "{error}");
+    drop(lock);
+    let error = Volume::open(VolumeConfig { size: 1 << 30, ..config(path.clone()) }).unwrap_err();
+    assert!(error.to_string().starts_with("size: `1073741824` will not do: wanted 67108864"));
+    let error = Volume::open(VolumeConfig { volblocksize: 4096, ..config(path.clone()) });
+    assert!(error.unwrap_err().to_string().starts_with("volblocksize: `4096` will not do"));
+    let missing = VolumeConfig { name: "v2".to_owned(), size: 0, ..config(path) };
+    assert!(Volume::open(missing).unwrap_err().to_string().starts_with("size: `0` will not do"));
+}
+
+#[test]
+fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
+    let place = place("refused");
+    let path = place.path().join("pool");
+    drop(Volume::open(config(path.clone())).unwrap());
+    let file = path.join(FILE);
+    let good = std::fs::read(&file).unwrap();
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        let error = Volume::open(config(path.clone())).unwrap_err().to_string();
+        assert_eq!(std::fs::read(&file).unwrap(), bytes, "left alone");
+        error
+    };
+    let mut newer = good.clone();
+    for slot in newer.chunks_mut(SLOT_BYTES) {
+        slot[16] = 9;
+        let crc = bytes::crc(&slot[16..BYTES]);
+        slot[8..16].copy_from_slice(&crc.to_le_bytes());
+    }
+    assert_eq!(refused(&newer), "path: `superblock` is of version 9; this program knows version 1");
+    let mut damaged = good.clone();
+    damaged[30] ^= 1;
+    damaged[SLOT_BYTES + 30] ^= 1;
+    assert!(refused(&damaged).starts_with("path: `superblock` is damaged: its checksum is 0x"));
+    assert!(refused(&good[..100]).contains("`superblock` ends after 100 bytes"));
+    std::fs::write(&file, &good).unwrap();
+    drop(Volume::open(config(path.clone())).unwrap());
+    std::fs::remove_file(&file).unwrap();
+    let error = Volume::open(config(path)).unwrap_err().to_string();
+    assert!(error.contains("segments of a pool are there, but its superblock is not"), "{error}");
+}
