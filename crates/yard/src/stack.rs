@@ -26,6 +26,7 @@ use crate::spec::DeviceSpec;
 
 mod ram;
 mod smr;
+mod volume;
 
 /// A device that is made, and what was corrected in the making.
 pub struct Made {
@@ -141,6 +142,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
         }
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
+        "volume" => volume::open(spec)?,
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     };
     made.notes.extend(untuned(spec));
@@ -155,6 +157,7 @@ pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     let mut notes = match spec.kind().name {
         "smr" => smr::check(spec)?,
         "ram" => ram::check(spec)?,
+        "volume" => volume::check(spec)?,
         _ => notes(spec, &*null::<WordZones>(spec)?),
     };
     notes.extend(untuned(spec));
@@ -344,6 +347,7 @@ mod tests {
     use super::*;
     use crate::config::{TEMPLATE, parse};
     use crate::param::{KINDS, Kind};
+    use crate::paths::TempDir;
     use crate::uri;
     use blockyard_core::zone::gate::GateView;
 
@@ -354,10 +358,21 @@ mod tests {
         }
     }
 
+    /// A device of a kind; a volume has to be somewhere, and of a size.
+    fn example(kind: &'static Kind, pool: &TempDir) -> DeviceSpec {
+        let mut spec = DeviceSpec::new(kind, "d").unwrap();
+        if kind.name == "volume" {
+            spec.set_text("path", &pool.path().display().to_string()).unwrap();
+            spec.set_text("size", "1G").unwrap();
+        }
+        spec
+    }
+
     #[test]
     fn every_kind_of_the_table_is_made() {
+        let pool = TempDir::new().unwrap();
         for kind in KINDS {
-            let spec = DeviceSpec::new(kind, "d").unwrap();
+            let spec = example(kind, &pool);
             let made = open(&spec).unwrap();
             assert_eq!((made.disk.name(), made.disk.kind()), ("d", kind.name));
             assert!(made.disk.open().is_ok());
@@ -440,8 +455,9 @@ mod tests {
     fn the_table_has_the_faults_of_the_device() {
         use blockyard_core::DeviceError::NoSuchFault;
         use blockyard_core::inject::Injection;
+        let pool = TempDir::new().unwrap();
         for kind in KINDS {
-            let made = open(&DeviceSpec::new(kind, "d").unwrap()).unwrap();
+            let made = open(&example(kind, &pool)).unwrap();
             for fault in kind.faults {
                 let injection =
                     Injection::Device { name: (*fault).to_owned(), value: "?".to_owned() };
@@ -468,7 +484,7 @@ mod tests {
     #[test]
     fn a_trace_has_one_writer() {
         // A second device with the same file truncated what the first had written.
-        let temp = crate::paths::TempDir::new().unwrap();
+        let temp = TempDir::new().unwrap();
         let path = temp.path().join("trace");
         let spec = |name: &str| {
             uri::parse(&format!("null:///{name}?size=1M&trace={}", path.display())).unwrap()

@@ -180,7 +180,7 @@ mod tests {
             ("null:///", "the name is missing"),
             ("null:///?size=1G", "the name is missing"),
             ("nul:///n0", "did you mean `null`?"),
-            ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram)"),
+            ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram, volume)"),
             ("null:///a/b", "name: `a/b` will not do"),
             ("null:///n0?", "nothing behind it"),
             ("null:///n0?size=1G&&bs=512", "nothing behind it"),

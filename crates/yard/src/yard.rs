@@ -273,6 +273,9 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
             (None, None) => ", keeps data in memory".to_owned(),
         };
     }
+    if spec.kind().name == "volume" {
+        text += &format!(", in {}", spec.text("path").unwrap_or_default());
+    }
     if let Some(ram) = ram::described(spec) {
         text += &ram;
     }

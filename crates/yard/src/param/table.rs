@@ -56,6 +56,13 @@ pub const KINDS: &[Kind] = &[
         faults: RAM_FAULTS,
         hints: RAM_HINTS,
     },
+    Kind {
+        name: "volume",
+        doc: "durable volume in a pool of files: thin, checksummed; as ZFS' zvol",
+        params: VOLUME,
+        faults: &[],
+        hints: VOLUME_HINTS,
+    },
 ];
 
 /// What every kind takes.
@@ -318,6 +325,44 @@ const RAM_HINTS: &[(&str, &str)] = &[
         "it is a statistic: blockyard stats NAME; blockyard ram set NAME mem_used_max=0",
     ),
     ("name", "the name is the path of the URI: ram:///NAME"),
+];
+
+const VOLUME: &[Param] = &[
+    param("path", text(4 * KIB as usize), "", "the pool's directory; it is made if there is none"),
+    param(
+        "size",
+        size(0, PIB),
+        "0",
+        "capacity; the volume is made if there is none of its name; 0: what it has",
+    ),
+    param(
+        "volblocksize",
+        Form::Sizes(&[0, 4096, 8192, 16_384, 32_768, 65_536]),
+        "0",
+        "block size of a volume that is made: 4k to 64k; 0: what it has, or 16k",
+    ),
+    param("compress", Form::Choice(&["none", "lz4"]), "lz4", "how blocks are compressed"),
+    param(
+        "sync",
+        Form::Choice(&["standard", "always", "disabled"]),
+        "standard",
+        "durable is what asks to be, every write, or nothing by request",
+    ),
+];
+
+/// zvol's properties that have another form here, or none.
+const VOLUME_HINTS: &[(&str, &str)] = &[
+    ("volsize", "write size=100G"),
+    ("capacity", "write size=100G"),
+    ("compression", "write compress=lz4"),
+    ("bs", "it is 4k; write volblocksize=16k for what is checksummed as one"),
+    ("blocksize", "write volblocksize=16k"),
+    ("pool", "write path=DIRECTORY"),
+    ("dir", "write path=DIRECTORY"),
+    ("backing", "write path=DIRECTORY"),
+    ("checksum", "it always has checksums; leave it out"),
+    ("sparse", "it always is; leave it out"),
+    ("name", "the name is the path of the URI: volume:///NAME"),
 ];
 
 /// Faults of the null device's own.

@@ -1,0 +1,79 @@
+//! Durable volumes.
+
+use std::path::PathBuf;
+
+use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
+
+use super::{Made, StackError, as_given, with_delay};
+use crate::spec::DeviceSpec;
+
+/// Makes the device.
+pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let volume = Volume::open(config(spec)).map_err(|error| refused(spec, error))?;
+    let disk = with_delay(spec, volume)?;
+    Ok(Made { disk, notes: Vec::new(), ram: None })
+}
+
+/// Checks that the parameters go together, without looking at the pool.
+pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
+    config(spec).check().map_err(|error| refused(spec, error))?;
+    Ok(Vec::new())
+}
+
+fn refused(spec: &DeviceSpec, error: VolumeError) -> StackError {
+    let error = match error {
+        VolumeError::Invalid { field, value, wanted } => {
+            StackError::Invalid { field, value, wanted }
+        }
+        other => StackError::Refused { field: other.field(), message: other.to_string() },
+    };
+    as_given(spec, error)
+}
+
+fn config(spec: &DeviceSpec) -> VolumeConfig {
+    VolumeConfig {
+        path: spec.text("path").map(PathBuf::from).unwrap_or_default(),
+        name: spec.name().to_owned(),
+        size: spec.number("size"),
+        volblocksize: spec.small("volblocksize"),
+        compress: [Compression::None, Compression::Lz4][spec.choice("compress")],
+        sync: [SyncMode::Standard, SyncMode::Always, SyncMode::Disabled][spec.choice("sync")],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{check, open};
+    use crate::paths::TempDir;
+    use crate::uri;
+
+    #[test]
+    fn what_does_not_go_together_is_refused_by_field() {
+        let pool = TempDir::new().unwrap();
+        let path = pool.path().join("pool");
+        for (query, want) in [
+            ("size=1G", "path: `` will not do: wanted the directory of a pool"),
+            ("path=/p&size=100001k", "size: `100001k` will not do: wanted a multiple of"),
+        ] {
+            let error = check(&uri::parse(&format!("volume:///v?{query}")).unwrap()).unwrap_err();
+            assert!(error.to_string().starts_with(want), "{query}: {error}");
+        }
+        let spec = |query: &str| {
+            uri::parse(&format!("volume:///v?path={}{query}", path.display())).unwrap()
+        };
+        let refused = |query: &str| match open(&spec(query)) {
+            Err(error) => (error.field(), error.to_string()),
+            Ok(_) => panic!("{query} was made"),
+        };
+        assert_eq!(refused("").0, "size");
+        let made = open(&spec("&size=1G&volblocksize=8k")).unwrap();
+        assert_eq!(made.disk.geometry().len_bytes(), 1 << 30);
+        assert_eq!(made.disk.geometry().physical_block_bytes, 8192);
+        let (field, text) = refused("&size=1G");
+        assert_eq!((field, text.as_str()), ("path", "`v` is a device of this process already"));
+        drop(made);
+        let (field, text) = refused("&size=2G");
+        assert!(field == "size" && text.starts_with("size: `2G` will not do"), "{text}");
+        assert_eq!(open(&spec("")).unwrap().disk.geometry().len_bytes(), 1 << 30);
+    }
+}
