@@ -1,4 +1,4 @@
-//! A file: one zone, or several conventional ones. Appends, writes and reads.
+//! A file: one zone, or several conventional ones. Appends and writes; `reading` has the reads.
 //!
 //! Nothing is held exclusively over an append: any number of threads append to one file at once,
 //! and the device says where their data landed. What must have a file for itself (truncating it,
@@ -225,7 +225,7 @@ pub struct ZoneFile {
 }
 
 /// Why an I/O failed: refused before the device saw it, or by the device.
-enum Failed {
+pub(crate) enum Failed {
     Refused(FileError),
     ByDevice(Status),
     /// The device did something else than it was asked for.
@@ -471,71 +471,6 @@ impl ZoneFile {
             done += part;
         }
         Ok(done)
-    }
-
-    /// Reads up to `into.len()` bytes at `offset`, and says how many: fewer at the end.
-    ///
-    /// # Errors
-    /// If the zone cannot be read or the device fails.
-    pub fn read(&self, door: &mut Door, offset: u64, into: &mut [u8]) -> Result<usize, FileError> {
-        let size = self.readable()?;
-        let len = size.saturating_sub(offset).min(into.len() as u64) as usize;
-        let block = u64::from(self.fs.block_bytes());
-        let mut done = 0;
-        while done < len {
-            let at = offset + done as u64;
-            let first = at - at % block;
-            let skip = (at - first) as usize;
-            let part = (len - done).min(BUFFER_BYTES - skip);
-            self.fill(door, first, 0, (skip + part).next_multiple_of(block as usize))?;
-            door.buffer().read(skip as u64, &mut into[done..done + part]);
-            done += part;
-        }
-        Ok(done)
-    }
-
-    /// The same with whole blocks only, as O_DIRECT has it.
-    pub(crate) fn read_direct(
-        &self,
-        door: &mut Door,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<usize, FileError> {
-        let len = self.readable()?.saturating_sub(offset).min(into.len() as u64);
-        if len > 0 && !(self.fs.is_aligned(offset) && self.fs.is_aligned(len)) {
-            return Err(FileError::Unaligned);
-        }
-        self.read(door, offset, &mut into[..len as usize])
-    }
-
-    /// Whether it can be read at all: its zone is not offline, and was not read-only at mount.
-    pub fn is_readable(&self) -> bool {
-        !self.file.is(bit::UNREADABLE)
-    }
-
-    /// The size, if the file can be read.
-    fn readable(&self) -> Result<u64, FileError> {
-        if self.is_readable() { Ok(self.file.size()) } else { Err(FileError::Immutable) }
-    }
-
-    /// Reads whole blocks into the door's buffer, from its byte `at` on.
-    fn fill(
-        &self,
-        door: &mut Door,
-        offset: u64,
-        at: usize,
-        len_bytes: usize,
-    ) -> Result<(), FileError> {
-        let sector = self.file.start + offset / SECTOR_BYTES;
-        let end = {
-            let _in_flight = self.file.enter();
-            let sectors = len_bytes as u64 / SECTOR_BYTES;
-            door.transfer(Op::Read, sector, sectors, at, Flags::NONE)
-        };
-        end.map(drop).map_err(|status| {
-            self.fs.recover(&self.file, false);
-            FileError::Device(status)
-        })
     }
 
     /// Makes all that was written durable.

@@ -16,6 +16,7 @@ mod layout;
 mod manage;
 pub mod mount;
 pub mod options;
+mod reading;
 mod recovery;
 mod remount;
 pub mod superblock;

@@ -212,14 +212,45 @@ fn writes_appends_and_truncations_do_not_take_each_other_for_errors() {
     write_append_and_truncate(NullConfig { zone_append_max_sectors: 0, ..config() });
 }
 
+/// A reader sees what the file had at one time, never what lies above the pointer of a zone that
+/// was reset under it, nor blocks of before and after.
+#[test]
+fn a_read_beside_truncations_is_of_one_time() {
+    const BLOCKS: usize = 6;
+    let fs = open(&formatted("d", config()), "");
+    let file = seq(&fs, 0);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fs, file, over) = (&fs, &file, &over);
+        scope.spawn(move || {
+            let mut door = fs.door().unwrap();
+            for round in 0..1000 {
+                file.truncate(0).unwrap();
+                for _ in 0..BLOCKS / 2 {
+                    file.append(&mut door, &[1 + (round % 200) as u8; 2 * BLOCK]).unwrap();
+                }
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        scope.spawn(move || {
+            let (mut door, mut back) = (fs.door().unwrap(), vec![0; BLOCKS * BLOCK]);
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let len = file.read(&mut door, 0, &mut back).unwrap();
+                assert!(len.is_multiple_of(2 * BLOCK));
+                let seen = &back[..len];
+                let first = seen.first().copied().unwrap_or(1);
+                assert!((1..=200).contains(&first), "{first} was never written");
+                assert!(seen.iter().all(|byte| *byte == first), "of two times");
+            }
+        });
+    });
+}
+
 #[test]
 fn a_device_without_append_is_written_in_turns() {
     let device = formatted("d", NullConfig { zone_append_max_sectors: 0, ..config() });
     let fs = open(&device, "");
-    if fs.appends_natively() {
-        // A stack that emulates appends has them natively, as far as a file system can see.
-        return;
-    }
+    assert!(!fs.appends_natively());
     let file = seq(&fs, 0);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -520,7 +520,7 @@ fn run(words: &[&str], dir: &Path) -> bool {
 #[test]
 fn what_lies_below_the_mount_stays_mounted() {
     if !rustix::process::geteuid().is_root() {
-        // Only root mounts something to lie below.
+        eprintln!("skipped: only root mounts something to lie below");
         return;
     }
     let device = formatted("d", config());
