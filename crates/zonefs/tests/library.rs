@@ -1,9 +1,10 @@
 //! Files in process: the rules of the file system without a mount.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may, and ends where it cannot go on.
 
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
@@ -219,7 +220,7 @@ fn a_read_beside_truncations_is_of_one_time() {
     const BLOCKS: usize = 6;
     let fs = open(&formatted("d", config()), "");
     let file = seq(&fs, 0);
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (fs, file, over) = (&fs, &file, &over);
         scope.spawn(move || {
@@ -230,11 +231,12 @@ fn a_read_beside_truncations_is_of_one_time() {
                     file.append(&mut door, &[1 + (round % 200) as u8; 2 * BLOCK]).unwrap();
                 }
             }
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            // Relaxed: it says nothing but that.
+            over.store(true, Ordering::Relaxed);
         });
         scope.spawn(move || {
             let (mut door, mut back) = (fs.door().unwrap(), vec![0; BLOCKS * BLOCK]);
-            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            while !over.load(Ordering::Relaxed) {
                 let len = file.read(&mut door, 0, &mut back).unwrap();
                 assert!(len.is_multiple_of(2 * BLOCK));
                 let seen = &back[..len];
