@@ -178,8 +178,13 @@ impl<T: Copy + Send> Lanes<T> {
         if self.abandoned.load(Ordering::Relaxed) {
             return true;
         }
-        let occupied = self.occupied.iter().any(|word| word.load(Ordering::Relaxed) != 0);
-        occupied && !self.held_back.load(Ordering::Relaxed)
+        self.is_occupied() && !self.held_back.load(Ordering::Relaxed)
+    }
+
+    /// Whether something lies in a lane, held back or not.
+    #[inline]
+    pub fn is_occupied(&self) -> bool {
+        self.occupied.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// Notes that work is left behind that could be done.
@@ -245,6 +250,12 @@ impl<T: Copy + Send> Lane<T> {
     #[inline]
     fn ring(&self) -> &Ring<T> {
         &self.lanes.rings[self.number]
+    }
+
+    /// Its number among the lanes, which those that share it have too.
+    #[inline]
+    pub fn number(&self) -> usize {
+        self.number
     }
 
     /// Whether others publish here too.

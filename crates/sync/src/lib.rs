@@ -24,6 +24,7 @@ pub mod role;
 pub mod sleep_lock;
 pub mod spin_lock;
 pub mod tag_budget;
+pub mod tallies;
 pub mod token_bucket;
 pub mod watch;
 pub mod wp_cache;
