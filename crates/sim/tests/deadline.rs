@@ -85,6 +85,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A few requests that come together and may pass on.
+fn pass() -> impl Strategy<Value = Step> {
+    let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Discard)];
+    let places = (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(a, b, c)| a & b & c);
+    (op, prio(), places).prop_map(|(op, prio, places)| Step::Pass { op, prio, places })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
@@ -98,6 +105,30 @@ proptest! {
         let mut both = Lockstep::new(config(zoned, capacity));
         for step in tuned.into_iter().chain(steps) {
             both.step(step);
+        }
+        both.finish();
+    }
+
+    /// Mostly nothing waits, and what comes passes on.
+    #[test]
+    fn what_passes_on_goes_as_the_model_says(
+        tuned in proptest::collection::vec(tune(), 0..3),
+        steps in proptest::collection::vec(
+            prop_oneof![6 => pass(), 1 => insert(), 2 => (1..90_usize).prop_map(Step::Dispatch),
+                1 => (0..8_u64).prop_map(Step::Wait)],
+            1..100,
+        ),
+        completed in proptest::collection::vec(0..40_usize, 100),
+    ) {
+        let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 400) });
+        for step in tuned {
+            both.step(step);
+        }
+        for (step, completed) in steps.into_iter().zip(completed) {
+            both.step(step);
+            for _ in 0..completed {
+                both.step(Step::Complete(0));
+            }
         }
         both.finish();
     }
@@ -137,4 +168,21 @@ proptest! {
         }
         both.finish();
     }
+}
+
+/// Sweeps and batches that go on, end and begin again, by reads and by writes.
+#[test]
+fn passing_on_is_what_happens_where_nothing_waits() {
+    let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 400) });
+    let mut places = 0x1111_1111_1111_1111_u64;
+    for round in 0..200 {
+        let op = if round % 7 < 4 { Op::Read } else { Op::Write };
+        both.step(Step::Pass { op, prio: Prio::BestEffort, places });
+        assert_eq!(both.passed(), round + 1);
+        for _ in 0..places.count_ones() {
+            both.step(Step::Complete(0));
+        }
+        places = places.rotate_left(5) & 0x5555_5555_5555_5555 | 1 << (round % 64);
+    }
+    both.finish();
 }

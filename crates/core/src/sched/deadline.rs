@@ -16,6 +16,7 @@
 //! | a deadline is looked at between batches only | `dispatch` |
 //! | at the end of a sweep the next one starts at the oldest request | `dispatch` |
 //! | writes to a sequential zone keep the order of their insertion | `lines` |
+//! | what need not wait is passed on in one decision, the same as those above would make | `pass` |
 
 mod dispatch;
 mod entries;
@@ -24,11 +25,13 @@ mod item;
 mod kind;
 mod lines;
 mod order;
+mod pass;
 mod stats;
 mod tunables;
 
 pub use item::Item;
 pub use kind::{CLASSES, Direction, Kind};
+pub use pass::Sweep;
 pub use stats::{Counters, Stats};
 pub use tunables::{Tunable, TunableError, Tunables};
 

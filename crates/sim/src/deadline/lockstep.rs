@@ -25,6 +25,16 @@ pub enum Step {
         /// Whether it goes before all others.
         at_head: bool,
     },
+    /// Requests of 8 sectors come together, at eight times the numbers of the bits that are set and
+    /// have none right below them, and pass on to the device if they may; else they stay.
+    Pass {
+        /// What to do.
+        op: Op,
+        /// Their class.
+        prio: Prio,
+        /// Where.
+        places: u64,
+    },
     /// Up to so many requests go to the device.
     Dispatch(usize),
     /// One of those at the device is completed, counted modulo their number.
@@ -49,6 +59,7 @@ pub struct Lockstep {
     /// Bios that were taken, and bios whose requests were completed.
     taken: usize,
     completed: usize,
+    passed: usize,
 }
 
 impl Lockstep {
@@ -63,6 +74,7 @@ impl Lockstep {
             bios: 0,
             taken: 0,
             completed: 0,
+            passed: 0,
         }
     }
 
@@ -80,6 +92,12 @@ impl Lockstep {
                 self.bios += 1;
                 let bios = vec![self.bios];
                 self.insert(Piece { op, prio, sector, sectors, merges, bios }, at_head);
+            }
+            Step::Pass { op, prio, places } => {
+                let places = places & !(places << 1);
+                let bits = (0..64).filter(|bit| places >> bit & 1 == 1);
+                let sectors: Vec<u64> = bits.map(|bit| bit * 8).collect();
+                self.pass(op, prio, &sectors);
             }
             Step::Dispatch(room) => self.dispatch(room),
             Step::Complete(which) => {
@@ -117,6 +135,42 @@ impl Lockstep {
         };
         assert_eq!(fast, slow, "room");
         self.taken += usize::from(fast.is_ok());
+    }
+
+    fn pass(&mut self, op: Op, prio: Prio, sectors: &[u64]) {
+        let now = self.now();
+        let pieces: Vec<Piece> = sectors
+            .iter()
+            .map(|&sector| {
+                self.bios += 1;
+                Piece { op, prio, sector, sectors: 8, merges: true, bios: vec![self.bios] }
+            })
+            .collect();
+        let (kind, count) = (Kind::of(op, prio), self.in_flight.len() + pieces.len());
+        let has_room = count <= self.in_flight_max.min(self.fast.passing_max(kind));
+        let sweep = if has_room { self.fast.lend(kind, now) } else { None };
+        let first = sweep.and_then(|mut sweep| {
+            let first = sweep.pass(sectors, |sector| *sector);
+            self.fast.settle(sweep);
+            first
+        });
+        let Some(first) = first else {
+            return pieces.into_iter().for_each(|piece| self.insert(piece, false));
+        };
+        for piece in &pieces {
+            assert_eq!(self.slow.insert(piece.clone(), now), Ok(()), "room");
+        }
+        for piece in pieces[first..].iter().chain(&pieces[..first]) {
+            assert_eq!(self.slow.next(now).as_ref(), Some(piece), "whose turn it is");
+            self.in_flight.push(piece.clone());
+        }
+        self.passed += 1;
+        self.taken += pieces.len();
+    }
+
+    /// How often requests passed on to the device at once.
+    pub fn passed(&self) -> usize {
+        self.passed
     }
 
     /// One at a time or all at once: it must come to the same.
