@@ -226,6 +226,8 @@ fn draw(iterations: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 const AT_ONCE: Habits = Habits { immediate: true, moody: false, depth: 4 };
+/// Of each channel's requests two at a time pass on past the order.
+const AT_ONCE_DEEP: Habits = Habits { depth: 8, ..AT_ONCE };
 const LATER: Habits = Habits { immediate: false, moody: false, depth: 4 };
 
 #[test]
@@ -237,12 +239,14 @@ fn three_submitters_on_one_tag() {
 #[test]
 fn eight_submitters() {
     draw(300, || submitters(AT_ONCE, 8, 3));
+    draw(300, || submitters(AT_ONCE_DEEP, 8, 3));
     draw(300, || submitters(LATER, 8, 3));
 }
 
 #[test]
 fn eight_submitters_on_a_moody_device() {
     draw(300, || submitters(Habits { moody: true, ..AT_ONCE }, 8, 3));
+    draw(300, || submitters(Habits { moody: true, ..AT_ONCE_DEEP }, 8, 3));
     draw(300, || submitters(Habits { moody: true, ..LATER }, 8, 3));
 }
 
@@ -255,7 +259,7 @@ fn thirty_two_submitters() {
 /// The scheduler is turned off and on, tuned and looked at under load.
 #[test]
 fn four_submitters_and_somebody_at_the_controls() {
-    for habits in [AT_ONCE, LATER] {
+    for habits in [AT_ONCE, AT_ONCE_DEEP, LATER] {
         draw(300, move || {
             let disk = shared(habits);
             let writers: Vec<_> = (0..4)

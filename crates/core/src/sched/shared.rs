@@ -1,6 +1,7 @@
 //! A scheduler that the channels of a device share: it orders and merges over all of them.
 //!
 //! ```text
+//! channel ─ batch ▸ where nothing waits: sort, pass on ▸ the channel's own device queue
 //! channel ─ batch ▸ lane ─┐                          ┌▸ device queue of whoever popped
 //! channel ─ batch ▸ lane ─┼ drain, sort, merge ▸ pop ┤
 //! channel ─ batch ▸ lane ─┘   (role: dispatcher)     └▸ one device queue (role: its starter)
@@ -22,6 +23,7 @@ mod homes;
 mod queue;
 mod queued;
 mod scheduled;
+mod sheaf;
 
 use crate::channel::MergeRules;
 use crate::geometry::ZoneGeometry;
@@ -32,6 +34,7 @@ pub use combiner::Combiner;
 pub use queue::ScheduledQueue;
 pub use queued::Queued;
 pub use scheduled::Scheduled;
+pub use sheaf::Sheaf;
 
 /// Most requests of one channel that wait in the scheduler or are at the device.
 pub const REQUESTS_MAX: u16 = 1024;
@@ -89,6 +92,28 @@ impl Report {
     }
 }
 
+/// How requests pass on to the device that need not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passing {
+    /// The index, in the sheaf, of the one that is first; behind the last one comes index 0.
+    pub first: usize,
+    /// Something came in meanwhile that waits for a [`Front::dispatch`].
+    pub is_called: bool,
+}
+
+/// Why requests do not pass on to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPassing {
+    /// Another thread works on the order, or all that the device takes is with others, who run it
+    /// or wait for a processor to do so. It may be different soon.
+    Busy,
+    /// Something is to be dispatched first: who does that can ask again, but in any case the caller
+    /// has to come to a [`Front::dispatch`].
+    Behind,
+    /// They are to be inserted.
+    Unfit,
+}
+
 /// How requests of many threads come in, in which order they are, and how they are taken out.
 ///
 /// What is inserted is given out once by a dispatch, of any thread, and reported once; what is
@@ -96,6 +121,9 @@ impl Report {
 pub trait Front: Send + Sync + Sized + 'static {
     /// The name in measurements.
     const NAME: &'static str;
+
+    /// Whether [`Front::pass`] is worth asking.
+    const PASSES: bool = false;
 
     /// What a channel holds of it.
     type Lane: Send + 'static;
@@ -111,6 +139,30 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Takes as many requests as there is room for, from the first on; says how many.
     fn insert(&self, lane: &mut Self::Lane, requests: &[Queued], now: Nanos) -> usize;
+
+    /// Lets requests that nothing else waits with pass on to the device at once: inserts them and
+    /// takes them out again, each of them or none. They are the caller's to start then, in the
+    /// order that is answered, and it tells [`Front::passed`] when they are complete; what the
+    /// device does not start is reported as not done.
+    ///
+    /// # Errors
+    /// Why they do not: a front need not know how.
+    fn pass(
+        &self,
+        lane: &mut Self::Lane,
+        sheaf: &Sheaf,
+        now: Nanos,
+    ) -> Result<Passing, NotPassing> {
+        let _ = (lane, sheaf, now);
+        Err(NotPassing::Unfit)
+    }
+
+    /// So many requests of this kind that have passed on are complete. Says whether the caller has
+    /// to call [`Front::dispatch`], because that may have made something possible.
+    fn passed(&self, lane: &mut Self::Lane, kind: Kind, count: usize) -> bool {
+        let _ = (lane, kind, count);
+        false
+    }
 
     /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another
     /// thread is at it, it may leave them to that one. With no room it only looks after what has

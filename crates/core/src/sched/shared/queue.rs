@@ -3,8 +3,9 @@
 //! Requests go into a lane. Then, and whenever somebody looks for completions or is about to sleep,
 //! the channel *helps*: it takes out what is next, of any channel, and starts it. Where the device
 //! completes what it starts at once, the channel does so on a device queue of its own, and holds
-//! nothing that others could wait for; where it completes later, there is one queue for all, and
-//! who has the role of its starter uses it.
+//! nothing that others could wait for; there, what nothing else waits with passes on without a lane.
+//! Where the device completes later, there is one queue for all, and who has the role of its
+//! starter uses it.
 
 use std::sync::Arc;
 
@@ -17,13 +18,15 @@ use super::engine::Pass;
 use super::flights::{Flights, Landed};
 use super::homes::Home;
 use super::scheduled::Shared;
-use super::{Front, Queued, REQUESTS_MAX, Report};
+use super::{Front, Queued, REQUESTS_MAX, Report, Sheaf};
 use crate::clock::Clock;
 use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, Done, Ended};
 use crate::status::Status;
 use crate::units::Nanos;
 use crate::work::Single;
+
+mod passing;
 
 /// Most requests that a channel takes out at once, to start them on its own device queue.
 const PICK_MAX: u16 = 64;
@@ -54,6 +57,9 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     refused: bool,
     /// What came home while the channel was about to sleep.
     arrived: Done,
+    /// What is to pass on, and how much of it at a time.
+    sheaf: Sheaf,
+    pass_most: usize,
     staged: Vec<Queued>,
     picked: Vec<Queued>,
     flights: Flights,
@@ -88,6 +94,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             out: 0,
             refused: false,
             arrived: Done::with_capacity(requests),
+            sheaf: Sheaf::new(),
+            pass_most: passing::most_of(shared.depth),
             staged: Vec::with_capacity(STAGE_MAX),
             picked: Vec::with_capacity(picks.into()),
             flights: Flights::new(picks),
@@ -140,14 +148,20 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             flights.launch(queued, batch);
         }
         self.own.start(now, batch, &mut self.results);
-        if !batch.is_empty() {
-            flights.take_leftovers(batch, &mut self.reports, &mut self.landed);
+        self.settle();
+        (count, left)
+    }
+
+    /// Takes what the channel's own queue has made of a batch of flights, and reports it.
+    fn settle(&mut self) {
+        if !self.batch.is_empty() {
+            let ScheduledQueue { flights, batch, reports, landed, .. } = self;
+            flights.take_leftovers(batch, reports, landed);
         }
         while let Some(ended) = self.results.take() {
             self.land(ended, None);
         }
         self.shared.front.report(&mut self.reports);
-        (count, left)
     }
 
     /// Takes what the channel's own queue has completed: of a batch that it ran, or past the
@@ -259,6 +273,12 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 return self.own.start(now, batch, done);
             }
             return self.start_some(now, batch, done);
+        }
+        if F::PASSES && self.own.is_immediate() {
+            self.pass(now, batch, done);
+            if batch.is_empty() {
+                return;
+            }
         }
         self.look_at = now + LOOK_NS;
         loop {

@@ -1,0 +1,98 @@
+//! The short way through the scheduler: what nothing else waits with stays with its thread.
+//!
+//! The channel looks at its requests before anybody has to wait for it, asks the front whether they
+//! may go and in which order, and runs them on its own device queue, which completes them at once.
+//! They touch no lane, no order and no mailbox.
+
+use blockyard_sync::atomics::yield_now;
+
+use super::ScheduledQueue;
+use crate::device::DeviceQueue;
+use crate::request::{Batch, Done};
+use crate::sched::shared::sheaf::SHEAF_MAX;
+use crate::sched::shared::{Front, NotPassing, Passing, Queued};
+use crate::units::Nanos;
+
+/// Most requests that pass on together, unless a quarter of the device's depth is less: so several
+/// channels have some at the device at a time, and a thread that loses its processor holds few.
+const PASS_MAX: usize = 32;
+
+/// How often a thread lets others run for a batch that could pass on soon, before it goes the long
+/// way: who is in the way has mostly lost its processor there, and to be served by others costs more
+/// than to wait for that.
+const YIELDS_MAX: usize = 8;
+
+/// How often a thread works off what others have left waiting, before it adds to that itself.
+const HELPS_MAX: usize = 2;
+
+const _: () = assert!(PASS_MAX <= SHEAF_MAX, "a sheaf takes what passes on together");
+
+/// Most requests that pass on together on a device of this depth.
+pub(super) fn most_of(depth: u16) -> usize {
+    usize::from(depth / 4).clamp(1, PASS_MAX)
+}
+
+impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
+    /// Lets as much of a batch pass on as may, from its start on. What is complete goes into
+    /// `done`.
+    #[inline]
+    pub(super) fn pass(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+        let (mut yields, mut helps) = (YIELDS_MAX, HELPS_MAX);
+        while !batch.is_empty() && self.sheaf.look_at(batch, self.pass_most) {
+            let ScheduledQueue { shared, lane, sheaf, .. } = self;
+            let passing = loop {
+                match shared.front.pass(lane, sheaf, now) {
+                    Err(NotPassing::Busy) if yields > 0 => {
+                        yields -= 1;
+                        yield_now();
+                    }
+                    answer => break answer,
+                }
+            };
+            match passing {
+                Ok(passing) => self.run(now, passing, batch, done),
+                Err(NotPassing::Behind) if helps > 0 => {
+                    helps -= 1;
+                    self.help(now, Some(done));
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Runs what passes on.
+    #[inline]
+    fn run(&mut self, now: Nanos, passing: Passing, batch: &mut Batch, done: &mut Done) {
+        let ScheduledQueue { shared, lane, sheaf, .. } = self;
+        sheaf.lift(passing.first, batch, &mut self.batch);
+        let keeps_tags = sheaf.has_tags_below(shared.depth);
+        if keeps_tags {
+            self.own.start(now, &mut self.batch, done);
+        }
+        let count = sheaf.count() - self.batch.len();
+        let is_awaited = count > 0 && shared.front.passed(lane, sheaf.kind(), count);
+        if !self.batch.is_empty() {
+            self.pass_with_tags(now, !keeps_tags, done);
+        } else if is_awaited || passing.is_called {
+            self.help(now, Some(done));
+        }
+    }
+
+    /// Gives requests that may go tags of the device's, and starts them if that has not been tried.
+    /// What is left then goes back to be given out again.
+    #[cold]
+    fn pass_with_tags(&mut self, now: Nanos, starts: bool, done: &mut Done) {
+        let home = self.home.number();
+        self.out += self.batch.len();
+        for _ in 0..self.batch.len() {
+            if let Some(started) = self.batch.next() {
+                self.flights.launch(Queued::take(started, home), &mut self.batch);
+            }
+        }
+        if starts {
+            self.own.start(now, &mut self.batch, &mut self.results);
+        }
+        self.settle();
+        self.help(now, Some(done));
+    }
+}
