@@ -10,7 +10,7 @@ use blockyard_core::sched::shared::{Front, Scheduled};
 use blockyard_core::{Bio, BufRef, Completion, Disk, Nanos, Op, Prio, Region, RegionId, Sector};
 use blockyard_lab::baseline::sched::{self, NONE, PRODUCT};
 use blockyard_lab::baseline::sched_buckets::Buckets;
-use blockyard_lab::baseline::sched_lock::{self, ParkingLock, SpinningLock};
+use blockyard_lab::baseline::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 use blockyard_lab::tap::{Reading, Tapped};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_sim::clock::ManualClock;
@@ -44,6 +44,7 @@ fn keeps_the_contract<F: Front>() {
 #[test]
 fn one_lock_that_spins_keeps_the_contract() {
     keeps_the_contract::<SpinningLock>();
+    keeps_the_contract::<QueuedLock>();
 }
 
 #[test]

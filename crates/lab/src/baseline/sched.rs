@@ -16,7 +16,7 @@ use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
 
 use super::sched_buckets::{self, Buckets};
-use super::sched_lock::{self, ParkingLock, SpinningLock};
+use super::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 
 /// The system's error number of memory that there is none of.
 const ENOMEM: i32 = 12;
@@ -26,7 +26,8 @@ pub const PRODUCT: &str = "product";
 /// The name of the way past all of it: each channel on its own.
 pub const NONE: &str = "none";
 
-/// Every way, coarse ones first.
+/// Every way, coarse ones first, but for [`sched_lock::QUEUED`], which is for as many threads as
+/// there are processors.
 pub const NAMES: [&str; 5] =
     [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME, PRODUCT, NONE];
 
@@ -36,7 +37,7 @@ pub const NAMES: [&str; 5] =
 /// If the device can serve no more queues, or there is no memory for its zones' gates.
 ///
 /// # Panics
-/// If there is no such way: [`NAMES`] has them.
+/// If there is no such way: [`NAMES`] has them, and [`sched_lock::QUEUED`] is one more.
 pub fn disk<D: Device, C: Clock + Clone + Sync>(
     way: &str,
     name: &str,
@@ -45,6 +46,7 @@ pub fn disk<D: Device, C: Clock + Clone + Sync>(
 ) -> Result<Arc<dyn Disk>, DeviceError> {
     match way {
         sched_lock::SPINNING => under::<SpinningLock, D, C>(name, device, clock),
+        sched_lock::QUEUED => under::<QueuedLock, D, C>(name, device, clock),
         sched_lock::PARKING => under::<ParkingLock, D, C>(name, device, clock),
         sched_buckets::NAME => under::<Buckets, D, C>(name, device, clock),
         PRODUCT => under::<Combiner, D, C>(name, device, clock),

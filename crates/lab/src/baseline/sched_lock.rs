@@ -3,7 +3,9 @@
 //! A submitter takes the lock to insert what it has, each request merged under the lock where it
 //! can be, and takes it again for each request that it dispatches. Whoever comes dispatches, until
 //! the device is full or nothing waits. The policy is the product's: only who waits for whom
-//! differs. In Linux the lock spins; the one that parks its waiters is what user space would have.
+//! differs. In Linux the lock spins, and is handed over in the order of arrival; one that goes to
+//! whoever takes it first mostly stays where it is, and the one that parks its waiters is what user
+//! space would have.
 
 use std::fmt;
 
@@ -14,10 +16,13 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 
+use super::queued_lock;
 use super::sched_order::{Ledger, Waiting};
 
 /// The name with a lock that spins.
 pub const SPINNING: &str = "sched-lock-spin";
+/// The name with a lock that spins and is handed over in the order of arrival.
+pub const QUEUED: &str = "sched-lock-queued";
 /// The name with a lock that parks its waiters.
 pub const PARKING: &str = "sched-lock-park";
 
@@ -25,6 +30,8 @@ pub const PARKING: &str = "sched-lock-park";
 const RANK: u8 = 60;
 
 /// The published form.
+pub type QueuedLock = OneSchedLock<queued_lock::QueuedLock<Waiting>>;
+/// The same with a lock that goes to whoever takes it first.
 pub type SpinningLock = OneSchedLock<SpinLock<Waiting, RANK>>;
 /// The same with a lock that parks its waiters.
 pub type ParkingLock = OneSchedLock<SleepLock<Waiting, RANK>>;

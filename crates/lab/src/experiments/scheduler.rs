@@ -78,6 +78,9 @@ fn at(settings: &Settings, workload: &'static str, depth: usize, jobs: u32) -> V
     };
     let mut cells: Vec<Cell> =
         schedulers::NAMES.map(|variant| cell(variant, variant, jobs, depth)).into();
+    if jobs as usize <= processors {
+        cells.insert(0, cell(sched_lock::QUEUED, sched_lock::QUEUED, jobs, depth));
+    }
     if jobs == 1 {
         cells.push(Cell::new(AIM, workload, 1, |_| Ok(Sample::of(Metric::CPU_PER_IO, AIM_NS))));
     } else {
@@ -97,6 +100,17 @@ fn measure(
 
 fn variants() -> Vec<Variant> {
     let mut variants = schedulers::variants();
+    variants.insert(
+        0,
+        Variant {
+            name: sched_lock::QUEUED,
+            kind: Kind::Before,
+            about: "mq-deadline behind one lock that spins and is handed over in the order of \
+                    arrival, as Linux's spin locks are: the published form. Where a waiting thread \
+                    can lose its processor it stops all behind it, which the kernel's cannot: so \
+                    only for as many jobs as there are processors",
+        },
+    );
     variants.push(Variant {
         name: ALONE,
         kind: Kind::Limit,
@@ -125,6 +139,7 @@ fn comparisons() -> Vec<Comparison> {
         comparisons.push(aimed(before(sched_lock::PARKING), 1.2));
         comparisons.push(before(sched_buckets::NAME));
     }
+    comparisons.push(Comparison::new(sched_lock::QUEUED, PRODUCT, Metric::IOPS).from_jobs(2));
     comparisons.push(Comparison::new(NONE, PRODUCT, Metric::CPU_PER_IO).cost());
     comparisons
 }

@@ -21,7 +21,7 @@ pub(crate) fn variants() -> Vec<Variant> {
             sched_lock::SPINNING,
             Kind::Before,
             "mq-deadline behind one lock that spins, taken to insert and for each request that is \
-             dispatched: the published form",
+             dispatched; the lock goes to whoever takes it first",
         ),
         variant(sched_lock::PARKING, Kind::Before, "the same with a lock that parks its waiters"),
         variant(
