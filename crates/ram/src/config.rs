@@ -143,7 +143,8 @@ impl RamConfig {
         self.size / u64::from(self.unit)
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    /// The shape of a device of these parameters.
+    pub fn geometry(&self) -> Geometry {
         Geometry {
             sectors: self.size / SECTOR_BYTES,
             logical_block_bytes: self.bs,
@@ -152,7 +153,8 @@ impl RamConfig {
         }
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    /// What a device of these parameters takes in one request.
+    pub fn limits(&self) -> Limits {
         Limits {
             sectors_max: SECTORS_MAX,
             discard_sectors_max: DISCARD_SECTORS_MAX,

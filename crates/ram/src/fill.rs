@@ -6,7 +6,7 @@ const WORD: usize = 8;
 
 /// The word that `block` repeats from its first byte to its last, if it is nothing else.
 #[inline]
-pub(crate) fn repeated_word(block: &[u8]) -> Option<u64> {
+pub fn repeated_word(block: &[u8]) -> Option<u64> {
     let (first, last) = (block.first_chunk::<WORD>()?, block.last_chunk::<WORD>()?);
     // Blocks that are not same-filled mostly differ here already.
     let middle = block.get(block.len() / 2..block.len() / 2 + WORD)?;
@@ -22,7 +22,7 @@ pub(crate) fn repeated_word(block: &[u8]) -> Option<u64> {
 /// # Safety
 /// `into` must be valid for writes of `len_bytes`, a multiple of eight.
 #[inline]
-pub(crate) unsafe fn fill(into: *mut u8, len_bytes: usize, word: u64) {
+pub unsafe fn fill(into: *mut u8, len_bytes: usize, word: u64) {
     debug_assert!(len_bytes.is_multiple_of(WORD));
     let bytes = word.to_ne_bytes();
     if bytes == [bytes[0]; WORD] {

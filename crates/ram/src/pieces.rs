@@ -7,15 +7,17 @@
 use blockyard_core::Segment;
 
 /// The data of a request, taken from the front.
-pub(crate) struct Pieces<I> {
+#[derive(Debug)]
+pub struct Pieces<I> {
     segments: I,
     at: *mut u8,
     left: usize,
 }
 
 impl<I: Iterator<Item = Segment>> Pieces<I> {
+    /// All of a request's data, nothing taken yet.
     #[inline]
-    pub(crate) fn new(segments: I) -> Pieces<I> {
+    pub fn new(segments: I) -> Pieces<I> {
         Pieces { segments, at: std::ptr::null_mut(), left: 0 }
     }
 
@@ -31,7 +33,7 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     /// Takes the next `len_bytes` if they lie in one piece: valid for reads and writes of so many
     /// until the request is completed.
     #[inline]
-    pub(crate) fn take_whole(&mut self, len_bytes: usize) -> Option<*mut u8> {
+    pub fn take_whole(&mut self, len_bytes: usize) -> Option<*mut u8> {
         self.settle();
         if self.left < len_bytes {
             return None;
@@ -50,8 +52,11 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     }
 
     /// Copies the next bytes out of the request.
+    ///
+    /// # Panics
+    /// If it has fewer.
     #[inline]
-    pub(crate) fn read(&mut self, into: &mut [u8]) {
+    pub fn read(&mut self, into: &mut [u8]) {
         let mut done = 0;
         while done < into.len() {
             self.settle();
@@ -66,8 +71,11 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     }
 
     /// Copies bytes into the request.
+    ///
+    /// # Panics
+    /// If there is less room.
     #[inline]
-    pub(crate) fn write(&mut self, from: &[u8]) {
+    pub fn write(&mut self, from: &[u8]) {
         let mut done = 0;
         while done < from.len() {
             self.settle();

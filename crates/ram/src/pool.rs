@@ -241,6 +241,18 @@ impl Pool {
         unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
     }
 
+    /// The same where something else than a pin keeps others from giving it back, as a lock around
+    /// its word does.
+    ///
+    /// # Safety
+    /// It comes from this pool, and is neither freed nor retired while the bytes are looked at.
+    #[inline]
+    pub unsafe fn bytes_kept(&self, object: Object) -> &[u8] {
+        let at = object.place() * UNIT_BYTES as u64;
+        // SAFETY: the object was written before anybody knew it; the caller keeps it.
+        unsafe { self.memory.bytes(at, object.len_bytes()) }
+    }
+
     /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
     pub fn fail_allocations(&self, one_in: Option<NonZeroU32>, seed: u64) {
         for (number, shard) in self.shards.iter().enumerate() {
