@@ -18,7 +18,7 @@ use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
 use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
-use blockyard_ram::Ram;
+use blockyard_ram::{Ram, RamConfig};
 
 use crate::param::Form;
 use crate::scheduler::{self, is_tunable};
@@ -147,6 +147,15 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
     };
     made.notes.extend(untuned(spec));
     Ok(made)
+}
+
+/// A disk over a device that was made elsewhere of this specification, with everything above it that
+/// the product's own has.
+///
+/// # Errors
+/// As [`open`].
+pub fn over<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    with_delay(spec, device)
 }
 
 /// Checks that the parameters go together, without leaving a trace.
@@ -293,6 +302,14 @@ fn seed(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
+}
+
+/// The RAM disk that the specification asks for.
+///
+/// # Errors
+/// If a value does not fit, or a file that it names cannot be read.
+pub fn ram_config(spec: &DeviceSpec) -> Result<RamConfig, StackError> {
+    ram::config(spec)
 }
 
 /// The null device that the specification asks for.

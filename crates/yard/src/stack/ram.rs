@@ -21,6 +21,11 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { disk, notes: Vec::new(), ram: Some(ram) })
 }
 
+/// The parameters, with the files that they name read.
+pub(super) fn config(spec: &DeviceSpec) -> Result<RamConfig, StackError> {
+    ram_config(spec, read_dictionary)
+}
+
 /// Checks that the parameters go together, without reading what they name.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     // Any bytes will do for a dictionary here: whether there may be one is the question.
