@@ -202,7 +202,7 @@ mod tests {
     fn before_is_a_baseline_of_the_lab() {
         let devices = Devices::default();
         let zoned = wanted("null:///z?size=1G&zoned=1&zone_size=16M", "f");
-        for before in baseline::names() {
+        for before in baseline::names_of("null") {
             let devices = Devices::default();
             let before = Wanted { before: Some(before), ..zoned };
             assert!(devices.enter(&before, &mut |_| {}).is_ok(), "{before:?}");

@@ -7,15 +7,18 @@
 //! [`no_device`] is the other end of the scale: a device that does nothing at all.
 
 pub mod lock_per_zone;
+pub mod locked_ram;
 pub mod locked_zones;
 pub mod no_device;
 pub mod null_blk;
 pub mod one_lock;
 pub mod queued_lock;
+pub mod ram_table;
 pub mod sched;
 pub mod sched_buckets;
 pub mod sched_lock;
 pub mod sched_order;
+pub mod shared_lock;
 pub mod tokens;
 pub mod write_lock;
 pub mod zone_lock;
@@ -44,7 +47,7 @@ struct Baseline {
 }
 
 /// Every baseline.
-const BASELINES: [Baseline; 7] = [
+const BASELINES: [Baseline; 12] = [
     Baseline {
         name: one_lock::NAME,
         kind: "null",
@@ -66,6 +69,16 @@ const BASELINES: [Baseline; 7] = [
     Baseline { name: sched_lock::SPINNING, kind: "null", needs: None, open: sched::spinning },
     Baseline { name: sched_lock::PARKING, kind: "null", needs: None, open: sched::parking },
     Baseline { name: sched_buckets::NAME, kind: "null", needs: None, open: sched::buckets },
+    Baseline {
+        name: locked_ram::TABLE_LOCK,
+        kind: "ram",
+        needs: None,
+        open: locked_ram::table_lock,
+    },
+    Baseline { name: locked_ram::CAS, kind: "ram", needs: None, open: locked_ram::cas },
+    Baseline { name: locked_ram::SPIN, kind: "ram", needs: None, open: locked_ram::spin },
+    Baseline { name: locked_ram::RWLOCK, kind: "ram", needs: None, open: locked_ram::rwlock },
+    Baseline { name: locked_ram::BIT_SPIN, kind: "ram", needs: None, open: locked_ram::bit_spin },
     Baseline { name: no_device::NAME, kind: "null", needs: None, open: no_device },
 ];
 
@@ -106,6 +119,12 @@ pub fn names() -> Vec<&'static str> {
     BASELINES.iter().map(|baseline| baseline.name).collect()
 }
 
+/// The names of the baselines of a kind of device.
+pub fn names_of(kind: &str) -> Vec<&'static str> {
+    let of_kind = BASELINES.iter().filter(|baseline| baseline.kind == kind);
+    of_kind.map(|baseline| baseline.name).collect()
+}
+
 /// Makes a device as the specification says, with a baseline in place of the product's guarding.
 ///
 /// # Errors
@@ -138,12 +157,21 @@ mod tests {
 
     #[test]
     fn a_baseline_is_a_device_of_the_same_shape() {
-        let uri = "null:///d?size=1G&zoned=1&zone_size=16M&zone_max_open=4";
-        let spec = uri::parse(uri).unwrap();
-        let product = stack::open(&spec).unwrap().disk;
-        for name in names() {
-            let disk = open(name, &spec).unwrap();
+        let null = "null:///d?size=1G&zoned=1&zone_size=16M&zone_max_open=4";
+        let both = [("null", null), ("ram", "ram:///d?size=64M&bs=512&unit=8k")];
+        for (kind, uri) in both {
+            let spec = uri::parse(uri).unwrap();
+            let product = stack::open(&spec).unwrap().disk;
+            same_shape(&names_of(kind), &spec, &*product);
+        }
+        assert_eq!(both.iter().map(|(kind, _)| names_of(kind).len()).sum::<usize>(), names().len());
+    }
+
+    fn same_shape(names: &[&str], spec: &DeviceSpec, product: &dyn Disk) {
+        for name in names {
+            let disk = open(name, spec).unwrap();
             assert_eq!(disk.name(), "d");
+            assert_eq!(disk.kind(), product.kind());
             assert_eq!(disk.geometry(), product.geometry());
             // Below a scheduler that channels share, the device's own tags are nobody's.
             let Limits { queue_depth, ordered, .. } = *disk.limits();
@@ -166,8 +194,13 @@ mod tests {
         assert_eq!(
             refused("no-lock", zoned),
             "before: there is no baseline `no-lock`; wanted `one-lock`, `one-lock-queued`, \
-             `lock-per-zone`, `sched-lock-spin`, `sched-lock-park`, `sched-buckets`, `no-device`"
+             `lock-per-zone`, `sched-lock-spin`, `sched-lock-park`, `sched-buckets`, \
+             `ram-table-lock`, `ram-cas`, `ram-spin`, `ram-rwlock`, `ram-bit-spin`, `no-device`"
         );
+        let other = refused("ram-cas", zoned);
+        assert_eq!(other, "before: `ram-cas` differs for ram devices only, and this is none");
+        let limit = refused("ram-cas", "ram:///d?mem_limit=1M");
+        assert!(limit.starts_with("before: a baseline of the RAM disk has size"), "{limit}");
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");
         let bad = refused("one-lock", "null:///d?zoned=1&zone_size=3M");

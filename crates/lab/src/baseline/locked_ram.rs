@@ -1,0 +1,486 @@
+//! A RAM disk whose table has a lock, as zram's had: the product's codec and pool, and the way of a
+//! block through them, but for what guards an entry.
+//!
+//! ```text
+//! read     lock the entry ▸ decompress from the pool into the reader's buffer ▸ unlock
+//! write    same-filled? ▸ compress ▸ pool ▸ lock the entry, change it, unlock ▸ free the old object
+//! part     lock the entry ▸ decompress ▸ patch ▸ compress ▸ pool ▸ change it, unlock
+//! ```
+//!
+//! So it was in zram, except that zram frees the old object under the lock as well. There is no
+//! compaction, no limit, no second algorithm, no checksum and no backing file.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Batch, Device, DeviceError, DeviceQueue, Disk, Done, Due, Flags, Geometry, Limits, Nanos, Op,
+    SECTOR_BYTES, SECTOR_SHIFT, Sector, Segment, Single, Status, Work,
+};
+use blockyard_ram::codec::{Decoder, Encoder, packed_bytes_max};
+use blockyard_ram::fill::{fill, repeated_word};
+use blockyard_ram::pieces::Pieces;
+use blockyard_ram::{Algo, Cache, Codec, Object, Pool, PoolConfig, RamConfig};
+use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::stack::{self, Made, StackError};
+
+use super::ram_table::{
+    BitEntries, CasEntries, Contents, Entry, RwEntries, SpinEntries, Table, TableLock,
+};
+
+/// The published before: one reader/writer lock over the table.
+pub const TABLE_LOCK: &str = "ram-table-lock";
+/// A state per entry, taken by compare-and-swap.
+pub const CAS: &str = "ram-cas";
+/// A spinning lock per entry.
+pub const SPIN: &str = "ram-spin";
+/// A reader/writer lock per entry.
+pub const RWLOCK: &str = "ram-rwlock";
+/// The published after: a bit of the entry.
+pub const BIT_SPIN: &str = "ram-bit-spin";
+
+/// The system's error number of memory that there is none of.
+const ENOMEM: i32 = 12;
+/// How much a snapshot is copied at a time, in bytes.
+const COPY_BYTES: u64 = 64 << 10;
+
+/// A RAM disk with its entries in `T`.
+pub struct LockedRam<T: Table>(Arc<Shared<T>>);
+
+struct Shared<T> {
+    table: T,
+    pool: Arc<Pool>,
+    codec: Codec,
+    geometry: Geometry,
+    limits: Limits,
+    unit: usize,
+}
+
+/// What one channel holds of it.
+pub struct LockedRamQueue<T: Table> {
+    shared: Arc<Shared<T>>,
+    hand: Hand,
+}
+
+/// What one channel works with.
+struct Hand {
+    cache: Cache,
+    encoder: Encoder,
+    decoder: Decoder,
+    /// A block as it is.
+    plain: Box<[u8]>,
+    /// What is to replace a part of a block.
+    patch: Box<[u8]>,
+    packed: Box<[u8]>,
+}
+
+impl<T: Table> LockedRam<T> {
+    /// Makes a device that reads as zeros.
+    ///
+    /// # Errors
+    /// If it is asked for what it has not, or there is no memory for its table.
+    pub fn open(config: &RamConfig) -> Result<LockedRam<T>, StackError> {
+        refuse_features(config)?;
+        let refused = |field, error: &dyn fmt::Display| StackError::Refused {
+            field,
+            message: error.to_string(),
+        };
+        config.check().map_err(|error| refused(error.field(), &error))?;
+        let unit = config.unit as usize;
+        let pool = Pool::new(&PoolConfig::new(config.size, unit));
+        let codec = Codec::new(&config.codec, "algo");
+        Ok(LockedRam(Arc::new(Shared {
+            table: T::new(config.block_count()).map_err(|error| refused("size", &error))?,
+            pool: pool.map_err(|error| refused("size", &error))?,
+            codec: codec.map_err(|error| refused(error.field(), &error))?,
+            geometry: config.geometry(),
+            limits: config.limits(),
+            unit,
+        })))
+    }
+
+    /// Memory that the table takes, in bytes.
+    pub fn table_bytes(&self) -> u64 {
+        self.0.table.len_bytes()
+    }
+}
+
+/// What the product has and a baseline has not is not left out silently.
+fn refuse_features(config: &RamConfig) -> Result<(), StackError> {
+    let RamConfig { size, bs, unit, codec, load, .. } = config.clone();
+    let plain = RamConfig { size, bs, unit, codec, load, ..RamConfig::default() };
+    if plain == *config {
+        return Ok(());
+    }
+    Err(StackError::Refused {
+        field: "before",
+        message: "before: a baseline of the RAM disk has size, bs, unit, algo, level, dict and \
+                  load; leave the other parameters out"
+            .to_owned(),
+    })
+}
+
+impl<T: Table> Shared<T> {
+    /// Makes a block of what its entry says, which nobody changes meanwhile.
+    ///
+    /// # Safety
+    /// `entry` is read under its lock, and `into` valid for reads and writes of a block.
+    #[inline]
+    unsafe fn unpack(&self, decoder: &mut Decoder, entry: Entry, into: *mut u8) -> Status {
+        let bytes = |object: Object| {
+            // SAFETY: objects are freed by who has taken them out of their entry under its lock,
+            // which is held.
+            unsafe { self.pool.bytes_kept(object) }
+        };
+        match entry.contents() {
+            // SAFETY: the caller's contract.
+            Contents::Nothing => unsafe { fill(into, self.unit, 0) },
+            // SAFETY: the caller's contract.
+            Contents::Same(word) => unsafe { fill(into, self.unit, word) },
+            Contents::Raw(object) => {
+                // SAFETY: raw objects are a block long; the pool is nobody's buffer.
+                unsafe { into.copy_from_nonoverlapping(bytes(object).as_ptr(), self.unit) };
+            }
+            Contents::Packed(object) => {
+                let packed = bytes(object);
+                // SAFETY: the caller's contract.
+                let done = unsafe { self.codec.decompress(decoder, packed, into, self.unit) };
+                if done.is_err() {
+                    return Status::Medium;
+                }
+            }
+        }
+        Status::Ok
+    }
+
+    /// Reads a block.
+    ///
+    /// # Safety
+    /// `into` must be valid for reads and writes of a block.
+    #[inline]
+    unsafe fn read(&self, decoder: &mut Decoder, block: u64, into: *mut u8) -> Status {
+        // SAFETY: under the entry's lock, and the caller's contract.
+        self.table.read(block, |entry| unsafe { self.unpack(decoder, entry, into) })
+    }
+
+    /// Stores what is in the hand, or says that there is no memory.
+    #[inline]
+    fn pack(&self, hand: &mut Hand) -> Option<Entry> {
+        let Hand { cache, encoder, plain, packed, .. } = hand;
+        if let Some(word) = repeated_word(plain) {
+            return Some(Entry::new(Contents::Same(word)));
+        }
+        // As the product does it: less than a sixteenth is not worth a decompression.
+        let contents = match self.codec.compress(encoder, plain, packed, self.unit - self.unit / 16)
+        {
+            Some(len) => Contents::Packed(cache.alloc(&packed[..len]).ok()?),
+            None => Contents::Raw(cache.alloc(plain).ok()?),
+        };
+        Some(Entry::new(contents))
+    }
+
+    /// Stores the block that is in the hand. If there is no memory, what was stored stays.
+    #[inline]
+    fn write(&self, hand: &mut Hand, block: u64) -> Status {
+        let Some(new) = self.pack(hand) else { return Status::NoSpc };
+        let old = self.table.change(block, |entry| std::mem::replace(entry, new));
+        Self::free(hand, old);
+        Status::Ok
+    }
+
+    /// Puts what is in the hand's patch into a block, which nobody else touches meanwhile.
+    fn write_part(&self, hand: &mut Hand, part: Part) -> Status {
+        let Part { block, offset, len } = part;
+        let changed = self.table.change(block, |entry| {
+            let into = hand.plain.as_mut_ptr();
+            // SAFETY: under the entry's lock; `plain` is a block long and the hand's alone.
+            let read = unsafe { self.unpack(&mut hand.decoder, *entry, into) };
+            if !read.is_ok() {
+                return Err(read);
+            }
+            hand.plain[offset..offset + len].copy_from_slice(&hand.patch[..len]);
+            let new = self.pack(hand).ok_or(Status::NoSpc)?;
+            Ok(std::mem::replace(entry, new))
+        });
+        match changed {
+            Ok(old) => {
+                Self::free(hand, old);
+                Status::Ok
+            }
+            Err(status) => status,
+        }
+    }
+
+    fn discard(&self, hand: &mut Hand, block: u64) {
+        let old = self.table.change(block, std::mem::take);
+        Self::free(hand, old);
+    }
+
+    #[inline]
+    fn free(hand: &mut Hand, old: Entry) {
+        if let Some(object) = old.object() {
+            // SAFETY: the pool's own, and in no entry any more: it was taken out under the lock
+            // under which others read it.
+            unsafe { hand.cache.free(object) };
+        }
+    }
+}
+
+/// A request's part of one block.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    block: u64,
+    offset: usize,
+    len: usize,
+}
+
+/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
+fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
+    let (unit, end) = (1 << shift, at + len_bytes);
+    let mut next = at;
+    std::iter::from_fn(move || {
+        (next < end).then(|| {
+            let offset = next & (unit - 1);
+            let len = (unit - offset).min(end - next);
+            let block = next >> shift;
+            next += len;
+            Part { block, offset: offset as usize, len: len as usize }
+        })
+    })
+}
+
+impl<T: Table> LockedRamQueue<T> {
+    #[inline]
+    fn carry_out(&mut self, work: &impl Work) -> Status {
+        let (at, len_bytes) = (work.sector().bytes(), work.sectors() << SECTOR_SHIFT);
+        let parts = parts(at, len_bytes, self.shared.unit.trailing_zeros());
+        match work.op() {
+            Op::Read => self.read(parts, Pieces::new(work.segments())),
+            Op::Write => self.write(parts, Pieces::new(work.segments())),
+            Op::Discard => self.zero(parts, false),
+            Op::WriteZeroes => self.zero(parts, work.flags().contains(Flags::NOUNMAP)),
+            Op::Flush => Status::Ok,
+            _ => Status::NotSupp,
+        }
+    }
+
+    #[inline]
+    fn read(
+        &mut self,
+        parts: impl Iterator<Item = Part>,
+        mut pieces: Pieces<impl Iterator<Item = Segment>>,
+    ) -> Status {
+        let LockedRamQueue { shared, hand } = self;
+        for Part { block, offset, len } in parts {
+            let whole = if len == shared.unit { pieces.take_whole(len) } else { None };
+            let into = whole.unwrap_or(hand.plain.as_mut_ptr());
+            // SAFETY: the request's buffer, valid for a block until it is completed; or `plain`,
+            // which is a block long and the hand's alone.
+            let status = unsafe { shared.read(&mut hand.decoder, block, into) };
+            if !status.is_ok() {
+                return status;
+            }
+            if whole.is_none() {
+                pieces.write(&hand.plain[offset..offset + len]);
+            }
+        }
+        Status::Ok
+    }
+
+    #[inline]
+    fn write(
+        &mut self,
+        parts: impl Iterator<Item = Part>,
+        mut pieces: Pieces<impl Iterator<Item = Segment>>,
+    ) -> Status {
+        let LockedRamQueue { shared, hand } = self;
+        for part in parts {
+            let status = if part.len == shared.unit {
+                pieces.read(&mut hand.plain);
+                shared.write(hand, part.block)
+            } else {
+                pieces.read(&mut hand.patch[..part.len]);
+                shared.write_part(hand, part)
+            };
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+
+    /// Makes a range read as zeros; blocks that lie in it as a whole hold nothing, unless they are
+    /// to be written.
+    fn zero(&mut self, parts: impl Iterator<Item = Part>, written: bool) -> Status {
+        let LockedRamQueue { shared, hand } = self;
+        for part in parts {
+            let status = if part.len < shared.unit {
+                hand.patch[..part.len].fill(0);
+                shared.write_part(hand, part)
+            } else if written {
+                hand.plain.fill(0);
+                shared.write(hand, part.block)
+            } else {
+                shared.discard(hand, part.block);
+                Status::Ok
+            };
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+}
+
+impl<T: Table> Device for LockedRam<T> {
+    type Queue = LockedRamQueue<T>;
+
+    fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    fn open_queue(&self) -> Result<LockedRamQueue<T>, DeviceError> {
+        let shared = Arc::clone(&self.0);
+        let unit = shared.unit;
+        let refused = |_| DeviceError::Os { what: "memory for compressing", errno: ENOMEM };
+        let block = |len_bytes: usize| vec![0; len_bytes].into_boxed_slice();
+        let hand = Hand {
+            cache: shared.pool.cache(),
+            encoder: shared.codec.encoder(unit).map_err(refused)?,
+            decoder: Decoder::new(unit, shared.codec.algo() == Algo::Zstd).map_err(refused)?,
+            plain: block(unit),
+            patch: block(unit),
+            packed: block(packed_bytes_max(unit)),
+        };
+        Ok(LockedRamQueue { shared, hand })
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        _: usize,
+        _: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        let sectors = self.0.geometry.sectors;
+        match from.0 < sectors {
+            true => Ok(()),
+            false => Err(DeviceError::OutOfRange { sector: from, sectors }),
+        }
+    }
+}
+
+impl<T: Table> DeviceQueue for LockedRamQueue<T> {
+    #[inline]
+    fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut Done) {
+        while let Some(started) = batch.next() {
+            let status = self.carry_out(&started);
+            if !status.is_ok() && started.is_merged() {
+                return batch.break_up(started);
+            }
+            done.complete(started, status);
+        }
+    }
+
+    #[inline]
+    fn carry(&mut self, single: Single) -> Option<Status> {
+        Some(self.carry_out(&single))
+    }
+
+    #[inline]
+    fn poll(&mut self, _: Nanos, _: &mut Done) {}
+
+    #[inline]
+    fn room(&self) -> usize {
+        usize::from(self.shared.limits.queue_depth)
+    }
+
+    fn due(&self) -> Due {
+        Due::Never
+    }
+
+    #[inline]
+    fn is_immediate(&mut self) -> bool {
+        true
+    }
+}
+
+impl<T: Table> fmt::Debug for LockedRam<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedRam").field("geometry", &self.0.geometry).finish_non_exhaustive()
+    }
+}
+
+impl<T: Table> fmt::Debug for LockedRamQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedRamQueue").finish_non_exhaustive()
+    }
+}
+
+/// A device as the specification says, through the product's own stack.
+///
+/// # Errors
+/// As [`LockedRam::open`], or the stack refuses it.
+pub fn made<T: Table>(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let config = stack::ram_config(spec)?;
+    let disk = stack::over(spec, LockedRam::<T>::open(&config)?)?;
+    if config.load.is_some() {
+        // The product alone knows the file; what it has loaded is written here.
+        copy(&*stack::open(spec)?.disk, &*disk).map_err(|why| StackError::Refused {
+            field: "load",
+            message: format!("load: what it holds cannot be copied: {why}"),
+        })?;
+    }
+    Ok(Made { disk, ram: None, notes: Vec::new() })
+}
+
+/// Writes what one disk holds to another of its size.
+fn copy(from: &dyn Disk, to: &dyn Disk) -> Result<(), String> {
+    let open = |disk: &dyn Disk| disk.open().map_err(|error| error.to_string());
+    let len = COPY_BYTES as usize;
+    let (mut from_io, mut to_io) = (Io::new(open(from)?, len), Io::new(open(to)?, len));
+    let mut buffer = vec![0; len];
+    let (sectors, step) = (from.geometry().sectors, COPY_BYTES / SECTOR_BYTES);
+    for at in (0..sectors).step_by(step as usize) {
+        let len = (step.min(sectors - at) * SECTOR_BYTES) as usize;
+        let extent = from.extent(Sector(at), len as u64 / SECTOR_BYTES);
+        if !extent.allocated && extent.sectors * SECTOR_BYTES >= len as u64 {
+            continue;
+        }
+        let failed = |status: Status| format!("{status:?} at sector {at}");
+        from_io.read(Sector(at), &mut buffer[..len]).map_err(failed)?;
+        to_io.write(Sector(at), &buffer[..len], Flags::NONE).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Opens [`TABLE_LOCK`].
+pub(super) fn table_lock(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made::<TableLock>(spec)
+}
+
+/// Opens [`CAS`].
+pub(super) fn cas(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made::<CasEntries>(spec)
+}
+
+/// Opens [`SPIN`].
+pub(super) fn spin(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made::<SpinEntries>(spec)
+}
+
+/// Opens [`RWLOCK`].
+pub(super) fn rwlock(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made::<RwEntries>(spec)
+}
+
+/// Opens [`BIT_SPIN`].
+pub(super) fn bit_spin(spec: &DeviceSpec) -> Result<Made, StackError> {
+    made::<BitEntries>(spec)
+}

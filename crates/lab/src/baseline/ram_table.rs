@@ -1,0 +1,314 @@
+//! zram's table as it was: an entry of two words per block, and a lock around it.
+//!
+//! | name | the lock | an entry |
+//! | --- | --- | --- |
+//! | `ram-table-lock` | one reader/writer lock over the table, to Linux 3.15 | 16 bytes |
+//! | `ram-cas` | a state per entry, taken by compare-and-swap | 24 bytes |
+//! | `ram-spin` | a spinning lock per entry | 24 bytes |
+//! | `ram-rwlock` | a reader/writer lock per entry | 24 bytes |
+//! | `ram-bit-spin` | a bit of the entry's own second word, since Linux 3.16 | 16 bytes |
+//!
+//! The first is the published *before*, the last what was taken. A reader holds its lock until the
+//! block is decompressed, because an object is given back as soon as its entry is changed.
+#![allow(unsafe_code)]
+#![allow(clippy::disallowed_types, reason = "the bit is this baseline's own; no product has it")]
+
+use std::collections::TryReserveError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockyard_ram::Object;
+use blockyard_sync::cell::RoomCell;
+use blockyard_sync::entry_words::Word;
+use blockyard_sync::spin_lock::SpinLock;
+
+use super::shared_lock::{CasLock, SharedLock, SpinRwLock, spin};
+
+/// The rank of a lock around entries: a write to a part of a block takes the pool's locks under it.
+const RANK: u8 = 10;
+
+/// The published before.
+pub type TableLock = WholeTable<SpinRwLock<Box<[Entry]>>>;
+/// A state per entry, taken by compare-and-swap.
+pub type CasEntries = LockPerEntry<CasLock<Entry>>;
+/// An entry under a spinning lock.
+pub type SpinEntry = SpinLock<Entry, RANK>;
+/// A spinning lock per entry.
+pub type SpinEntries = LockPerEntry<SpinEntry>;
+/// A reader/writer lock per entry.
+pub type RwEntries = LockPerEntry<SpinRwLock<Entry>>;
+/// The published after.
+pub type BitEntries = LockPerEntry<BitEntry>;
+
+/// The length in an entry's second word, of 65536 bytes at most.
+const LEN_MASK: u64 = (1 << 17) - 1;
+/// The block is one word, repeated, which is the handle.
+const SAME: u64 = 1 << 17;
+/// The object is the block as it is.
+const RAW: u64 = 1 << 18;
+/// Somebody has the entry.
+const LOCKED: u64 = 1 << 63;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Where the object is, or the word that is repeated.
+    handle: u64,
+    /// Length and flags; 0 for a block that was never written.
+    value: u64,
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The block reads as zeros.
+    Nothing,
+    /// One word, repeated.
+    Same(u64),
+    /// An object, compressed.
+    Packed(Object),
+    /// An object that is the block as it is.
+    Raw(Object),
+}
+
+impl Entry {
+    /// An entry that says this.
+    #[inline]
+    pub fn new(contents: Contents) -> Entry {
+        let of = |object: Object, flags| Entry {
+            handle: object.place(),
+            value: object.len_bytes() as u64 | flags,
+        };
+        match contents {
+            Contents::Nothing => Entry::default(),
+            Contents::Same(word) => Entry { handle: word, value: SAME },
+            Contents::Packed(object) => of(object, 0),
+            Contents::Raw(object) => of(object, RAW),
+        }
+    }
+
+    /// What it says.
+    #[inline]
+    pub fn contents(self) -> Contents {
+        match (self.object(), self.value & SAME, self.value & RAW) {
+            (Some(object), _, 0) => Contents::Packed(object),
+            (Some(object), ..) => Contents::Raw(object),
+            (None, 0, _) => Contents::Nothing,
+            (None, ..) => Contents::Same(self.handle),
+        }
+    }
+
+    /// The object that it refers to.
+    #[inline]
+    pub fn object(self) -> Option<Object> {
+        let len = (self.value & LEN_MASK) as usize;
+        if len == 0 { None } else { Object::of(Word::object(self.handle, len)) }
+    }
+}
+
+/// Entries under some lock.
+pub trait Table: Sized + Send + Sync + 'static {
+    /// Entries of so many blocks that were never written.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    fn new(blocks: u64) -> Result<Self, TryReserveError>;
+
+    /// Lets `f` at an entry, which nobody changes until it returns.
+    fn read<R>(&self, block: u64, f: impl FnOnce(Entry) -> R) -> R;
+
+    /// Lets `f` change an entry, which nobody reads until it returns.
+    fn change<R>(&self, block: u64, f: impl FnOnce(&mut Entry) -> R) -> R;
+
+    /// Memory that the table takes, in bytes.
+    fn len_bytes(&self) -> u64;
+}
+
+fn collect<T>(blocks: u64, entry: impl Fn() -> T) -> Result<Box<[T]>, TryReserveError> {
+    let count = usize::try_from(blocks).unwrap_or(usize::MAX);
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(count)?;
+    entries.extend((0..count).map(|_| entry()));
+    Ok(entries.into_boxed_slice())
+}
+
+/// One lock over all entries.
+#[derive(Debug)]
+pub struct WholeTable<L>(L);
+
+impl<L: SharedLock<Box<[Entry]>> + 'static> Table for WholeTable<L> {
+    fn new(blocks: u64) -> Result<Self, TryReserveError> {
+        Ok(WholeTable(L::new(collect(blocks, Entry::default)?)))
+    }
+
+    #[inline]
+    fn read<R>(&self, block: u64, f: impl FnOnce(Entry) -> R) -> R {
+        self.0.read(|entries| f(entries[block as usize]))
+    }
+
+    #[inline]
+    fn change<R>(&self, block: u64, f: impl FnOnce(&mut Entry) -> R) -> R {
+        self.0.write(|entries| f(&mut entries[block as usize]))
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.read(|entries| size_of_val(&**entries) as u64)
+    }
+}
+
+/// A lock with each entry.
+#[derive(Debug)]
+pub struct LockPerEntry<L>(Box<[L]>);
+
+impl<L: SharedLock<Entry> + 'static> Table for LockPerEntry<L> {
+    fn new(blocks: u64) -> Result<Self, TryReserveError> {
+        Ok(LockPerEntry(collect(blocks, || L::new(Entry::default()))?))
+    }
+
+    #[inline]
+    fn read<R>(&self, block: u64, f: impl FnOnce(Entry) -> R) -> R {
+        self.0[block as usize].read(|entry| f(*entry))
+    }
+
+    #[inline]
+    fn change<R>(&self, block: u64, f: impl FnOnce(&mut Entry) -> R) -> R {
+        self.0[block as usize].write(f)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        size_of_val(&*self.0) as u64
+    }
+}
+
+/// An entry whose lock is a bit of its second word: the table has not grown by it.
+#[derive(Debug)]
+pub struct BitEntry {
+    handle: RoomCell<u64>,
+    value: AtomicU64,
+}
+
+// SAFETY: the handle is reached by the one who has set the bit only.
+unsafe impl Sync for BitEntry {}
+
+/// The entry of who has set the bit. It is put back, and the bit cleared, when it is dropped.
+struct Held<'a> {
+    home: &'a BitEntry,
+    entry: Entry,
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Entry { handle, value } = self.entry;
+        // SAFETY: this thread has set the bit, and clears it below.
+        unsafe { self.home.handle.with_mut(|home| *home = handle) };
+        // Release: pairs with the Acquire of the next one's exchange.
+        self.home.value.store(value, Ordering::Release);
+    }
+}
+
+impl BitEntry {
+    #[inline]
+    fn try_hold(&self) -> Option<Held<'_>> {
+        // Acquire: pairs with the Release in `Held`.
+        let value = self.value.fetch_or(LOCKED, Ordering::Acquire);
+        if value & LOCKED != 0 {
+            return None;
+        }
+        // SAFETY: this thread has set the bit just now.
+        let handle = unsafe { self.handle.with_mut(|handle| *handle) };
+        Some(Held { home: self, entry: Entry { handle, value } })
+    }
+
+    #[inline]
+    fn hold(&self) -> Held<'_> {
+        let mut held = self.try_hold();
+        if held.is_none() {
+            spin(|| {
+                // Relaxed: only a hint that it may succeed now.
+                if self.value.load(Ordering::Relaxed) & LOCKED == 0 {
+                    held = self.try_hold();
+                }
+                held.is_some()
+            });
+        }
+        held.expect("spinning ends when it is there")
+    }
+}
+
+impl SharedLock<Entry> for BitEntry {
+    fn new(entry: Entry) -> BitEntry {
+        let Entry { handle, value } = entry;
+        BitEntry { handle: RoomCell::new(handle), value: AtomicU64::new(value) }
+    }
+
+    #[inline]
+    fn read<R>(&self, f: impl FnOnce(&Entry) -> R) -> R {
+        f(&self.hold().entry)
+    }
+
+    #[inline]
+    fn write<R>(&self, f: impl FnOnce(&mut Entry) -> R) -> R {
+        f(&mut self.hold().entry)
+    }
+
+    #[inline]
+    fn try_read<R, F: FnOnce(&Entry) -> R>(&self, f: F) -> Result<R, F> {
+        match self.try_hold() {
+            Some(held) => Ok(f(&held.entry)),
+            None => Err(f),
+        }
+    }
+
+    #[inline]
+    fn try_write<R, F: FnOnce(&mut Entry) -> R>(&self, f: F) -> Result<R, F> {
+        match self.try_hold() {
+            Some(mut held) => Ok(f(&mut held.entry)),
+            None => Err(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_says_what_it_was_made_of() {
+        let object = |len| Object::of(Word::object(77, len)).unwrap();
+        for contents in [
+            Contents::Nothing,
+            Contents::Same(0),
+            Contents::Same(u64::MAX),
+            Contents::Packed(object(1)),
+            Contents::Raw(object(65_536)),
+        ] {
+            assert_eq!(Entry::new(contents).contents(), contents);
+        }
+        assert_eq!(Entry::default().contents(), Contents::Nothing);
+    }
+
+    fn counts<T: Table>(entry_bytes: u64) {
+        let table = T::new(8).unwrap();
+        assert_eq!(table.len_bytes(), 8 * entry_bytes);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for turn in 0..1000 {
+                        table.change(turn % 2, |entry| entry.handle += 1);
+                        table.read(turn % 2, |entry| assert_eq!(entry.value, 0));
+                    }
+                });
+            }
+        });
+        assert_eq!([0, 1, 2].map(|block| table.read(block, |entry| entry.handle)), [2000, 2000, 0]);
+    }
+
+    #[test]
+    fn every_table_loses_no_change_and_is_as_large_as_it_says() {
+        counts::<TableLock>(16);
+        counts::<CasEntries>(24);
+        counts::<SpinEntries>(24);
+        counts::<RwEntries>(24);
+        counts::<BitEntries>(16);
+    }
+}
