@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::error::LabError;
 use crate::results::{Index, Results};
 
+pub mod beside;
 pub mod html;
 pub mod markdown;
 pub mod text;

@@ -216,7 +216,7 @@ impl Index {
 }
 
 /// An experiment as it was run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentInfo {
     /// Its name.
     pub name: String,

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 
+use super::beside::tables;
 use super::view::{Section, Value, heading, percent, sentence};
 use crate::quantity::{count, quantity};
 use crate::results::Results;
@@ -70,6 +71,7 @@ fn write_section(out: &mut String, section: &Section<'_>) -> fmt::Result {
         writeln!(out, "- **{name}** ({kind}): {}", plain(&variant.about))?;
     }
     write_grids(out, section)?;
+    write_beside(out, section)?;
     write_ratios(out, section)?;
     write_fractions(out, section)?;
     write_rooms(out, section)?;
@@ -112,6 +114,23 @@ fn write_grids(out: &mut String, section: &Section<'_>) -> fmt::Result {
         let title = format!("{}\n\n{}", plain(grid.workload), plain(grid.about));
         let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
         titled(out, title.trim_end(), &headings, &rows)?;
+    }
+    Ok(())
+}
+
+fn write_beside(out: &mut String, section: &Section<'_>) -> fmt::Result {
+    for table in tables(section) {
+        let (metric, jobs, source) = (heading(table.metric), table.jobs, plain(table.source));
+        let title = format!("As published: {metric}, {jobs} jobs, beside {source}");
+        let headings: Vec<&str> =
+            ["workload", "from"].into_iter().chain(table.variants.iter().copied()).collect();
+        let rows = table.lines.iter().map(|(workload, published, values)| {
+            let from = if *published { "published" } else { "here" };
+            let first = [plain(workload), from.to_owned()].into_iter();
+            first.chain(values.iter().cloned()).collect()
+        });
+        let rows: Vec<Vec<String>> = rows.collect();
+        titled(out, &title, &headings, &rows)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use blockyard_yard::table::Table;
 
+use super::beside::tables;
 use super::view::{Grid, Section, Value, heading, percent, sentence, spread_percent};
 use crate::quantity::{count, quantity};
 use crate::results::Results;
@@ -52,6 +53,7 @@ fn print_section(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> 
             writeln!(out, "  {} {noun}: {}", ratio.jobs, sentence(ratio))?;
         }
     }
+    print_beside(section, out)?;
     print_fractions(section, out)?;
     print_rooms(section, out)?;
     print_predictions(section, out)?;
@@ -90,6 +92,20 @@ fn print_grid(grid: &Grid<'_>, out: &mut impl Write) -> io::Result<()> {
         table.row(first.into_iter().chain(values).chain(limit));
     }
     table.print(1, out)
+}
+
+fn print_beside(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
+    for table in tables(section) {
+        writeln!(out, "\n{}, {} jobs, beside {}", heading(table.metric), table.jobs, table.source)?;
+        let first = ["workload", ""].into_iter();
+        let mut columns = Table::new(first.chain(table.variants.iter().copied()));
+        for (workload, published, values) in &table.lines {
+            let first = if *published { ["", "published"] } else { [*workload, "here"] };
+            columns.row(first.into_iter().chain(values.iter().map(String::as_str)));
+        }
+        columns.print(2, out)?;
+    }
+    Ok(())
 }
 
 fn print_fractions(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
