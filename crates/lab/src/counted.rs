@@ -11,6 +11,8 @@
 //! is, if anything, too high there, because everything is held for longer. A reading or so (about
 //! 10 ns) is contained in each time held, and a section inside another counts to both.
 
+mod shared;
+
 use std::cell::RefCell;
 
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
@@ -20,13 +22,17 @@ use crate::sample::RoomCount;
 use crate::ticks;
 
 /// The rooms that can be counted, by the number that [`Counted`] has as its parameter.
-pub const ROOMS: [&str; 3] = ["zone_table", "zone_resources", "one lock"];
+pub const ROOMS: [&str; 5] = ["zone_table", "zone_resources", "one lock", "table", "entries"];
 /// A zone's lock.
 pub const ZONE_TABLE: usize = 0;
 /// The lock around open and active zones.
 pub const ZONE_RESOURCES: usize = 1;
 /// The lock of the baseline with one.
 pub const ONE_LOCK: usize = 2;
+/// The lock over the table of the RAM disk's first baseline.
+pub const TABLE: usize = 3;
+/// The locks of entries of the RAM disk's other baselines.
+pub const ENTRIES: usize = 4;
 
 /// A lock that counts for the room number `ROOM`.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ pub mod baseline;
 mod clock;
 pub mod collect;
 pub mod command;
+pub mod corpus;
 pub mod counted;
 pub mod error;
 pub mod experiment;

@@ -33,6 +33,7 @@ use crate::sample::{LatencyPercentiles, Round, Sample};
 pub mod crew;
 pub mod mixed;
 mod pattern;
+pub mod records;
 pub mod streams;
 
 use pattern::Stream;
@@ -96,8 +97,7 @@ impl Outcome {
     /// processors that they could have used.
     pub fn sample(&self, processors: usize) -> Sample {
         let cpu_per_io = self.cpu.as_nanos() as f64 / self.ios as f64;
-        let usable = self.threads.min(processors) as f64 * self.wall.as_secs_f64();
-        let starved = self.cpu.as_secs_f64() < GIVEN * usable;
+        let starved = is_starved(self.threads, processors, self.cpu, self.wall);
         let mut sample = Sample {
             latency: LatencyPercentiles::of(&self.latency),
             rooms: self.counts.rooms(),
@@ -113,6 +113,12 @@ impl Outcome {
         }
         sample
     }
+}
+
+/// Whether threads that never wait had less of the processors than they could have used.
+fn is_starved(threads: usize, processors: usize, cpu: Duration, wall: Duration) -> bool {
+    let usable = threads.min(processors) as f64 * wall.as_secs_f64();
+    cpu.as_secs_f64() < GIVEN * usable
 }
 
 /// What the threads are to do now.
@@ -222,7 +228,7 @@ fn start<'scope>(
     Ok(())
 }
 
-fn latencies() -> Histogram<u64> {
+pub(crate) fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_MAX_NS, 2).expect("the bounds are in order")
 }
 

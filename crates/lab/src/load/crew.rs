@@ -47,6 +47,9 @@ pub trait Work: Send {
 
     /// The window begins: what was gathered before does not count.
     fn begin(&mut self) {}
+
+    /// The window is over; called on the thread of the turns.
+    fn end(&mut self) {}
 }
 
 /// What a crew did in the window.
@@ -168,6 +171,7 @@ fn member<W: Work>(mut work: W, shared: &Shared) -> Result<(W, u64, Duration), L
         }
     }
     let cpu = if within { thread_time() - since } else { Duration::ZERO };
+    work.end();
     Ok((work, if within { ios } else { 0 }, cpu))
 }
 
