@@ -7,6 +7,8 @@ pub mod hot_path;
 pub mod limits;
 pub mod nbd;
 pub mod race;
+pub mod ram_kernel;
+pub mod ram_locks;
 pub mod scheduler;
 pub mod scheduler_kernel;
 pub mod scheduler_latency;

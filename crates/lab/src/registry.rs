@@ -17,6 +17,8 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::race::NAME, experiments::race::build),
+        (experiments::ram_kernel::NAME, experiments::ram_kernel::build),
+        (experiments::ram_locks::NAME, experiments::ram_locks::build),
         (experiments::scheduler::NAME, experiments::scheduler::build),
         (experiments::scheduler_kernel::NAME, experiments::scheduler_kernel::build),
         (experiments::scheduler_latency::NAME, experiments::scheduler_latency::build),

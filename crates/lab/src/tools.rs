@@ -7,8 +7,10 @@
 pub mod child;
 pub mod copy;
 mod cpu;
+pub mod direct;
 pub mod file_server;
 pub mod fio;
 pub mod fuse_parameter;
 pub mod loop_device;
 pub mod server;
+pub mod zram_device;

@@ -1,0 +1,223 @@
+//! `ram-locks`: what it gains that readers of a compressed RAM disk exclude nobody.
+//!
+//! The rows of [`rows`] are those that were published in 2014 for zram, by iozone; [`fio`] has the
+//! published fio line, and [`paths`] what else the RAM disk is to be seen at.
+#![allow(clippy::disallowed_types)] // Cells of one variant share its device: control plane.
+
+mod fio;
+mod paths;
+mod rows;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blockyard_core::Disk;
+use blockyard_yard::{stack, uri};
+
+use crate::baseline::ram_table::{BitEntry, Entry, LockPerEntry, SpinEntry, Table, WholeTable};
+use crate::baseline::shared_lock::{CasLock, SpinRwLock};
+use crate::baseline::{self, locked_ram};
+use crate::counted::{Counted, ENTRIES, TABLE};
+use crate::error::LabError;
+use crate::experiment::{Comparison, Experiment, Kind, Variant, Workload};
+use crate::metric::Metric;
+use crate::settings::Settings;
+
+/// The name on the command line.
+pub const NAME: &str = "ram-locks";
+
+/// The product's name among the variants.
+const PRODUCT: &str = "product";
+
+/// How large everything is.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// The device, in bytes.
+    device: u64,
+    /// Each thread's part of it.
+    file: u64,
+    /// The same where rooms are counted.
+    counted_file: u64,
+}
+
+/// As published.
+const WHOLE: Sizes = Sizes { device: 1 << 30, file: 200 << 20, counted_file: 16 << 20 };
+/// For a first look.
+const QUICK: Sizes = Sizes { device: 128 << 20, file: 25 << 20, counted_file: 4 << 20 };
+
+/// A way of guarding the table, and the same with locks that count.
+struct Guarding {
+    variant: Variant,
+    /// The baseline, unless it is the product.
+    before: Option<&'static str>,
+    open_counted: Option<fn(&str) -> Result<Arc<dyn Disk>, LabError>>,
+    /// Whether a first look has it.
+    quick: bool,
+}
+
+static GUARDINGS: [Guarding; 6] = [
+    Guarding {
+        variant: Variant {
+            name: locked_ram::TABLE_LOCK,
+            kind: Kind::Before,
+            about: "one reader/writer lock over the table, held while a block is decompressed",
+        },
+        before: Some(locked_ram::TABLE_LOCK),
+        open_counted: Some(counted::<WholeTable<Counted<SpinRwLock<Box<[Entry]>>, TABLE>>>),
+        quick: true,
+    },
+    Guarding {
+        variant: Variant {
+            name: locked_ram::CAS,
+            kind: Kind::After,
+            about: "a state per entry, taken by compare-and-swap; tried beside what was published",
+        },
+        before: Some(locked_ram::CAS),
+        open_counted: Some(counted::<LockPerEntry<Counted<CasLock<Entry>, ENTRIES>>>),
+        quick: false,
+    },
+    Guarding {
+        variant: Variant {
+            name: locked_ram::SPIN,
+            kind: Kind::After,
+            about: "a spinning lock per entry; tried beside what was published",
+        },
+        before: Some(locked_ram::SPIN),
+        open_counted: Some(counted::<LockPerEntry<Counted<SpinEntry, ENTRIES>>>),
+        quick: false,
+    },
+    Guarding {
+        variant: Variant {
+            name: locked_ram::RWLOCK,
+            kind: Kind::After,
+            about: "a reader/writer lock per entry; tried beside what was published",
+        },
+        before: Some(locked_ram::RWLOCK),
+        open_counted: Some(counted::<LockPerEntry<Counted<SpinRwLock<Entry>, ENTRIES>>>),
+        quick: false,
+    },
+    Guarding {
+        variant: Variant {
+            name: locked_ram::BIT_SPIN,
+            kind: Kind::After,
+            about: "a bit of the entry as its lock, held while the block is decompressed: the \
+                    published change",
+        },
+        before: Some(locked_ram::BIT_SPIN),
+        open_counted: Some(counted::<LockPerEntry<Counted<BitEntry, ENTRIES>>>),
+        quick: true,
+    },
+    Guarding {
+        variant: Variant {
+            name: PRODUCT,
+            kind: Kind::Product,
+            about: "a word per block, which a write exchanges and a read pins",
+        },
+        before: None,
+        open_counted: None,
+        quick: true,
+    },
+];
+
+/// The guardings that these settings have.
+fn guardings(settings: &Settings) -> impl Iterator<Item = &'static Guarding> + use<> {
+    let quick = settings.quick;
+    GUARDINGS.iter().filter(move |guarding| guarding.quick || !quick)
+}
+
+/// A fresh disk of a variant.
+fn open(before: Option<&str>, uri: &str) -> Result<Arc<dyn Disk>, LabError> {
+    let failed = |error: &dyn fmt::Display| LabError::failed(uri, error);
+    let spec = uri::parse(uri).map_err(|error| failed(&error))?;
+    match before {
+        Some(name) => baseline::open(name, &spec).map_err(|error| failed(&error)),
+        None => Ok(stack::open(&spec).map_err(|error| failed(&error))?.disk),
+    }
+}
+
+/// A fresh disk whose table is of a type that no baseline's name stands for.
+fn counted<T: Table>(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
+    let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
+    Ok(locked_ram::made::<T>(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
+}
+
+/// A variant's device that is made and filled by the first cell that wants it, and kept for the
+/// others: filling takes longer than what is measured.
+#[derive(Clone)]
+struct Kept {
+    disk: Arc<Mutex<Option<Arc<dyn Disk>>>>,
+}
+
+impl Kept {
+    fn new() -> Kept {
+        Kept { disk: Arc::default() }
+    }
+
+    /// The disk, made by `make` if there is none yet.
+    fn get(
+        &self,
+        make: impl FnOnce() -> Result<Arc<dyn Disk>, LabError>,
+    ) -> Result<Arc<dyn Disk>, LabError> {
+        // A cell that panicked has left nothing half done: the disk is put in as the last step.
+        let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*disk {
+            Some(disk) => Ok(Arc::clone(disk)),
+            None => Ok(Arc::clone(disk.insert(make()?))),
+        }
+    }
+}
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    build_with(settings, if settings.quick { QUICK } else { WHOLE })
+}
+
+fn build_with(settings: &Settings, sizes: Sizes) -> Experiment {
+    let mut cells = rows::cells(settings, sizes);
+    cells.extend(fio::cells(settings));
+    cells.extend(paths::cells(settings));
+    let mut workloads: Vec<Workload> = rows::workloads(settings).collect();
+    workloads.extend(fio::workloads(settings));
+    workloads.extend(paths::WORKLOADS);
+    let mut variants: Vec<Variant> = GUARDINGS.iter().map(|guarding| guarding.variant).collect();
+    variants.extend(paths::VARIANTS);
+    Experiment {
+        name: NAME,
+        title: "one lock over a RAM disk's table, a lock per entry, and none for reads",
+        about: "The rows published for zram when its table lock became a bit per entry (iozone -t \
+                4 -r 16K -s 200M -I), in process: each thread works on a part of its own of the \
+                device, one record at a time, so that whoever waits, waits for the guarding alone. \
+                All variants have the same codec (lz4), the same pool, the same stack and the same \
+                load generator; but for the initial write, rows of one variant share a device that \
+                is filled once. What is written is a corpus of this machine's: pieces of /usr/bin, \
+                text, and noise that compresses by half, a third each. Reader/writer locks and \
+                locks per entry cost a read their line, which travels between processors, and no \
+                waiting: few processors bound the gain, and a lock that readers share loses little \
+                on two; the rooms, counted in the first round, say how often anybody waited. Then \
+                the published fio line, in fio's process (its buffers are noise, so it measures \
+                what is stored raw; the rows with -50 compress by half); and rows of our own: the \
+                way of a block beside the bare codec in a loop, one hot block, and a crowd.",
+        published: rows::published(settings).chain(fio::published(settings)).collect(),
+        variants,
+        workloads,
+        comparisons: comparisons(settings),
+        plots: vec![Metric::BANDWIDTH, Metric::CPU_PER_IO],
+        cells,
+    }
+}
+
+fn comparisons(settings: &Settings) -> Vec<Comparison> {
+    let base = locked_ram::TABLE_LOCK;
+    let mut comparisons: Vec<Comparison> = rows::comparisons(settings).collect();
+    comparisons.extend(paths::comparisons());
+    comparisons
+        .extend(fio::workloads(settings).map(|workload| {
+            Comparison::new(base, PRODUCT, Metric::BANDWIDTH).under(workload.name)
+        }));
+    for metric in [Metric::BANDWIDTH, Metric::CPU_PER_IO] {
+        comparisons.push(Comparison::new(base, locked_ram::BIT_SPIN, metric));
+        comparisons.push(Comparison::new(locked_ram::BIT_SPIN, PRODUCT, metric));
+    }
+    comparisons.push(Comparison::new(base, PRODUCT, Metric::CPU_PER_IO));
+    comparisons
+}

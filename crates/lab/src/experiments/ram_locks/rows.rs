@@ -1,0 +1,366 @@
+//! The published iozone rows: threads that each read or write a part of their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Disk;
+
+use super::{GUARDINGS, Guarding, Kept, PRODUCT, Sizes, guardings, open};
+use crate::baseline::locked_ram;
+use crate::counted::Counts;
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Published, Workload};
+use crate::load::crew;
+use crate::load::records::{Does, Order, Part, Passed, Records, Task, Way, pass};
+use crate::metric::Metric;
+use crate::sample::{RoomCount, Round, Sample};
+use crate::settings::Settings;
+
+/// Length of a record in bytes.
+pub(super) const RECORD_BYTES: u64 = 16 << 10;
+/// The published number of threads.
+const JOBS: u32 = 4;
+/// As many as there are processors on the smallest machine that can show anything.
+const JOBS_TWO: u32 = 2;
+/// The counted window is so much shorter than the measured one.
+const COUNTED_PART: u32 = 4;
+/// What is aimed at: for reads, and for everything else.
+const AIM_READ: f64 = 1.33;
+const AIM_WRITE: f64 = 1.0;
+/// From so many processors on the published gain can show itself.
+const PROCESSORS_ENOUGH: usize = 4;
+/// The unit of the published rows, in bytes.
+const KIB: f64 = 1024.0;
+
+/// Whose rows they are.
+const SOURCE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on 4 cores, average of \
+                      10";
+
+/// A row: what each thread does, and what was published, in KiB/s.
+struct Line {
+    workload: Workload,
+    does: Does,
+    order: Order,
+    way: Way,
+    /// Whether the blocks were never written before.
+    fresh: bool,
+    /// Base, CAS, spinlock, rwlock, bit spinlock.
+    published: [u32; 5],
+    /// Whether it is asked of two threads as well.
+    two: bool,
+    /// Whether a first look has it.
+    quick: bool,
+}
+
+const fn line(
+    name: &'static str,
+    about: &'static str,
+    (does, order, way): (Does, Order, Way),
+    published: [u32; 5],
+) -> Line {
+    let workload = Workload { name, about };
+    Line { workload, does, order, way, fresh: false, published, two: false, quick: false }
+}
+
+static LINES: [Line; 11] = [
+    Line {
+        fresh: true,
+        quick: true,
+        two: true,
+        ..line(
+            "initial-write",
+            "16 KiB records in order, to blocks that were never written; a pass of 200 MiB each",
+            (Does::Write, Order::Forward, Way::Push),
+            [1_381_094, 1_425_435, 1_422_860, 1_423_075, 1_421_521],
+        )
+    },
+    Line {
+        quick: true,
+        two: true,
+        ..line(
+            "rewrite",
+            "16 KiB records in order, over what was written before",
+            (Does::Write, Order::Forward, Way::Push),
+            [1_529_479, 1_641_199, 1_668_762, 1_672_855, 1_654_910],
+        )
+    },
+    Line {
+        quick: true,
+        two: true,
+        ..line(
+            "read",
+            "16 KiB records in order",
+            (Does::Read, Order::Forward, Way::Push),
+            [8_468_009, 11_324_979, 11_305_569, 11_117_273, 10_997_202],
+        )
+    },
+    line(
+        "re-read",
+        "the same once more",
+        (Does::Read, Order::Forward, Way::Push),
+        [8_467_476, 11_260_914, 11_248_059, 11_145_336, 10_906_486],
+    ),
+    line(
+        "reverse-read",
+        "16 KiB records from the last to the first",
+        (Does::Read, Order::Backward, Way::Push),
+        [6_821_393, 8_106_334, 8_282_174, 8_279_195, 8_109_186],
+    ),
+    line(
+        "stride-read",
+        "every 17th 16 KiB record, in 17 phases",
+        (Does::Read, Order::Strided, Way::Push),
+        [7_191_093, 8_994_306, 9_153_982, 8_961_224, 9_004_434],
+    ),
+    Line {
+        quick: true,
+        two: true,
+        ..line(
+            "random-read",
+            "any 16 KiB record",
+            (Does::Read, Order::Random, Way::Push),
+            [7_156_353, 8_957_932, 9_167_098, 8_980_465, 8_940_476],
+        )
+    },
+    Line {
+        quick: true,
+        two: true,
+        ..line(
+            "mixed",
+            "any 16 KiB record, read or written, equally often",
+            (Does::Either, Order::Random, Way::Push),
+            [4_172_747, 5_680_814, 5_927_825, 5_489_578, 5_972_253],
+        )
+    },
+    Line {
+        two: true,
+        ..line(
+            "random-write",
+            "any 16 KiB record, over what was written before",
+            (Does::Write, Order::Random, Way::Push),
+            [1_483_044, 1_605_588, 1_594_329, 1_600_453, 1_596_010],
+        )
+    },
+    line(
+        "pwrite",
+        "16 KiB records in order, each carried out by the call that brings it",
+        (Does::Write, Order::Forward, Way::Carry),
+        [1_276_644, 1_303_108, 1_311_612, 1_314_228, 1_300_960],
+    ),
+    line(
+        "pread",
+        "16 KiB records in order, each carried out by the call that brings it",
+        (Does::Read, Order::Forward, Way::Carry),
+        [4_324_337, 4_632_869, 4_618_386, 4_457_870, 4_500_166],
+    ),
+];
+
+fn listed(settings: &Settings) -> impl Iterator<Item = &'static Line> + use<> {
+    let quick = settings.quick;
+    LINES.iter().filter(move |line| line.quick || !quick)
+}
+
+pub(super) fn workloads(settings: &Settings) -> impl Iterator<Item = Workload> {
+    listed(settings).map(|line| line.workload)
+}
+
+/// A cell for each row, variant and number of threads.
+pub(super) fn cells(settings: &Settings, sizes: Sizes) -> Vec<Cell> {
+    let homes: Vec<(&Guarding, Kept)> =
+        guardings(settings).map(|guarding| (guarding, Kept::new())).collect();
+    let processors = settings.processors;
+    let mut cells = Vec::new();
+    for line in listed(settings) {
+        for jobs in [JOBS_TWO, JOBS] {
+            if jobs == JOBS_TWO && !line.two {
+                continue;
+            }
+            for (guarding, kept) in &homes {
+                let (guarding, kept) = (*guarding, kept.clone());
+                let body = move |round: &Round<'_>| {
+                    measure(guarding, &kept, line, (jobs, processors), sizes, round)
+                };
+                let cell = Cell::new(guarding.variant.name, line.workload.name, jobs, body);
+                // Of a pass no window decides how long it takes.
+                let overhead =
+                    Duration::from_millis(if line.fresh { sizes.file >> 19 } else { 20 });
+                cells.push(cell.overhead(overhead));
+            }
+        }
+    }
+    cells
+}
+
+fn device(sizes: Sizes) -> String {
+    format!("ram:///r?size={}&algo=lz4", sizes.device)
+}
+
+fn measure(
+    guarding: &Guarding,
+    kept: &Kept,
+    line: &Line,
+    (jobs, processors): (u32, usize),
+    sizes: Sizes,
+    round: &Round<'_>,
+) -> Result<Sample, LabError> {
+    let passed = if line.fresh {
+        let disk = open(guarding.before, &device(sizes))?;
+        pass(threads(&*disk, line, jobs, sizes.file, round.seed)?, round)?
+    } else {
+        let disk =
+            kept.get(|| filled(open(guarding.before, &device(sizes))?, sizes.file, round))?;
+        window(&*disk, line, jobs, sizes.file, round)?.0
+    };
+    let sample = passed.limited_sample(RECORD_BYTES, jobs as usize, processors);
+    // Once is enough to see where threads meet; the time goes to the rounds.
+    let Some(open_counted) = guarding.open_counted.filter(|_| round.number == 0) else {
+        return Ok(sample);
+    };
+    let disk = open_counted(&device(sizes))?;
+    let (warm_up, duration) = (round.warm_up / COUNTED_PART, round.duration / COUNTED_PART);
+    let short = Round { warm_up, duration, ..*round };
+    if !line.fresh {
+        let fill = line_like(line, Does::Write);
+        pass(threads(&*disk, &fill, JOBS, sizes.counted_file, round.seed)?, round)?;
+    }
+    let rooms = window(&*disk, line, jobs, sizes.counted_file, &short)?.1.rooms();
+    let mut sample = Sample { rooms, ..sample };
+    if guarding.before == Some(locked_ram::TABLE_LOCK) && line.does == Does::Read {
+        let note = sample.rooms.first().map(|room| what_limits(line, jobs, processors, room));
+        sample.notes.extend(note);
+    }
+    Ok(sample)
+}
+
+/// The same records in order, with something else done to them.
+fn line_like(line: &Line, does: Does) -> Line {
+    let Line { workload, published, .. } = *line;
+    let (order, way) = (Order::Forward, Way::Push);
+    Line { workload, does, order, way, fresh: false, published, two: false, quick: false }
+}
+
+/// Threads of a row, each with its part.
+fn threads(
+    disk: &dyn Disk,
+    line: &Line,
+    jobs: u32,
+    file: u64,
+    seed: u64,
+) -> Result<Vec<Records>, LabError> {
+    let Line { does, order, way, .. } = *line;
+    let task = Task { does, order, way, record_bytes: RECORD_BYTES };
+    let thread = |number: u64| {
+        let part = Part { from: number * file, len_bytes: file };
+        Records::open(disk, task, part, seed.wrapping_add(number))
+    };
+    (0..u64::from(jobs)).map(thread).collect()
+}
+
+/// The disk with the parts of all threads written.
+fn filled(disk: Arc<dyn Disk>, file: u64, round: &Round<'_>) -> Result<Arc<dyn Disk>, LabError> {
+    let fill = line_like(&LINES[0], Does::Write);
+    pass(threads(&*disk, &fill, JOBS, file, 1)?, round)?;
+    Ok(disk)
+}
+
+/// What was done in a window, and what counting locks counted in it.
+fn window(
+    disk: &dyn Disk,
+    line: &Line,
+    jobs: u32,
+    file: u64,
+    round: &Round<'_>,
+) -> Result<(Passed, Counts), LabError> {
+    let outcome = crew::run(threads(disk, line, jobs, file, round.seed)?, round, || ())?;
+    if outcome.ios == 0 {
+        return Err(LabError::failed(line.workload.name, "no I/O ended in the measured window"));
+    }
+    let mut counts = Counts::default();
+    outcome.crew.iter().for_each(|thread| counts.add(thread.counts()));
+    Ok((Passed { records: outcome.ios, wall: outcome.wall, cpu: outcome.cpu }, counts))
+}
+
+/// Why a read row gains what it gains, as the room has counted it.
+fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> String {
+    let RoomCount { acquisitions, contended, hold_ns, .. } = room;
+    let share = *contended as f64 / (*acquisitions).max(1) as f64 * 100.0;
+    let mut text = format!(
+        "{} with {jobs} threads: the lock over the table was entered {acquisitions} times for {:.0} \
+         ns each, and {contended} times ({share:.2} %) somebody had to wait. Readers share it, so \
+         what it costs them is no waiting but its line, which each of them changes twice a block.",
+        line.workload.name, hold_ns[0],
+    );
+    if processors < PROCESSORS_ENOUGH {
+        text.push_str(&format!(
+            " On {processors} processors that line goes between {processors} only, and the \
+             published gain, of four, cannot be shown; `blockyard lab scale ram-locks --cores 4` \
+             says what a model expects there.",
+        ));
+    }
+    text
+}
+
+/// The published rows.
+pub(super) fn published(settings: &Settings) -> impl Iterator<Item = Published> {
+    listed(settings).flat_map(|line| {
+        let rows = line.published.iter().zip(&GUARDINGS);
+        rows.map(|(kib, guarding)| Published {
+            variant: guarding.variant.name,
+            workload: line.workload.name,
+            jobs: JOBS,
+            metric: Metric::BANDWIDTH,
+            value: f64::from(*kib) * KIB,
+            source: SOURCE,
+        })
+    })
+}
+
+/// What is aimed at.
+pub(super) fn comparisons(settings: &Settings) -> impl Iterator<Item = Comparison> {
+    listed(settings).map(|line| {
+        let aim = if line.does == Does::Read { AIM_READ } else { AIM_WRITE };
+        let comparison = Comparison::new(locked_ram::TABLE_LOCK, PRODUCT, Metric::BANDWIDTH);
+        comparison.under(line.workload.name).from_jobs(2).aim(aim)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{NAME, build_with};
+    use super::*;
+    use crate::stop::Stop;
+
+    const SMALL: Sizes = Sizes { device: 8 << 20, file: 1 << 20, counted_file: 256 << 10 };
+
+    /// Every row is measured for every variant, and counted where it has a lock.
+    #[test]
+    fn every_row_is_measured_for_every_variant() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(2));
+        let none = std::path::PathBuf::new();
+        let settings = Settings {
+            quick: false,
+            engine: None,
+            program: none.clone(),
+            scratch: none,
+            processors: 2,
+        };
+        let mut notes = Vec::new();
+        for cell in cells(&settings, SMALL) {
+            let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
+            let sample = (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));
+            assert!(sample.values.iter().all(|value| value.1 > 0.0), "{cell:?}");
+            let rooms: Vec<&str> = sample.rooms.iter().map(|room| room.room.as_str()).collect();
+            let wanted: &[&str] = match cell.variant {
+                PRODUCT => &[],
+                locked_ram::TABLE_LOCK => &["table"],
+                _ => &["entries"],
+            };
+            assert_eq!(rooms, wanted, "{cell:?}");
+            notes.extend(sample.notes.into_iter().filter(|note| note.contains("lab scale")));
+        }
+        assert!(!notes.is_empty() && notes.iter().all(|note| note.contains(NAME)), "{notes:?}");
+        let experiment = build_with(&settings, SMALL);
+        assert_eq!(experiment.published.iter().filter(|row| row.workload == "pread").count(), 5);
+    }
+}
