@@ -1,6 +1,6 @@
 //! A model of what happens beyond this machine's processors: throughput by core count.
 //!
-//! [`zone_locks`] describes an experiment's shared accesses as data, [`simulation`] plays them on a
+//! [`zone_locks`] and [`ram_locks`] describe an experiment's shared accesses as data, [`simulation`] plays them on a
 //! [`machine::Machine`] whose times [`calibrate`] takes from the experiment `limits`, and
 //! [`predict`] holds the outcome against what is known. docs/scale-model.md explains the model.
 
@@ -11,6 +11,7 @@ pub mod machine;
 pub mod measure;
 pub mod predict;
 pub mod published;
+pub mod ram_locks;
 pub mod simulation;
 pub mod steps;
 pub mod zone_locks;

@@ -9,12 +9,11 @@ use clap::Args;
 
 use crate::command::CommandError;
 use crate::error::LabError;
-use crate::experiments::{limits, zone_locks};
+use crate::experiments::{limits, ram_locks, zone_locks};
 use crate::limits::values::LimitValues;
 use crate::results::{Index, Note, Prediction, Results};
 use crate::scale::machine::{Machine, ns};
 use crate::scale::predict::{Gain, Known, MEASURED_HERE};
-use crate::scale::zone_locks::{VARIANTS, WORKLOADS};
 use crate::scale::{calibrate, predict};
 use crate::stop::Stop;
 
@@ -31,7 +30,7 @@ const ERROR_MAX: f64 = 0.15;
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub struct ScaleArgs {
-    /// The experiment; `zone-locks` is modelled
+    /// The experiment; `zone-locks` and `ram-locks` are modelled
     pub name: String,
     /// Cores of the machine
     #[arg(long, value_name = "N", default_value_t = 96)]
@@ -65,6 +64,7 @@ describes the model.
 Examples:
   blockyard lab scale zone-locks --cores 96 --sockets 2
   blockyard lab scale zone-locks --cores 8 --json
+  blockyard lab scale ram-locks --cores 4
 ";
 
 fn nanoseconds(text: &str) -> Result<f64, String> {
@@ -72,8 +72,44 @@ fn nanoseconds(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "wanted nanoseconds from 1 to 100000, e.g. 150".to_owned())
 }
 
+/// An experiment that is modelled.
+struct Model {
+    name: &'static str,
+    /// Coarsest first.
+    variants: [&'static str; 3],
+    workloads: [&'static str; 2],
+    /// Measures what goes into it, and predicts: predictions, and what there is to say of them.
+    predict: fn(&Machine, u64, &Stop) -> Result<(Vec<Prediction>, Vec<String>), LabError>,
+}
+
+const MODELS: [Model; 2] = [
+    Model {
+        name: zone_locks::NAME,
+        variants: [
+            crate::scale::zone_locks::VARIANTS[0].0,
+            crate::scale::zone_locks::VARIANTS[1].0,
+            crate::scale::zone_locks::VARIANTS[2].0,
+        ],
+        workloads: [
+            crate::scale::zone_locks::WORKLOADS[0].name,
+            crate::scale::zone_locks::WORKLOADS[1].name,
+        ],
+        predict: predict_zone_locks,
+    },
+    Model {
+        name: ram_locks::NAME,
+        variants: crate::scale::ram_locks::VARIANTS,
+        workloads: [
+            crate::scale::ram_locks::WORKLOADS[0].0,
+            crate::scale::ram_locks::WORKLOADS[1].0,
+        ],
+        predict: predict_ram_locks,
+    },
+];
+
 /// What is printed and kept.
 struct Answer {
+    model: &'static Model,
     machine: Machine,
     predictions: Vec<Prediction>,
     notes: Vec<String>,
@@ -84,13 +120,14 @@ struct Answer {
 /// # Errors
 /// See [`CommandError`].
 pub fn run(args: &ScaleArgs, out: &mut impl Write) -> Result<(), CommandError> {
-    if args.name != zone_locks::NAME {
-        let message = format!("`{}` has no scale model; `zone-locks` has one", args.name);
+    let Some(model) = MODELS.iter().find(|model| model.name == args.name) else {
+        let names = MODELS.map(|model| format!("`{}`", model.name)).join(" and ");
+        let message = format!("`{}` has no scale model; {names} have one", args.name);
         return Err(CommandError::Usage(message));
-    }
+    };
     shape(args, Machine::default()).check().map_err(CommandError::Usage)?;
     let stop = Stop::by_signal().map_err(LabError::io("catching Ctrl-C"))?;
-    let answer = answer(args, &stop).map_err(|error| match error {
+    let answer = answer(args, model, &stop).map_err(|error| match error {
         LabError::Interrupted => CommandError::Interrupted("interrupted".into()),
         other => CommandError::Lab(other),
     })?;
@@ -126,13 +163,45 @@ fn shape(args: &ScaleArgs, machine: Machine) -> Machine {
     }
 }
 
-fn answer(args: &ScaleArgs, stop: &Stop) -> Result<Answer, LabError> {
-    let why = |why: String| LabError::failed("scale model", why);
+fn why(why: String) -> LabError {
+    LabError::failed("scale model", why)
+}
+
+/// The lock over all zones, a lock per zone, the product.
+fn predict_zone_locks(
+    machine: &Machine,
+    seed: u64,
+    stop: &Stop,
+) -> Result<(Vec<Prediction>, Vec<String>), LabError> {
+    let known = predict::measure(OPENINGS, OPENING_MEASURE, stop)?;
+    let mut predictions = predict::predict(machine, &known, seed).map_err(why)?;
+    predictions.extend(predict::published(seed).map_err(why)?);
+    let mut notes = vec![
+        "The published rows of lock-per-zone are fitted (what an I/O costs on the kernel's way is \
+         not known); those of one-lock are predicted. Its machine is an assumption but for its 48 \
+         cores."
+            .to_owned(),
+    ];
+    notes.extend(spread(&known));
+    Ok((predictions, notes))
+}
+
+/// The lock over a RAM disk's table, a bit per entry, the product.
+fn predict_ram_locks(
+    machine: &Machine,
+    seed: u64,
+    stop: &Stop,
+) -> Result<(Vec<Prediction>, Vec<String>), LabError> {
+    use crate::scale::ram_locks;
+    let known = ram_locks::measure(stop)?;
+    let predictions = ram_locks::predict(machine, &known, seed).map_err(why)?;
+    Ok((predictions, ram_locks::notes()))
+}
+
+fn answer(args: &ScaleArgs, model: &'static Model, stop: &Stop) -> Result<Answer, LabError> {
     let (limits, source) = limit_values(args, stop)?;
     let machine = shape(args, calibrate::machine(&limits, args.cores, args.sockets)?);
-    let known = predict::measure(OPENINGS, OPENING_MEASURE, stop)?;
-    let mut predictions = predict::predict(&machine, &known, args.seed).map_err(why)?;
-    predictions.extend(predict::published(args.seed).map_err(why)?);
+    let (predictions, said) = (model.predict)(&machine, args.seed, stop)?;
     let mut notes = vec![
         format!(
             "A cache line takes {} from core to core{}, from {source}.",
@@ -143,13 +212,9 @@ fn answer(args: &ScaleArgs, stop: &Stop) -> Result<Answer, LabError> {
             },
         ),
         two_cores(&predictions),
-        "The published rows of lock-per-zone are fitted (what an I/O costs on the kernel's way is \
-         not known); those of one-lock are predicted. Its machine is an assumption but for its 48 \
-         cores."
-            .to_owned(),
     ];
-    notes.extend(spread(&known));
-    Ok(Answer { machine, predictions, notes })
+    notes.extend(said);
+    Ok(Answer { model, machine, predictions, notes })
 }
 
 /// The limits of the latest results, if they have what is needed; else measured now.
@@ -225,16 +290,14 @@ fn keep(args: &ScaleArgs, answer: &Answer) -> Result<Option<PathBuf>, LabError> 
 }
 
 fn put(results: &mut Results, answer: &Answer) {
-    let ours = |experiment: &String| experiment == zone_locks::NAME;
+    let name = answer.model.name;
+    let ours = |experiment: &String| experiment == name;
     results.predictions.retain(|prediction| !ours(&prediction.experiment));
     results.predictions.extend(answer.predictions.iter().cloned());
     let marked = |text: &String| format!("Prediction: {text}");
     results.notes.retain(|note| !(ours(&note.experiment) && note.text.starts_with("Prediction: ")));
     results.notes.extend(
-        answer
-            .notes
-            .iter()
-            .map(|text| Note { experiment: zone_locks::NAME.to_owned(), text: marked(text) }),
+        answer.notes.iter().map(|text| Note { experiment: name.to_owned(), text: marked(text) }),
     );
 }
 
@@ -247,11 +310,11 @@ fn print(answer: &Answer, out: &mut impl Write) -> io::Result<()> {
         "{}: PREDICTIONS of a model, not measurements\n\
          {cores} cores, {sockets} socket(s), {threads_per_core} thread(s) per core; million I/Os \
          per second",
-        zone_locks::NAME
+        answer.model.name
     )?;
-    for workload in WORKLOADS {
-        writeln!(out, "\n{}, prediction", workload.name)?;
-        let names = VARIANTS.map(|(name, _)| name);
+    for workload in answer.model.workloads {
+        writeln!(out, "\n{workload}, prediction")?;
+        let names = answer.model.variants;
         let last = format!("{}:{}", names[2], names[0]);
         let ratio = format!("{}:{}", names[1], names[0]);
         let mut table = Table::new(["CORES", names[0], names[1], names[2], &ratio, &last]);
@@ -259,7 +322,7 @@ fn print(answer: &Answer, out: &mut impl Write) -> io::Result<()> {
             let value = |variant: &str| {
                 let mut all = answer.predictions.iter().filter(|p| !is_published(p));
                 let found = all.find(|p| {
-                    (p.variant.as_str(), p.workload.as_str()) == (variant, workload.name)
+                    (p.variant.as_str(), p.workload.as_str()) == (variant, workload)
                         && p.cores == count as u32
                 });
                 found.map_or(f64::NAN, |p| p.value)

@@ -79,7 +79,7 @@ pub fn opening(
 /// A measurement during which two processors were two: a virtual machine's may be threads of one
 /// core for a while, and what two threads do then is not what the model is about. `None` if they
 /// never were.
-fn whole<T>(
+pub(super) fn whole<T>(
     round: &Round<'_>,
     measure: impl Fn() -> Result<T, LabError>,
 ) -> Result<Option<T>, LabError> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::baseline::one_lock;
 use crate::error::LabError;
+use crate::experiments::zone_locks;
 use crate::metric::Metric;
 use crate::results::Prediction;
 use crate::sample::Round;
@@ -157,6 +158,7 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
                 && machine.socket_of(cores - 1) == machine.socket_of(0);
             let measured = known.iops(cores).filter(|_| comparable);
             predictions.push(prediction(
+                zone_locks::NAME,
                 (variant, workload.name),
                 (cores as u32, cores.div_ceil(machine.cores / machine.sockets) as u32),
                 cores * machine.threads_per_core,
@@ -193,6 +195,7 @@ pub fn published(seed: u64) -> Result<Vec<Prediction>, String> {
     let rows = published::rows(seed)?.into_iter().map(|row| {
         let source = if row.fitted { "published; fitted to it" } else { "published" };
         prediction(
+            zone_locks::NAME,
             (row.variant, row.workload),
             (machine.cores as u32, machine.sockets as u32),
             96,
@@ -203,7 +206,9 @@ pub fn published(seed: u64) -> Result<Vec<Prediction>, String> {
     Ok(rows.collect())
 }
 
-fn prediction(
+/// A value of the model's, with what is known of it and from where.
+pub(super) fn prediction(
+    experiment: &str,
     (variant, workload): (&str, &str),
     (cores, sockets): (u32, u32),
     jobs: usize,
@@ -211,7 +216,7 @@ fn prediction(
     known: Option<(f64, String)>,
 ) -> Prediction {
     Prediction {
-        experiment: crate::experiments::zone_locks::NAME.to_owned(),
+        experiment: experiment.to_owned(),
         variant: variant.to_owned(),
         workload: workload.to_owned(),
         cores,
