@@ -149,8 +149,8 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
     Ok(made)
 }
 
-/// A disk over a device that was made elsewhere of this specification, with everything above it that
-/// the product's own has.
+/// A disk over a device that was made elsewhere of this specification, with everything above it
+/// that the product's own has.
 ///
 /// # Errors
 /// As [`open`].

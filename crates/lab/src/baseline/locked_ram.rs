@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! read     lock the entry ▸ decompress from the pool into the reader's buffer ▸ unlock
-//! write    same-filled? ▸ compress ▸ pool ▸ lock the entry, change it, unlock ▸ free the old object
+//! write    same-filled? ▸ compress ▸ pool ▸ lock the entry, change it, unlock ▸ free the old one
 //! part     lock the entry ▸ decompress ▸ patch ▸ compress ▸ pool ▸ change it, unlock
 //! ```
 //!

@@ -1,4 +1,5 @@
-//! Published tables in their own form: a line per workload, a column per variant, ours above theirs.
+//! Published tables in their own form: a line per workload, a column per variant, ours above
+//! theirs.
 //!
 //! Only where others published as a table: at least three workloads of at least three variants, by
 //! the same metric and number of jobs. What is in it stands in the grids too.

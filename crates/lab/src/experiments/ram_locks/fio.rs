@@ -1,8 +1,10 @@
-//! The published fio line, by stock fio with our engine: ten megabytes, blocks of 32 KiB, four jobs.
+//! The published fio line, by stock fio with our engine: ten megabytes, blocks of 32 KiB, four
+//! jobs.
 //!
 //! The line was made of four jobs, one after the other: write, read, read and write in order, read
 //! and write at random. Here each is a run of its own, so the device begins with what the first of
-//! them would have left: a snapshot with noise in every block, or with blocks that compress by half.
+//! them would have left: a snapshot with noise in every block, or with blocks that compress by
+//! half.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,9 +45,9 @@ const SOURCE: &str = "zram, Linux 3.16 (2014), the published fio line, 4 cores, 
 
 /// What limits these cells.
 const WHY_LESS: &str = "The published fio line refills its buffers with noise before each write: \
-                        most of a write's CPU time is fio's, no block compresses, and a read copies \
-                        a block that is stored raw. What its rows show of a lock is less than the \
-                        rows in process do.";
+                        most of a write's CPU time is fio's, no block compresses, and a read \
+                        copies a block that is stored raw. What its rows show of a lock is less \
+                        than the rows in process do.";
 
 /// A row: its part of the line, whether its buffers compress, and what was published, in KiB/s.
 struct Line {

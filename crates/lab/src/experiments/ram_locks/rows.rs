@@ -33,8 +33,8 @@ const PROCESSORS_ENOUGH: usize = 4;
 const KIB: f64 = 1024.0;
 
 /// Whose rows they are.
-const SOURCE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on 4 cores, average of \
-                      10";
+const SOURCE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on 4 cores, average \
+                      of 10";
 
 /// A row: what each thread does, and what was published, in KiB/s.
 struct Line {
@@ -285,9 +285,10 @@ fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> S
     let RoomCount { acquisitions, contended, hold_ns, .. } = room;
     let share = *contended as f64 / (*acquisitions).max(1) as f64 * 100.0;
     let mut text = format!(
-        "{} with {jobs} threads: the lock over the table was entered {acquisitions} times for {:.0} \
-         ns each, and {contended} times ({share:.2} %) somebody had to wait. Readers share it, so \
-         what it costs them is no waiting but its line, which each of them changes twice a block.",
+        "{} with {jobs} threads: the lock over the table was entered {acquisitions} times for \
+         {:.0} ns each, and {contended} times ({share:.2} %) somebody had to wait. Readers share \
+         it, so what it costs them is no waiting but its line, which each of them changes twice a \
+         block.",
         line.workload.name, hold_ns[0],
     );
     if processors < PROCESSORS_ENOUGH {
