@@ -184,7 +184,8 @@ assert h.pread(4096, 700 << 12) == random.Random(7).randbytes(4096)
     refused(&["ram", "set", "r0", "compact=1", "compact=2"], "compact is given twice");
 }
 
-/// Both inputs come back as they are after each kind of work, and from a snapshot in another device.
+/// Both inputs come back as they are after each kind of work, and from a snapshot in another
+/// device.
 #[test]
 fn work_on_a_device_changes_nothing_that_is_read() {
     let place = Place::new();

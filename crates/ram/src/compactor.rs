@@ -1,5 +1,5 @@
-//! Compaction in the background: a thread of the device's looks once a second how much of the pool is
-//! lost, and moves some objects together when it is more than a threshold.
+//! Compaction in the background: a thread of the device's looks once a second how much of the pool
+//! is lost, and moves some objects together when it is more than a threshold.
 //!
 //! The data path has no part in it. A look costs a few instructions; a turn moves [`TURN_BYTES`] at
 //! most and loses to every writer, as any compaction does. What could not be won is not tried again

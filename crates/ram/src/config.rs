@@ -38,8 +38,8 @@ pub struct RamConfig {
     pub unit: u32,
     /// How blocks are compressed.
     pub codec: CodecConfig,
-    /// How blocks are recompressed when that is asked for, by priority: up to three. Default: not at
-    /// all.
+    /// How blocks are recompressed when that is asked for, by priority: up to three. Default: not
+    /// at all.
     pub recompress: Vec<CodecConfig>,
     /// Equal blocks are stored once. Default: they are not.
     pub dedup: bool,

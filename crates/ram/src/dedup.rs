@@ -1,13 +1,14 @@
 //! Equal blocks are stored once, where that is asked for.
 //!
-//! A write of a whole block looks up where blocks like it may be ([`Hints`]), by a key of its bytes. It
-//! compares with what is stored there, byte by byte, and if that is the same it takes a part in the
-//! object ([`crate::pool`]) instead of compressing and storing its own. A key alone never decides.
+//! A write of a whole block looks up where blocks like it may be ([`Hints`]), by a key of its
+//! bytes. It compares with what is stored there, byte by byte, and if that is the same it takes a
+//! part in the object ([`crate::pool`]) instead of compressing and storing its own. A key alone
+//! never decides.
 //!
-//! A hint names a block and not an object, so it stays right when that is moved or recompressed. It may
-//! be overwritten by another's, and is of no use any more when its block is written: then the next one
-//! of its like is stored anew. Same-filled blocks take no memory and are not looked for, nor are those
-//! on the backing file; a write of a part of a block is not compared.
+//! A hint names a block and not an object, so it stays right when that is moved or recompressed. It
+//! may be overwritten by another's, and is of no use any more when its block is written: then the
+//! next one of its like is stored anew. Same-filled blocks take no memory and are not looked for,
+//! nor are those on the backing file; a write of a part of a block is not compared.
 
 use blockyard_core::Status;
 use blockyard_sync::hints::Hints;

@@ -86,8 +86,8 @@ impl Ram {
         self.shared.blocks.compact()
     }
 
-    /// Sets from which overhead on the pool is compacted in the background, in percent of the stored
-    /// bytes; 0 for never.
+    /// Sets from which overhead on the pool is compacted in the background, in percent of the
+    /// stored bytes; 0 for never.
     ///
     /// # Errors
     /// If it is no percentage, or the system has no thread for it.
@@ -121,8 +121,8 @@ impl Ram {
         self.compactor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets how much memory data may take; 0 for no limit. What is used beyond it stays; nothing more
-    /// is taken.
+    /// Sets how much memory data may take; 0 for no limit. What is used beyond it stays; nothing
+    /// more is taken.
     ///
     /// # Errors
     /// If nothing could be done with so little.

@@ -1,8 +1,9 @@
 //! Entries and pool together: the contents of all blocks, as bytes that somebody has compressed.
 //!
-//! Here is kept what both leave to their callers: an object is shown by one word, or by several that
-//! are marked as shared, retired by who has taken the last one out, and read while it is pinned. So nothing in here can be misused from safe code,
-//! and codecs, features and the device stand on top without any other.
+//! Here is kept what both leave to their callers: an object is shown by one word, or by several
+//! that are marked as shared, retired by who has taken the last one out, and read while it is
+//! pinned. So nothing in here can be misused from safe code, and codecs, features and the device
+//! stand on top without any other.
 //!
 //! What a *word* says of the contents (codec, huge, incompressible, age) is up to the caller: it is
 //! given as a template, [`Word::NOTHING`] with flags, and comes back with the word.
@@ -300,8 +301,8 @@ impl Access {
         Some((old, new))
     }
 
-    /// The same unless a writer of the block is faster, and if `same` says yes to the words and bytes
-    /// of both: first of the block, then of block `of`; for recompression.
+    /// The same unless a writer of the block is faster, and if `same` says yes to the words and
+    /// bytes of both: first of the block, then of block `of`; for recompression.
     pub fn share_remade(
         &mut self,
         block: u64,

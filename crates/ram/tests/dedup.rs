@@ -1,5 +1,5 @@
-//! Deduplication: equal blocks are one object, whoever writes, discards, recompresses, moves or saves
-//! them, and other blocks are not.
+//! Deduplication: equal blocks are one object, whoever writes, discards, recompresses, moves or
+//! saves them, and other blocks are not.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::path::PathBuf;
@@ -236,7 +236,8 @@ fn a_full_one_takes_what_it_has() {
     empty(&ram, &mut io);
 }
 
-/// Few contents, many threads, and everything that can move, replace or count an object beside them.
+/// Few contents, many threads, and everything that can move, replace or count an object beside
+/// them.
 #[test]
 fn everybody_at_once() {
     let recompress = if cfg!(feature = "c-codecs") {

@@ -1,5 +1,6 @@
-//! After open, the way from push to reap allocates nothing of the language's allocator, from the first
-//! write on. Memory for data comes from the system, and the pool's tables have their addresses.
+//! After open, the way from push to reap allocates nothing of the language's allocator, from the
+//! first write on. Memory for data comes from the system, and the pool's tables have their
+//! addresses.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -161,12 +161,15 @@ fn check_accounts(access: &mut Access, seed: u64) {
     assert!(usage.used_bytes_max > 0);
 }
 
-/// Few contents in many blocks, which take parts in each other's objects: what a block holds is what
-/// it was given, and no object is given back too early or kept too long.
+/// What a block holds that was stamped as of block 0, whoever has it.
+fn number_in(word: Word, bytes: &[u8]) -> Option<u64> {
+    number_of(0, word, bytes)
+}
+
+/// Few contents in many blocks, which take parts in each other's objects: what a block holds is
+/// what it was given, and no object is given back too early or kept too long.
 #[test]
 fn blocks_that_share_agree_with_a_plain_map() {
-    // Stamped as of block 0, whoever has them.
-    let number_in = |word: Word, bytes: &[u8]| number_of(0, word, bytes);
     for seed in 0..if cfg!(miri) { 1 } else { 3 } {
         let blocks = if cfg!(miri) { 20 } else { 200 };
         let store = store(blocks, |config| {
@@ -179,56 +182,8 @@ fn blocks_that_share_agree_with_a_plain_map() {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut shared = 0;
         for step in 1..=500 * u64::from(SCALE) {
-            let (block, of) = (random.u64(..blocks), random.u64(..blocks));
-            let theirs = plain[of as usize];
-            let expected = &mut plain[block as usize];
-            let bytes = stamped(0, step, any_len(&mut random));
-            match random.u32(..100) {
-                0..20 => {
-                    let new = New::Bytes(&bytes, Word::NOTHING);
-                    if access.replace(block, new).is_ok() {
-                        *expected = Some(step);
-                    }
-                }
-                20..60 => {
-                    let same = |word, bytes: &[u8]| number_in(word, bytes) == theirs;
-                    let done = access.share(block, of, same);
-                    assert_eq!(done.is_some(), theirs.is_some(), "seed {seed} step {step}");
-                    if done.is_some() {
-                        shared += 1;
-                        *expected = theirs;
-                    }
-                }
-                60..75 => {
-                    access.replace(block, New::Word(Word::NOTHING)).unwrap();
-                    *expected = None;
-                }
-                75..80 => {
-                    let changed = access.update(block, |word, old, maker| {
-                        assert_eq!(number_in(word, old), *expected);
-                        maker.make(New::Bytes(&bytes, Word::NOTHING))
-                    });
-                    if changed.is_ok() {
-                        *expected = Some(step);
-                    }
-                }
-                80..90 => {
-                    let len = any_len(&mut random);
-                    let _ = access.remake(block, |word, old, maker| {
-                        let Some(number) = number_in(word, old) else { return Ok(None) };
-                        maker.make(New::Bytes(&stamped(0, number, len), word)).map(Some)
-                    });
-                }
-                90..97 => {
-                    access.share_remade(block, of, |(own, bytes), (other, theirs)| {
-                        number_in(own, bytes) == number_in(other, theirs)
-                    });
-                }
-                97..99 => store.grow_older(block),
-                _ => {
-                    access.compact(|| false);
-                }
-            }
+            let block = random.u64(..blocks);
+            shared += u64::from(share_or_change(&mut access, &mut plain, &mut random, block, step));
             let found = access.read(block, number_in);
             assert_eq!(found, plain[block as usize], "seed {seed} step {step}");
         }
@@ -241,6 +196,66 @@ fn blocks_that_share_agree_with_a_plain_map() {
     }
 }
 
+/// Something that happens to a block; whether it shares another's object now.
+fn share_or_change(
+    access: &mut Access,
+    plain: &mut [Option<u64>],
+    random: &mut fastrand::Rng,
+    block: u64,
+    step: u64,
+) -> bool {
+    let of = random.u64(..plain.len() as u64);
+    let theirs = plain[of as usize];
+    let expected = &mut plain[block as usize];
+    let bytes = stamped(0, step, any_len(random));
+    let new = New::Bytes(&bytes, Word::NOTHING);
+    match random.u32(..100) {
+        0..20 => {
+            if access.replace(block, new).is_ok() {
+                *expected = Some(step);
+            }
+        }
+        20..60 => {
+            let done = access.share(block, of, |word, bytes| number_in(word, bytes) == theirs);
+            assert_eq!(done.is_some(), theirs.is_some(), "step {step}");
+            if done.is_some() {
+                *expected = theirs;
+            }
+            return done.is_some();
+        }
+        60..75 => {
+            access.replace(block, New::Word(Word::NOTHING)).unwrap();
+            *expected = None;
+        }
+        75..80 => {
+            let changed = access.update(block, |word, old, maker| {
+                assert_eq!(number_in(word, old), *expected);
+                maker.make(new)
+            });
+            if changed.is_ok() {
+                *expected = Some(step);
+            }
+        }
+        80..90 => {
+            let len = any_len(random);
+            let _ = access.remake(block, |word, old, maker| {
+                let Some(number) = number_in(word, old) else { return Ok(None) };
+                maker.make(New::Bytes(&stamped(0, number, len), word)).map(Some)
+            });
+        }
+        90..97 => {
+            access.share_remade(block, of, |(own, bytes), (other, theirs)| {
+                number_in(own, bytes) == number_in(other, theirs)
+            });
+        }
+        97..99 => access.store().grow_older(block),
+        _ => {
+            access.compact(|| false);
+        }
+    }
+    false
+}
+
 /// The same with several threads; each block's contents are whole, and at the end nothing is left.
 #[test]
 fn everybody_shares_at_once() {
@@ -249,7 +264,7 @@ fn everybody_shares_at_once() {
         config.segment_bytes = Some(32 << 10);
         config.counted = true;
     });
-    let whole = |word: Word, bytes: &[u8]| number_of(0, word, bytes);
+    let whole = number_in;
     std::thread::scope(|scope| {
         for thread in 0..6 {
             let store = &store;

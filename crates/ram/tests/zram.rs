@@ -1,6 +1,6 @@
-//! Beside the running kernel's zram: the same data by the same algorithm take as many bytes, and less
-//! memory in all. Needs root and a kernel that has zram; where there is none the test says so on the
-//! terminal, whatever captures its output, and compares nothing.
+//! Beside the running kernel's zram: the same data by the same algorithm take as many bytes, and
+//! less memory in all. Needs root and a kernel that has zram; where there is none the test says so
+//! on the terminal, whatever captures its output, and compares nothing.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::fs::{self, OpenOptions};

@@ -39,9 +39,10 @@
 //! comparer has the old reference pinned, its memory cannot have become another object's, so the
 //! same word means the same contents; a word without a reference means the same contents always.
 //!
-//! Several words may have one reference, all of them marked as shared. Then whoever takes it out of one
-//! gives up that word's part, and the last one retires it; the mark is set by an exchange too, so who
-//! takes the word out knows it. The count of parts is the owner's of the objects, under a lock.
+//! Several words may have one reference, all of them marked as shared. Then whoever takes it out of
+//! one gives up that word's part, and the last one retires it; the mark is set by an exchange too,
+//! so who takes the word out knows it. The count of parts is the owner's of the objects, under a
+//! lock.
 //!
 //! | who | how | beside a writer of the whole block |
 //! | --- | --- | --- |

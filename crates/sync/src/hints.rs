@@ -1,13 +1,13 @@
 //! Room: where equal contents may be found.
 //!
-//! Protects   nothing that must be right: for a key, some blocks that had contents of that key once.
-//! Why        who stores a block that is stored already finds it without a tree and its lock. What is
-//!            found is pinned and compared, byte by byte; so a hint may be old, wrong or lost.
+//! Protects   nothing that must be right: for a key, blocks that had contents of that key once.
+//! Why        who stores a block that is stored already finds it without a tree and its lock. What
+//!            is found is pinned and compared, byte by byte; so a hint may be old, wrong or lost.
 //! States     a slot is 0, or a tag of the key and the block's number and one.
 //! Order      no lock.
 //! Common     one cache line of [`WAYS`] slots is looked at; one store notes a block.
-//! Cost       8 bytes a slot, all of them from the beginning; the oldest luck goes when a line is
-//!            full. A miss of the cache per write.
+//! Cost       8 bytes a slot, all of them from the beginning; a miss of the cache per write. When a
+//!            line is full, one goes for one.
 //! Before     a tree by checksum under one lock, as in the patches that zram did not take.
 
 use crate::atomics::{AtomicU64, Ordering};

@@ -87,8 +87,8 @@ pub(crate) struct RamSelectArgs {
 pub(crate) struct RamRecompressArgs {
     #[command(flatten)]
     pub(crate) select: RamSelectArgs,
-    /// Only by this one of the device's algorithms: 1 is recomp_algo, 2 recomp_algo2, 3 recomp_algo3
-    /// [default: each in turn]
+    /// Only by this one of the device's algorithms: 1 is recomp_algo, 2 recomp_algo2, 3
+    /// recomp_algo3 [default: each in turn]
     #[arg(long, value_name = "PRIORITY")]
     pub(crate) priority: Option<u8>,
 }

@@ -1,8 +1,8 @@
 //! Recompression: blocks are compressed anew by algorithms that take longer and make them smaller.
 //!
-//! As zram, the algorithms of higher priority than a block's own are tried in turn until one makes it
-//! smaller by what the pool counts in. An object that several blocks refer to is recompressed for the
-//! first of them, and the others take a part in what was made, if it is equal to theirs.
+//! As zram, the algorithms of higher priority than a block's own are tried in turn until one makes
+//! it smaller by what the pool counts in. An object that several blocks refer to is recompressed
+//! for the first of them, and the others take a part in what was made, if it is equal to theirs.
 
 use std::collections::HashMap;
 

@@ -7,8 +7,8 @@
 //! or until the next compaction.
 //!
 //! An object that several words refer to is copied at the first of them that the walk comes to, and
-//! the others are exchanged for the same copy; until the pass ends the compaction has a part in both,
-//! so that neither place can become another object's.
+//! the others are exchanged for the same copy; until the pass ends the compaction has a part in
+//! both, so that neither place can become another object's.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -250,8 +250,8 @@ impl Cache {
         let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
         drop(guard);
         if exchanged.is_ok() {
-            // SAFETY: we have taken it out of its word, and it had only this one: that word would be
-            // marked otherwise.
+            // SAFETY: we have taken it out of its word, and it had only this one: that word would
+            // be marked otherwise.
             unsafe { self.retire(object) };
             return Ok(object.len_bytes() as u64);
         }

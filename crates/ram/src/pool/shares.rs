@@ -1,8 +1,8 @@
 //! Objects that several words refer to: equal blocks, stored once.
 //!
-//! Before such an object's own bytes lies a count: of the words that refer to it, less one. It is read
-//! and changed under the lock of the object's shard. Each word, and whoever works on the object without
-//! a word, has a *part* in it.
+//! Before such an object's own bytes lies a count: of the words that refer to it, less one. It is
+//! read and changed under the lock of the object's shard. Each word, and whoever works on the
+//! object without a word, has a *part* in it.
 //!
 //! | who joins | who takes a word out |
 //! | --- | --- |
@@ -11,10 +11,10 @@
 //! | under the lock: one more | yes: under the lock: one less, or if there was no other, retires it |
 //! | | no: retires it |
 //!
-//! The mark is set by an exchange. If that comes before the other's, he sees the mark; his lock comes
-//! after the joiner's, or the joiner would not have found the word under it, and so he finds the
-//! count. If it comes after, it fails. So an object is retired once, by whoever takes out the last
-//! word: all words of an object that has several are marked, and the mark stays until they go.
+//! The mark is set by an exchange. If that comes before the other's, he sees the mark; his lock
+//! comes after the joiner's, or the joiner would not have found the word under it, and so he finds
+//! the count. If it comes after, it fails. So an object is retired once, by whoever takes out the
+//! last word: all words of an object that has several are marked, and the mark stays until they go.
 #![allow(unsafe_code)]
 
 use blockyard_sync::entry_words::{Entries, Word};

@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    /// Takes a part in the first block's object, if that is still there, and has another block refer
-    /// to it: what the pool does with a count under its lock.
+    /// Takes a part in the first block's object, if that is still there, and has another block
+    /// refer to it: what the pool does with a count under its lock.
     fn share(&self, block: u64) -> bool {
         let mut seat = self.pins.seat().unwrap();
         let guard = seat.pin(&self.entries, 0);

@@ -154,7 +154,6 @@ mod tests {
             ("recomp_algo=zstd&recomp_level=99", "recomp_level: `99` will not do"),
             ("unit=64k&checksum=1", "checksum: `1` will not do"),
             ("mem_limit=4k", "mem_limit: `4k` will not do: wanted 32768 to 2^46 bytes, or 0"),
-            ("compact=101", "compact: `101` will not do"),
             ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
             ("backing=/dev/null", "backing: `/dev/null` will not do: wanted a regular file"),
             ("dict=/etc/hostname", "dict: `lz4` will not do: wanted algo=zstd"),
