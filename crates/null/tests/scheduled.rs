@@ -4,11 +4,15 @@
 use std::sync::{Arc, Barrier};
 
 use blockyard_core::channel::ChannelConfig;
+use blockyard_core::clock::Clock;
+use blockyard_core::inject::Injection;
 use blockyard_core::middleware::{Delayed, Faulty};
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::deadline::Direction;
 use blockyard_core::sched::shared::Scheduled;
-use blockyard_core::{Bio, BufRef, Composed, Device, Disk, Op, Prio, Region, Sector, Status};
+use blockyard_core::{
+    Bio, BufRef, Composed, Device, Disk, Nanos, Op, Prio, Region, Sector, Status,
+};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_sim::clock::ManualClock;
 use blockyard_sim::contract::{self, Subject};
@@ -221,6 +225,72 @@ fn threads_that_sleep_are_woken() {
         assert_eq!((writes.queued(), control.waiting()), (0, 0));
         assert_eq!(disk.stats().channels, 0);
     }
+}
+
+/// A request that timed out under a fault, and the fault is taken back before its time is over: the
+/// device completes at once again, and yet the request ends.
+#[test]
+fn a_fault_that_is_taken_back_leaves_nothing_behind() {
+    let inject = |disk: &dyn Disk, value: &str| {
+        let (name, value) = ("timeout".to_owned(), value.to_owned());
+        disk.inject(&Injection::Device { name, value }).unwrap();
+    };
+    for closes in [false, true] {
+        let device = Scheduled::new(null(&flat()), true).unwrap();
+        let (name, depth) = ("timeout".to_owned(), ChannelConfig { depth: 4 });
+        let clock = ManualClock::new();
+        let make = NoneScheduler::new;
+        let disk = Composed::with_clock(name, "null", device, depth, make, clock.clone());
+        let mut writer = Writer::new(&disk);
+        inject(&disk, "1,100,0,1");
+        writer.write(0);
+        inject(&disk, "");
+        let mut other = Writer::new(&disk);
+        other.write(2 * BLOCK);
+        other.finish(2 * BLOCK);
+        if !closes {
+            let mut done = Vec::new();
+            while writer.channel.reap(&mut done) == 0 {
+                writer.channel.wait(None);
+            }
+            assert_eq!((done.len(), done[0].status), (1, Status::Timeout));
+            assert_eq!(clock.now(), Nanos(5_000_000_000));
+        }
+        drop((writer, other));
+        assert_eq!(disk.stats().channels, 0);
+    }
+}
+
+/// More requests than a lane has places, all of which come home at once.
+#[test]
+fn a_device_of_many_tags_takes_and_gives_them_all() {
+    const COUNT: u64 = 3000;
+    let deep = NullConfig {
+        irqmode: IrqMode::Timer,
+        completion_nsec: 1_000_000,
+        hw_queue_depth: 4096,
+        size: 64 << 20,
+        ..flat()
+    };
+    let device = Scheduled::new(null(&deep), true).unwrap();
+    let (name, depth) = ("deep".to_owned(), ChannelConfig { depth: 4096 });
+    let clock = ManualClock::new();
+    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    let mut channel = disk.open().unwrap();
+    let region = channel.register(Region::alloc(4096));
+    let buf = BufRef { region, offset: 0 };
+    let reads: Vec<Bio> =
+        (0..COUNT).map(|index| Bio::read(Sector(2 * index * BLOCK), BLOCK, buf)).collect();
+    let (mut pushed, mut done) = (0, Vec::new());
+    while done.len() < reads.len() {
+        pushed += channel.push(&reads[pushed..]);
+        channel.submit();
+        if channel.reap(&mut done) == 0 {
+            channel.wait(None);
+        }
+    }
+    assert!(done.iter().all(|done| done.status == Status::Ok));
+    assert_eq!((channel.in_flight(), done.len()), (0, reads.len()));
 }
 
 /// Nobody waits for an hour for what nobody waits for: a channel that is dropped takes with it what

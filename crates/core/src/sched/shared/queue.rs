@@ -18,7 +18,7 @@ use super::engine::Pass;
 use super::flights::{Flights, Landed};
 use super::homes::Home;
 use super::scheduled::Shared;
-use super::{Front, Queued, REQUESTS_MAX, Report, Sheaf};
+use super::{Front, Queued, Report, Sheaf};
 use crate::clock::Clock;
 use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, Done, Ended};
@@ -83,7 +83,7 @@ enum Helped {
 
 impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     pub(super) fn new(shared: Arc<Shared<Q, F>>, own: Q, home: Home) -> ScheduledQueue<Q, F> {
-        let requests = usize::from(REQUESTS_MAX);
+        let requests = usize::from(shared.requests_max());
         let (depth, picks) = (usize::from(shared.depth), PICK_MAX.min(shared.depth));
         ScheduledQueue {
             own,
@@ -113,7 +113,9 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     fn help(&mut self, now: Nanos, mut done: Option<&mut Done>) -> Helped {
         let (mut budget, mut helped) = (BUDGET, Helped::Whole);
         loop {
-            self.by_engine = !self.own.is_immediate();
+            // What was started there stays there, also if the device completes at once by now.
+            let is_held = self.shared.watch.due() < NEVER;
+            self.by_engine = is_held || !self.own.is_immediate();
             let (started, left) = if !self.by_engine {
                 self.pick_and_run(now)
             } else {
@@ -391,7 +393,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         }
         self.shared.front.report(&mut self.reports);
         self.out -= self.home.send(&mut self.landed, done);
-        if self.out > 0 && self.by_engine {
+        if self.out > 0 {
             let home = self.home.number();
             let ran = self.shared.engine.run(|engine| {
                 engine.abort(home);

@@ -36,6 +36,13 @@ pub(super) struct Shared<Q, F> {
     pub(super) depth: u16,
 }
 
+impl<Q, F> Shared<Q, F> {
+    /// Most requests that a channel has out.
+    pub(super) fn requests_max(&self) -> u16 {
+        self.depth.max(REQUESTS_MAX)
+    }
+}
+
 /// `D`, with the requests of all its channels in one order.
 ///
 /// It keeps no order between requests of different threads, and a write to a zone may overtake
@@ -78,7 +85,7 @@ impl<D: Device, F: Front> Scheduled<D, F> {
             active: Arc::new(Published::new(active)),
             depth,
         };
-        let queue_depth = depth.max(REQUESTS_MAX);
+        let queue_depth = shared.requests_max();
         let limits = Limits { queue_depth, ordered: false, ..inner.limits().clone() };
         Ok(Scheduled { inner, limits, shared: Arc::new(shared) })
     }
@@ -108,10 +115,11 @@ impl<D: Device, F: Front> Device for Scheduled<D, F> {
 
     fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
         let own = self.inner.open_queue()?;
-        let home = self.shared.homes.open(REQUESTS_MAX.into()).ok_or(DeviceError::Os {
-            what: "opening one more channel under a scheduler, which takes 65536",
-            errno: 24, // EMFILE
-        })?;
+        let home =
+            self.shared.homes.open(self.shared.requests_max().into()).ok_or(DeviceError::Os {
+                what: "opening one more channel under a scheduler, which takes 65536",
+                errno: 24, // EMFILE
+            })?;
         Ok(ScheduledQueue::new(Arc::clone(&self.shared), own, home))
     }
 
