@@ -46,6 +46,9 @@ pub struct Lanes<T> {
     /// How many lanes from the first on have one owner each.
     owned: usize,
     doorman: Mutex<Doorman>,
+    /// The lane after the one at which a drain had no more room: the next begins there, so that
+    /// each has its turn.
+    next: Padded<AtomicU32>,
     /// The drain leaves what lies in the lanes where it is.
     held_back: AtomicBool,
     /// Work was left behind that could be done, and nobody is at it.
@@ -155,6 +158,7 @@ impl<T: Copy + Send> Lanes<T> {
             occupied: (0..lanes.div_ceil(WORD)).map(|_| Padded(AtomicU64::new(0))).collect(),
             owned,
             doorman: Mutex::new(Doorman { free: (0..owned).rev().collect(), next_shared: 0 }),
+            next: Padded(AtomicU32::new(0)),
             held_back: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
         })
@@ -209,33 +213,69 @@ impl<T: Copy + Send> Lanes<T> {
     }
 
     /// Moves what lies in the lanes to `out`, up to `most` values altogether, from lanes that hold
-    /// `at_least` so many. What is left keeps its bit.
+    /// `at_least` so many. What is left keeps its bit. Where `most` ends it, the next begins with the
+    /// lane that follows.
     ///
     /// # Safety
     /// Nobody else drains the lanes meanwhile: the caller has the dispatcher's role.
     pub unsafe fn drain(&self, most: usize, at_least: usize, out: &mut Vec<T>) {
         let end = out.len() + most;
-        for (index, word) in self.occupied.iter().enumerate() {
-            if word.load(Ordering::Relaxed) == 0 || out.len() == end {
-                continue;
-            }
-            let mut bits = word.swap(0, Ordering::Relaxed);
-            // Full: pairs with the fence in `Lane::publish`.
-            fence(Ordering::SeqCst);
-            let mut left = 0;
-            while bits != 0 {
-                let bit = bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                let ring = &self.rings[index * WORD + bit];
-                let most = if ring.len() < at_least { 0 } else { end - out.len() };
+        // Relaxed: only who drains uses it, and has the role.
+        let start = self.next.load(Ordering::Relaxed) as usize;
+        let words = self.occupied.len();
+        // The word with the first lane comes twice: from that lane on, and in the end up to it.
+        let up_to_start = (1 << (start % WORD)) - 1;
+        for step in 0..=words {
+            let part = match step {
+                0 => !up_to_start,
+                _ if step == words => up_to_start,
+                _ => u64::MAX,
+            };
+            let index = (start / WORD + step) % words;
+            if self.occupied[index].load(Ordering::Relaxed) & part != 0 && out.len() < end {
                 // SAFETY: by this function's contract.
-                if !unsafe { ring.drain(most, out) } {
-                    left |= 1 << bit;
-                }
+                unsafe { self.drain_word(index, part, end, at_least, out) };
             }
-            if left != 0 {
-                word.fetch_or(left, Ordering::Relaxed);
+        }
+    }
+
+    /// The same from the lanes of one word whose bits are in `part`.
+    ///
+    /// # Safety
+    /// As [`Lanes::drain`].
+    #[inline]
+    unsafe fn drain_word(
+        &self,
+        index: usize,
+        part: u64,
+        end: usize,
+        at_least: usize,
+        out: &mut Vec<T>,
+    ) {
+        let word = &self.occupied[index];
+        let all = word.swap(0, Ordering::Relaxed);
+        // Full: pairs with the fence in `Lane::publish`.
+        fence(Ordering::SeqCst);
+        let (mut bits, mut left) = (all & part, all & !part);
+        while bits != 0 {
+            let bit = bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let lane = index * WORD + bit;
+            let ring = &self.rings[lane];
+            let is_room = out.len() < end;
+            let most = if ring.len() < at_least { 0 } else { end - out.len() };
+            // SAFETY: by this function's contract.
+            if !unsafe { ring.drain(most, out) } {
+                left |= 1 << bit;
             }
+            if is_room && out.len() == end {
+                let next = (lane + 1) % self.rings.len();
+                // Relaxed: as above.
+                self.next.store(next as u32, Ordering::Relaxed);
+            }
+        }
+        if left != 0 {
+            word.fetch_or(left, Ordering::Relaxed);
         }
     }
 }
@@ -345,6 +385,24 @@ mod tests {
             lanes.hold_back(false);
             assert_eq!(drained(&lanes, 3, 0), [7]);
             assert!(!lanes.is_work());
+        }
+    }
+
+    /// Lanes whose owners fill them up as fast as they are emptied do not keep the others waiting.
+    #[test]
+    fn each_lane_has_its_turn() {
+        for count in [5, 64, 130] {
+            let lanes = Lanes::new(count, 4);
+            let owned = count - (count / SHARED_PART).max(1);
+            let mut all: Vec<_> = (0..owned).map(|_| lanes.open()).collect();
+            let mut seen = vec![0; owned];
+            for _ in 0..3 * owned {
+                for (number, lane) in all.iter_mut().enumerate() {
+                    lane.publish(&[number; 4]);
+                }
+                drained(&lanes, 2, 0).iter().for_each(|number| seen[*number] += 1);
+            }
+            assert!(seen.iter().all(|times| *times == 6), "{seen:?}");
         }
     }
 
