@@ -157,6 +157,9 @@ pub trait Front: Send + Sync + Sized + 'static {
         Err(NotPassing::Unfit)
     }
 
+    /// A batch comes soon that may pass on: fetches what that needs.
+    fn expect(&self) {}
+
     /// So many requests of this kind that have passed on are complete. Says whether the caller has
     /// to call [`Front::dispatch`], because that may have made something possible.
     fn passed(&self, lane: &mut Self::Lane, kind: Kind, count: usize) -> bool {

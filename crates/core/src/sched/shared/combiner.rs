@@ -390,6 +390,11 @@ impl Front for Combiner {
     }
 
     #[inline]
+    fn expect(&self) {
+        self.role.expect();
+    }
+
+    #[inline]
     fn passed(&self, lane: &mut Lane<Queued>, kind: Kind, count: usize) -> bool {
         let is_write = kind.direction == Direction::Write;
         self.sheets.add(lane.number(), is_write, count as u32)

@@ -303,6 +303,13 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
     }
 
     #[inline]
+    fn expect(&mut self) {
+        if F::PASSES && self.active && !self.by_engine {
+            self.shared.front.expect();
+        }
+    }
+
+    #[inline]
     fn carry(&mut self, single: Single) -> Option<Status> {
         let active = **self.mode.get();
         if active || self.out > 0 { None } else { self.own.carry(single) }
