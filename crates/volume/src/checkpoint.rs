@@ -3,10 +3,10 @@
 //!
 //! It works on maps as they were at one moment, beside the writes; see [`crate::map::page`].
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ptr;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use crate::buffer::Buffer;
 use crate::bytes::crc;
@@ -14,7 +14,7 @@ use crate::error::VolumeError;
 use crate::format::PAGE_BYTES;
 use crate::format::catalogue::{self, Listed, Traits};
 use crate::format::entry::{Codec, Entry};
-use crate::format::superblock::{FILE, LogPlace, SLOT_BYTES, Superblock};
+use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, Superblock};
 use crate::map::{self, Leaf, Node};
 use crate::pool::Pool;
 use crate::segments::{Segments, Want};
@@ -65,9 +65,14 @@ impl Marks {
         self.bytes[number] += u64::from(bytes);
     }
 
+    /// How many bytes of a segment are needed.
+    pub fn live_bytes(&self, number: u32) -> u64 {
+        self.bytes.get(number as usize).copied().unwrap_or(0)
+    }
+
     /// Whether anything of a segment is needed.
     pub fn is_needed(&self, number: u32) -> bool {
-        self.bytes.get(number as usize).is_some_and(|bytes| *bytes > 0)
+        self.live_bytes(number) > 0
     }
 
     /// Everything that maps need. What they share counts once.
@@ -111,22 +116,23 @@ impl From<io::Error> for Refused {
     }
 }
 
-/// Makes a checkpoint of maps whose blocks are durable; says whether it is there.
-pub fn run<D: Directory>(pool: &Pool<D>, frozen: Frozen) -> bool {
-    match write(pool, &frozen) {
+/// Makes a checkpoint of maps whose blocks are durable; answers what it needs, if it is there.
+pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
+    match write(pool, frozen) {
         Ok(marks) => {
             let LogPlace { segment, next, .. } = frozen.log;
-            let is_needed = |number| marks.is_needed(number) || number == segment || number == next;
-            pool.segments().settle(frozen.round, is_needed);
-            true
+            let pages = pool.page_place().map_or(SEGMENT_NONE, |(segment, _)| segment);
+            let is_open = |number| [segment, next, pages].contains(&number);
+            pool.segments().settle(frozen.round, |it| marks.is_needed(it) || is_open(it));
+            Some(marks)
         }
         Err(Refused::NoSpace) => {
             tracing::warn!("{}: no space for a checkpoint", pool.segments().directory().title());
-            false
+            None
         }
         Err(Refused::Io(error)) => {
             pool.poison(&format!("a checkpoint could not be written: {error}"));
-            false
+            None
         }
     }
 }
@@ -186,12 +192,25 @@ struct Pages<'a, D: Directory> {
     buffer: Buffer,
     filled: usize,
     touched: BTreeSet<u32>,
+    /// Where pages will be found. They are told only when all of them are durable: after an error
+    /// a page that is nowhere must not believe that it is.
+    leaves: Homes<Leaf>,
+    nodes: Homes<Node>,
 }
+
+/// Pages by address, which nobody else has while they are kept.
+type Homes<T> = HashMap<*const T, (Arc<T>, Entry)>;
 
 impl<'a, D: Directory> Pages<'a, D> {
     fn new(pool: &'a Pool<D>) -> Pages<'a, D> {
         let buffer = pool.memory().take_beyond(WRITE_BYTES);
-        Pages { pool, segment: None, offset: 0, buffer, filled: 0, touched: BTreeSet::new() }
+        let place = pool.page_place();
+        let (segment, offset) = place.map_or((None, 0), |(segment, at)| (Some(segment), at));
+        // After an error nobody knows what is there.
+        pool.set_page_place(None);
+        let (leaves, nodes) = (HashMap::new(), HashMap::new());
+        let touched = BTreeSet::new();
+        Pages { pool, segment, offset, buffer, filled: 0, touched, leaves, nodes }
     }
 
     /// Writes what is in the buffer.
@@ -242,16 +261,25 @@ impl<'a, D: Directory> Pages<'a, D> {
     }
 
     /// Adds a node, and first those of its leaves that are not on disk; answers where it is.
-    fn node(&mut self, node: &Node) -> Result<Entry, Refused> {
-        if let Some(home) = node.home() {
+    fn node(&mut self, node: &Arc<Node>) -> Result<Entry, Refused> {
+        if let Some(home) =
+            node.home().or_else(|| self.nodes.get(&Arc::as_ptr(node)).map(|it| it.1))
+        {
             return Ok(home);
         }
         for leaf in node.leaves().iter().flatten().filter(|leaf| leaf.home().is_none()) {
-            let home = self.page(|bytes| leaf.print(bytes))?;
-            leaf.settle(home);
+            if !self.leaves.contains_key(&Arc::as_ptr(leaf)) {
+                let home = self.page(|bytes| leaf.print(bytes))?;
+                self.leaves.insert(Arc::as_ptr(leaf), (Arc::clone(leaf), home));
+            }
         }
-        let home = self.page(|bytes| node.print(bytes))?;
-        node.settle(home);
+        let leaves = std::mem::take(&mut self.leaves);
+        let home = self.page(|bytes| {
+            node.print(bytes, |leaf| leaf.home().unwrap_or_else(|| leaves[&Arc::as_ptr(leaf)].1));
+        });
+        self.leaves = leaves;
+        let home = home?;
+        self.nodes.insert(Arc::as_ptr(node), (Arc::clone(node), home));
         Ok(home)
     }
 
@@ -278,6 +306,12 @@ impl<'a, D: Directory> Pages<'a, D> {
         for segment in &self.touched {
             self.pool.segments().sync(*segment)?;
         }
+        self.leaves.values().for_each(|(leaf, home)| leaf.settle(*home));
+        self.nodes.values().for_each(|(node, home)| node.settle(*home));
+        // The next checkpoint goes on behind it.
+        let align = self.pool.align().max(PAGE_BYTES as u32);
+        let place = self.segment.map(|segment| (segment, self.offset.next_multiple_of(align)));
+        self.pool.set_page_place(place);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! It does not wait for more to come: what comes while a group is on its way is the next one. It is
 //! the only one that writes to the log and that changes the trees of maps.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,14 +15,16 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 
 use crate::buffer::Buffer;
 use crate::checkpoint::{self, Frozen};
+use crate::clean;
 use crate::format::entry::{Codec, Entry};
 use crate::format::group::{self, DESCRIPTORS_MAX, Descriptor, Head, Kind};
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
 use crate::map::Map;
 use crate::pool::Pool;
-use crate::record::{Body, Record, Reply};
-use crate::segments::Want;
+use crate::record::{Body, Moved, Record, Reply};
+use crate::relocate::{self, Moves};
+use crate::segments::{RESERVE, Want};
 use crate::store::Directory;
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
@@ -34,6 +36,15 @@ const RECORDS_MAX: usize = 1000;
 
 /// When what nobody has asked to be durable is made so.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// Longest sleep while a checkpoint is waited for.
+const JOIN_LOOK: Duration = Duration::from_millis(1);
+
+/// How often space is looked for where there is none, by a checkpoint and cleaning each time.
+const ROOM_TRIES: usize = 5;
+
+/// So many groups are refused without looking for space again, after it was in vain.
+const VAIN_MAX: u32 = 16;
 
 /// What a turn has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +69,8 @@ struct Group {
     durable: bool,
     /// Somebody wants a checkpoint.
     checkpoint: bool,
+    /// Something in it may make room.
+    frees: bool,
     stop: bool,
 }
 
@@ -75,6 +88,10 @@ pub struct Committer<D: Directory> {
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
     checkpoint: Option<JoinHandle<()>>,
+    /// Taken out while something was waited for.
+    later: VecDeque<Record>,
+    /// So many times more nobody looks for space: there was none.
+    in_vain: u32,
     head: Buffer,
 }
 
@@ -92,6 +109,8 @@ impl<D: Directory> Committer<D> {
             unsynced_bytes: 0,
             since_checkpoint: 0,
             checkpoint: None,
+            later: VecDeque::new(),
+            in_vain: 0,
             head,
         }
     }
@@ -150,10 +169,12 @@ impl<D: Directory> Committer<D> {
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
         let group = &mut self.group;
         while group.records.len() < RECORDS_MAX {
-            let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
+            let next = self.held.take().or_else(|| self.later.pop_front());
+            let Some(record) = next.or_else(|| self.mail.take()) else { return };
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
+                Body::Move(moved) => (moved.from.len(), moved.payload.bytes().len() as u32),
                 // Longest change: a name and some numbers.
                 Body::Catalogue(_) => (1, 512_u32.next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
@@ -194,19 +215,29 @@ impl<D: Directory> Committer<D> {
             return Status::IoErr;
         }
         self.publish(address);
+        if self.group.frees {
+            self.in_vain = 0;
+        }
         Status::Ok
     }
 
     /// Writes the group; answers the address of its first block.
     fn write(&mut self) -> Result<u64, Status> {
         let align = self.pool.align();
-        let count = self.group.descriptors.len();
-        let head_bytes = group::head_bytes(count, align);
-        let len = head_bytes + self.group.payload_bytes;
+        let len = group::head_bytes(self.group.descriptors.len(), align) + self.group.payload_bytes;
         if !self.log.has_room(len, self.pool.segments()) {
             self.make_room(len);
         }
-        let address = self.log.reserve(len, self.pool.segments()).ok_or(Status::NoSpc)?;
+        self.append(Want::Log)
+    }
+
+    /// Writes the group behind the last one.
+    fn append(&mut self, want: Want) -> Result<u64, Status> {
+        let align = self.pool.align();
+        let count = self.group.descriptors.len();
+        let head_bytes = group::head_bytes(count, align);
+        let len = head_bytes + self.group.payload_bytes;
+        let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
         let head = Head {
             pool: checkpoint::pool_mark(&self.pool),
             epoch: self.log.epoch,
@@ -225,6 +256,7 @@ impl<D: Directory> Committer<D> {
         for record in &self.group.records {
             match &record.body {
                 Body::Write(payload) => parts.push(payload.bytes()),
+                Body::Move(moved) => parts.push(moved.payload.bytes()),
                 Body::Catalogue(_) if record.durable => {
                     parts.extend(changes.next().map(|bytes| &bytes[..]));
                 }
@@ -279,6 +311,25 @@ impl<D: Directory> Committer<D> {
                         span.clear(from, from + blocks);
                         span.retire(from, from + blocks, record.serial);
                     });
+                }
+                (Body::Move(moved), _) => {
+                    let stored = moved.payload.blocks();
+                    let moves: Moves = (moved.from.iter().zip(stored))
+                        .map(|((block, from), stored)| {
+                            let place = address + u64::from(stored.offset);
+                            let to = Entry::new(place, stored.len, stored.codec, stored.crc);
+                            (*block, *from, to)
+                        })
+                        .collect();
+                    let segments = self.pool.segments();
+                    let is_left =
+                        |home: Entry| moved.pages.contains(&segments.split(home.address()).0);
+                    let volumes = self.pool.volumes();
+                    relocate::blocks(&volumes, moves);
+                    if !moved.pages.is_empty() {
+                        relocate::pages(&volumes, is_left);
+                    }
+                    address += moved.payload.bytes().len() as u64;
                 }
                 (Body::Catalogue(change), _) if record.durable => {
                     let applied = self.pool.volumes().apply(change);
@@ -346,7 +397,7 @@ impl<D: Directory> Committer<D> {
         }
         if at_once {
             self.join();
-            self.checkpoint_now();
+            self.checkpoint_now(false);
         } else if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         }
@@ -364,19 +415,42 @@ impl<D: Directory> Committer<D> {
         Frozen { round, log: self.log.place, next_id: volumes.next_id, volumes: maps.collect() }
     }
 
-    /// A checkpoint that this thread waits for. It says whether it is durable.
-    fn checkpoint_now(&mut self) -> bool {
+    /// A checkpoint that this thread waits for, and cleaning if it is asked for. It says whether
+    /// the checkpoint is durable.
+    fn checkpoint_now(&mut self, cleans: bool) -> bool {
         // What the checkpoint says is to be behind everything that it refers to.
-        self.sync() && {
-            let frozen = self.freeze();
-            checkpoint::run(&self.pool, frozen)
+        if !self.sync() {
+            return false;
         }
+        let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
+        let Some(marks) = checkpoint::run(&pool, &frozen) else { return false };
+        if cleans {
+            clean::each(&pool, &frozen, &marks, |moved| self.move_blocks(moved));
+        }
+        true
+    }
+
+    /// Writes and publishes a group of blocks that are moved; says whether there was space.
+    fn move_blocks(&mut self, moved: Moved) -> bool {
+        let others = std::mem::take(&mut self.group);
+        let align = self.pool.align();
+        let record = Record { durable: false, ..Record::of(Body::Move(Arc::new(moved)), None) };
+        self.group.take(record, &self.pool, align);
+        let written = match self.group.descriptors.is_empty() {
+            true => Ok(0),
+            false => self.append(Want::Reserve),
+        };
+        if let Ok(address) = written {
+            self.publish(address);
+        }
+        self.group = others;
+        written.is_ok()
     }
 
     /// A checkpoint beside the writes, where there are threads.
     fn checkpoint_beside(&mut self) {
         if !self.pool.is_running() {
-            self.checkpoint_now();
+            self.checkpoint_now(true);
             return;
         }
         if !self.sync() {
@@ -384,53 +458,81 @@ impl<D: Directory> Committer<D> {
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let builder = std::thread::Builder::new().name("volume-checkpoint".to_owned());
-        match builder.spawn(move || _ = checkpoint::run(&pool, frozen)) {
+        let run = move || {
+            if let Some(marks) = checkpoint::run(&pool, &frozen) {
+                clean::beside(&pool, &frozen, &marks);
+            }
+        };
+        match builder.spawn(run) {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => tracing::warn!("no thread for a checkpoint: {error}"),
         }
     }
 
-    /// Waits for the checkpoint that is on its way.
+    /// Waits for the checkpoint that is on its way, and answers what cleaning asks meanwhile: not
+    /// now.
     fn join(&mut self) {
-        if let Some(thread) = self.checkpoint.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.checkpoint.take() else { return };
+        while !thread.is_finished() {
+            let record = self.mail.take();
+            match record {
+                Some(Record { body: Body::Move(_), reply: Some(reply), .. }) => {
+                    reply
+                        .to
+                        .post([Reply { token: reply.token, status: Status::Again }].into_iter());
+                    reply.to.bell().ring();
+                }
+                Some(record) => self.later.push_back(record),
+                None => self.mail.mailbox().bell().sleep(JOIN_LOOK, || self.mail.is_any()),
+            }
+        }
+        if thread.join().is_err() {
             self.pool.poison("a checkpoint has panicked");
         }
     }
 
     /// Looks for space where there is none for the next group: what two checkpoints do not need any
-    /// more, to which the log moves.
+    /// more, and what cleaning wins back. The log moves there.
     fn make_room(&mut self, len: u32) {
+        // Where it was in vain, only now and then again.
+        self.in_vain = self.in_vain.saturating_sub(1);
+        if self.in_vain > 0 {
+            return;
+        }
         self.join();
         self.pool.segments().try_again();
-        // Two free what nobody needs, the third has the log begin there.
-        for _ in 0..3 {
+        for _ in 0..ROOM_TRIES {
             let before = self.log.place;
-            // The last group names nothing behind it: only a checkpoint can say where to go on.
-            let moved = self.pool.segments().take(Want::Log);
+            let mut moved = None;
+            if !self.log.has_room(len, self.pool.segments()) {
+                // The last group names nothing behind it: only a checkpoint can say where to go on.
+                let segments = self.pool.segments();
+                moved = segments.take(Want::Log).or_else(|| segments.take(Want::Reserve));
+            }
             if let Some(segment) = moved {
                 self.log.place.segment = segment;
                 self.log.place.offset = 0;
                 self.log.place.next = SEGMENT_NONE;
             }
-            if self.checkpoint_now() {
-                if self.log.has_room(len, self.pool.segments()) {
-                    return;
-                }
-            } else {
+            if !self.checkpoint_now(true) {
+                // Nothing was written there, unless by cleaning behind a checkpoint.
                 self.log.place = before;
                 moved.inspect(|segment| self.pool.segments().put_back(*segment));
+                break;
+            }
+            let is_free = self.pool.segments().available() > RESERVE;
+            if is_free && self.log.has_room(len, self.pool.segments()) {
                 return;
             }
         }
+        self.in_vain = VAIN_MAX;
     }
 
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
         self.join();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
-            self.checkpoint_now();
+            self.checkpoint_now(false);
         }
     }
 }
@@ -447,6 +549,7 @@ impl Group {
                     kind: Kind::Data,
                     codec: stored.codec,
                     volume,
+                    from: 0,
                     block,
                     len: stored.len,
                     crc: stored.crc,
@@ -454,12 +557,28 @@ impl Group {
                 self.payload_bytes += payload.bytes().len() as u32;
             }
             Body::Zero(blocks) => {
+                self.frees = true;
                 let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
                 let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
-                let descriptor = Descriptor { kind, codec, volume, block, len: *blocks, crc: 0 };
+                let (from, len, crc) = (0, *blocks, 0);
+                let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
                 self.descriptors.push(descriptor);
             }
+            Body::Move(moved) => {
+                let blocks = moved.from.iter().zip(moved.payload.blocks());
+                self.descriptors.extend(blocks.map(|((block, from), stored)| Descriptor {
+                    kind: Kind::Move,
+                    codec: stored.codec,
+                    volume: 0,
+                    from: from.address(),
+                    block: *block,
+                    len: stored.len,
+                    crc: stored.crc,
+                }));
+                self.payload_bytes += moved.payload.bytes().len() as u32;
+            }
             Body::Catalogue(change) => {
+                self.frees = true;
                 // One of them at a time, so that each is checked against what is there.
                 goes_on = false;
                 match pool.volumes().check(change) {
@@ -489,7 +608,8 @@ impl Group {
         bytes[..change.len()].copy_from_slice(change);
         self.payload_bytes += bytes.len() as u32;
         let (kind, crc) = (Kind::Catalogue, crate::bytes::crc(&bytes));
-        let descriptor = Descriptor { kind, codec: Codec::Raw, volume: 0, block: 0, len, crc };
+        let (codec, volume, from, block) = (Codec::Raw, 0, 0, 0);
+        let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
         self.descriptors.push(descriptor);
         self.changes.push(bytes);
     }

@@ -12,6 +12,7 @@
 pub mod buffer;
 pub mod bytes;
 pub mod checkpoint;
+mod clean;
 mod codec;
 pub mod committer;
 pub mod config;
@@ -26,6 +27,7 @@ pub mod pool;
 pub mod queue;
 pub mod record;
 pub mod recovery;
+mod relocate;
 pub mod running;
 pub mod segments;
 pub mod store;

@@ -21,6 +21,7 @@ impl LogEnd {
         &mut self,
         len: u32,
         segments: &Segments<D>,
+        want: Want,
     ) -> Option<u64> {
         if len > segments.bytes() - self.place.offset {
             if self.place.next == SEGMENT_NONE {
@@ -31,7 +32,7 @@ impl LogEnd {
             self.place.next = SEGMENT_NONE;
         }
         if self.place.next == SEGMENT_NONE {
-            self.place.next = segments.take(Want::Log).unwrap_or(SEGMENT_NONE);
+            self.place.next = segments.take(want).unwrap_or(SEGMENT_NONE);
         }
         Some(segments.address(self.place.segment, self.place.offset))
     }
@@ -44,12 +45,12 @@ impl LogEnd {
     /// A group of so many bytes was written, and its head has this checksum.
     pub(crate) fn advance(&mut self, len: u32, chain: u64) {
         self.place.offset += len;
-        self.place.number += 1;
+        self.place.number = self.place.number.saturating_add(1);
         self.place.chain = chain;
     }
 
     /// The number of the last group.
     pub(crate) fn last(&self) -> u64 {
-        self.place.number - 1
+        self.place.number.saturating_sub(1)
     }
 }

@@ -129,6 +129,16 @@ impl Span {
         }
     }
 
+    /// The node of its tree.
+    pub(crate) fn node(&self) -> Option<&Arc<Node>> {
+        self.node.as_ref()
+    }
+
+    /// Puts another node in the place of its own, with the same contents elsewhere on disk.
+    pub(crate) fn replace(&mut self, node: Arc<Node>) {
+        self.node = Some(node);
+    }
+
     /// Whether anything is on its way.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()

@@ -162,6 +162,8 @@ pub struct Pool<D: Directory> {
     volumes: Mutex<Volumes>,
     /// The one that was written last.
     pub(crate) superblock: Mutex<Superblock>,
+    /// Where the next checkpoint writes its pages.
+    pages: Mutex<Option<(u32, u32)>>,
 }
 
 impl<D: Directory> Pool<D> {
@@ -188,6 +190,7 @@ impl<D: Directory> Pool<D> {
             running: Arc::new(Published::new(false)),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
+            pages: Mutex::new(None),
         };
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
@@ -276,6 +279,16 @@ impl<D: Directory> Pool<D> {
     /// Notes whether a thread runs the committer.
     pub(crate) fn set_running(&self, running: bool) {
         self.running.update(|_| running);
+    }
+
+    /// Where the next checkpoint writes its pages: segment and offset.
+    pub(crate) fn page_place(&self) -> Option<(u32, u32)> {
+        *self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where the next checkpoint writes its pages.
+    pub(crate) fn set_page_place(&self, place: Option<(u32, u32)>) {
+        *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
     /// The volumes and snapshots, under their lock.

@@ -9,7 +9,7 @@ use blockyard_sync::mailbox::Mailbox;
 use crate::buffer::Buffer;
 use crate::codec;
 use crate::format::catalogue::{Change, Traits};
-use crate::format::entry::Codec;
+use crate::format::entry::{Codec, Entry};
 use crate::map::Map;
 
 /// A volume or snapshot that is open in its pool.
@@ -70,6 +70,17 @@ impl Payload {
     }
 }
 
+/// Blocks that are moved out of segments with little in them.
+#[derive(Debug)]
+pub struct Moved {
+    /// What is stored of them.
+    pub payload: Payload,
+    /// Each one's number in its volumes, and where it is now.
+    pub from: Vec<(u64, Entry)>,
+    /// Segments whose pages are to be written again, elsewhere.
+    pub pages: Vec<u32>,
+}
+
 /// What is to be done.
 #[derive(Debug)]
 pub enum Body {
@@ -77,6 +88,8 @@ pub enum Body {
     Write(Arc<Payload>),
     /// Blocks become zeros: so many.
     Zero(u32),
+    /// Blocks are moved.
+    Move(Arc<Moved>),
     /// The catalogue changes.
     Catalogue(Change),
     /// Everything before is to be durable.

@@ -21,6 +21,7 @@ use crate::log::LogEnd;
 use crate::map::{Frozen, Leaf, Map, Node, page};
 use crate::pool::{Options, Volumes};
 use crate::record::Live;
+use crate::relocate::{self, Moves};
 use crate::segments::Segments;
 use crate::store::{Directory, StoreFile};
 
@@ -159,7 +160,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             marks: Marks::new(segments.bytes()),
             place: superblock.log,
             epoch: 0,
-            durable: superblock.log.number - 1,
+            durable: superblock.log.number.saturating_sub(1),
             used: BTreeSet::new(),
             loose: Vec::new(),
         }
@@ -169,8 +170,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
         self.load()?;
         self.replay()?;
         self.fasten()?;
-        let epoch = self.epoch.max(self.superblock.epoch) + 1;
-        let sequence = self.superblock.sequence + 1;
+        let epoch = self.epoch.max(self.superblock.epoch).saturating_add(1);
+        let sequence = self.superblock.sequence.saturating_add(1);
         let superblock = Superblock { epoch, sequence, ..self.superblock };
         let title = self.segments.directory().title();
         let written = write_superblock(self.segments, &superblock);
@@ -184,7 +185,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             let log = [place.segment, place.next, begin.segment, begin.next].contains(&number);
             log || used.contains(&number) || marks.is_needed(number)
         });
-        let log = LogEnd { place, epoch, durable: place.number - 1 };
+        let log = LogEnd { place, epoch, durable: place.number.saturating_sub(1) };
         Ok(Recovered { superblock, volumes: self.volumes, log })
     }
 
@@ -291,7 +292,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 segment,
                 offset: offset + head.head_bytes + head.payload_bytes,
                 next: head.next,
-                number: head.number + 1,
+                number: head.number.saturating_add(1),
                 chain,
             };
         }
@@ -354,11 +355,19 @@ impl<'a, D: Directory> Recovery<'a, D> {
             VolumeError::Format(FormatError::Field { what, field, value, want })
         };
         let mut at = group.head.head_bytes;
+        let mut moves = Moves::new();
         for descriptor in &group.descriptors {
-            let Descriptor { kind, codec, volume, block, len, crc } = *descriptor;
+            // In the order of the log: what is written behind a move is not moved by it.
+            if descriptor.kind != Kind::Move && !moves.is_empty() {
+                relocate::blocks(&self.volumes, std::mem::take(&mut moves));
+            }
+            let Descriptor { kind, codec, volume, block, len, crc, .. } = *descriptor;
             let stored = descriptor.payload_bytes(align);
             let address = self.segments.address(group.segment, group.offset + at);
-            if kind == Kind::Catalogue {
+            if kind == Kind::Move {
+                let (from, to) = (descriptor.from, Entry::new(address, stored, codec, crc));
+                moves.push((block, Entry::new(from, stored, codec, crc), to));
+            } else if kind == Kind::Catalogue {
                 let change = Change::parse(&group.bytes[at as usize..][..len as usize])?;
                 let applied = self.volumes.apply(&change);
                 applied.ok_or_else(|| impossible("change", group.head.number))?;
@@ -382,6 +391,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             }
             at += stored;
         }
+        relocate::blocks(&self.volumes, moves);
         Ok(())
     }
 

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockyard_sync::published::{Published, Reader};
 
 use crate::error::VolumeError;
+use crate::format::entry::ADDRESS_END;
 use crate::store::{self, Directory, StoreFile};
 
 /// Segments that only checkpoints and cleaning take: without them no space could be won back.
-const RESERVE: usize = 2;
+pub(crate) const RESERVE: usize = 2;
 
 /// What a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +82,10 @@ impl<D: Directory> Segments<D> {
     /// # Errors
     /// If one of them cannot be opened.
     pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
+        // What an entry can name.
+        let count_max = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
         let mut files = Vec::new();
-        loop {
+        while files.len() < count_max {
             let name = name(files.len());
             let doing = || VolumeError::io(format!("cannot open `{}/{name}`", directory.title()));
             let Some(file) = directory.open(&name).map_err(|error| doing()(error))? else { break };
@@ -205,6 +208,15 @@ impl<D: Directory> Segments<D> {
                 other => other,
             };
         }
+    }
+
+    /// Those that were taken before this round and are in use.
+    pub fn used_before(&self, round: u64) -> Vec<u32> {
+        let is_used =
+            |state: &State| matches!(state, State::Used { round: taken } if *taken < round);
+        let table = self.table();
+        let used = (0..).zip(&table.states).filter(|(_, state)| is_used(state));
+        used.map(|(number, _)| number).collect()
     }
 
     /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.

@@ -10,7 +10,8 @@
 
 use super::superblock::SEGMENT_NONE;
 use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
-use crate::format::entry::{Codec, STORED_MAX};
+use crate::format::UNIT;
+use crate::format::entry::{ADDRESS_END, Codec, STORED_MAX};
 
 const MAGIC: [u8; 8] = *b"BLKYGRP\n";
 
@@ -56,11 +57,14 @@ pub enum Kind {
     Zero = 2,
     /// The catalogue changes; how, follows the head.
     Catalogue = 3,
+    /// A block that lay elsewhere lies here now, in every volume and snapshot: cleaning.
+    Move = 4,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Kind> {
-        [Kind::Data, Kind::Zero, Kind::Catalogue].into_iter().find(|kind| *kind as u8 == number)
+        let kinds = [Kind::Data, Kind::Zero, Kind::Catalogue, Kind::Move];
+        kinds.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
@@ -71,8 +75,10 @@ pub struct Descriptor {
     pub kind: Kind,
     /// How the stored bytes are compressed.
     pub codec: Codec,
-    /// To which volume.
+    /// To which volume; not of a block that is moved.
     pub volume: u32,
+    /// Where a block lay that is moved: the address.
+    pub from: u64,
     /// To which block, or from which on.
     pub block: u64,
     /// Length of the stored bytes without padding; of zeros, the number of blocks.
@@ -86,32 +92,39 @@ impl Descriptor {
     pub fn payload_bytes(&self, align: u32) -> u32 {
         match self.kind {
             Kind::Zero => 0,
-            Kind::Data | Kind::Catalogue => self.len.next_multiple_of(align),
+            Kind::Data | Kind::Catalogue | Kind::Move => self.len.next_multiple_of(align),
         }
     }
 
     fn print(&self, into: &mut [u8]) {
         into[0] = self.kind as u8;
         into[1] = self.codec as u8;
-        put_u32(into, 4, self.volume);
+        let from = self.from / UNIT;
+        put_u32(into, 4, if self.kind == Kind::Move { from as u32 } else { self.volume });
         put_u64(into, 8, self.block);
         put_u32(into, 16, self.len);
+        put_u32(into, 20, (from >> 32) as u32);
         put_u64(into, 24, self.crc);
     }
 
     fn parse(bytes: &[u8]) -> Option<Descriptor> {
+        let kind = Kind::from_number(bytes[0])?;
+        let (low, high) = (u32_at(bytes, 4), u32_at(bytes, 20));
+        let moves = kind == Kind::Move;
+        let from = (u64::from(high) << 32 | u64::from(low)) * u64::from(moves);
         let descriptor = Descriptor {
-            kind: Kind::from_number(bytes[0])?,
+            kind,
             codec: Codec::from_number(bytes[1])?,
-            volume: u32_at(bytes, 4),
+            volume: if moves { 0 } else { low },
+            from: from.checked_mul(UNIT)?,
             block: u64_at(bytes, 8),
             len: u32_at(bytes, 16),
             crc: u64_at(bytes, 24),
         };
-        let stored = descriptor.kind == Kind::Data;
+        let stored = matches!(kind, Kind::Data | Kind::Move);
         let len_fits = descriptor.len > 0 && (!stored || descriptor.len <= STORED_MAX);
-        let spare = [bytes[2], bytes[3], bytes[20], bytes[21], bytes[22], bytes[23]];
-        (len_fits && spare == [0; 6]).then_some(descriptor)
+        let known = bytes[2..4] == [0; 2] && (moves || high == 0);
+        (len_fits && known && descriptor.from < ADDRESS_END).then_some(descriptor)
     }
 }
 
@@ -193,7 +206,8 @@ mod tests {
 
     fn descriptor(block: u64) -> Descriptor {
         let (kind, codec) = (Kind::Data, Codec::Lz4);
-        Descriptor { kind, codec, volume: 3, block, len: 700, crc: block * 7 }
+        let (volume, from) = (3, 0);
+        Descriptor { kind, codec, volume, from, block, len: 700, crc: block * 7 }
     }
 
     fn printed(count: u64) -> (Head, Vec<Descriptor>, Vec<u8>) {
@@ -221,6 +235,17 @@ mod tests {
             let (read, _, parts) = parse(&bytes, 512).unwrap();
             assert_eq!((read, parts), (head, descriptors), "{count}");
         }
+    }
+
+    #[test]
+    fn a_move_says_from_where() {
+        let from = ADDRESS_END - 512;
+        let moved = Descriptor { kind: Kind::Move, volume: 0, from, ..descriptor(7) };
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        moved.print(&mut bytes);
+        assert_eq!(Descriptor::parse(&bytes), Some(moved));
+        bytes[23] = 0xff;
+        assert_eq!(Descriptor::parse(&bytes), None, "beyond all segments");
     }
 
     #[test]

@@ -124,16 +124,10 @@ impl Node {
         _ = self.home.set(home);
     }
 
-    /// Writes the page. All leaves are on disk.
-    ///
-    /// # Panics
-    /// If one is not.
-    pub fn print(&self, page: &mut [u8]) {
-        let home = |leaf: &Option<Arc<Leaf>>| match leaf {
-            None => Entry::HOLE,
-            Some(leaf) => leaf.home().expect("leaves are written before their node"),
-        };
-        print(&std::array::from_fn(|at| home(&self.leaves[at])), page);
+    /// Writes the page; `home` says where each leaf is.
+    pub fn print(&self, page: &mut [u8], home: impl Fn(&Arc<Leaf>) -> Entry) {
+        let entry = |leaf: &Option<Arc<Leaf>>| leaf.as_ref().map_or(Entry::HOLE, &home);
+        print(&std::array::from_fn(|at| entry(&self.leaves[at])), page);
     }
 }
 

@@ -44,6 +44,10 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     }
     shape.options.checkpoint_bytes = random.u64(2 << 10..20 << 10);
     shape.options.sync_bytes = random.u64(1 << 10..20 << 10);
+    // So few that cleaning never rests, and now and then there is no space.
+    if random.u8(..3) == 0 {
+        shape.options.segments_max = random.usize(7..14);
+    }
     shape
 }
 
@@ -67,10 +71,15 @@ fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) 
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
         if random.u8(..3) > 0 || status == Status::Resource {
-            assert_eq!(rig.go_on(), Status::Ok);
+            go_on(rig);
         }
     }
-    assert_eq!(rig.go_on(), Status::Ok);
+    go_on(rig);
+}
+
+fn go_on(rig: &mut Rig) {
+    let status = rig.go_on();
+    assert!(status.is_ok() || status == Status::NoSpc, "{status}");
 }
 
 /// What a directory holds, as a number.
@@ -93,7 +102,11 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     let contents = rig.contents();
     history.check(moment, &contents);
     let last = shape.blocks - 1;
-    assert_eq!(rig.take(Step::Write { first: last, count: 1, fua: true }), Status::Ok);
+    match rig.take(Step::Write { first: last, count: 1, fua: true }) {
+        Status::Ok => {}
+        Status::NoSpc => return,
+        other => panic!("{other}"),
+    }
     found.changes().iter().for_each(|change| base.apply(change));
     let mut wanted = contents;
     wanted.0[last as usize] = 1;
@@ -208,11 +221,11 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
         let mut errors = 0;
         for _ in 0..40 {
             let status = rig.take(step(&mut random, &shape));
-            assert!(status.is_ok() || status == Status::IoErr, "{status}");
+            assert!(matches!(status, Status::Ok | Status::IoErr | Status::NoSpc), "{status}");
             if errors > 0 {
                 assert_eq!(status, Status::IoErr, "poisoned");
             }
-            errors += usize::from(!status.is_ok());
+            errors += usize::from(status == Status::IoErr);
         }
         assert!(errors > 0 && rig.pool.is_poisoned());
         directory.mend();
@@ -317,17 +330,11 @@ fn no_space_is_an_error_of_that_write_alone() {
         let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
         match status {
             Status::Ok => {}
-            Status::NoSpc => {
-                refused += 1;
-                rig.history.forget_last();
-            }
+            Status::NoSpc => refused += 1,
             other => panic!("{other}"),
         }
         if refused == 0 && round % 4 == 3 {
-            let status = rig.take(Step::Snapshot);
-            if status == Status::NoSpc {
-                rig.history.forget_last();
-            }
+            rig.take(Step::Snapshot);
         }
         let contents = rig.contents();
         rig.history.check(usize::MAX, &contents);
@@ -373,17 +380,54 @@ fn a_full_file_system_is_no_end() {
         let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
         refused = status == Status::NoSpc;
         if refused {
-            rig.history.forget_last();
             break;
         }
         assert_eq!(status, Status::Ok);
-        if rig.take(Step::Snapshot) == Status::NoSpc {
-            rig.history.forget_last();
-        }
+        rig.take(Step::Snapshot);
     }
     assert!(refused, "it was full");
     store.fail(Fault::None);
-    assert_eq!(rig.take(Step::Write { first: 0, count: 3, fua: true }), Status::Ok);
+    // Space is looked for again, but not for every write.
+    let write = Step::Write { first: 0, count: 3, fua: true };
+    assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "there is room again");
     let contents = rig.contents();
     rig.history.check(usize::MAX, &contents);
+}
+
+/// Blocks that stay lie among blocks that go: cleaning takes them out, also from under snapshots,
+/// which stay exact; and a cut of the power at any moment loses nothing.
+#[test]
+fn cleaning_makes_room_and_changes_nothing() {
+    let seed = Seed::from_env();
+    for stream in 9000..9006 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = Shape::tiny();
+        shape.blocks = 40;
+        shape.block_bytes = 1024;
+        shape.options.segments_max = 20;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        for first in [0, 10, 20, 30] {
+            assert_eq!(rig.take(Step::Write { first, count: 10, fua: true }), Status::Ok);
+        }
+        assert_eq!(rig.take(Step::Snapshot), Status::Ok);
+        for round in 0..600 {
+            let first = random.u64(..shape.blocks);
+            let status = rig.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
+            assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        }
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        history.check(usize::MAX, &rig.contents());
+        drop(rig);
+        for (moment, change) in (1..).zip(&changes) {
+            medium.apply(change);
+            if moment % 16 == stream as usize % 16 {
+                look(&history, moment, &medium.cut(|_, _| 0), &shape);
+                look(&history, moment, &medium.cut(|_, count| random.usize(..count)), &shape);
+            }
+        }
+    }
 }

@@ -242,7 +242,12 @@ impl Rig {
             let (_, index) = self.waiting.swap_remove(at);
             if reply.status.is_ok() {
                 self.history.taken[index].answered = Some(now);
-            } else if end.is_ok() {
+                continue;
+            }
+            if reply.status == Status::NoSpc {
+                self.history.forget(index);
+            }
+            if end.is_ok() {
                 end = reply.status;
             }
         }
@@ -250,7 +255,12 @@ impl Rig {
             let status = answer.take().expect("the committer has answered everything").status;
             if status.is_ok() {
                 self.history.taken[index].answered = Some(now);
-            } else if end.is_ok() {
+                continue;
+            }
+            if status == Status::NoSpc {
+                self.history.forget(index);
+            }
+            if end.is_ok() {
                 end = status;
             }
         }
@@ -306,12 +316,10 @@ pub(crate) fn read(door: &mut Door<Simulated>, shape: &Shape) -> Result<Blocks, 
 }
 
 impl History {
-    /// The last step has not happened.
-    pub(crate) fn forget_last(&mut self) {
+    /// A step has not happened, because there was no space for it.
+    fn forget(&mut self, index: usize) {
         // Its number is not used again: numbers are places.
-        let last = self.taken.last_mut().expect("there was one");
-        last.step = Step::Flush;
-        last.answered = None;
+        self.taken[index] = Taken { step: Step::Flush, answered: None };
     }
 
     /// Looks whether a volume is in a state in which it once was.

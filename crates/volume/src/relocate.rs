@@ -1,0 +1,112 @@
+//! Blocks and pages that go elsewhere, in all maps that have them. What snapshots and clones share
+//! stays shared: a page is changed once, whoever refers to it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::format::FAN;
+use crate::format::entry::Entry;
+use crate::map::{Leaf, Map, Node};
+use crate::pool::Volumes;
+
+/// Moves: the block's number, where it was, and where it is.
+pub(crate) type Moves = Vec<(u64, Entry, Entry)>;
+
+/// The moves in a node, by leaf: the place in the leaf, and from where to where.
+type NodeMoves = BTreeMap<usize, Vec<(usize, Entry, Entry)>>;
+
+/// What became of pages.
+#[derive(Default)]
+struct Changed {
+    nodes: HashMap<*const Node, Arc<Node>>,
+    leaves: HashMap<*const Leaf, Arc<Leaf>>,
+    /// The old ones: an address is used again only when its page is gone.
+    kept: Vec<Arc<Node>>,
+}
+
+/// Blocks lie elsewhere now, unless they have been written since.
+pub(crate) fn blocks(volumes: &Volumes, moves: Moves) {
+    let mut spans: BTreeMap<usize, NodeMoves> = BTreeMap::new();
+    for (block, from, to) in moves {
+        let (span, at) = Map::place(block);
+        let leaf = spans.entry(span).or_default().entry(at as usize / FAN).or_default();
+        leaf.push((at as usize % FAN, from, to));
+    }
+    for (number, moves) in spans {
+        each_node(volumes, Some(number), |node, changed| {
+            let mut copy: Option<Node> = None;
+            for (at, moves) in &moves {
+                let Some(leaf) = node.leaf(*at) else { continue };
+                let known = changed.leaves.get(&ptr::from_ref::<Leaf>(leaf)).cloned();
+                if let Some(moved) = known.or_else(|| moved(leaf, moves, changed)) {
+                    copy.get_or_insert_with(|| node.clone()).put(*at, moved);
+                }
+            }
+            copy
+        });
+    }
+}
+
+/// A leaf with its blocks elsewhere; `None` if it has none of them.
+fn moved(
+    leaf: &Arc<Leaf>,
+    moves: &[(usize, Entry, Entry)],
+    changed: &mut Changed,
+) -> Option<Arc<Leaf>> {
+    let is_there = |(at, from, _): &&(usize, Entry, Entry)| leaf.entries()[*at] == *from;
+    moves.iter().find(is_there)?;
+    let mut copy = Leaf::clone(leaf);
+    moves.iter().filter(is_there).for_each(|(at, _, to)| copy.set(*at, *to));
+    let copy = Arc::new(copy);
+    changed.leaves.insert(ptr::from_ref::<Leaf>(leaf), Arc::clone(&copy));
+    Some(copy)
+}
+
+/// Pages that lie where `is_left` says have no home any more: the next checkpoint writes them
+/// again.
+pub(crate) fn pages(volumes: &Volumes, is_left: impl Fn(Entry) -> bool) {
+    each_node(volumes, None, |node, changed| {
+        let mut copy = node.home().is_some_and(&is_left).then(|| node.clone());
+        for (at, leaf) in node.leaves().iter().enumerate() {
+            let Some(leaf) = leaf.as_ref().filter(|leaf| leaf.home().is_some_and(&is_left)) else {
+                continue;
+            };
+            let known = changed.leaves.entry(ptr::from_ref::<Leaf>(leaf));
+            let leaf = Arc::clone(known.or_insert_with(|| Arc::new(Leaf::clone(leaf))));
+            copy.get_or_insert_with(|| node.clone()).put(at, leaf);
+        }
+        copy
+    });
+}
+
+/// Asks of each node once what is to be in its place; of one span's nodes, or of all.
+fn each_node(
+    volumes: &Volumes,
+    span: Option<usize>,
+    mut change: impl FnMut(&Node, &mut Changed) -> Option<Node>,
+) {
+    let mut changed = Changed::default();
+    for live in volumes.by_id.values() {
+        let count = live.map.span_count();
+        let spans = span.map_or(0..count, |span| span.min(count)..(span + 1).min(count));
+        for number in spans {
+            // Only the committer changes trees, and this is the committer.
+            let Some(node) = live.map.with(number, |span| span.node().cloned()) else { continue };
+            let key = Arc::as_ptr(&node);
+            let new = match changed.nodes.get(&key) {
+                Some(known) => Arc::clone(known),
+                None => {
+                    let new = change(&node, &mut changed).map(Arc::new);
+                    let new = new.unwrap_or_else(|| Arc::clone(&node));
+                    changed.nodes.insert(key, Arc::clone(&new));
+                    changed.kept.push(Arc::clone(&node));
+                    new
+                }
+            };
+            if !Arc::ptr_eq(&new, &node) {
+                live.map.with(number, |span| span.replace(new));
+            }
+        }
+    }
+}

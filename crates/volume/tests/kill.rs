@@ -1,0 +1,144 @@
+//! Kills a process with `kill -9` while it writes, over and over, and looks at what its volume has.
+//!
+//! The test starts itself as the process to be killed: threads of it write pages, four of which
+//! share a block, and tell on standard output what was said to be durable. None of that may be
+//! missing afterwards, and every page is whole.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Device, Flags, Sector};
+use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
+
+use place::Place;
+
+/// Names the directory of the process that is to be killed.
+const DIRECTORY: &str = "BLOCKYARD_VOLUME_KILL_DIRECTORY";
+/// The number from which on it counts its writes.
+const FROM: &str = "BLOCKYARD_VOLUME_KILL_FROM";
+
+/// Cycles of `make test`; `BLOCKYARD_KILLS` asks for more.
+const KILLS: u64 = 25;
+
+const PAGE: usize = 4096;
+const PAGES: u64 = 1024;
+const THREADS: u64 = 4;
+
+fn open(directory: &Path) -> Arc<Volume> {
+    let config = VolumeConfig {
+        path: directory.to_owned(),
+        name: "v0".to_owned(),
+        size: PAGES * PAGE as u64,
+        volblocksize: 16 << 10,
+        compress: Compression::Lz4,
+        sync: SyncMode::Standard,
+    };
+    // Small segments and frequent checkpoints: a kill finds them under way.
+    let options =
+        Options { segment_bytes: 1 << 20, checkpoint_bytes: 512 << 10, ..Options::default() };
+    Volume::open_with(config, options).unwrap()
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 1 << 20)
+}
+
+/// The bytes of a page, which say where it is and by which write.
+fn page(number: u64, write: u64) -> Vec<u8> {
+    [number, write].map(u64::to_le_bytes).concat().repeat(PAGE / 16)
+}
+
+/// The process to be killed: it writes until then.
+#[test]
+fn victim() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let from: u64 = std::env::var(FROM).unwrap().parse().unwrap();
+    let volume = open(Path::new(&directory));
+    let say = |text: String| std::io::stdout().write_all(text.as_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (volume, say) = (&volume, &say);
+            scope.spawn(move || {
+                let mut io = door(volume);
+                let mut random = fastrand::Rng::with_seed(from + thread);
+                let mut unflushed = Vec::new();
+                for write in from.. {
+                    let number = random.u64(..PAGES / THREADS) * THREADS + thread;
+                    let durable = random.u8(..4) > 0;
+                    let flags = if durable { Flags::FUA } else { Flags::NONE };
+                    io.write(Sector(number * 8), &page(number, write), flags).unwrap();
+                    if durable {
+                        say(format!("{number} {write}\n"));
+                    } else {
+                        unflushed.push((number, write));
+                    }
+                    if unflushed.len() > 5 {
+                        io.run(blockyard_core::Bio::flush()).unwrap();
+                        for (number, write) in unflushed.drain(..) {
+                            say(format!("{number} {write}\n"));
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn nothing_that_was_durable_is_missing_after_a_kill() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill");
+    let directory = place.path().join("pool");
+    let kills: u64 = std::env::var("BLOCKYARD_KILLS").map_or(KILLS, |text| text.parse().unwrap());
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut said: HashMap<u64, u64> = HashMap::new();
+    for round in 0..kills {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim", "--nocapture", "--test-threads=1"])
+            .env(DIRECTORY, &directory)
+            .env(FROM, (1 + round * 1_000_000).to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut left = random.u32(1..3000);
+        // What was said before it was killed counts, also what lay in the pipe.
+        while let Some(Ok(line)) = lines.next() {
+            let mut words = line.split(' ').map(str::parse);
+            if let (Some(Ok(number)), Some(Ok(write))) = (words.next(), words.next()) {
+                let latest = said.entry(number).or_default();
+                *latest = write.max(*latest);
+                left = left.saturating_sub(1);
+                if left == 0 {
+                    child.kill().unwrap();
+                }
+            }
+        }
+        child.wait().unwrap();
+        let volume = open(&directory);
+        let mut io = door(&volume);
+        let mut found = vec![0; PAGE];
+        for number in 0..PAGES {
+            io.read(Sector(number * 8), &mut found).unwrap();
+            let write = u64::from_le_bytes(found[8..16].try_into().unwrap());
+            assert!(write == 0 || found == page(number, write), "round {round}: page {number}");
+            let least = said.get(&number).copied().unwrap_or(0);
+            assert!(write >= least, "round {round}: page {number} has {write}, not {least}");
+        }
+    }
+    assert!(said.len() > 100, "the victims have written something");
+}
