@@ -23,6 +23,7 @@ mod scheduler;
 mod smr;
 mod tls;
 mod user;
+mod volume;
 mod yard;
 mod zoned;
 mod zonefs;

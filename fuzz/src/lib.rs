@@ -13,4 +13,5 @@ pub mod nbd;
 pub mod ram;
 pub mod texts;
 pub mod trace;
+pub mod volume;
 pub mod zonefs;

@@ -1,0 +1,144 @@
+//! What a pool of volumes has on disk: as it is printed but for its fields, or any bytes. What is
+//! read is bounded and can be, or it is refused.
+
+use blockyard_volume::bytes::Reader;
+use blockyard_volume::format::catalogue::{self, Change, Listed, Traits};
+use blockyard_volume::format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
+use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume::format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
+use blockyard_volume::map::page;
+
+use crate::input::Input;
+
+/// Reads the bytes as everything that there is.
+///
+/// # Panics
+/// If something impossible is taken, or what was printed is not read back.
+pub fn volume(bytes: &[u8]) {
+    any(bytes);
+    let mut input = Input::new(bytes);
+    superblock(&mut input);
+    group(&mut input);
+    listed(&mut input);
+}
+
+/// Whatever they are.
+fn any(bytes: &[u8]) {
+    _ = Superblock::newest(bytes);
+    _ = Change::parse(bytes);
+    if let Ok((_, volumes)) = catalogue::parse(bytes) {
+        assert!(volumes.iter().all(|it| it.nodes.len() == it.traits.node_count()));
+    }
+    if let Some((head, _, descriptors)) = group::parse(bytes, 512) {
+        assert_eq!(head.count as usize, descriptors.len());
+    }
+    if let Some(entries) = page::parse(bytes) {
+        for entry in entries.iter().filter(|entry| !entry.is_hole()) {
+            assert!(entry.address() < ADDRESS_END && entry.stored_bytes() <= STORED_MAX);
+            _ = entry.codec();
+        }
+    }
+    _ = Traits::parse(&mut Reader::new(bytes));
+}
+
+fn entry(input: &mut Input<'_>) -> Entry {
+    if input.below(4) == 0 {
+        return Entry::HOLE;
+    }
+    let address = input.word() % ADDRESS_END / 512 * 512;
+    let len = (input.below(256) as u32 + 1) * 512;
+    Entry::new(address, len, input.choose(&[Codec::Raw, Codec::Lz4]), input.word())
+}
+
+fn superblock(input: &mut Input<'_>) {
+    let superblock = Superblock {
+        id: *b"0123456789abcdef",
+        align: input.choose(&[512, 4096, 0, 513, 8192]),
+        segment_bytes: input.choose(&[1 << 20, 8192, 0, u32::MAX, 12_289]),
+        sequence: input.word(),
+        epoch: input.word(),
+        log: LogPlace {
+            segment: input.word() as u32,
+            offset: input.choose(&[0, 4096, 513, u32::MAX]),
+            next: input.word() as u32,
+            number: input.word(),
+            chain: input.word(),
+        },
+        catalogue: entry(input),
+        catalogue_bytes: input.word(),
+        catalogue_crc: input.word(),
+    };
+    let mut bytes = [0; SLOT_BYTES];
+    superblock.print(&mut bytes);
+    match Superblock::parse(&bytes) {
+        Ok(read) => assert_eq!(read, superblock),
+        Err(error) => assert!(error.to_string().starts_with('`')),
+    }
+    let at = input.word() as usize % BYTES;
+    bytes[at] ^= input.byte().max(1);
+    assert!(Superblock::parse(&bytes).is_err(), "a changed byte {at} is not noticed");
+}
+
+fn group(input: &mut Input<'_>) {
+    let count = input.below(20) as usize;
+    let align = input.choose(&[512, 4096]);
+    let descriptors: Vec<Descriptor> = (0..count)
+        .map(|_| {
+            let kind = input.choose(&[Kind::Data, Kind::Zero, Kind::Catalogue, Kind::Move]);
+            let moves = kind == Kind::Move;
+            Descriptor {
+                kind,
+                codec: input.choose(&[Codec::Raw, Codec::Lz4]),
+                volume: if moves { 0 } else { input.word() as u32 },
+                from: if moves { input.word() % ADDRESS_END / 512 * 512 } else { 0 },
+                block: input.word(),
+                len: input.below(STORED_MAX.into()) as u32 + 1,
+                crc: input.word(),
+            }
+        })
+        .collect();
+    let head = Head {
+        pool: input.word(),
+        epoch: input.word(),
+        number: input.word(),
+        chain: input.word(),
+        durable: input.word(),
+        next: input.word() as u32,
+        count: count as u32,
+        head_bytes: group::head_bytes(count, align),
+        payload_bytes: descriptors.iter().map(|it| it.payload_bytes(align)).sum(),
+    };
+    let mut bytes = vec![0; head.head_bytes as usize];
+    group::print(&head, &descriptors, &mut bytes);
+    let (read, _, parts) = group::parse(&bytes, align).expect("what was printed is read back");
+    assert_eq!((read, parts), (head, descriptors));
+    let at = input.word() as usize % bytes.len();
+    bytes[at] ^= input.byte().max(1);
+    assert!(group::parse(&bytes, align).is_none(), "a changed byte {at} is not noticed");
+}
+
+fn listed(input: &mut Input<'_>) {
+    let mut volumes = Vec::new();
+    for id in 1..=input.below(4) as u32 {
+        let traits = Traits {
+            id,
+            name: "v".repeat(input.below(20) as usize),
+            is_snapshot: input.below(2) == 1,
+            origin: input.word() as u32,
+            block_bytes: input.choose(&[4096, 512, 65_536]),
+            blocks: input.below(300_000) + 1,
+        };
+        let nodes = (0..traits.node_count()).map(|_| entry(input)).collect();
+        volumes.push(Listed { traits, nodes });
+    }
+    let bytes = catalogue::print(9, &volumes);
+    assert_eq!(catalogue::parse(&bytes), Ok((9, volumes)));
+    let cut = input.word() as usize % bytes.len();
+    assert!(catalogue::parse(&bytes[..cut]).is_err());
+    let mut page = [0; 4096];
+    let entries: [Entry; 256] = std::array::from_fn(|_| entry(input));
+    for (entry, bytes) in entries.iter().zip(page.chunks_mut(ENTRY_BYTES)) {
+        entry.print(bytes);
+    }
+    assert_eq!(page::parse(&page), Some(entries));
+}

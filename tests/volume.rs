@@ -1,0 +1,105 @@
+//! Durable volumes through the whole program: what clients were told is durable outlives the
+//! server.
+
+use crate::place::Place;
+use crate::run::{nbdsh, ok, run};
+use crate::yard::{Yard, blockyard};
+
+fn uri(pool: &Place, name: &str, more: &str) -> String {
+    format!("volume:///{name}?path={}{more}", pool.file("pool"))
+}
+
+fn kill(mut yard: Yard) {
+    yard.signal("KILL");
+    assert!(!yard.end().success());
+}
+
+#[test]
+fn a_volume_outlives_a_kill() {
+    let pool = Place::new();
+    let first = uri(&pool, "v0", "&size=256M");
+    let yard = Yard::serve(&[&first, &uri(&pool, "v1", "&size=64M&volblocksize=4k&compress=none")]);
+    let said = yard.printed();
+    assert!(said.contains("v0: volume 256M, in "), "{said}");
+    assert_eq!(ok(&["nbdinfo", "--size", &yard.uri("v0")]).trim(), "268435456");
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd, random\n\
+         h.pwrite(random.Random(1).randbytes(1 << 20), 4096)\n\
+         h.pwrite(b'text' * 16384, 5 << 20)\n\
+         h.trim(4096, 5 << 20)\n\
+         h.flush()\n\
+         h.pwrite(b'x' * 4096, 200 << 20, nbd.CMD_FLAG_FUA)",
+    );
+    nbdsh(&yard.uri("v1"), "import nbd\nh.pwrite(b'1' * 8192, 4096, nbd.CMD_FLAG_FUA)");
+    let again = blockyard(&["serve", &first, "--nbd", &format!("unix:{}", pool.file("nbd"))]);
+    let refused = again.fails();
+    assert!(refused.err.contains("is in use by another process"), "{refused}");
+    kill(yard);
+    // The size is in the pool.
+    let yard = Yard::serve(&[&uri(&pool, "v0", ""), &uri(&pool, "v1", "")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import random\n\
+         assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
+         assert h.pread(65536, 5 << 20) == bytes(4096) + b'text' * 15360\n\
+         assert h.pread(4096, 200 << 20) == b'x' * 4096",
+    );
+    nbdsh(&yard.uri("v1"), "assert h.pread(12288, 0) == bytes(4096) + b'1' * 8192");
+    let map = ok(&["nbdinfo", "--map", &yard.uri("v0")]);
+    assert!(map.contains("hole,zero"), "{map}");
+}
+
+#[test]
+fn an_image_goes_in_and_comes_out() {
+    let pool = Place::new();
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
+    let image = pool.file("image");
+    ok(&["mke2fs", "-q", "-t", "ext4", &image, "64M"]);
+    ok(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &yard.uri("v0")]);
+    ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &image, &yard.uri("v0")]);
+    kill(yard);
+    // qemu-img flushes at its end.
+    let yard = Yard::serve(&[&uri(&pool, "v0", "")]);
+    ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &image, &yard.uri("v0")]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let pool = Place::new();
+    let socket = format!("unix:{}", pool.file("nbd"));
+    let refused = |uri: &str| blockyard(&["serve", uri, "--nbd", &socket]).fails();
+    let run = refused("volume:///v0?size=1G");
+    assert!(run.err.contains("path: `` will not do: wanted the directory of a pool"), "{run}");
+    let run = refused(&uri(&pool, "v0", ""));
+    assert!(run.err.contains("size: `0` will not do"), "{run}");
+    drop(Yard::serve(&[&uri(&pool, "v0", "&size=1G")]));
+    let run = refused(&uri(&pool, "v0", "&size=2G"));
+    assert!(run.err.contains("size: `2G` will not do: wanted 1073741824"), "{run}");
+    let run = refused("volume:///v0?path=/proc/pool&size=1G");
+    assert!(run.err.contains("cannot make `/proc/pool`"), "{run}");
+}
+
+/// Flush and FUA reach the files: counted from outside.
+#[test]
+fn syncs_are_seen_from_outside() {
+    let pool = Place::new();
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
+    let trace = pool.file("trace");
+    let script = format!(
+        "strace -f -qq -e trace=fdatasync -o {trace} -p {pid} & tracer=$!\n\
+         until grep -q \"^TracerPid:[[:space:]]*$tracer\" /proc/{pid}/task/*/status; do \
+             kill -0 $tracer || exit 1; done\n\
+         nbdsh --uri '{uri}' -c 'import nbd' \
+             -c 'for i in range(50): h.pwrite(b\"x\" * 4096, i << 16, nbd.CMD_FLAG_FUA)' \
+             -c 'for i in range(50): h.pwrite(b\"y\" * 4096, i << 16); h.flush()'\n\
+         kill $tracer; wait $tracer",
+        pid = yard.pid(),
+        uri = yard.uri("v0"),
+    );
+    run(&["bash", "-c", &script]);
+    let seen = std::fs::read_to_string(&trace).unwrap_or_default();
+    let syncs = seen.lines().filter(|line| line.contains("fdatasync(")).count();
+    // One after the other, each FUA and each flush needs one of its own.
+    assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
+}
