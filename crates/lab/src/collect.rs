@@ -205,7 +205,7 @@ fn limited_by(measured: &Measured) -> Option<String> {
 
 /// A comparison under every workload and number of jobs that it speaks of.
 fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured]) -> Vec<Ratio> {
-    let Comparison { before, after, metric, workload, jobs_min, aim, is_cost } = *comparison;
+    let Comparison { before, value, after, metric, workload, jobs_min, aim, is_cost } = *comparison;
     let cells = experiment.cells.iter().zip(measured);
     let wanted = cells.clone().filter(|(cell, _)| {
         cell.variant == after
@@ -214,15 +214,13 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
     });
     wanted
         .filter_map(|(cell, ours)| {
-            let (_, theirs) = cells.clone().find(|(other, _)| {
+            let (mut theirs, is_before) = (cells.clone(), |other: &Cell| {
                 (other.variant, other.workload, other.jobs) == (before, cell.workload, cell.jobs)
-            })?;
-            let pairs: Vec<(f64, f64)> = of(theirs, metric)
-                .filter_map(|(round, before)| {
-                    let after = of(ours, metric).find(|(other, _)| *other == round)?.1;
-                    Some((before, after))
-                })
-                .collect();
+            });
+            let pairs: Vec<(f64, f64)> = match value {
+                Some(value) => of(ours, metric).map(|(_, after)| (value, after)).collect(),
+                None => pairs(theirs.find(|(other, _)| is_before(other))?.1, ours, metric),
+            };
             let gain = gain(&pairs, metric.more_is_better)?;
             let differences: Vec<f64> =
                 pairs.iter().map(|(before, after)| after - before).collect();
@@ -249,6 +247,15 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
             })
         })
         .collect()
+}
+
+/// A metric's values of the rounds in which both were measured.
+fn pairs(theirs: &Measured, ours: &Measured, metric: Metric) -> Vec<(f64, f64)> {
+    let pair = |(round, before)| {
+        let after = of(ours, metric).find(|(other, _)| *other == round)?.1;
+        Some((before, after))
+    };
+    of(theirs, metric).filter_map(pair).collect()
 }
 
 fn published_ratio(experiment: &Experiment, comparison: &Comparison, cell: &Cell) -> Option<f64> {
@@ -382,6 +389,16 @@ mod tests {
         let (old, new) = (measured(&[100.0, 110.0, 105.0]), measured(&[112.0, 120.0, 117.0]));
         let ratios = ratios(&experiment(), &asked, &[measured(&[]), measured(&[]), old, new]);
         assert_eq!((ratios[0].verdict, ratios[0].cost), (Verdict::Cost, Some(12.0)));
+    }
+
+    #[test]
+    fn a_value_is_a_measure_as_a_variant_is() {
+        let asked = Comparison::to("150 ns", 150.0, "new", Metric::CPU_PER_IO).from_jobs(2);
+        let (old, new) = (measured(&[]), measured(&[100.0, 105.0, 95.0, 102.5, 97.5]));
+        let ratios =
+            ratios(&experiment(), &asked.aim(1.0), &[measured(&[]), measured(&[]), old, new]);
+        assert_eq!((ratios[0].before.as_str(), ratios[0].median), ("150 ns", 1.5));
+        assert_eq!((ratios[0].rounds, ratios[0].aim_state), (5, Some(AimState::Met)));
     }
 
     #[test]

@@ -101,8 +101,10 @@ pub struct Published {
 /// to after where less is.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    /// The variant that is the measure.
+    /// The variant that is the measure, or the words for a value that is.
     pub before: &'static str,
+    /// The value that is the measure in place of a variant.
+    pub value: Option<f64>,
     /// The variant that is measured by it.
     pub after: &'static str,
     /// What is compared.
@@ -121,7 +123,26 @@ pub struct Comparison {
 impl Comparison {
     /// A comparison under all workloads and numbers of jobs, without an aim.
     pub const fn new(before: &'static str, after: &'static str, metric: Metric) -> Comparison {
-        Comparison { before, after, metric, workload: None, jobs_min: 1, aim: None, is_cost: false }
+        Comparison {
+            before,
+            value: None,
+            after,
+            metric,
+            workload: None,
+            jobs_min: 1,
+            aim: None,
+            is_cost: false,
+        }
+    }
+
+    /// A comparison with a value that nobody measures, and the words for it.
+    pub const fn to(
+        words: &'static str,
+        value: f64,
+        after: &'static str,
+        metric: Metric,
+    ) -> Comparison {
+        Comparison { value: Some(value), ..Comparison::new(words, after, metric) }
     }
 
     /// Only under this workload.

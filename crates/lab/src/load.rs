@@ -59,8 +59,8 @@ pub const UNDISTURBED_IOPS: Metric = Metric::more("undisturbed_iops", "1/s");
 const SAME_MOMENT: f64 = 1.05;
 /// Most slices of a measurement.
 const SLICES_MAX: usize = 1 << 16;
-/// How often a measurement looks whether it is to stop.
-const SLICE: Duration = Duration::from_millis(50);
+/// How often a measurement looks whether any thread has had its turn.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What a measurement does.
 #[derive(Clone, Copy, Debug)]
@@ -255,26 +255,15 @@ fn measure(
     progress: &[Padded<Progress>],
     round: &Round<'_>,
 ) -> Result<(Moment, Moment), LabError> {
-    pause(round.warm_up, round)?;
+    round.pause(round.warm_up)?;
     shared.set(Phase::Measure);
     let from = Moment::now(progress);
-    pause(round.duration, round)?;
+    round.pause(round.duration)?;
     let measured = |progress: &Padded<Progress>| progress.measured.get() > 0;
     while !progress.iter().any(measured) && from.at.elapsed() < TURN_MAX {
-        pause(SLICE, round)?;
+        round.pause(LOOK)?;
     }
     Ok((from, Moment::now(progress)))
-}
-
-fn pause(duration: Duration, round: &Round<'_>) -> Result<(), LabError> {
-    let start = Instant::now();
-    while start.elapsed() < duration {
-        if round.stop.is_set() {
-            return Err(LabError::Interrupted);
-        }
-        thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
-    }
-    Ok(())
 }
 
 /// The clock that counts this thread's CPU time, for others to read.

@@ -1,12 +1,17 @@
 //! One measurement of one cell: what it is given, and what it gives.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::error::LabError;
 use crate::metric::Metric;
 use crate::stop::Stop;
+
+/// How often a measurement that waits looks whether it is to stop.
+const SLICE: Duration = Duration::from_millis(20);
 
 /// What one measurement is given.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +26,23 @@ pub struct Round<'a> {
     pub seed: u64,
     /// Set by Ctrl-C; a measurement that sees it ends with [`crate::LabError::Interrupted`].
     pub stop: &'a Stop,
+}
+
+impl Round<'_> {
+    /// Lets so much time pass, while others work.
+    ///
+    /// # Errors
+    /// [`LabError::Interrupted`], soon after Ctrl-C.
+    pub fn pause(&self, duration: Duration) -> Result<(), LabError> {
+        let start = Instant::now();
+        while start.elapsed() < duration {
+            if self.stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
+        }
+        Ok(())
+    }
 }
 
 /// What one measurement gave.

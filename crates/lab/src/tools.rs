@@ -6,7 +6,7 @@
 
 pub mod child;
 pub mod copy;
-mod cpu;
+pub(crate) mod cpu;
 pub mod direct;
 pub mod file_server;
 pub mod fio;

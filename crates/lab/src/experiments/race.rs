@@ -5,9 +5,9 @@
 //! they close each other's zones all the time. Afterwards everything is reset, and as many zones as
 //! the active limit says must be had again.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockyard_core::channel::Channel;
 use blockyard_core::zone::{WordZones, ZoneCond, ZoneInfo, ZoneSet};
@@ -15,17 +15,18 @@ use blockyard_core::{
     Bio, BufRef, Completion, Disk, Op, Region, RegionId, SECTOR_BYTES, Sector, Status,
 };
 use blockyard_yard::{stack, uri};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::baseline::lock_per_zone::{self, LockPerZone};
 use crate::baseline::null_blk::{self, NullBlkZones};
 use crate::baseline::one_lock::{self, OneLock};
+use crate::counted::{self, Counts};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::experiments::zone_locks::{CountedLockPerZone, CountedOneLock, CountedWords};
+use crate::load::crew::{self, Work};
 use crate::metric::Metric;
-use crate::sample::{Round, Sample};
+use crate::sample::{RoomCount, Round, Sample};
 use crate::settings::Settings;
-use crate::stop::Stop;
 
 /// The name on the command line.
 pub const NAME: &str = "race";
@@ -39,15 +40,17 @@ const ACTIVE_MAX: u64 = 6;
 const ZONES_EACH: u64 = 4;
 /// Sectors of the writes that count what can be had again.
 const BLOCK_SECTORS: u64 = 8;
-/// How often a measurement looks whether it is to stop.
-const SLICE: Duration = Duration::from_millis(20);
 
 const WRITERS: [u32; 2] = [4, 32];
+
+/// The counted window is so much shorter than the measured one.
+const COUNTED_PART: u32 = 4;
 
 /// Zones filled and reset.
 const CYCLES: Metric = Metric::more("cycles", "");
 const CYCLES_PER_SECOND: Metric = Metric::more("cycles_per_second", "1/s");
-const CPU_PER_CYCLE: Metric = Metric::less("cpu_per_cycle", "ns");
+/// CPU time of all writers for each of them.
+pub const CPU_PER_CYCLE: Metric = Metric::less("cpu_per_cycle", "ns");
 /// Active zones that cannot be had again.
 const LOST: Metric = Metric::less("lost_zones", "");
 /// Failures of what must not fail.
@@ -57,7 +60,9 @@ const REFUSED: Metric = Metric::less("refused", "");
 
 type Open = fn(&str) -> Result<Arc<dyn Disk>, LabError>;
 
-const GUARDINGS: [(Variant, Open); 4] = [
+/// Each with how it is opened, and how with locks that count. null_blk's way has none: what it
+/// loses it loses between its locks.
+const GUARDINGS: [(Variant, Open, Option<Open>); 4] = [
     (
         Variant {
             name: null_blk::NAME,
@@ -65,6 +70,7 @@ const GUARDINGS: [(Variant, Open); 4] = [
             about: "null_blk's way, fault included: a victim is closed without its lock",
         },
         disk::<NullBlkZones>,
+        None,
     ),
     (
         Variant {
@@ -73,6 +79,7 @@ const GUARDINGS: [(Variant, Open); 4] = [
             about: "one lock over all zones and what is counted",
         },
         disk::<OneLock>,
+        Some(disk::<CountedOneLock>),
     ),
     (
         Variant {
@@ -81,6 +88,7 @@ const GUARDINGS: [(Variant, Open); 4] = [
             about: "a lock per zone; a victim is closed under its own, its token in transit",
         },
         disk::<LockPerZone>,
+        Some(disk::<CountedLockPerZone>),
     ),
     (
         Variant {
@@ -89,6 +97,7 @@ const GUARDINGS: [(Variant, Open); 4] = [
             about: "a word per zone; a victim is closed by an exchange of its word",
         },
         disk::<WordZones>,
+        Some(disk::<CountedWords>),
     ),
 ];
 
@@ -120,10 +129,19 @@ pub fn build(settings: &Settings) -> Experiment {
     let mut cells = Vec::new();
     for (workload, _, zone_bytes, data) in WORKLOADS {
         for &writers in writers {
-            for (variant, open) in GUARDINGS {
+            for (variant, open, open_counted) in GUARDINGS {
                 let uri = uri_of(writers, zone_bytes, data);
-                let body = move |round: &Round<'_>| measure(round, &*open(&uri)?, writers);
-                cells.push(Cell::new(variant.name, workload, writers, body));
+                let body = move |round: &Round<'_>| {
+                    let sample = measure(round, &*open(&uri)?, writers)?;
+                    // Once is enough to see where they meet; the time goes to the rounds.
+                    let rooms = match open_counted.filter(|_| round.number == 0) {
+                        Some(open) => rooms(round, &*open(&uri)?, writers)?,
+                        None => Vec::new(),
+                    };
+                    Ok(Sample { rooms, ..sample })
+                };
+                let cell = Cell::new(variant.name, workload, writers, body);
+                cells.push(cell.overhead(Duration::from_millis(60)));
             }
         }
     }
@@ -135,7 +153,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 close one another's zones all the time, while these are being written. With four \
                 writers nothing may fail; with 32 a first half may find six zones active \
                 (`refused`), and nothing else may fail (`spurious_errors`). Then all zones are \
-                reset, and six must become active again: how many did not is `lost_zones`. The \
+                reset, and six must become active again: how many did not is `lost_zones`. Rooms are \
+                counted in the first round, in a window of their own. The \
                 published rows are of the kernel's null_blk, in virtual machines, for 20 seconds; \
                 their writers give up after 21 failures, so their cycles are no throughput.",
         published: published(),
@@ -181,62 +200,46 @@ fn published() -> Vec<Published> {
     rows
 }
 
-/// What a writer did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
-    cycles: u64,
-    spurious: u64,
-    refused: u64,
-    cpu: Duration,
+/// What the writers did in a window.
+fn race<'a>(
+    round: &Round<'_>,
+    disk: &dyn Disk,
+    zones: &'a [ZoneInfo],
+    writers: u32,
+) -> Result<crew::Outcome<Writer<'a>, ()>, LabError> {
+    let may_be_refused = u64::from(writers) > ACTIVE_MAX;
+    let crew = zones.chunks(ZONES_EACH as usize).map(|own| {
+        let (door, counts) = (Door::open(disk)?, Counts::default());
+        let (next, cycles, spurious, refused) = (0, 0, 0, 0);
+        Ok(Writer { door, own, next, may_be_refused, cycles, spurious, refused, counts })
+    });
+    crew::run(crew.collect::<Result<_, LabError>>()?, round, || ())
+}
+
+/// What counting locks counted of a race in a shorter window.
+fn rooms(round: &Round<'_>, disk: &dyn Disk, writers: u32) -> Result<Vec<RoomCount>, LabError> {
+    let (warm_up, duration) = (round.warm_up / COUNTED_PART, round.duration / COUNTED_PART);
+    let zones = zones(disk)?;
+    let outcome = race(&Round { warm_up, duration, ..*round }, disk, &zones, writers)?;
+    let mut counts = Counts::default();
+    outcome.crew.iter().for_each(|writer| counts.add(&writer.counts));
+    Ok(counts.rooms())
 }
 
 /// The race, and then the count of what can be had again.
 fn measure(round: &Round<'_>, disk: &dyn Disk, writers: u32) -> Result<Sample, LabError> {
-    let (done, start) = (Stop::new(), Barrier::new(writers as usize + 1));
-    let mut doors = (0..=writers).map(|_| Door::open(disk)).collect::<Result<Vec<_>, _>>()?;
-    let mut counting = doors.pop().expect("one more than writers");
     let zones = zones(disk)?;
-    let (tallies, wall) = thread::scope(|scope| {
-        let mut threads = Vec::with_capacity(doors.len());
-        for (door, own) in doors.into_iter().zip(zones.chunks(ZONES_EACH as usize)) {
-            let (done, start) = (&done, &start);
-            let may_be_refused = u64::from(writers) > ACTIVE_MAX;
-            threads.push(scope.spawn(move || {
-                start.wait();
-                write(door, own, may_be_refused, done)
-            }));
-        }
-        start.wait();
-        let since = Instant::now();
-        let interrupted = pause(round.warm_up + round.duration, round);
-        done.set();
-        let tallies: Vec<Tally> = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a writer counts its errors"))
-            .collect();
-        interrupted.map(|()| (tallies, since.elapsed()))
-    })?;
-    let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
-    let cycles = sum(|tally| tally.cycles);
+    let mut counting = Door::open(disk)?;
+    let outcome = race(round, disk, &zones, writers)?;
+    let sum = |of: fn(&Writer<'_>) -> u64| outcome.crew.iter().map(of).sum::<u64>() as f64;
+    let cycles = sum(|writer| writer.cycles);
     let (had, spurious) = have_again(&mut counting, disk)?;
-    let cpu: Duration = tallies.iter().map(|tally| tally.cpu).sum();
     Ok(Sample::of(CYCLES, cycles)
-        .with(CYCLES_PER_SECOND, cycles / wall.as_secs_f64())
-        .with(CPU_PER_CYCLE, cpu.as_nanos() as f64 / cycles.max(1.0))
+        .with(CYCLES_PER_SECOND, cycles / outcome.wall.as_secs_f64())
+        .with(CPU_PER_CYCLE, outcome.cpu.as_nanos() as f64 / cycles.max(1.0))
         .with(LOST, had.abs_diff(ACTIVE_MAX) as f64)
-        .with(SPURIOUS, sum(|tally| tally.spurious) + spurious as f64)
-        .with(REFUSED, sum(|tally| tally.refused)))
-}
-
-fn pause(duration: Duration, round: &Round<'_>) -> Result<(), LabError> {
-    let start = Instant::now();
-    while start.elapsed() < duration {
-        if round.stop.is_set() {
-            return Err(LabError::Interrupted);
-        }
-        thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
-    }
-    Ok(())
+        .with(SPURIOUS, sum(|writer| writer.spurious) + spurious as f64)
+        .with(REFUSED, sum(|writer| writer.refused)))
 }
 
 fn zones(disk: &dyn Disk) -> Result<Vec<ZoneInfo>, LabError> {
@@ -246,39 +249,57 @@ fn zones(disk: &dyn Disk) -> Result<Vec<ZoneInfo>, LabError> {
     Ok(zones)
 }
 
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+/// One writer, and what it did.
+struct Writer<'a> {
+    door: Door,
+    own: &'a [ZoneInfo],
+    /// The place of the next zone among its own.
+    next: usize,
+    may_be_refused: bool,
+    /// Of the window.
+    cycles: u64,
+    /// From the start on: nothing may fail in the warm-up either.
+    spurious: u64,
+    /// Of the window.
+    refused: u64,
+    /// What locks that count have counted in the window.
+    counts: Counts,
 }
 
-/// One writer, until it is done.
-fn write(mut door: Door, own: &[ZoneInfo], may_be_refused: bool, done: &Stop) -> Tally {
-    let (mut tally, since) = (Tally::default(), thread_time());
-    for zone in own.iter().cycle() {
-        if done.is_set() {
-            break;
-        }
+impl Work for Writer<'_> {
+    /// A zone is filled and reset, or was refused: a turn in either case.
+    fn turn(&mut self) -> Result<u64, LabError> {
+        let zone = &self.own[self.next];
+        self.next = (self.next + 1) % self.own.len();
         let half = zone.sectors / 2;
-        let first = door.run(Op::Write, zone.start, half);
+        let first = self.door.run(Op::Write, zone.start, half);
         match first {
             Status::Ok => {}
-            Status::ZoneActiveResource if may_be_refused => {
-                tally.refused += 1;
+            Status::ZoneActiveResource if self.may_be_refused => {
+                self.refused += 1;
                 thread::yield_now();
-                continue;
+                return Ok(1);
             }
-            _ => tally.spurious += 1,
+            _ => self.spurious += 1,
         }
         if first.is_ok() {
-            let second = door.run(Op::Write, zone.start + half, half);
-            tally.spurious += u64::from(!second.is_ok());
+            let second = self.door.run(Op::Write, zone.start + half, half);
+            self.spurious += u64::from(!second.is_ok());
         }
-        let reset = door.run(Op::ZoneReset, zone.start, 0);
-        tally.spurious += u64::from(!reset.is_ok());
-        tally.cycles += 1;
+        let reset = self.door.run(Op::ZoneReset, zone.start, 0);
+        self.spurious += u64::from(!reset.is_ok());
+        self.cycles += 1;
+        Ok(1)
     }
-    tally.cpu = thread_time() - since;
-    tally
+
+    fn begin(&mut self) {
+        (self.cycles, self.refused) = (0, 0);
+        counted::begin();
+    }
+
+    fn end(&mut self) {
+        self.counts = counted::end();
+    }
 }
 
 /// Resets everything, and says how many zones could be made active then, and how much failed that
@@ -332,7 +353,10 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::stop::Stop;
 
     /// The product and the locks lose nothing. Whether null_blk's way does in so short a time is
     /// chance; that it can is a test of its own.
@@ -351,6 +375,14 @@ mod tests {
         let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
         for cell in build(&settings).cells {
             let sample = (cell.body)(&round).unwrap();
+            let rooms: Vec<&str> = sample.rooms.iter().map(|room| room.room.as_str()).collect();
+            let wanted: &[&str] = match cell.variant {
+                null_blk::NAME => &[],
+                one_lock::NAME => &["one lock"],
+                lock_per_zone::NAME => &["zone_table", "zone_resources"],
+                _ => &["zone_resources"],
+            };
+            assert_eq!(rooms, wanted, "{cell:?}");
             let value = |metric| sample.values.iter().find(|value| value.0 == metric).unwrap().1;
             assert!(value(CYCLES) > 0.0, "{cell:?}");
             if cell.variant != null_blk::NAME {

@@ -1,25 +1,27 @@
 //! `zone-append`: what it gains to append instead of writing in order, and what an append costs.
 
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, BufRef, Disk, Op, RegionId, SECTOR_BYTES, Sector};
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::shared::Scheduled;
+use blockyard_core::{Bio, BufRef, Composed, Disk, Op, RegionId, SECTOR_BYTES, Sector};
+use blockyard_null::Null;
 use blockyard_yard::{stack, uri};
 use blockyard_zonefs::{Access, Door, FileKind, MountOptions, Superblock, Uuid, ZoneFile, ZoneFs};
 use fastrand::Rng;
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::baseline::zone_lock::ZoneLocks;
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::load::crew::{self, Work};
 use crate::load::{Load, Pattern, UNDISTURBED_IOPS};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::scale::measure::ns_per_io;
 use crate::settings::Settings;
-use crate::stop::Stop;
 
 /// The name on the command line.
 pub const NAME: &str = "zone-append";
@@ -39,18 +41,17 @@ const BYTES: usize = (SECTORS * SECTOR_BYTES) as usize;
 const FIRST_ZONE: usize = 1;
 /// How many are written.
 const ZONES: usize = 8;
-/// How often a measurement looks whether it is to stop.
-const SLICE: Duration = Duration::from_millis(20);
 /// Appends of a batch where they take no time.
 const DEPTH: usize = 32;
-/// What one core is to do.
+/// Appends that one core is to do in a second.
 const AIM_PER_CORE: f64 = 20e6;
 
 const WRITE_LOCKED: &str = "write-locked";
 const APPEND_LOCKED: &str = "append-locked";
 const APPEND_EMULATED: &str = "append-emulated";
 const APPEND: &str = "append";
-const AIM: &str = "aim";
+/// What one core is to do, in words.
+const AIM: &str = "20 M/s";
 const ALONE: &str = "alone";
 const PAIR: &str = "pair";
 
@@ -64,24 +65,29 @@ const BARE_ONE: &str = "no-data-one-zone";
 /// Put back because another write to the zone was in flight, for each that was done.
 const PUT_BACK: Metric = Metric::less("put_back_per_io", "");
 
-const VARIANTS: [Variant; 7] = [
+const VARIANTS: [Variant; 6] = [
     Variant {
         name: WRITE_LOCKED,
         kind: Kind::Before,
-        about: "writes at the write pointer, one in flight per zone: a bit that is tried",
+        about: "writes at the write pointer under mq-deadline, one in flight per zone: a bit that \
+                is tried",
     },
-    Variant { name: APPEND_LOCKED, kind: Kind::After, about: "appends under the same bit" },
+    Variant {
+        name: APPEND_LOCKED,
+        kind: Kind::After,
+        about: "appends under mq-deadline, under the same bit",
+    },
     Variant {
         name: APPEND,
         kind: Kind::Product,
-        about: "appends, as many at once as come; with a timer, through the zonefs library",
+        about: "appends under none, as many at once as come; with a timer, through the zonefs \
+                library",
     },
     Variant {
         name: APPEND_EMULATED,
         kind: Kind::Product,
         about: "the same on a device without append: writes at a gate that lets one in at a time",
     },
-    Variant { name: AIM, kind: Kind::Limit, about: "not measured: what is aimed at" },
     Variant { name: ALONE, kind: Kind::Limit, about: "one thread on a processor of its own" },
     Variant {
         name: PAIR,
@@ -136,7 +142,6 @@ pub fn build(settings: &Settings) -> Experiment {
             cells.push(Cell::new(variant, workload, jobs, body));
         }
     }
-    cells.push(Cell::new(AIM, BARE, 1, |_| Ok(Sample::of(UNDISTURBED_IOPS, AIM_PER_CORE))));
     cells.push(Cell::new(APPEND, BARE, 1, |round| bare(round, many, Pattern::OwnAppend, 1)));
     if settings.processors >= 2 {
         for (workload, open, pattern) in [
@@ -157,11 +162,12 @@ pub fn build(settings: &Settings) -> Experiment {
                 after the other, on a null device without data whose timer takes 10 us (the rest \
                 of what one takes is the system's way to wake a thread). Threads that write take \
                 the zone's bit, which brings the position, and put the write back where it is \
-                taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; there is no \
-                scheduler in between. Appends go through the zonefs library, a file for each zone. \
+                taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; between them \
+                and the device is the product's mq-deadline. Appends go through the zonefs library, a file for each zone. \
                 With many zones each I/O goes to any of them, so that \
                 threads meet. Then what an append itself costs, without data and without a timer: \
-                in slices in which the threads had their processors.",
+                in slices in which the threads had their processors, so that CPU time per I/O is wall \
+                time times threads there.",
         published: published(),
         variants: VARIANTS.to_vec(),
         workloads: WORKLOADS.to_vec(),
@@ -180,15 +186,15 @@ fn comparisons() -> Vec<Comparison> {
         locked(APPEND).under(ONE_ZONE).aim(6.0),
         locked(APPEND_LOCKED),
         locked(APPEND_EMULATED),
-        bare(AIM, APPEND).under(BARE).aim(1.0),
+        Comparison::to(AIM, AIM_PER_CORE, APPEND, UNDISTURBED_IOPS).under(BARE).aim(1.0),
         bare(ALONE, PAIR).under(BARE_MANY).aim(1.9),
         bare(ALONE, PAIR).under(BARE_ONE).aim(0.9),
     ]
 }
 
 fn published() -> Vec<Published> {
-    let source = "Linux 5.8 (2020), zonefs on null_blk, synchronous 64 KiB, writes under \
-                  mq-deadline, appends under none";
+    let source = "Linux 5.8 (2020), zonefs on null_blk, synchronous 64 KiB; what is locked \
+                  under mq-deadline, appends under none";
     let row = |variant, workload, jobs, kilo_iops: f64| Published {
         variant,
         workload,
@@ -199,8 +205,10 @@ fn published() -> Vec<Published> {
     };
     vec![
         row(WRITE_LOCKED, ONE_THREAD, 1, 10.1),
+        row(APPEND_LOCKED, ONE_THREAD, 1, 13.2),
         row(APPEND, ONE_THREAD, 1, 15.6),
         row(WRITE_LOCKED, MANY_ZONES, 8, 10.2),
+        row(APPEND_LOCKED, MANY_ZONES, 8, 10.4),
         row(APPEND, MANY_ZONES, 8, 16.9),
     ]
 }
@@ -227,30 +235,35 @@ fn bare(
 ) -> Result<Sample, LabError> {
     let load = Load { pattern, threads, depth: DEPTH };
     let ns = ns_per_io(round, open, &load)?;
-    Ok(Sample::of(UNDISTURBED_IOPS, 1e9 / ns))
+    Ok(Sample::of(UNDISTURBED_IOPS, 1e9 / ns).with(Metric::CPU_PER_IO, ns * threads as f64))
 }
 
-/// What a thread did.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    ios: u64,
-    put_back: u64,
-    cpu: Duration,
+/// The timed device under the product's deadline scheduler, without a gate: those who write to it
+/// keep their order by the bits of zones, as the kernel's did then.
+fn under_deadline() -> Result<Arc<dyn Disk>, LabError> {
+    let failed = |error: &dyn fmt::Display| LabError::failed(TIMER, error);
+    let spec = uri::parse(TIMER).map_err(|error| failed(&error))?;
+    let config = stack::null_config(&spec).map_err(|error| failed(&error))?;
+    let null = Null::open(config).map_err(|error| failed(&error))?;
+    let device = Scheduled::new(null, true).map_err(|error| failed(&error))?;
+    let (name, config) = (spec.name().to_owned(), ChannelConfig::default());
+    Ok(Arc::new(Composed::new(name, "null", device, config, NoneScheduler::new)))
 }
 
 /// Threads that put blocks into zones, one after the other.
 fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample, LabError> {
     let disk = match way {
+        Way::WriteLocked | Way::AppendLocked => under_deadline()?,
         Way::AppendEmulated => open(&format!("{TIMER}&zone_append_max_sectors=0"))?,
-        _ => open(TIMER)?,
+        Way::Append => open(TIMER)?,
     };
     let locks = ZoneLocks::new(&*disk)?;
     let (fs, files) = files(&disk)?;
-    let (done, start) = (Stop::new(), Barrier::new(jobs as usize + 1));
     let mut writers = Vec::new();
     for number in 0..jobs {
         let channel = disk.open().map_err(|error| LabError::failed(TIMER, error))?;
         writers.push(Writer {
+            way,
             io: Io::new(channel, BYTES),
             locks: &locks,
             door: fs.door().map_err(|error| LabError::failed(TIMER, error))?,
@@ -258,49 +271,13 @@ fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample,
             zone_sectors: disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors),
             zones,
             rng: Rng::with_seed(round.seed ^ u64::from(number)),
+            put_back: 0,
         });
     }
-    let (tallies, wall) = thread::scope(|scope| {
-        let (done, start) = (&done, &start);
-        let mut threads = Vec::with_capacity(writers.len());
-        for mut writer in writers {
-            threads.push(scope.spawn(move || {
-                start.wait();
-                writer.run(way, done)
-            }));
-        }
-        start.wait();
-        let since = Instant::now();
-        let interrupted = pause(round.warm_up + round.duration, round);
-        done.set();
-        let tallies: Result<Vec<Tally>, LabError> =
-            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect();
-        interrupted?;
-        Ok::<_, LabError>((tallies?, since.elapsed()))
-    })?;
-    let ios: u64 = tallies.iter().map(|tally| tally.ios).sum();
-    let put_back: u64 = tallies.iter().map(|tally| tally.put_back).sum();
-    let cpu: Duration = tallies.iter().map(|tally| tally.cpu).sum();
-    let ios = ios.max(1) as f64;
-    Ok(Sample::of(Metric::IOPS, ios / wall.as_secs_f64())
-        .with(Metric::CPU_PER_IO, cpu.as_nanos() as f64 / ios)
-        .with(PUT_BACK, put_back as f64 / ios))
-}
-
-fn pause(duration: Duration, round: &Round<'_>) -> Result<(), LabError> {
-    let start = Instant::now();
-    while start.elapsed() < duration {
-        if round.stop.is_set() {
-            return Err(LabError::Interrupted);
-        }
-        thread::sleep(SLICE.min(duration.saturating_sub(start.elapsed())));
-    }
-    Ok(())
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    let outcome = crew::run(writers, round, || ())?;
+    let put_back: u64 = outcome.crew.iter().map(|writer| writer.put_back).sum();
+    let per_io = put_back as f64 / outcome.ios.max(1) as f64;
+    Ok(outcome.sample(TIMER)?.with(PUT_BACK, per_io))
 }
 
 /// A zonefs on the timed device, and its files that are written.
@@ -321,6 +298,7 @@ fn files(disk: &Arc<dyn Disk>) -> Result<(Arc<ZoneFs>, Vec<ZoneFile>), LabError>
 
 /// One thread's channels, and where it writes.
 struct Writer<'a> {
+    way: Way,
     io: Io,
     locks: &'a ZoneLocks,
     door: Door,
@@ -329,35 +307,36 @@ struct Writer<'a> {
     /// It writes to any of the first so many zones.
     zones: usize,
     rng: Rng,
+    /// How often a write was put back in the window.
+    put_back: u64,
 }
 
-impl Writer<'_> {
-    fn run(&mut self, way: Way, done: &Stop) -> Result<Tally, LabError> {
-        let (mut tally, since) = (Tally::default(), thread_time());
-        while !done.is_set() {
-            let zone = self.rng.usize(..self.zones);
-            let start = Sector((FIRST_ZONE + zone) as u64 * self.zone_sectors);
-            match way {
-                Way::Append | Way::AppendEmulated => {
-                    let landed = self.files[zone].append_buffer(&mut self.door, BYTES);
-                    landed.map_err(|error| LabError::failed(TIMER, error))?;
-                }
-                Way::WriteLocked | Way::AppendLocked => {
-                    let (held, put_back) = self.locks.take(FIRST_ZONE + zone);
-                    tally.put_back += put_back;
-                    let bio = match way {
-                        Way::WriteLocked => block(Op::Write, start + held.written()),
-                        _ => block(Op::ZoneAppend, start),
-                    };
-                    let done = self.io.run(bio);
-                    done.map_err(|status| LabError::failed(TIMER, status))?;
-                    held.advance(SECTORS);
-                }
+impl Work for Writer<'_> {
+    fn turn(&mut self) -> Result<u64, LabError> {
+        let zone = self.rng.usize(..self.zones);
+        let start = Sector((FIRST_ZONE + zone) as u64 * self.zone_sectors);
+        match self.way {
+            Way::Append | Way::AppendEmulated => {
+                let landed = self.files[zone].append_buffer(&mut self.door, BYTES);
+                landed.map_err(|error| LabError::failed(TIMER, error))?;
             }
-            tally.ios += 1;
+            Way::WriteLocked | Way::AppendLocked => {
+                let (held, put_back) = self.locks.take(FIRST_ZONE + zone);
+                self.put_back += put_back;
+                let bio = match self.way {
+                    Way::WriteLocked => block(Op::Write, start + held.written()),
+                    _ => block(Op::ZoneAppend, start),
+                };
+                let done = self.io.run(bio);
+                done.map_err(|status| LabError::failed(TIMER, status))?;
+                held.advance(SECTORS);
+            }
         }
-        tally.cpu = thread_time() - since;
-        Ok(tally)
+        Ok(1)
+    }
+
+    fn begin(&mut self) {
+        self.put_back = 0;
     }
 }
 
@@ -368,7 +347,10 @@ fn block(op: Op, at: Sector) -> Bio {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::stop::Stop;
 
     #[test]
     fn every_way_gets_blocks_into_zones() {

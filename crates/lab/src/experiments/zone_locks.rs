@@ -72,6 +72,18 @@ const WORKLOADS: [(Workload, Pattern, usize); 4] = [
     ),
 ];
 
+/// The baseline with one lock, which counts.
+pub(crate) type CountedOneLock =
+    OneLock<Counted<SpinningZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>;
+/// The baseline with a lock per zone, of which all count, that of the resources too.
+pub(crate) type CountedLockPerZone = LockPerZone<
+    Counted<SpinningZone, ZONE_TABLE>,
+    Counted<SleepingZone, ZONE_TABLE>,
+    Counted<TokensLock, ZONE_RESOURCES>,
+>;
+/// The product, whose only lock is that of the resources; it counts.
+pub(crate) type CountedWords = WordZones<Counted<AccountsLock, ZONE_RESOURCES>>;
+
 /// A way of guarding zones, and the same with locks that count.
 struct Guarding {
     variant: Variant,
@@ -105,9 +117,7 @@ const GUARDINGS: [Guarding; 4] = [
                     active zones always counted",
         },
         open: disk::<OneLock>,
-        open_counted: disk::<
-            OneLock<Counted<SpinningZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>,
-        >,
+        open_counted: disk::<CountedOneLock>,
         oversubscribed: true,
     },
     Guarding {
@@ -117,13 +127,7 @@ const GUARDINGS: [Guarding; 4] = [
             about: "a lock per zone, taken by reads too",
         },
         open: disk::<LockPerZone>,
-        open_counted: disk::<
-            LockPerZone<
-                Counted<SpinningZone, ZONE_TABLE>,
-                Counted<SleepingZone, ZONE_TABLE>,
-                Counted<TokensLock, ZONE_RESOURCES>,
-            >,
-        >,
+        open_counted: disk::<CountedLockPerZone>,
         oversubscribed: true,
     },
     Guarding {
@@ -133,7 +137,7 @@ const GUARDINGS: [Guarding; 4] = [
             about: "a word per zone, which writes exchange and reads load",
         },
         open: disk::<WordZones>,
-        open_counted: disk::<WordZones<Counted<AccountsLock, ZONE_RESOURCES>>>,
+        open_counted: disk::<CountedWords>,
         oversubscribed: true,
     },
 ];

@@ -10,12 +10,10 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
-use super::pause;
 use crate::error::LabError;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
+use crate::tools::cpu::of_thread;
 
 /// The window has not begun.
 const BEFORE: u8 = 0;
@@ -136,14 +134,14 @@ fn measure<T>(
     round: &Round<'_>,
     gauge: impl Fn() -> T,
 ) -> Result<(Duration, (T, T)), LabError> {
-    pause(round.warm_up, round)?;
+    round.pause(round.warm_up)?;
     shared.phase.store(WITHIN, Ordering::Relaxed);
     let (since, before) = (Instant::now(), gauge());
-    pause(round.duration, round)?;
+    round.pause(round.duration)?;
     while shared.turned.load(Ordering::Relaxed) < count
         && since.elapsed() < round.duration + TURN_MAX
     {
-        pause(LOOK, round)?;
+        round.pause(LOOK)?;
     }
     Ok((since.elapsed(), (before, gauge())))
 }
@@ -156,7 +154,7 @@ fn member<W: Work>(mut work: W, shared: &Shared) -> Result<(W, u64, Duration), L
             AFTER => break,
             WITHIN if !within => {
                 within = true;
-                (ios, since) = (0, thread_time());
+                (ios, since) = (0, of_thread());
                 work.begin();
             }
             _ => {}
@@ -170,14 +168,9 @@ fn member<W: Work>(mut work: W, shared: &Shared) -> Result<(W, u64, Duration), L
             shared.turned.fetch_add(1, Ordering::Relaxed);
         }
     }
-    let cpu = if within { thread_time() - since } else { Duration::ZERO };
+    let cpu = if within { of_thread() - since } else { Duration::ZERO };
     work.end();
     Ok((work, if within { ios } else { 0 }, cpu))
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use blockyard_core::{
 };
 use fastrand::Rng;
 use hdrhistogram::Histogram;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::crew::Work;
 use super::{STARVED, is_starved, latencies};
@@ -25,6 +24,7 @@ use crate::counted::{self, Counts};
 use crate::error::LabError;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
+use crate::tools::cpu::of_thread;
 
 /// iozone's stride, in records.
 const STRIDE: u64 = 17;
@@ -303,14 +303,14 @@ pub fn pass(threads: Vec<Records>, round: &Round<'_>) -> Result<Passed, LabError
             .map(|mut thread| {
                 scope.spawn(move || {
                     start.wait();
-                    let since = thread_time();
+                    let since = of_thread();
                     for record in 0..thread.records {
                         if record % LOOK == 0 && round.stop.is_set() {
                             return Err(LabError::Interrupted);
                         }
                         thread.turn()?;
                     }
-                    Ok(thread_time() - since)
+                    Ok(of_thread() - since)
                 })
             })
             .collect();
@@ -321,11 +321,6 @@ pub fn pass(threads: Vec<Records>, round: &Round<'_>) -> Result<Passed, LabError
         Ok::<_, LabError>((times.iter().sum(), since.elapsed()))
     })?;
     Ok(Passed { records, wall, cpu })
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

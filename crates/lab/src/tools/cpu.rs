@@ -1,10 +1,12 @@
-//! The CPU time of another process, to the nanosecond.
+//! The CPU time of another process, to the nanosecond, and of this thread.
 //!
 //! /proc/PID/stat counts ticks of 10 ms, too coarse for measurements of a fraction of a second.
 #![allow(unsafe_code)] // The clock of another process has no safe door.
 
 use std::io;
 use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Linux gives out no greater process id (PID_MAX_LIMIT).
 const PID_MAX: u32 = 1 << 22;
@@ -31,6 +33,12 @@ pub(crate) fn of_process(pid: u32) -> io::Result<Duration> {
     let seconds = u64::try_from(time.tv_sec).map_err(io::Error::other)?;
     let ns = u32::try_from(time.tv_nsec).map_err(io::Error::other)?;
     Ok(Duration::new(seconds, ns))
+}
+
+/// CPU time of the calling thread.
+pub(crate) fn of_thread() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]
