@@ -22,9 +22,10 @@ use crate::scale::{self, command::ScaleArgs};
 use crate::scratch::Scratch;
 use crate::settings::Settings;
 use crate::stop::Stop;
+use crate::tools::engine;
 
-/// The engine's file, beside the program or where cargo puts it.
-const ENGINE: &str = "libblockyard_fio-31.so";
+/// Where cargo puts the engine; it may also lie beside the program.
+const BUILT: &str = "target/release";
 
 /// What the lab can do.
 #[derive(Debug, Subcommand)]
@@ -116,8 +117,8 @@ pub struct HowArgs {
     /// be repeated
     #[arg(long, value_name = "VARIANT/WORKLOAD")]
     pub only: Vec<Only>,
-    /// The library of the fio engine [default: libblockyard_fio-31.so beside this program, or in
-    /// target/release]
+    /// The library of the fio engine [default: the libblockyard_fio-*.so beside this program, or in
+    /// target/release, that the installed fio takes]
     #[arg(long, value_name = "PATH")]
     pub engine: Option<PathBuf>,
     /// Where results are kept, a file per run
@@ -260,19 +261,24 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
         let message = format!("--engine {}: no such file; `make fio` builds it", engine.display());
         return Err(CommandError::Usage(message));
     }
-    let engine = how.engine.clone().or_else(|| {
-        let beside = program.parent().map(|directory| directory.join(ENGINE));
-        let built = Path::new("target/release").join(ENGINE);
-        beside.into_iter().chain([built]).find(|path| path.is_file())
-    });
     // fio is started elsewhere, and looks for a library without a slash where the linker does.
-    let engine = engine.map(|path| std::path::absolute(&path).unwrap_or(path));
+    let engine = how.engine.clone().map(|path| std::path::absolute(&path).unwrap_or(path));
     Ok(Settings {
         quick: how.quick,
         engine,
         program,
         scratch: scratch.to_owned(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
+    })
+}
+
+/// The engine that lies where one is looked for; what is wrong with those that are there is said.
+fn engine(program: &Path, progress: &Progress) -> Option<PathBuf> {
+    let beside = program.parent().into_iter();
+    let folders: Vec<&Path> = beside.chain([Path::new(BUILT)]).collect();
+    engine::fitting(&folders).unwrap_or_else(|why| {
+        progress.say(&why);
+        None
     })
 }
 
@@ -312,10 +318,13 @@ fn chosen(
 fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), CommandError> {
     let plan = plan(how)?;
     let scratch = Scratch::new()?;
-    let settings = settings(how, scratch.path())?;
+    let mut progress = Progress::on_stderr();
+    let mut settings = settings(how, scratch.path())?;
+    if settings.engine.is_none() {
+        settings.engine = engine(&settings.program, &progress);
+    }
     let (experiments, processors) = (chosen(names, how, &settings)?, settings.processors as f64);
     let stop = Stop::by_signal().map_err(LabError::io("catching Ctrl-C"))?;
-    let mut progress = Progress::on_stderr();
     let words: Vec<String> = std::env::args().skip(1).collect();
     let mut results = Results::new(format!("blockyard {}", words.join(" ")), how.quick);
     results.only = how.only.iter().map(ToString::to_string).collect();

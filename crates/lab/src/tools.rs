@@ -8,6 +8,7 @@ pub mod child;
 pub mod copy;
 pub(crate) mod cpu;
 pub mod direct;
+pub(crate) mod engine;
 pub mod file_server;
 pub mod fio;
 pub mod fuse_parameter;

@@ -77,13 +77,13 @@ pub fn build(settings: &Settings) -> Experiment {
             Variant {
                 name: ALONE,
                 kind: Kind::Limit,
-                about: "--ioengine=external:libblockyard_fio-31.so --dev=null:///n0?size=10G \
+                about: "--ioengine=external:ENGINE --dev=null:///n0?size=10G \
                         --before=no-device",
             },
             Variant {
                 name: ENGINE,
                 kind: Kind::Product,
-                about: "--ioengine=external:libblockyard_fio-31.so --dev=null:///n0?size=10G",
+                about: "--ioengine=external:ENGINE --dev=null:///n0?size=10G",
             },
         ],
         workloads: WORKLOADS.map(|(workload, _)| workload).to_vec(),

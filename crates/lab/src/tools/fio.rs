@@ -14,11 +14,10 @@ use crate::error::LabError;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::Line;
+use crate::tools::engine;
 
 /// On top of its run time fio may take so long to start its jobs and to end.
 const GRACE: Duration = Duration::from_secs(30);
-/// Our engine, for a fio with the ABI 31.
-pub(crate) const ENGINE: &str = "libblockyard_fio-31.so";
 /// What every line has.
 const COMMON: &str =
     "fio --name=lab --thread --time_based --group_reporting --eta=never --output-format=json";
@@ -46,9 +45,9 @@ impl Fio {
         before: Option<&str>,
         options: &str,
     ) -> Result<Fio, LabError> {
-        let engine = settings.engine.as_ref();
-        let engine = engine.ok_or_else(|| LabError::missing(ENGINE, "run `make fio`"))?;
-        let fio = Fio::new("").option("ioengine", format!("external:{}", engine.display()));
+        let path = settings.engine.as_ref();
+        let path = path.ok_or_else(|| LabError::missing(engine::NAME, "run `make fio`"))?;
+        let fio = Fio::new("").option("ioengine", format!("external:{}", path.display()));
         let mut fio = fio.option("dev", dev);
         if let Some(before) = before {
             fio = fio.option("before", before);
@@ -131,7 +130,7 @@ mod tests {
             Fio::on_engine(settings, "null:///z?zoned=1", Some("one-lock"), "--rw=read --bs=4k")
         };
         let error = on(&settings).unwrap_err().to_string();
-        assert_eq!(error, "libblockyard_fio-31.so is missing; run `make fio`");
+        assert_eq!(error, "libblockyard_fio-*.so is missing; run `make fio`");
         let settings = Settings { engine: Some("/l/e.so".into()), ..settings };
         let want = [
             "--ioengine=external:/l/e.so",
