@@ -13,7 +13,7 @@ pub mod scheduler;
 pub mod scheduler_kernel;
 pub mod scheduler_latency;
 pub mod scheduler_merge;
-mod schedulers;
+pub(crate) mod schedulers;
 pub mod zone_append;
 pub mod zone_gate;
 pub mod zone_locks;

@@ -3,7 +3,11 @@
 //! A rule says which limit bounds a figure from above, and how the one becomes the other. A limit
 //! is measured by the same run, or the fraction is left out: another run is another machine's load.
 
-use crate::experiments::{fio_engine, hot_path, limits, limits::names, nbd, zone_locks};
+use crate::experiments::{
+    clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, race, ram_kernel, ram_locks,
+    scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, zone_append,
+    zone_gate, zone_locks,
+};
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
 
@@ -15,9 +19,13 @@ struct Rule {
     metric: Metric,
     /// Only with so many jobs.
     jobs: Option<u32>,
+    /// Only of this variant.
+    variant: Option<&'static str>,
     /// The limit's experiment, and its name there.
     limit: (&'static str, &'static str),
     limit_metric: Metric,
+    /// The limit's workload, where it is another experiment's and has several.
+    limit_workload: Option<&'static str>,
     /// From the limit's value to the best that the metric could be.
     best: fn(f64) -> f64,
 }
@@ -29,39 +37,74 @@ const fn rule(
     limit: (&'static str, &'static str),
     limit_metric: Metric,
 ) -> Rule {
-    Rule { experiment, workload, metric, jobs: None, limit, limit_metric, best: |value| value }
+    let (jobs, variant, limit_workload) = (None, None, None);
+    let best = |value| value;
+    Rule { experiment, workload, metric, jobs, variant, limit, limit_metric, limit_workload, best }
 }
 
-/// Every rule; the first that fits a row is its own. An asterisk ends what a workload begins with.
-const RULES: [Rule; 5] = [
-    // Every floor makes the bios, which is all that the generator does.
-    rule(
-        hot_path::NAME,
-        "*",
-        Metric::CPU_PER_IO,
-        (hot_path::NAME, "generator"),
-        Metric::CPU_PER_IO,
-    ),
-    // A write pointer is moved by one exchange at least.
-    rule(
-        zone_locks::NAME,
-        "random-write*",
-        Metric::CPU_PER_IO,
-        (limits::NAME, names::COMPARE_EXCHANGE),
-        Metric::NS_PER_OP,
-    ),
-    // With one request in flight, each waits for a message to the server and one back.
+/// CPU time per I/O, as a fraction of a limit's time.
+const fn cpu(experiment: &'static str, workload: &'static str, limit: &'static str) -> Rule {
+    let limit = (limits::NAME, limit);
+    rule(experiment, workload, Metric::CPU_PER_IO, limit, Metric::NS_PER_OP)
+}
+
+/// CPU time per I/O, as a fraction of that of another variant of the experiment.
+const fn beside(experiment: &'static str, workload: &'static str, limit: &'static str) -> Rule {
+    let limit = (experiment, limit);
+    rule(experiment, workload, Metric::CPU_PER_IO, limit, Metric::CPU_PER_IO)
+}
+
+/// I/Os that one job has one after the other: each takes two messages, there and back.
+const fn two_ways(experiment: &'static str, workload: &'static str, limit: &'static str) -> Rule {
     Rule {
         jobs: Some(1),
         best: |ns| 1e9 / (2.0 * ns),
+        ..rule(experiment, workload, Metric::IOPS, (limits::NAME, limit), Metric::NS_PER_OP)
+    }
+}
+
+/// What a cycle of `race` takes at least, from a limit's time.
+const fn cycle(workload: &'static str, limit: &'static str, best: fn(f64) -> f64) -> Rule {
+    let limit = (limits::NAME, limit);
+    Rule { best, ..rule(race::NAME, workload, race::CPU_PER_CYCLE, limit, Metric::NS_PER_OP) }
+}
+
+/// Every rule; the first that fits a row is its own. An asterisk ends what a workload begins with.
+const RULES: &[Rule] = &[
+    // Every floor makes the bios, which is all that the generator does.
+    beside(hot_path::NAME, "*", "generator"),
+    // What fio drives has in it what fio takes without a device.
+    cpu(zone_locks::NAME, "random-read-fio", names::FIO_NULL_64),
+    cpu(zone_locks::NAME, "random-write-fio", names::FIO_NULL_1),
+    cpu(scheduler_kernel::NAME, "*", names::FIO_NULL_64),
+    beside(ram_kernel::NAME, "fio-*", ram_kernel::FIO_ALONE),
+    // A write pointer is moved by one exchange at least.
+    cpu(zone_locks::NAME, "random-write*", names::COMPARE_EXCHANGE),
+    cpu(zone_gate::NAME, "*", names::COMPARE_EXCHANGE),
+    cpu(zone_append::NAME, "no-data*", names::COMPARE_EXCHANGE),
+    // A read is checked and started on the device queue, whatever guards the zones.
+    Rule {
+        limit_workload: Some(hot_path::ZONED_128),
         ..rule(
-            nbd::NAME,
-            "read-depth-1",
-            Metric::IOPS,
-            (limits::NAME, names::UNIX_SOCKET),
-            Metric::NS_PER_OP,
+            zone_locks::NAME,
+            "random-read*",
+            Metric::CPU_PER_IO,
+            (hot_path::NAME, hot_path::BARE),
+            Metric::CPU_PER_IO,
         )
     },
+    // Two writes and a reset, an exchange of the zone's word each.
+    cycle("fill-and-reset", names::COMPARE_EXCHANGE, |ns| 3.0 * ns),
+    // 64 KiB are copied, in which the rest is lost.
+    cycle("fill-and-reset-data", names::COPY_HOT, |ns| 16.0 * ns),
+    // A scheduler is asked for on top of what it takes without.
+    Rule { variant: Some(schedulers::PRODUCT), ..beside(scheduler::NAME, "*", schedulers::NONE) },
+    // A block is compressed or decompressed, on whatever way.
+    beside(ram_locks::NAME, "path-*", ram_locks::BARE),
+    // With one request in flight, each waits for a message to the server and one back.
+    two_ways(nbd::NAME, "read-depth-1", names::UNIX_SOCKET),
+    // The same through the kernel, which wakes the server's thread and is woken by it.
+    two_ways(fuse::NAME, "sync", names::EVENTFD),
     // A stream is copied into the socket by one thread, and out of it by another.
     rule(
         nbd::NAME,
@@ -71,13 +114,18 @@ const RULES: [Rule; 5] = [
         Metric::BANDWIDTH,
     ),
     // Both run under the same line of fio, whose own engine does nothing.
-    rule(
-        fio_engine::NAME,
-        "*",
-        Metric::CPU_PER_IO,
-        (fio_engine::NAME, fio_engine::NULL),
-        Metric::CPU_PER_IO,
+    beside(fio_engine::NAME, "*", fio_engine::NULL),
+];
+
+/// The experiments without a rule, and why no limit of the machine is theirs.
+pub const NONE_APPLIES: &[(&str, &str)] = &[
+    (clock::NAME, "what the lab itself costs is a limit, and has none"),
+    (limits::NAME, "these are the limits"),
+    (
+        scheduler_latency::NAME,
+        "a read waits for the device's 200 us and for others, which are data",
     ),
+    (scheduler_merge::NAME, "the device's 1 ms and its tags bound it, which are data"),
 ];
 
 impl Rule {
@@ -90,6 +138,7 @@ impl Rule {
             && row.experiment == self.experiment
             && row.metric == self.metric.name
             && self.jobs.is_none_or(|jobs| jobs == row.jobs)
+            && self.variant.is_none_or(|variant| variant == row.variant)
             && (row.experiment.as_str(), row.variant.as_str()) != self.limit
     }
 
@@ -102,6 +151,7 @@ impl Rule {
             limit.experiment == experiment
                 && limit.variant == variant
                 && limit.metric == self.limit_metric.name
+                && self.limit_workload.is_none_or(|workload| workload == limit.workload)
                 && (is_like || experiment != self.experiment)
         });
         found.map(|limit| limit.median).filter(|value| *value > 0.0)
@@ -162,6 +212,11 @@ mod tests {
             row(("nbd", "blockyard", "read-depth-1", 1), Metric::IOPS, 50_000.0),
             row(("nbd", "blockyard", "read-depth-1", 4), Metric::IOPS, 90_000.0),
             row(("nbd", "blockyard", "stream-1m", 1), Metric::BANDWIDTH, 2e9),
+            row(("hot-path", "bare", "zoned-128", 1), Metric::CPU_PER_IO, 15.0),
+            row(("zone-locks", "product", "random-read", 2), Metric::CPU_PER_IO, 30.0),
+            row(("scheduler", "product", "depth-4", 8), Metric::CPU_PER_IO, 80.0),
+            row(("scheduler", "product-alone", "depth-4", 8), Metric::CPU_PER_IO, 20.0),
+            row(("scheduler", "none", "depth-4", 8), Metric::CPU_PER_IO, 40.0),
             row(("limits", names::UNIX_SOCKET, "sockets", 2), Metric::NS_PER_OP, 5000.0),
         ];
         let told: Vec<_> = of(&results)
@@ -171,6 +226,8 @@ mod tests {
         let wanted = [
             ("batch-4".to_owned(), "generator".to_owned(), 4.0, 0.1),
             ("read-depth-1".to_owned(), names::UNIX_SOCKET.to_owned(), 100_000.0, 0.5),
+            ("random-read".to_owned(), "bare".to_owned(), 15.0, 0.5),
+            ("depth-4".to_owned(), "none".to_owned(), 40.0, 0.5),
         ];
         assert_eq!(told, wanted);
     }
@@ -189,12 +246,22 @@ mod tests {
             let (_, build) = all.into_iter().find(|(other, _)| *other == name).unwrap();
             build(&settings)
         };
-        for rule in &RULES {
+        for rule in RULES {
             let (limit, variant) = rule.limit;
             assert!(of(limit).variants.iter().any(|other| other.name == variant), "{variant}");
             let start = rule.workload.trim_end_matches('*');
             let workloads = of(rule.experiment).workloads;
             assert!(workloads.iter().any(|other| other.name.starts_with(start)), "{start}");
+        }
+    }
+
+    /// Whoever adds an experiment says what bounds it, or that nothing of the machine does.
+    #[test]
+    fn every_experiment_has_a_rule_or_a_reason() {
+        for (name, _) in crate::registry::experiments() {
+            let rules = RULES.iter().any(|rule| rule.experiment == name);
+            let reason = NONE_APPLIES.iter().any(|none| none.0 == name);
+            assert!(rules != reason, "{name}: a rule, or a row in NONE_APPLIES");
         }
     }
 }

@@ -26,6 +26,8 @@ use crate::settings::Settings;
 /// The name on the command line.
 pub const NAME: &str = "ram-locks";
 
+pub use paths::BARE;
+
 /// The product's name among the variants.
 const PRODUCT: &str = "product";
 

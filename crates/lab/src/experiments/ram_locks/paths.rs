@@ -23,7 +23,7 @@ use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::settings::Settings;
 
 /// The codec alone.
-const BARE: &str = "bare-codec";
+pub const BARE: &str = "bare-codec";
 /// One thread on a processor of its own, and two.
 const ALONE: &str = "alone";
 const PAIR: &str = "pair";
