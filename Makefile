@@ -76,9 +76,9 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 	PATH="$(GUNGRAUN_ROOT)/bin:$$PATH" \
 		$(CARGO) bench --locked -p blockyard-null --bench instructions
 
-bench: deps build fio gate ## the measurements of docs/measuring.md
+bench: deps build fio gate ## all measurements of docs/measuring.md, which takes about an hour
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
-	./target/release/blockyard lab run hot-path zone-locks nbd limits fio-engine fuse
+	./target/release/blockyard lab all
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
