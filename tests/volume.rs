@@ -103,3 +103,47 @@ fn syncs_are_seen_from_outside() {
     // One after the other, each FUA and each flush needs one of its own.
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
 }
+
+#[test]
+fn snapshots_and_clones_by_the_command_line() {
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let volume = |args: &[&str]| {
+        let (verb, rest) = args.split_first().unwrap();
+        let mut line = vec!["volume", verb, &path];
+        line.extend(rest);
+        blockyard(&line)
+    };
+    let refused = volume(&["list"]).fails();
+    assert!(refused.err.contains("holds no pool of volumes"), "{refused}");
+    volume(&["create", "v0", "--size", "64M"]).ok();
+    let write = |byte: &str| {
+        let yard = Yard::serve(&[&uri(&pool, "v0", "")]);
+        let script = format!("h.pwrite(b'{byte}' * (1 << 20), 1 << 20)\nh.flush()");
+        nbdsh(&yard.uri("v0"), &script);
+        let busy = volume(&["list"]).fails();
+        assert!(busy.err.contains("is in use by another process"), "{busy}");
+        kill(yard);
+    };
+    write("a");
+    volume(&["snapshot", "v0@one"]).ok();
+    write("b");
+    volume(&["clone", "v0@one", "twin"]).ok();
+    let listed = volume(&["list"]).ok().out;
+    let names: Vec<_> = listed.lines().map(|line| line.split(':').next().unwrap()).collect();
+    assert_eq!(names, ["v0", "v0@one", "twin"], "{listed}");
+    let yard = Yard::serve(&[&uri(&pool, "v0", ""), &uri(&pool, "twin", "")]);
+    nbdsh(&yard.uri("v0"), "assert h.pread(1 << 20, 1 << 20) == b'b' * (1 << 20)");
+    nbdsh(&yard.uri("twin"), "assert h.pread(1 << 20, 1 << 20) == b'a' * (1 << 20)");
+    kill(yard);
+    volume(&["rollback", "v0@one"]).ok();
+    volume(&["resize", "v0", "--size", "128M"]).ok();
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=128M")]);
+    nbdsh(&yard.uri("v0"), "assert h.pread(1 << 20, 1 << 20) == b'a' * (1 << 20)");
+    kill(yard);
+    let refused = volume(&["destroy", "v0"]).fails();
+    assert!(refused.err.contains("destroy that first"), "{refused}");
+    let report = volume(&["check", "--json"]).ok().json();
+    assert_eq!((&report["volumes"], &report["damaged"]), (&3.into(), &0.into()), "{report}");
+    assert!(report["blocks"].as_u64() >= Some(64), "{report}");
+}

@@ -1,10 +1,12 @@
 //! The command line.
 
 mod ram;
+mod volume;
 
 use std::path::PathBuf;
 
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
+pub(crate) use volume::{VolumeCommand, VolumePoolArgs};
 
 use blockyard_core::zone::check::Target;
 use blockyard_lab::command::LabCommand;
@@ -84,6 +86,9 @@ pub(crate) enum Command {
     /// Work on a compressed RAM disk: compact, recompress, write back, save
     #[command(subcommand)]
     Ram(RamCommand),
+    /// Look after a pool of durable volumes: volumes, snapshots, clones, a check
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
     /// List the NBD clients of a yard

@@ -12,6 +12,7 @@ mod run;
 mod sched;
 mod serve;
 mod stats;
+mod volume;
 mod zone;
 mod zonefs;
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Sched(command) => sched::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
+        Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),

@@ -9,8 +9,10 @@
 //! The log is the data: a block stays where its record was written, and the map says where that is.
 //! docs/format.md has the bytes, docs/volume.md the promises.
 
+pub mod admin;
 pub mod buffer;
 pub mod bytes;
+pub mod check;
 pub mod checkpoint;
 mod clean;
 mod codec;
@@ -37,3 +39,4 @@ pub use device::Volume;
 pub use error::{FormatError, VolumeError};
 pub use pool::{Options, Pool};
 pub use queue::VolumeQueue;
+pub use running::Running;

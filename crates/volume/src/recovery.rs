@@ -43,11 +43,41 @@ pub(crate) fn open<D: Directory>(
     directory: D,
     options: &Options,
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
+    match newest(&directory)? {
+        None => make(directory, options),
+        Some(superblock) => {
+            let bytes = superblock.segment_bytes;
+            let segments = Segments::open(directory, bytes, options.segments_max)?;
+            let recovered = Recovery::new(&segments, superblock).run()?;
+            Ok((recovered, segments))
+        }
+    }
+}
+
+/// Reads what there is and changes nothing: the volumes, how many groups the log has behind the
+/// checkpoint, and the segments.
+pub(crate) fn look<D: Directory>(
+    directory: D,
+    options: &Options,
+) -> Result<(Volumes, u64, Segments<D>), VolumeError> {
+    let superblock = newest(&directory)?;
+    let superblock = superblock.ok_or(FormatError::Short { what: FILE, len: 0 })?;
+    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
+    let mut recovery = Recovery::new(&segments, superblock);
+    recovery.load()?;
+    recovery.replay()?;
+    let groups = recovery.place.number.saturating_sub(superblock.log.number);
+    let volumes = std::mem::take(&mut recovery.volumes);
+    drop(recovery);
+    Ok((volumes, groups, segments))
+}
+
+/// The superblock that counts, if there is one at all.
+fn newest<D: Directory>(directory: &D) -> Result<Option<Superblock>, VolumeError> {
     let title = directory.title();
     let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
-    let Some(file) = directory.open(FILE).map_err(|error| doing("cannot open")(error))? else {
-        return make(directory, options);
-    };
+    let file = directory.open(FILE).map_err(|error| doing("cannot open")(error))?;
+    let Some(file) = file else { return Ok(None) };
     let len = file.len().map_err(|error| doing("cannot look at")(error))?;
     let whole = SLOTS * SLOT_BYTES as u64;
     if len < whole {
@@ -56,10 +86,7 @@ pub(crate) fn open<D: Directory>(
     let memory = Memory::new(whole);
     let mut bytes = memory.take_beyond(whole as usize);
     file.read_at(0, &mut bytes).map_err(|error| doing("cannot read")(error))?;
-    let superblock = Superblock::newest(&bytes)?;
-    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
-    let recovered = Recovery::new(&segments, superblock).run()?;
-    Ok((recovered, segments))
+    Ok(Some(Superblock::newest(&bytes)?))
 }
 
 /// Makes a pool.

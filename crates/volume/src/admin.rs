@@ -1,0 +1,135 @@
+//! What is asked of a pool beside I/O: volumes, snapshots and clones by name. Each is a record of
+//! the log, in its order among the writes, and durable when it is answered.
+
+use crate::config::{BLOCK_BYTES, SIZE_MAX};
+use crate::error::VolumeError;
+use crate::format::catalogue::{Change, Traits, is_name};
+use crate::running::Running;
+
+fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, VolumeError> {
+    let (value, wanted) = (value.to_owned(), wanted.to_owned());
+    Err(VolumeError::Invalid { field, value, wanted })
+}
+
+fn volume_name(name: &str) -> Result<(), VolumeError> {
+    match is_name(name) && !name.contains('@') {
+        true => Ok(()),
+        false => invalid("name", name, "letters, digits, `-`, `_` and `.`"),
+    }
+}
+
+/// The two parts of a snapshot's name.
+fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
+    match name.split_once('@').filter(|_| is_name(name)) {
+        Some(parts) => Ok(parts),
+        None => invalid("name", name, "VOLUME@SNAPSHOT"),
+    }
+}
+
+/// A length in whole blocks.
+fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
+    let unit = u64::from(block_bytes);
+    match size > 0 && size.is_multiple_of(unit) && size <= SIZE_MAX {
+        true => Ok(size / unit),
+        false => {
+            let wanted = format!("a multiple of volblocksize, {unit}, up to 1P");
+            invalid("size", &size.to_string(), &wanted)
+        }
+    }
+}
+
+impl Running {
+    fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
+        // The reference goes at once: a volume that somebody refers to is in use.
+        Ok(self.pool().find(name)?.traits.clone())
+    }
+
+    fn is_free(&self, name: &str) -> Result<(), VolumeError> {
+        match self.pool().find(name) {
+            Ok(_) => Err(VolumeError::Exists { name: name.to_owned() }),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Makes a volume of zeros; `block_bytes` 0: 16 KiB.
+    ///
+    /// # Errors
+    /// If the name is taken, or a value does not fit.
+    pub fn create(&self, name: &str, size: u64, block_bytes: u32) -> Result<(), VolumeError> {
+        volume_name(name)?;
+        let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
+        if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
+            return invalid("volblocksize", &block_bytes.to_string(), "4k, 8k, 16k, 32k or 64k");
+        }
+        self.is_free(name)?;
+        let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
+        let traits = Traits { id: 0, name, is_snapshot: false, origin: 0, block_bytes, blocks };
+        self.pool().change(&traits.name.clone(), Change::Create(traits))
+    }
+
+    /// Makes a snapshot `VOLUME@SNAPSHOT`, of what was answered before.
+    ///
+    /// # Errors
+    /// If the name is taken, or there is no such volume.
+    pub fn snapshot(&self, name: &str) -> Result<(), VolumeError> {
+        let origin = self.traits(snapshot_name(name)?.0)?;
+        self.is_free(name)?;
+        let traits =
+            Traits { name: name.to_owned(), is_snapshot: true, origin: origin.id, ..origin };
+        self.pool().change(name, Change::Copy(traits))
+    }
+
+    /// Makes a volume with the contents of a snapshot, whose blocks the two share.
+    ///
+    /// # Errors
+    /// If the name is taken, or there is no such snapshot.
+    pub fn clone_of(&self, snapshot: &str, name: &str) -> Result<(), VolumeError> {
+        snapshot_name(snapshot)?;
+        volume_name(name)?;
+        let origin = self.traits(snapshot)?;
+        self.is_free(name)?;
+        let traits =
+            Traits { name: name.to_owned(), is_snapshot: false, origin: origin.id, ..origin };
+        self.pool().change(name, Change::Copy(traits))
+    }
+
+    /// Gives a volume the contents of one of its snapshots again. It must not be a device.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, it has another length, or the volume is in use.
+    pub fn rollback(&self, snapshot: &str) -> Result<(), VolumeError> {
+        let volume = self.traits(snapshot_name(snapshot)?.0)?;
+        let to = self.traits(snapshot)?;
+        if to.blocks != volume.blocks {
+            let has = volume.blocks * u64::from(volume.block_bytes);
+            let wanted = format!("a snapshot of {has} bytes; resize the volume first");
+            return invalid("name", snapshot, &wanted);
+        }
+        self.pool().change(&volume.name, Change::Rollback { id: volume.id, to: to.id })
+    }
+
+    /// Changes the length of a volume, which must not be a device. What lies beyond is gone.
+    ///
+    /// # Errors
+    /// If the length does not fit, or the volume is in use.
+    pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        volume_name(name)?;
+        let volume = self.traits(name)?;
+        let blocks = blocks(size, volume.block_bytes)?;
+        self.pool().change(name, Change::Resize { id: volume.id, blocks })
+    }
+
+    /// Removes a volume, which must have no snapshots, or a snapshot.
+    ///
+    /// # Errors
+    /// If there is none of this name, or it is in use.
+    pub fn destroy(&self, name: &str) -> Result<(), VolumeError> {
+        let volume = self.traits(name)?;
+        let prefix = format!("{name}@");
+        if let Some(snapshot) = self.pool().list().iter().find(|it| it.name.starts_with(&prefix)) {
+            let why = format!("needed by its snapshot `{}`; destroy that first", snapshot.name);
+            return Err(VolumeError::Busy { name: name.to_owned(), why });
+        }
+        self.pool().change(name, Change::Destroy { id: volume.id })
+    }
+}

@@ -1,0 +1,134 @@
+//! Snapshots, clones, roll-back, resizing, removal and the check, on real files.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Device, Flags, Sector};
+use blockyard_volume::check::check;
+use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+
+use place::Place;
+
+fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
+    Volume::open(VolumeConfig {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        size,
+        volblocksize: 0,
+        compress: Compression::None,
+        sync: SyncMode::Standard,
+    })
+    .unwrap()
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 1 << 20)
+}
+
+fn write(volume: &Arc<Volume>, at: u64, byte: u8) {
+    door(volume).write(Sector(at / 512), &[byte; 65_536], Flags::NONE).unwrap();
+}
+
+fn byte(volume: &Arc<Volume>, at: u64) -> u8 {
+    let mut found = [0; 65_536];
+    door(volume).read(Sector(at / 512), &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == found[0]));
+    found[0]
+}
+
+fn seen(volume: &Arc<Volume>) -> (u8, u8, u8) {
+    (byte(volume, 0), byte(volume, 1 << 20), byte(volume, 2 << 20))
+}
+
+fn pool(name: &str) -> (Place, PathBuf) {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
+    let path = place.path().join("pool");
+    (place, path)
+}
+
+#[test]
+fn snapshots_and_clones_keep_what_was() {
+    let (_place, path) = pool("snapshots");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", 16 << 20, 0).unwrap();
+    let volume = open(&path, "v0", 0);
+    write(&volume, 0, 1);
+    write(&volume, 1 << 20, 1);
+    // Under a volume that is used.
+    running.snapshot("v0@one").unwrap();
+    write(&volume, 0, 2);
+    running.clone_of("v0@one", "twin").unwrap();
+    let twin = open(&path, "twin", 0);
+    write(&twin, 1 << 20, 3);
+    assert_eq!((seen(&volume), seen(&twin)), ((2, 1, 0), (1, 3, 0)));
+    let text = |result: Result<(), blockyard_volume::VolumeError>| result.unwrap_err().to_string();
+    assert_eq!(text(running.rollback("v0@one")), "`v0` is in use; close it first");
+    assert_eq!(text(running.destroy("twin")), "`twin` is in use; close it first");
+    assert_eq!(text(running.snapshot("v0@one")), "`v0@one` exists already");
+    assert_eq!(text(running.snapshot("v9@one")), "`v9` is no volume of this pool");
+    assert!(text(running.snapshot("v0")).starts_with("name: `v0` will not do"));
+    assert!(text(running.create("a@b", 1 << 20, 0)).starts_with("name: `a@b` will not do"));
+    assert!(text(running.create("c", 1 << 20, 5)).starts_with("volblocksize: `5` will not do"));
+    drop((volume, twin));
+    let needed = "`v0` is needed by its snapshot `v0@one`; destroy that first";
+    assert_eq!(text(running.destroy("v0")), needed);
+    running.rollback("v0@one").unwrap();
+    running.resize("v0", 32 << 20).unwrap();
+    drop(running);
+    // All of it outlives the process.
+    let running = Running::open(&path, Options::default()).unwrap();
+    let volume = open(&path, "v0", 32 << 20);
+    assert_eq!(seen(&volume), (1, 1, 0));
+    drop(volume);
+    assert_eq!(seen(&open(&path, "twin", 0)), (1, 3, 0));
+    running.destroy("v0@one").unwrap();
+    running.destroy("v0").unwrap();
+    let names: Vec<_> = running.pool().list().into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["twin"]);
+    assert_eq!(seen(&open(&path, "twin", 0)), (1, 3, 0), "a clone stands alone");
+}
+
+#[test]
+fn a_check_finds_a_changed_bit_and_names_its_block() {
+    let (_place, path) = pool("check");
+    let nothing = check(&path, &mut |_| {}).unwrap_err().to_string();
+    assert!(nothing.contains("wanted the directory of a pool"), "{nothing}");
+    let volume = open(&path, "v0", 16 << 20);
+    for at in 0..16 {
+        write(&volume, at << 20, at as u8 + 1);
+    }
+    let used = check(&path, &mut |_| {}).unwrap_err().to_string();
+    assert!(used.contains("is in use by another process"), "{used}");
+    drop(volume);
+    let mut told = 0;
+    let report = check(&path, &mut |bytes| told = bytes).unwrap();
+    assert_eq!((report.volumes, report.blocks, report.damaged), (1, 64, 0));
+    assert_eq!((report.stored_bytes, told), (1 << 20, 1 << 20));
+    // In the block that is full of fives.
+    let file = path.join("segment-00000000");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.windows(4096).position(|part| part == [5; 4096]).unwrap();
+    bytes[at + 100] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    let report = check(&path, &mut |_| {}).unwrap();
+    assert_eq!(report.damaged, 1);
+    let damage = &report.damage[0];
+    assert_eq!((damage.volume.as_str(), damage.block), ("v0", (4 << 20) / 16_384));
+    assert!(damage.what.starts_with("`block` is damaged: its checksum is 0x"), "{damage:?}");
+    let volume = open(&path, "v0", 0);
+    let mut found = [0; 4096];
+    assert!(door(&volume).read(Sector((4 << 20) / 512), &mut found).is_err(), "never data");
+    assert_eq!(byte(&volume, 5 << 20), 6);
+}
