@@ -248,9 +248,8 @@ impl Pool {
     /// It comes from this pool, and is neither freed nor retired while the bytes are looked at.
     #[inline]
     pub unsafe fn bytes_kept(&self, object: Object) -> &[u8] {
-        let at = object.place() * UNIT_BYTES as u64;
         // SAFETY: the object was written before anybody knew it; the caller keeps it.
-        unsafe { self.memory.bytes(at, object.len_bytes()) }
+        unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
     }
 
     /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
