@@ -253,12 +253,14 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     yard.command(&["ram", "save", "r0", &snapshot]).ok();
     let programs = programs(&yard.place);
     ok(&["nbdcopy", &programs, &yard.uri("r0")]);
-    // The kill comes somewhere in the save, or just after it.
+    // The kill comes somewhere in the save: when the file beside has something in it.
     let control = yard.place.file("control");
     let line = [
         "sh",
         "-c",
-        "\"$0\" ram save r0 \"$1\" --control \"$2\" & kill -KILL \"$3\"; wait; true",
+        "\"$0\" ram save r0 \"$1\" --control \"$2\" &
+        for look in $(seq 1000000); do [ ! -s \"$1.unfinished\" ] || break; done
+        kill -KILL \"$3\"; wait; true",
         crate::yard::BLOCKYARD,
         &snapshot,
         &control,
@@ -273,6 +275,9 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     let whole = std::fs::read(&programs).unwrap();
     let first = [&b"first".repeat(819)[..], b"!"].concat();
     assert!(found[..4096] == first[..] || found[..whole.len()] == whole[..]);
+    // What the killed one left is taken over, and does not stay.
+    yard.command(&["ram", "save", "r0", &snapshot]).ok();
+    assert!(!std::path::Path::new(&format!("{snapshot}.unfinished")).exists());
     // A damaged one is refused, with its name.
     drop(yard);
     let mut bytes = std::fs::read(&snapshot).unwrap();

@@ -3,6 +3,7 @@
 
 mod keep;
 mod recompress;
+mod unfinished;
 mod writeback;
 
 use blockyard_sync::entry_words::{AGE_MAX, Kind, Word};

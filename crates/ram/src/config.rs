@@ -111,7 +111,7 @@ impl RamConfig {
 
     /// Checks that something can be stored within a limit.
     pub(crate) fn check_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
-        let least = MEM_LIMIT_MIN + self.hints_bytes();
+        let least = MEM_LIMIT_MIN.max(2 * u64::from(self.unit)) + self.hints_bytes();
         if bytes > 0 && !(least..=SIZE_MAX).contains(&bytes) {
             let wanted = format!("{least} to 2^46 bytes, or 0 for no limit");
             return Err(RamError::invalid("mem_limit", bytes, wanted));

@@ -5,12 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use blockyard_core::Status;
 use blockyard_sync::entry_words::{Kind, Word};
 use blockyard_sync::hints::Hints;
 
+use super::unfinished::Unfinished;
 use crate::blocks::{Blocks, Hand};
 use crate::codec::{self, Algo, Codec, CodecConfig, Decoder};
 use crate::config::RamConfig;
@@ -42,40 +44,6 @@ pub struct Trained {
     pub samples: u64,
     /// Its length.
     pub bytes: u64,
-}
-
-/// A file that has its name only when it is whole.
-struct Unfinished {
-    path: PathBuf,
-    into: PathBuf,
-}
-
-impl Unfinished {
-    fn beside(into: &Path) -> io::Result<(Unfinished, File)> {
-        let mut name = into.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
-        name.push(format!(".{}.unfinished", std::process::id()));
-        let path = into.with_file_name(name);
-        let file = File::create_new(&path)?;
-        Ok((Unfinished { path, into: into.to_owned() }, file))
-    }
-
-    /// Gives the file its name, durably.
-    fn finish(self, file: &File) -> io::Result<()> {
-        file.sync_all()?;
-        std::fs::rename(&self.path, &self.into)?;
-        let folder = match self.into.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        File::open(folder)?.sync_all()
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // After `finish` there is nothing of this name.
-        let _ = std::fs::remove_file(&self.path);
-    }
 }
 
 /// Why a block could not be saved.
@@ -221,12 +189,14 @@ impl Blocks {
     pub(crate) fn load(&self, config: &RamConfig, path: &Path) -> Result<(), RamError> {
         let name = || path.display().to_string();
         let unreadable = |source| RamError::Snapshot { path: name(), source };
-        let file = File::open(path).map_err(|source| RamError::File {
-            field: "load",
-            path: name(),
-            what: "cannot be opened",
-            source,
-        })?;
+        let refused =
+            |what| move |source| RamError::File { field: "load", path: name(), what, source };
+        // Opening a pipe would wait for somebody who writes to it.
+        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = opened.map_err(refused("cannot be opened"))?;
+        if !file.metadata().map_err(refused("cannot be read"))?.is_file() {
+            return Err(RamError::invalid("load", name(), "a regular file"));
+        }
         let file = BufReader::with_capacity(BUFFER_BYTES, file);
         let mut reader = Reader::new(file).map_err(unreadable)?;
         let header = reader.header().clone();

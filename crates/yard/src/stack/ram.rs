@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -46,7 +47,10 @@ fn read_dictionary(field: &'static str, path: &str) -> Result<Arc<[u8]>, StackEr
     let refused =
         |what: String| StackError::Refused { field, message: format!("{field}: `{path}` {what}") };
     let mut bytes = Vec::new();
-    // A device says that it is empty, and never ends.
+    // A device says that it is empty, and never ends; a pipe is opened when somebody writes to it.
+    if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        return Err(refused("is a pipe; a dictionary is a file".to_owned()));
+    }
     let read = File::open(path)
         .and_then(|file| file.take(DICTIONARY_BYTES_MAX + 1).read_to_end(&mut bytes));
     match read {
