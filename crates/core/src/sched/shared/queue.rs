@@ -95,7 +95,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             refused: false,
             arrived: Done::with_capacity(requests),
             sheaf: Sheaf::new(),
-            pass_most: passing::most_of(shared.depth),
+            pass_most: if shared.is_zoned { 0 } else { passing::most_of(shared.depth) },
             staged: Vec::with_capacity(STAGE_MAX),
             picked: Vec::with_capacity(picks.into()),
             flights: Flights::new(picks),
