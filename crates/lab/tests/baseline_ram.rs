@@ -114,7 +114,7 @@ const HOT: u64 = 3;
 
 /// A block that compresses and says in each word which write it is of.
 fn tagged(tag: u64) -> Vec<u8> {
-    (0..512_u64).flat_map(|word| (tag << 16 | word / 4).to_le_bytes()).collect()
+    (0..512_u64).flat_map(|word| ((tag << 16) | (word / 4)).to_le_bytes()).collect()
 }
 
 /// Every read finds one write as a whole, whoever else is there.

@@ -47,12 +47,15 @@ const WHOLE: Sizes = Sizes { device: 1 << 30, file: 200 << 20, counted_file: 16 
 /// For a first look.
 const QUICK: Sizes = Sizes { device: 128 << 20, file: 25 << 20, counted_file: 4 << 20 };
 
+/// Makes a fresh disk of a URI.
+type Open = fn(&str) -> Result<Arc<dyn Disk>, LabError>;
+
 /// A way of guarding the table, and the same with locks that count.
 struct Guarding {
     variant: Variant,
     /// The baseline, unless it is the product.
     before: Option<&'static str>,
-    open_counted: Option<fn(&str) -> Result<Arc<dyn Disk>, LabError>>,
+    open_counted: Option<Open>,
     /// Whether a first look has it.
     quick: bool,
 }

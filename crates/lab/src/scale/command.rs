@@ -72,14 +72,17 @@ fn nanoseconds(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "wanted nanoseconds from 1 to 100000, e.g. 150".to_owned())
 }
 
+/// Predictions, and what there is to say of them.
+type Predicted = (Vec<Prediction>, Vec<String>);
+
 /// An experiment that is modelled.
 struct Model {
     name: &'static str,
     /// Coarsest first.
     variants: [&'static str; 3],
     workloads: [&'static str; 2],
-    /// Measures what goes into it, and predicts: predictions, and what there is to say of them.
-    predict: fn(&Machine, u64, &Stop) -> Result<(Vec<Prediction>, Vec<String>), LabError>,
+    /// Measures what goes into it, and predicts.
+    predict: fn(&Machine, u64, &Stop) -> Result<Predicted, LabError>,
 }
 
 const MODELS: [Model; 2] = [
@@ -168,11 +171,7 @@ fn why(why: String) -> LabError {
 }
 
 /// The lock over all zones, a lock per zone, the product.
-fn predict_zone_locks(
-    machine: &Machine,
-    seed: u64,
-    stop: &Stop,
-) -> Result<(Vec<Prediction>, Vec<String>), LabError> {
+fn predict_zone_locks(machine: &Machine, seed: u64, stop: &Stop) -> Result<Predicted, LabError> {
     let known = predict::measure(OPENINGS, OPENING_MEASURE, stop)?;
     let mut predictions = predict::predict(machine, &known, seed).map_err(why)?;
     predictions.extend(predict::published(seed).map_err(why)?);
@@ -187,11 +186,7 @@ fn predict_zone_locks(
 }
 
 /// The lock over a RAM disk's table, a bit per entry, the product.
-fn predict_ram_locks(
-    machine: &Machine,
-    seed: u64,
-    stop: &Stop,
-) -> Result<(Vec<Prediction>, Vec<String>), LabError> {
+fn predict_ram_locks(machine: &Machine, seed: u64, stop: &Stop) -> Result<Predicted, LabError> {
     use crate::scale::ram_locks;
     let known = ram_locks::measure(stop)?;
     let predictions = ram_locks::predict(machine, &known, seed).map_err(why)?;

@@ -295,7 +295,8 @@ fn crowds(settings: &Settings) -> Vec<Cell> {
 fn many(disk: &dyn Disk, threads: u32, round: &Round<'_>) -> Result<Sample, LabError> {
     let task = task(Does::Either, Order::Random, BLOCK_BYTES);
     let thread = |number: u64| {
-        let len_bytes = if number % 2 == 0 { HOT_BLOCKS * BLOCK_BYTES } else { HOT_DEVICE_BYTES };
+        let len_bytes =
+            if number.is_multiple_of(2) { HOT_BLOCKS * BLOCK_BYTES } else { HOT_DEVICE_BYTES };
         let part = Part { from: 0, len_bytes };
         Ok(Records::open(disk, task, part, round.seed.wrapping_add(number))?.timed())
     };
