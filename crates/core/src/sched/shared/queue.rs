@@ -3,8 +3,8 @@
 //! Requests go into a lane. Then, and whenever somebody looks for completions or is about to sleep,
 //! the channel *helps*: it takes out what is next, of any channel, and starts it. Where the device
 //! completes what it starts at once, the channel does so on a device queue of its own, and holds
-//! nothing that others could wait for; there, what nothing else waits with passes on without a lane.
-//! Where the device completes later, there is one queue for all, and who has the role of its
+//! nothing that others could wait for; there, what nothing else waits with passes on and sees no
+//! lane. Where the device completes later, there is one queue for all, and who has the role of its
 //! starter uses it.
 
 use std::sync::Arc;

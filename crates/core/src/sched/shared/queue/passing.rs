@@ -18,8 +18,8 @@ use crate::units::Nanos;
 const PASS_MAX: usize = 32;
 
 /// How often a thread lets others run for a batch that could pass on soon, before it goes the long
-/// way: who is in the way has mostly lost its processor there, and to be served by others costs more
-/// than to wait for that.
+/// way: who is in the way has mostly lost its processor there, and to be served by others costs
+/// more than to wait for that.
 const YIELDS_MAX: usize = 8;
 
 /// How often a thread works off what others have left waiting, before it adds to that itself.
