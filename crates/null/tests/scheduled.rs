@@ -8,7 +8,7 @@ use blockyard_core::clock::Clock;
 use blockyard_core::inject::Injection;
 use blockyard_core::middleware::{Delayed, Faulty};
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::sched::deadline::Direction;
+use blockyard_core::sched::deadline::{Direction, Tunable};
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::{
     Bio, BufRef, Composed, Device, Disk, Nanos, Op, Prio, Region, Sector, Status,
@@ -291,6 +291,38 @@ fn a_device_of_many_tags_takes_and_gives_them_all() {
     }
     assert!(done.iter().all(|done| done.status == Status::Ok));
     assert_eq!((channel.in_flight(), done.len()), (0, reads.len()));
+}
+
+/// Far more writes than `async_depth` lets into the order wait beside it and in their lane, and each
+/// has its turn.
+#[test]
+fn writes_beyond_the_async_depth_have_their_turn() {
+    const COUNT: u64 = 900;
+    let config = NullConfig { irqmode: IrqMode::Timer, size: 64 << 20, ..flat() };
+    let device = Scheduled::new(null(&config), true).unwrap();
+    let (name, depth) = ("async".to_owned(), ChannelConfig { depth: 1024 });
+    let clock = ManualClock::new();
+    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    let control = disk.device().scheduler().unwrap();
+    let mut tunables = control.tunables();
+    tunables.set(Tunable::AsyncDepth, 1).unwrap();
+    control.set(tunables);
+    let mut channel = disk.open().unwrap();
+    let region = channel.register(Region::alloc(4096));
+    let buf = BufRef { region, offset: 0 };
+    let writes: Vec<Bio> =
+        (0..COUNT).map(|index| Bio::write(Sector(2 * index * BLOCK), BLOCK, buf)).collect();
+    let (mut pushed, mut done) = (0, Vec::new());
+    while done.len() < writes.len() {
+        pushed += channel.push(&writes[pushed..]);
+        channel.submit();
+        if channel.reap(&mut done) == 0 {
+            channel.wait(None);
+        }
+    }
+    assert!(done.iter().all(|done| done.status == Status::Ok));
+    let stats = control.stats();
+    assert_eq!(stats.of(Prio::BestEffort, Direction::Write).completed, COUNT);
 }
 
 /// Nobody waits for an hour for what nobody waits for: a channel that is dropped takes with it what

@@ -285,6 +285,13 @@ impl Core {
         holds_back
     }
 
+    /// Whether nothing more can be taken in before something is complete. What lies in the lanes is
+    /// no work then: whoever looked for some would find it again and again, and not sleep.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.order.room() == 0 || self.held.len() == self.held.capacity()
+    }
+
     /// Notes whether anything waits, here or in the lanes.
     #[inline]
     fn note_behind(&mut self, front: &Combiner) -> bool {
@@ -365,7 +372,7 @@ impl Front for Combiner {
             {
                 holds_back = core.round(self, now, is_room, end, out);
             }
-            self.lanes.hold_back(holds_back || core.order.room() == 0);
+            self.lanes.hold_back(holds_back || core.is_full());
             rounds += 1;
             if rounds < ROUNDS_MAX { Round::Whole } else { Round::Enough }
         });
