@@ -213,8 +213,8 @@ impl<T: Copy + Send> Lanes<T> {
     }
 
     /// Moves what lies in the lanes to `out`, up to `most` values altogether, from lanes that hold
-    /// `at_least` so many. What is left keeps its bit. Where `most` ends it, the next begins with the
-    /// lane that follows.
+    /// `at_least` so many. What is left keeps its bit. Where `most` ends it, the next begins with
+    /// the lane that follows.
     ///
     /// # Safety
     /// Nobody else drains the lanes meanwhile: the caller has the dispatcher's role.
