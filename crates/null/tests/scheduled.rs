@@ -293,8 +293,8 @@ fn a_device_of_many_tags_takes_and_gives_them_all() {
     assert_eq!((channel.in_flight(), done.len()), (0, reads.len()));
 }
 
-/// Far more writes than `async_depth` lets into the order wait beside it and in their lane, and each
-/// has its turn.
+/// Far more writes than `async_depth` lets into the order wait beside it and in their lane, and
+/// each has its turn.
 #[test]
 fn writes_beyond_the_async_depth_have_their_turn() {
     const COUNT: u64 = 900;

@@ -15,8 +15,8 @@ impl ZoneFile {
         self.read_whole(door, offset, into, false)
     }
 
-    /// Reads what the file has at one time: a truncation comes before all of it or after it. `whole`
-    /// refuses what is not whole blocks.
+    /// Reads what the file has at one time: a truncation comes before all of it or after it.
+    /// `whole` refuses what is not whole blocks.
     fn read_whole(
         &self,
         door: &mut Door,

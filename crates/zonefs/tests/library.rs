@@ -1,5 +1,5 @@
 //! Files in process: the rules of the file system without a mount.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may, and ends where it cannot go on.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 mod common;
 
