@@ -156,17 +156,18 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     let mut marks = Marks::new(pool.segments().bytes());
     marks.maps(frozen.volumes.iter().map(|(_, nodes)| nodes));
     marks.segment(pool.segments().split(address).0, bytes.len() as u32);
-    let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+    // There is one checkpoint at a time; nobody has to wait for the sync of this one.
+    let superblock = *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let next = Superblock {
-        sequence: superblock.sequence + 1,
+        sequence: superblock.sequence.saturating_add(1),
         log: frozen.log,
         catalogue: Entry::new(address, pool.align(), Codec::Raw, 0),
         catalogue_bytes: bytes.len() as u64,
         catalogue_crc: crc(&bytes),
-        ..*superblock
+        ..superblock
     };
     write_superblock(pool.segments(), &next)?;
-    *superblock = next;
+    *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner) = next;
     Ok(marks)
 }
 

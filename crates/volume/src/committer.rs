@@ -4,7 +4,7 @@
 //! It does not wait for more to come: what comes while a group is on its way is the next one. It is
 //! the only one that writes to the log and that changes the trees of maps.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,9 +36,6 @@ const RECORDS_MAX: usize = 1000;
 
 /// When what nobody has asked to be durable is made so.
 const SETTLE: Duration = Duration::from_secs(1);
-
-/// Longest sleep while a checkpoint is waited for.
-const JOIN_LOOK: Duration = Duration::from_millis(1);
 
 /// How often space is looked for where there is none, by a checkpoint and cleaning each time.
 const ROOM_TRIES: usize = 5;
@@ -77,6 +74,8 @@ struct Group {
 /// See the module.
 pub struct Committer<D: Directory> {
     pool: Arc<Pool<D>>,
+    /// By which groups of this pool are told from those of another.
+    mark: u64,
     mail: Owner<Record>,
     /// Taken out, and too much for the last group.
     held: Option<Record>,
@@ -88,8 +87,6 @@ pub struct Committer<D: Directory> {
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
     checkpoint: Option<JoinHandle<()>>,
-    /// Taken out while something was waited for.
-    later: VecDeque<Record>,
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
     head: Buffer,
@@ -100,6 +97,7 @@ impl<D: Directory> Committer<D> {
         let head = group::head_bytes(DESCRIPTORS_MAX, pool.align()) as usize;
         let head = pool.memory().take_beyond(head.min(pool.segments().bytes() as usize));
         Committer {
+            mark: checkpoint::pool_mark(&pool),
             pool,
             mail,
             held: None,
@@ -109,7 +107,6 @@ impl<D: Directory> Committer<D> {
             unsynced_bytes: 0,
             since_checkpoint: 0,
             checkpoint: None,
-            later: VecDeque::new(),
             in_vain: 0,
             head,
         }
@@ -169,8 +166,7 @@ impl<D: Directory> Committer<D> {
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
         let group = &mut self.group;
         while group.records.len() < RECORDS_MAX {
-            let next = self.held.take().or_else(|| self.later.pop_front());
-            let Some(record) = next.or_else(|| self.mail.take()) else { return };
+            let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
@@ -239,7 +235,7 @@ impl<D: Directory> Committer<D> {
         let len = head_bytes + self.group.payload_bytes;
         let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
         let head = Head {
-            pool: checkpoint::pool_mark(&self.pool),
+            pool: self.mark,
             epoch: self.log.epoch,
             number: self.log.place.number,
             chain: self.log.place.chain,
@@ -469,26 +465,15 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Waits for the checkpoint that is on its way, and answers what cleaning asks meanwhile: not
-    /// now.
+    /// Waits for the checkpoint that is on its way. The cleaning behind it waits for this thread, and
+    /// is told to leave that.
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
-        while !thread.is_finished() {
-            let record = self.mail.take();
-            match record {
-                Some(Record { body: Body::Move(_), reply: Some(reply), .. }) => {
-                    reply
-                        .to
-                        .post([Reply { token: reply.token, status: Status::Again }].into_iter());
-                    reply.to.bell().ring();
-                }
-                Some(record) => self.later.push_back(record),
-                None => self.mail.mailbox().bell().sleep(JOIN_LOOK, || self.mail.is_any()),
-            }
-        }
+        self.pool.set_hurried(true);
         if thread.join().is_err() {
             self.pool.poison("a checkpoint has panicked");
         }
+        self.pool.set_hurried(false);
     }
 
     /// Looks for space where there is none for the next group: what two checkpoints do not need any

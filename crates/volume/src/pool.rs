@@ -159,6 +159,7 @@ pub struct Pool<D: Directory> {
     poisoned: Arc<Published<bool>>,
     tight: Arc<Published<bool>>,
     running: Arc<Published<bool>>,
+    hurried: Arc<Published<bool>>,
     volumes: Mutex<Volumes>,
     /// The one that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -188,6 +189,7 @@ impl<D: Directory> Pool<D> {
             poisoned: Arc::new(Published::new(false)),
             tight: Arc::new(Published::new(false)),
             running: Arc::new(Published::new(false)),
+            hurried: Arc::new(Published::new(false)),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(None),
@@ -274,6 +276,16 @@ impl<D: Directory> Pool<D> {
     /// Whether a thread of its own runs the committer.
     pub fn is_running(&self) -> bool {
         *self.running.get()
+    }
+
+    /// Whether the committer waits for the checkpoint that is on its way.
+    pub(crate) fn is_hurried(&self) -> bool {
+        *self.hurried.get()
+    }
+
+    /// Notes whether the committer waits for the checkpoint that is on its way.
+    pub(crate) fn set_hurried(&self, hurried: bool) {
+        self.hurried.update(|_| hurried);
     }
 
     /// Notes whether a thread runs the committer.

@@ -12,8 +12,9 @@ use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Device, Flags, Sector};
+use blockyard_volume::check::check;
 use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
-use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, bytes};
+use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig, bytes};
 
 use place::Place;
 
@@ -123,4 +124,68 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
     std::fs::remove_file(&file).unwrap();
     let error = Volume::open(config(path)).unwrap_err().to_string();
     assert!(error.contains("segments of a pool are there, but its superblock is not"), "{error}");
+}
+
+/// Many times its size is written to a volume in a small pool, by several threads: cleaning goes on
+/// beside them, a snapshot stays what it was, and nothing is damaged.
+#[test]
+fn a_small_pool_takes_any_amount_of_writes() {
+    let place = place("clean");
+    let path = place.path().join("pool");
+    let (size, threads) = (8_u64 << 20, 4_u64);
+    let config = VolumeConfig { size, compress: Compression::None, ..config(path.clone()) };
+    let options = Options {
+        segment_bytes: 1 << 20,
+        segments_max: 48,
+        checkpoint_bytes: 2 << 20,
+        memory_bytes: 4 << 20,
+        ..Options::default()
+    };
+    let volume = Volume::open_with(config.clone(), options).unwrap();
+    let write = |io: &mut Io, at: u64, byte: u8, flags| {
+        io.write(Sector(at / 512), &[byte; 16 << 10], flags).unwrap();
+    };
+    let mut io = door(&volume);
+    (0..size / 16_384).for_each(|block| write(&mut io, block * 16_384, 255, Flags::NONE));
+    drop(io);
+    volume.running().snapshot("v0@full").unwrap();
+    let work = |thread: u64| {
+        let (mut io, mut random) = (door(&volume), fastrand::Rng::with_seed(thread));
+        let mut model = vec![255; (size / 16_384 / threads) as usize];
+        for round in 0..2000_u32 {
+            let block = random.usize(..model.len());
+            let flags = if round % 16 == 0 { Flags::FUA } else { Flags::NONE };
+            let at = (block as u64 * threads + thread) * 16_384;
+            model[block] = (round % 251) as u8;
+            write(&mut io, at, model[block], flags);
+        }
+        model
+    };
+    let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let work = &work;
+        let all: Vec<_> = (0..threads).map(|it| scope.spawn(move || work(it))).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let look = |volume: &Arc<Volume>| {
+        let (mut io, mut found) = (door(volume), vec![0; 16 << 10]);
+        for block in 0..size / 16_384 {
+            io.read(Sector(block * 32), &mut found).unwrap();
+            let byte = models[(block % threads) as usize][(block / threads) as usize];
+            assert!(found.iter().all(|it| *it == byte), "block {block}");
+        }
+    };
+    look(&volume);
+    assert!(volume.running().pool().counts().all <= 48);
+    volume.running().clone_of("v0@full", "twin").unwrap();
+    drop(volume);
+    let report = check(&path, &mut |_| {}).unwrap();
+    assert_eq!((report.volumes, report.damaged), (3, 0));
+    look(&Volume::open_with(config.clone(), options).unwrap());
+    let twin = VolumeConfig { name: "twin".to_owned(), ..config };
+    let twin = Volume::open_with(twin, options).unwrap();
+    let (mut io, mut found) = (door(&twin), vec![0; 16 << 10]);
+    for block in 0..size / 16_384 {
+        io.read(Sector(block * 32), &mut found).unwrap();
+        assert!(found.iter().all(|it| *it == 255), "block {block} of the snapshot");
+    }
 }
