@@ -41,7 +41,7 @@ fn settings(args: &RamSetArgs) -> Result<RamRequest, Failure> {
             let text = format!("{key}: `{value}` will not do: wanted {wanted}");
             Failure::new(Code::Usage, text)
         };
-        let bytes = || size::parse(value).map_err(|error| refused(&error.to_string()));
+        let bytes = || size::parse(value).map_err(|_| refused("a size, e.g. 512M"));
         let twice = match key.as_str() {
             "mem_limit" => request.mem_limit.replace(bytes()?).is_some(),
             "mem_used_max" => request.mem_used_max.replace(bytes()?).is_some(),
