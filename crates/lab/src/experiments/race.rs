@@ -153,10 +153,10 @@ pub fn build(settings: &Settings) -> Experiment {
                 close one another's zones all the time, while these are being written. With four \
                 writers nothing may fail; with 32 a first half may find six zones active \
                 (`refused`), and nothing else may fail (`spurious_errors`). Then all zones are \
-                reset, and six must become active again: how many did not is `lost_zones`. Rooms are \
-                counted in the first round, in a window of their own. The \
-                published rows are of the kernel's null_blk, in virtual machines, for 20 seconds; \
-                their writers give up after 21 failures, so their cycles are no throughput.",
+                reset, and six must become active again: how many did not is `lost_zones`. Rooms \
+                are counted in the first round, in a window of their own. The published rows \
+                are of the kernel's null_blk, in virtual machines, for 20 seconds; their writers \
+                give up after 21 failures, so their cycles are no throughput.",
         published: published(),
         variants: GUARDINGS.map(|guarding| guarding.0).to_vec(),
         workloads: WORKLOADS.map(|(name, about, ..)| Workload { name, about }).to_vec(),

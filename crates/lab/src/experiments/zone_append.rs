@@ -163,11 +163,11 @@ pub fn build(settings: &Settings) -> Experiment {
                 of what one takes is the system's way to wake a thread). Threads that write take \
                 the zone's bit, which brings the position, and put the write back where it is \
                 taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; between them \
-                and the device is the product's mq-deadline. Appends go through the zonefs library, a file for each zone. \
-                With many zones each I/O goes to any of them, so that \
-                threads meet. Then what an append itself costs, without data and without a timer: \
-                in slices in which the threads had their processors, so that CPU time per I/O is wall \
-                time times threads there.",
+                and the device is the product's mq-deadline. Appends go through the zonefs \
+                library, a file for each zone. With many zones each I/O goes to any of them, so \
+                that threads meet. Then what an append itself costs, without data and without a \
+                timer: in slices in which the threads had their processors, so that CPU time per \
+                I/O is wall time times threads there.",
         published: published(),
         variants: VARIANTS.to_vec(),
         workloads: WORKLOADS.to_vec(),
