@@ -14,6 +14,7 @@ pub mod scheduler_kernel;
 pub mod scheduler_latency;
 pub mod scheduler_merge;
 pub(crate) mod schedulers;
+pub mod smr_append;
 pub mod zone_append;
 pub mod zone_gate;
 pub mod zone_locks;

@@ -5,8 +5,8 @@
 
 use crate::experiments::{
     clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, race, ram_kernel, ram_locks,
-    scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, zone_append,
-    zone_gate, zone_locks,
+    scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, smr_append,
+    zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -125,6 +125,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
         scheduler_latency::NAME,
         "a read waits for the device's 200 us and for others, which are data",
     ),
+    (smr_append::NAME, "the drive's times bound it, which are data"),
     (scheduler_merge::NAME, "the device's 1 ms and its tags bound it, which are data"),
 ];
 

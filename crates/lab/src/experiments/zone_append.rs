@@ -40,7 +40,7 @@ const BYTES: usize = (SECTORS * SECTOR_BYTES) as usize;
 /// The first zone of the timed device that is written; the one before has the superblock.
 const FIRST_ZONE: usize = 1;
 /// How many are written.
-const ZONES: usize = 8;
+pub(super) const ZONES: usize = 8;
 /// Appends of a batch where they take no time.
 const DEPTH: usize = 32;
 /// Appends that one core is to do in a second.
@@ -116,7 +116,7 @@ const WORKLOADS: [Workload; 6] = [
 
 /// How a 64 KiB block gets into a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     WriteLocked,
     AppendLocked,
     AppendEmulated,
@@ -213,7 +213,8 @@ fn published() -> Vec<Published> {
     ]
 }
 
-fn open(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
+/// The disk that a URI means.
+pub(super) fn open(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
     Ok(stack::open(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
 }
@@ -257,16 +258,28 @@ fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample,
         Way::AppendEmulated => open(&format!("{TIMER}&zone_append_max_sectors=0"))?,
         Way::Append => open(TIMER)?,
     };
-    let locks = ZoneLocks::new(&*disk)?;
-    let (fs, files) = files(&disk)?;
+    blocks(round, &disk, way, jobs, zones)
+}
+
+/// The same on a disk with zones that no run fills.
+pub(super) fn blocks(
+    round: &Round<'_>,
+    disk: &Arc<dyn Disk>,
+    way: Way,
+    jobs: u32,
+    zones: usize,
+) -> Result<Sample, LabError> {
+    let failed = |error: &dyn fmt::Display| LabError::failed(disk.name(), error);
+    let locks = ZoneLocks::new(&**disk)?;
+    let (fs, files) = files(disk)?;
     let mut writers = Vec::new();
     for number in 0..jobs {
-        let channel = disk.open().map_err(|error| LabError::failed(TIMER, error))?;
+        let channel = disk.open().map_err(|error| failed(&error))?;
         writers.push(Writer {
             way,
             io: Io::new(channel, BYTES),
             locks: &locks,
-            door: fs.door().map_err(|error| LabError::failed(TIMER, error))?,
+            door: fs.door().map_err(|error| failed(&error))?,
             files: &files,
             zone_sectors: disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors),
             zones,
@@ -277,13 +290,13 @@ fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample,
     let outcome = crew::run(writers, round, || ())?;
     let put_back: u64 = outcome.crew.iter().map(|writer| writer.put_back).sum();
     let per_io = put_back as f64 / outcome.ios.max(1) as f64;
-    Ok(outcome.sample(TIMER)?.with(PUT_BACK, per_io))
+    Ok(outcome.sample(disk.name())?.with(PUT_BACK, per_io))
 }
 
-/// A zonefs on the timed device, and its files that are written.
+/// A zonefs on a disk, and its files that are written.
 fn files(disk: &Arc<dyn Disk>) -> Result<(Arc<ZoneFs>, Vec<ZoneFile>), LabError> {
-    let failed = |error: &dyn std::fmt::Display| LabError::failed(TIMER, error);
-    // The device keeps nothing, a superblock neither.
+    let failed = |error: &dyn fmt::Display| LabError::failed(disk.name(), error);
+    // It is written nowhere: nobody opens the disk again.
     let superblock = Superblock::new(Uuid([7; 16]));
     let fs = ZoneFs::open_with(Arc::clone(disk), superblock, MountOptions::default());
     let fs = fs.map_err(|error| failed(&error))?;
@@ -318,7 +331,7 @@ impl Work for Writer<'_> {
         match self.way {
             Way::Append | Way::AppendEmulated => {
                 let landed = self.files[zone].append_buffer(&mut self.door, BYTES);
-                landed.map_err(|error| LabError::failed(TIMER, error))?;
+                landed.map_err(|error| LabError::failed("an append", error))?;
             }
             Way::WriteLocked | Way::AppendLocked => {
                 let (held, put_back) = self.locks.take(FIRST_ZONE + zone);
@@ -328,7 +341,7 @@ impl Work for Writer<'_> {
                     _ => block(Op::ZoneAppend, start),
                 };
                 let done = self.io.run(bio);
-                done.map_err(|status| LabError::failed(TIMER, status))?;
+                done.map_err(|status| LabError::failed("a write under a zone's bit", status))?;
                 held.advance(SECTORS);
             }
         }
