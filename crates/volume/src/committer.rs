@@ -4,6 +4,8 @@
 //! It does not wait for more to come: what comes while a group is on its way is the next one. It is
 //! the only one that writes to the log and that changes the trees of maps.
 
+mod group;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 use crate::buffer::Buffer;
 use crate::checkpoint::{self, Frozen};
 use crate::clean;
-use crate::format::entry::{Codec, Entry};
-use crate::format::group::{self, DESCRIPTORS_MAX, Descriptor, Head, Kind};
+use crate::format::entry::Entry;
+use crate::format::group::{self as format, DESCRIPTORS_MAX, Head};
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
 use crate::map::Map;
@@ -26,6 +28,8 @@ use crate::record::{Body, Moved, Record, Reply};
 use crate::relocate::{self, Moves};
 use crate::segments::{RESERVE, Want};
 use crate::store::Directory;
+
+use group::Group;
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
 /// the disk is slow to answer it is faster.
@@ -54,23 +58,6 @@ pub enum Turn {
     Stopped,
 }
 
-/// Records that are written together.
-#[derive(Default)]
-struct Group {
-    records: Vec<Record>,
-    descriptors: Vec<Descriptor>,
-    /// Bytes of changes of the catalogue, in the order of their descriptors.
-    changes: Vec<Buffer>,
-    payload_bytes: u32,
-    /// Somebody waits for it to be durable.
-    durable: bool,
-    /// Somebody wants a checkpoint.
-    checkpoint: bool,
-    /// Something in it may make room.
-    frees: bool,
-    stop: bool,
-}
-
 /// See the module.
 pub struct Committer<D: Directory> {
     pool: Arc<Pool<D>>,
@@ -94,7 +81,7 @@ pub struct Committer<D: Directory> {
 
 impl<D: Directory> Committer<D> {
     pub(crate) fn new(pool: Arc<Pool<D>>, mail: Owner<Record>, log: LogEnd) -> Committer<D> {
-        let head = group::head_bytes(DESCRIPTORS_MAX, pool.align()) as usize;
+        let head = format::head_bytes(DESCRIPTORS_MAX, pool.align()) as usize;
         let head = pool.memory().take_beyond(head.min(pool.segments().bytes() as usize));
         Committer {
             mark: checkpoint::pool_mark(&pool),
@@ -176,7 +163,7 @@ impl<D: Directory> Committer<D> {
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
             };
             let count = group.descriptors.len() + count;
-            let head = group::head_bytes(count, align);
+            let head = format::head_bytes(count, align);
             let fits = head as usize <= self.head.len()
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
             if !fits && !group.records.is_empty() {
@@ -220,7 +207,8 @@ impl<D: Directory> Committer<D> {
     /// Writes the group; answers the address of its first block.
     fn write(&mut self) -> Result<u64, Status> {
         let align = self.pool.align();
-        let len = group::head_bytes(self.group.descriptors.len(), align) + self.group.payload_bytes;
+        let len =
+            format::head_bytes(self.group.descriptors.len(), align) + self.group.payload_bytes;
         if !self.log.has_room(len, self.pool.segments()) {
             self.make_room(len);
         }
@@ -231,7 +219,7 @@ impl<D: Directory> Committer<D> {
     fn append(&mut self, want: Want) -> Result<u64, Status> {
         let align = self.pool.align();
         let count = self.group.descriptors.len();
-        let head_bytes = group::head_bytes(count, align);
+        let head_bytes = format::head_bytes(count, align);
         let len = head_bytes + self.group.payload_bytes;
         let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
         let head = Head {
@@ -245,7 +233,7 @@ impl<D: Directory> Committer<D> {
             head_bytes,
             payload_bytes: self.group.payload_bytes,
         };
-        let chain = group::print(&head, &self.group.descriptors, &mut self.head);
+        let chain = format::print(&head, &self.group.descriptors, &mut self.head);
         let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + self.group.records.len());
         parts.push(&self.head[..head_bytes as usize]);
         let mut changes = self.group.changes.iter();
@@ -490,7 +478,7 @@ impl<D: Directory> Committer<D> {
             let before = self.log.place;
             let mut moved = None;
             if !self.log.has_room(len, self.pool.segments()) {
-                // The last group names nothing behind it: only a checkpoint can say where to go on.
+                // The last group names nothing behind it: only a checkpoint can say where to go.
                 let segments = self.pool.segments();
                 moved = segments.take(Want::Log).or_else(|| segments.take(Want::Reserve));
             }
@@ -519,84 +507,6 @@ impl<D: Directory> Committer<D> {
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
             self.checkpoint_now(false);
         }
-    }
-}
-
-impl Group {
-    /// Takes a record in; says whether more may follow.
-    fn take<D: Directory>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) -> bool {
-        let mut goes_on = true;
-        match &mut record.body {
-            Body::Write(payload) => {
-                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
-                let blocks = (record.first..).zip(payload.blocks());
-                self.descriptors.extend(blocks.map(|(block, stored)| Descriptor {
-                    kind: Kind::Data,
-                    codec: stored.codec,
-                    volume,
-                    from: 0,
-                    block,
-                    len: stored.len,
-                    crc: stored.crc,
-                }));
-                self.payload_bytes += payload.bytes().len() as u32;
-            }
-            Body::Zero(blocks) => {
-                self.frees = true;
-                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
-                let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
-                let (from, len, crc) = (0, *blocks, 0);
-                let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
-                self.descriptors.push(descriptor);
-            }
-            Body::Move(moved) => {
-                let blocks = moved.from.iter().zip(moved.payload.blocks());
-                self.descriptors.extend(blocks.map(|((block, from), stored)| Descriptor {
-                    kind: Kind::Move,
-                    codec: stored.codec,
-                    volume: 0,
-                    from: from.address(),
-                    block: *block,
-                    len: stored.len,
-                    crc: stored.crc,
-                }));
-                self.payload_bytes += moved.payload.bytes().len() as u32;
-            }
-            Body::Catalogue(change) => {
-                self.frees = true;
-                // One of them at a time, so that each is checked against what is there.
-                goes_on = false;
-                match pool.volumes().check(change) {
-                    Ok(()) => self.take_change(&change.print(), pool, align),
-                    Err(status) => {
-                        record.durable = false;
-                        record.serial = status as u64;
-                    }
-                }
-            }
-            Body::Flush => {}
-            Body::Checkpoint => self.checkpoint = true,
-            Body::Stop => {
-                self.stop = true;
-                goes_on = false;
-            }
-        }
-        self.durable |= record.durable;
-        self.records.push(record);
-        goes_on
-    }
-
-    fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
-        let len = change.len() as u32;
-        let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
-        bytes.fill(0);
-        bytes[..change.len()].copy_from_slice(change);
-        self.payload_bytes += bytes.len() as u32;
-        let (kind, crc) = (Kind::Catalogue, crate::bytes::crc(&bytes));
-        let (codec, volume, from, block) = (Codec::Raw, 0, 0, 0);
-        let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
-        self.descriptors.push(descriptor);
-        self.changes.push(bytes);
     }
 }
 

@@ -1,0 +1,108 @@
+//! What the committer writes together.
+
+use crate::buffer::Buffer;
+use crate::format::entry::Codec;
+use crate::format::group::{Descriptor, Kind};
+use crate::pool::Pool;
+use crate::record::{Body, Record};
+use crate::store::Directory;
+
+/// Records that are written together.
+#[derive(Default)]
+pub(super) struct Group {
+    pub(super) records: Vec<Record>,
+    pub(super) descriptors: Vec<Descriptor>,
+    /// Bytes of changes of the catalogue, in the order of their descriptors.
+    pub(super) changes: Vec<Buffer>,
+    pub(super) payload_bytes: u32,
+    /// Somebody waits for it to be durable.
+    pub(super) durable: bool,
+    /// Somebody wants a checkpoint.
+    pub(super) checkpoint: bool,
+    /// Something in it may make room.
+    pub(super) frees: bool,
+    pub(super) stop: bool,
+}
+
+impl Group {
+    /// Takes a record in; says whether more may follow.
+    pub(super) fn take<D: Directory>(
+        &mut self,
+        mut record: Record,
+        pool: &Pool<D>,
+        align: u32,
+    ) -> bool {
+        let mut goes_on = true;
+        match &mut record.body {
+            Body::Write(payload) => {
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
+                let blocks = (record.first..).zip(payload.blocks());
+                self.descriptors.extend(blocks.map(|(block, stored)| Descriptor {
+                    kind: Kind::Data,
+                    codec: stored.codec,
+                    volume,
+                    from: 0,
+                    block,
+                    len: stored.len,
+                    crc: stored.crc,
+                }));
+                self.payload_bytes += payload.bytes().len() as u32;
+            }
+            Body::Zero(blocks) => {
+                self.frees = true;
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
+                let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
+                let (from, len, crc) = (0, *blocks, 0);
+                let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
+                self.descriptors.push(descriptor);
+            }
+            Body::Move(moved) => {
+                let blocks = moved.from.iter().zip(moved.payload.blocks());
+                self.descriptors.extend(blocks.map(|((block, from), stored)| Descriptor {
+                    kind: Kind::Move,
+                    codec: stored.codec,
+                    volume: 0,
+                    from: from.address(),
+                    block: *block,
+                    len: stored.len,
+                    crc: stored.crc,
+                }));
+                self.payload_bytes += moved.payload.bytes().len() as u32;
+            }
+            Body::Catalogue(change) => {
+                self.frees = true;
+                // One of them at a time, so that each is checked against what is there.
+                goes_on = false;
+                match pool.volumes().check(change) {
+                    Ok(()) => self.take_change(&change.print(), pool, align),
+                    Err(status) => {
+                        record.durable = false;
+                        record.serial = status as u64;
+                    }
+                }
+            }
+            Body::Flush => {}
+            Body::Checkpoint => self.checkpoint = true,
+            Body::Stop => {
+                self.stop = true;
+                goes_on = false;
+            }
+        }
+        self.durable |= record.durable;
+        self.records.push(record);
+        goes_on
+    }
+
+    fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
+        let len = change.len() as u32;
+        let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
+        bytes.fill(0);
+        bytes[..change.len()].copy_from_slice(change);
+        self.payload_bytes += bytes.len() as u32;
+        let (kind, crc) = (Kind::Catalogue, crate::bytes::crc(&bytes));
+        let (codec, volume, from, block) = (Codec::Raw, 0, 0, 0);
+        let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
+        self.descriptors.push(descriptor);
+        self.changes.push(bytes);
+    }
+}
