@@ -453,8 +453,8 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Waits for the checkpoint that is on its way. The cleaning behind it waits for this thread, and
-    /// is told to leave that.
+    /// Waits for the checkpoint that is on its way. The cleaning behind it waits for this thread,
+    /// and is told to leave that.
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
         self.pool.set_hurried(true);
