@@ -5,6 +5,7 @@ use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
 use crate::format::catalogue::{Change, Traits, is_name};
 use crate::running::Running;
+use crate::store::Directory;
 
 fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, VolumeError> {
     let (value, wanted) = (value.to_owned(), wanted.to_owned());
@@ -38,7 +39,7 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     }
 }
 
-impl Running {
+impl<D: Directory> Running<D> {
     fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
         // The reference goes at once: a volume that somebody refers to is in use.
         Ok(self.pool().find(name)?.traits.clone())
