@@ -67,6 +67,7 @@ fn superblock(input: &mut Input<'_>) {
         catalogue: entry(input),
         catalogue_bytes: input.word(),
         catalogue_crc: input.word(),
+        durable: input.word(),
     };
     let mut bytes = [0; SLOT_BYTES];
     superblock.print(&mut bytes);

@@ -161,6 +161,7 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     let next = Superblock {
         sequence: superblock.sequence.saturating_add(1),
         log: frozen.log,
+        durable: frozen.log.number.saturating_sub(1),
         catalogue: Entry::new(address, pool.align(), Codec::Raw, 0),
         catalogue_bytes: bytes.len() as u64,
         catalogue_crc: crc(&bytes),

@@ -150,7 +150,8 @@ impl Found {
     }
 }
 
-/// Reads the first of some blocks; answers the rest. A damaged block stays where it is.
+/// Reads the first of some blocks; answers the rest. A damaged block stays where it is, and its
+/// segment is left alone from then on: it would be the emptiest one for ever.
 fn read<'a, D: Directory>(
     pool: &Pool<D>,
     blocks: &'a [(u64, Entry)],
@@ -172,6 +173,10 @@ fn read<'a, D: Directory>(
         if read.is_err() || crc(bytes) != entry.crc() {
             let address = entry.address();
             tracing::error!("block {block}, at {address} of the pool, is damaged: not moved");
+            let (segment, _) = pool.segments().split(address);
+            if pool.segments().spoil(segment) {
+                tracing::warn!("segment {segment} keeps its damage, and is not cleaned any more");
+            }
             continue;
         }
         let (offset, codec, crc) = (filled as u32, entry.codec(), entry.crc());

@@ -385,6 +385,7 @@ impl<D: Directory> Committer<D> {
         } else if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         }
+        self.pool.prepare();
         let available = self.pool.segments().available() as u64;
         let bytes = available.saturating_sub(3) * u64::from(self.pool.segments().bytes());
         self.pool.set_tight(bytes < 2 * self.pool.options().memory_bytes);
@@ -504,6 +505,7 @@ impl<D: Directory> Committer<D> {
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
         self.join();
+        self.pool.end_preparing();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
             self.checkpoint_now(false);
         }

@@ -58,6 +58,8 @@ pub struct Door<D: Directory> {
     replies: Owner<Reply>,
     /// Records that were not answered yet.
     out: usize,
+    /// Places in the committer's mailbox for the parts of the request that is begun now.
+    reserved: Option<u32>,
     found: Vec<Found>,
     /// Stored bytes as they are read.
     stored: Buffer,
@@ -81,6 +83,7 @@ impl<D: Directory> Door<D> {
             tight: pool.tight(),
             replies: Mailbox::open(records),
             out: 0,
+            reserved: None,
             found: Vec::with_capacity(LOOK_MAX as usize),
             stored: pool.memory().take_beyond(SCRATCH_BYTES),
             plain: pool.memory().take_beyond(BLOCK_BYTES_MAX as usize),
@@ -262,6 +265,40 @@ impl<D: Directory> Door<D> {
         Err(Status::Again)
     }
 
+    /// Takes places for so many records of one request, if there are as many: until
+    /// [`Door::release`] none of them is refused for want of a place or of memory, so that a
+    /// request in parts begins as a whole or not at all.
+    pub fn reserve(&mut self, records: u32) -> bool {
+        debug_assert!(self.reserved.is_none(), "one request is begun at a time");
+        let all = self.pool.admit_all(records);
+        if all {
+            self.reserved = Some(records);
+        }
+        all
+    }
+
+    /// Gives places back that were not needed.
+    pub fn release(&mut self) {
+        self.pool.dismiss_all(self.reserved.take().unwrap_or(0));
+    }
+
+    fn admit(&mut self) -> bool {
+        match &mut self.reserved {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => self.pool.admit(),
+        }
+    }
+
+    /// Memory for the blocks of a write. A part of a request that is on its way already gets it
+    /// from beyond the bound: it is one block.
+    fn memory(&self, len: usize) -> Option<Buffer> {
+        let memory = self.pool.memory();
+        memory.take(len).or_else(|| self.reserved.map(|_| memory.take_beyond(len)))
+    }
+
     /// Writes a range of bytes, which lie in one span. `fill` makes them; it may be asked again.
     pub fn write(
         &mut self,
@@ -277,7 +314,7 @@ impl<D: Directory> Door<D> {
         let size = self.block_bytes() as u64;
         let (first, end) = (at / size, (at + len as u64).div_ceil(size));
         let offset = (at % size) as usize;
-        if !self.pool.admit() {
+        if !self.admit() {
             return Outcome::Full;
         }
         let outcome = self.attempt(first, end, offset, len, fill, token, durable);
@@ -301,7 +338,7 @@ impl<D: Directory> Door<D> {
     ) -> Outcome {
         let size = self.block_bytes() as u64;
         loop {
-            let Some(mut raw) = self.pool.memory().take(((end - first) * size) as usize) else {
+            let Some(mut raw) = self.memory(((end - first) * size) as usize) else {
                 return Outcome::Full;
             };
             let mut edges = [None, None];
@@ -345,7 +382,7 @@ impl<D: Directory> Door<D> {
             return Some(Arc::new(Payload::new(raw, blocks)));
         }
         let align = self.pool.align() as usize;
-        let mut packed = self.pool.memory().take(raw.len())?;
+        let mut packed = self.memory(raw.len())?;
         let mut at = 0;
         for block in raw.chunks(size) {
             let (codec, stored) = match codec::compress(block, &mut self.packing, align) {
@@ -369,7 +406,7 @@ impl<D: Directory> Door<D> {
         let size = self.block_bytes() as u64;
         debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
         let (first, end) = (at / size, (at + len) / size);
-        if !self.pool.admit() {
+        if !self.admit() {
             return Outcome::Full;
         }
         let body = Body::Zero((end - first) as u32);

@@ -137,6 +137,20 @@ pub enum FormatError {
         /// What would be possible.
         want: &'static str,
     },
+    /// Something is missing in the middle of the log.
+    #[error(
+        "the log is damaged: group {number} should be in segment {segment} at offset {offset}, \
+         and was durable; what is behind it cannot be read without it. Wanted the segments as they \
+         were written"
+    )]
+    Log {
+        /// The segment.
+        segment: u32,
+        /// Where in it, in bytes.
+        offset: u32,
+        /// The group that is missing.
+        number: u64,
+    },
     /// It ends too early.
     #[error("`{what}` ends after {len} bytes")]
     Short {

@@ -6,7 +6,7 @@ pub mod group;
 pub mod superblock;
 
 /// The version of the format that this program writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Length of a page of the map, in bytes.
 pub const PAGE_BYTES: usize = 4096;

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockyard_core::Status;
@@ -27,6 +28,9 @@ use crate::store::Directory;
 
 /// Records of the control plane at once.
 const OWN_RECORDS: u32 = 64;
+
+/// Segments that are kept ready, so that the committer finds one and does not make it.
+const READY: usize = 6;
 
 /// Longest sleep of the control plane before it looks again.
 const LOOK: Duration = Duration::from_millis(50);
@@ -165,6 +169,8 @@ pub struct Pool<D: Directory> {
     pub(crate) superblock: Mutex<Superblock>,
     /// Where the next checkpoint writes its pages.
     pages: Mutex<Option<(u32, u32)>>,
+    /// Who makes segments before they are needed.
+    maker: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl<D: Directory> Pool<D> {
@@ -193,6 +199,7 @@ impl<D: Directory> Pool<D> {
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(None),
+            maker: Mutex::new(None),
         };
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
@@ -236,10 +243,24 @@ impl<D: Directory> Pool<D> {
         self.admitted.take(1) == 1
     }
 
+    /// Reserves so many places, or none.
+    pub(crate) fn admit_all(&self, count: u32) -> bool {
+        let got = self.admitted.take(count);
+        if got < count {
+            self.admitted.give(got);
+        }
+        got == count
+    }
+
     /// Gives a place back.
     #[inline]
     pub(crate) fn dismiss(&self) {
         self.admitted.give(1);
+    }
+
+    /// Gives so many places back.
+    pub(crate) fn dismiss_all(&self, count: u32) {
+        self.admitted.give(count);
     }
 
     /// Whether nothing is written any more, because a write or a sync has failed.
@@ -291,6 +312,36 @@ impl<D: Directory> Pool<D> {
     /// Notes whether a thread runs the committer.
     pub(crate) fn set_running(&self, running: bool) {
         self.running.update(|_| running);
+    }
+
+    /// Lets a thread make segments where few are ready: it takes as long as writing them.
+    pub(crate) fn prepare(self: &Arc<Self>) {
+        if !self.is_running() || !self.segments.wants_more(READY) {
+            return;
+        }
+        let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
+        if maker.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
+        }
+        let pool = Arc::downgrade(self);
+        let builder = std::thread::Builder::new().name("volume-segments".to_owned());
+        let thread = builder.spawn(move || {
+            if let Some(pool) = pool.upgrade() {
+                pool.segments.prepare(READY);
+            }
+        });
+        match thread {
+            Ok(thread) => *maker = Some(thread),
+            Err(error) => tracing::warn!("no thread to make segments: {error}"),
+        }
+    }
+
+    /// Waits for the thread that makes segments.
+    pub(crate) fn end_preparing(&self) {
+        let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if maker.is_some_and(|thread| thread.join().is_err()) {
+            self.poison("making a segment has panicked");
+        }
     }
 
     /// Where the next checkpoint writes its pages: segment and offset.

@@ -101,6 +101,16 @@ impl<D: Directory> VolumeQueue<D> {
 
     /// Sends the records of zeros: whole blocks span by span, and parts of blocks at the ends.
     fn zero(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
+        // All parts go on their way or none: a part that is there cannot be taken back.
+        if !self.door.reserve(RECORDS_EACH as u32) {
+            return (0, Outcome::Full);
+        }
+        let sent = self.zero_parts(work, token, durable);
+        self.door.release();
+        sent
+    }
+
+    fn zero_parts(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
         let size = u64::from(self.shared.live.traits.block_bytes);
         let span = crate::format::NODE_BLOCKS * size;
         let (mut at, end) = (work.sector().bytes(), work.end().bytes());

@@ -1,8 +1,11 @@
 //! Opening a pool: the newest checkpoint, and what the log has behind it.
 //!
 //! The log ends where no group follows the last one: none with its number, its chain and an epoch
-//! that is not older. What lies there is of a group that was never acknowledged. Nothing is
-//! appended before a superblock with a new epoch is durable.
+//! that is not older. What lies there is of a group that was never acknowledged, unless something
+//! says that it was durable: then it is damaged. Nothing is appended before a superblock with a new
+//! epoch is durable.
+
+mod end;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,6 +27,8 @@ use crate::record::Live;
 use crate::relocate::{self, Moves};
 use crate::segments::Segments;
 use crate::store::{Directory, StoreFile};
+
+use end::End;
 
 /// Longest catalogue that is read, in bytes.
 const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
@@ -110,9 +115,7 @@ fn make<D: Directory>(
         }
     }
     while segments.counts().all < FIRST_SEGMENTS {
-        let before = segments.counts().all;
-        segments.grow();
-        if segments.counts().all == before {
+        if !segments.grow() {
             return Err(VolumeError::NoSpace);
         }
     }
@@ -128,6 +131,7 @@ fn make<D: Directory>(
         catalogue: Entry::HOLE,
         catalogue_bytes: 0,
         catalogue_crc: 0,
+        durable: 0,
     };
     let whole = SLOTS * SLOT_BYTES as u64;
     let memory = Memory::new(whole);
@@ -199,7 +203,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
         self.fasten()?;
         let epoch = self.epoch.max(self.superblock.epoch).saturating_add(1);
         let sequence = self.superblock.sequence.saturating_add(1);
-        let superblock = Superblock { epoch, sequence, ..self.superblock };
+        let durable = self.place.number.saturating_sub(1);
+        let superblock = Superblock { epoch, sequence, durable, ..self.superblock };
         let title = self.segments.directory().title();
         let written = write_superblock(self.segments, &superblock);
         written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
@@ -212,7 +217,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             let log = [place.segment, place.next, begin.segment, begin.next].contains(&number);
             log || used.contains(&number) || marks.is_needed(number)
         });
-        let log = LogEnd { place, epoch, durable: place.number.saturating_sub(1) };
+        let log = LogEnd { place, epoch, durable };
         Ok(Recovered { superblock, volumes: self.volumes, log })
     }
 
@@ -323,7 +328,9 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 chain,
             };
         }
-        Ok(())
+        let missing =
+            End { segments: self.segments, superblock: &self.superblock, place: self.place };
+        missing.check(self.durable.max(self.superblock.durable), self.epoch)
     }
 
     /// The group that follows, if there is one.
@@ -347,12 +354,13 @@ impl<'a, D: Directory> Recovery<'a, D> {
             return Ok(None);
         }
         let address = self.segments.address(segment, offset);
-        // A sector that cannot be read ends the log, as one that was never written does.
-        let Ok(first) = self.read(address, align as usize, "the log") else { return Ok(None) };
+        // What cannot be read is no end: it may be there the next time.
+        let what = format!("the log, segment {segment} offset {offset},");
+        let first = self.read(address, align as usize, &what)?;
         let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
             return Ok(None);
         };
-        let Ok(bytes) = self.read(address, len, "the log") else { return Ok(None) };
+        let bytes = self.read(address, len, &what)?;
         let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
         let follows = head.pool == mark_of(&self.superblock)
             && head.number == self.place.number
@@ -362,7 +370,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         if !follows || whole > room {
             return Ok(None);
         }
-        let Ok(bytes) = self.read(address, whole, "the log") else { return Ok(None) };
+        let bytes = self.read(address, whole, &what)?;
         let mut at = len;
         for descriptor in &descriptors {
             let len = descriptor.payload_bytes(align) as usize;

@@ -5,6 +5,7 @@
 //! of the two superblock slots stands for a checkpoint whose segments are all there.
 #![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,22 @@ struct Table {
     round: u64,
     /// No more can be made.
     full: bool,
+    /// Those in which something is damaged that would have to be moved.
+    spoiled: BTreeSet<u32>,
+}
+
+impl Table {
+    /// Takes a free segment, if more than `spare` are.
+    fn take(&mut self, spare: usize) -> Option<u32> {
+        let free = self.states.iter().filter(|state| **state == State::Free).count();
+        let number = self.states.iter().position(|state| *state == State::Free)?;
+        if free <= spare {
+            return None;
+        }
+        self.states[number] = State::Used { round: self.round };
+        self.spoiled.remove(&(number as u32));
+        Some(number as u32)
+    }
 }
 
 /// Who wants a segment.
@@ -57,6 +74,8 @@ pub struct Counts {
     pub free: usize,
     /// Free after the next checkpoint.
     pub idle: usize,
+    /// Those with damaged blocks, which are not cleaned any more.
+    pub spoiled: usize,
 }
 
 /// The files, by number.
@@ -70,17 +89,35 @@ pub struct Segments<D: Directory> {
     count_max: usize,
     files: Arc<Published<Files<D::File>>>,
     table: Mutex<Table>,
+    /// Held while a file is made: two who made the same one would write over each other.
+    making: Mutex<()>,
 }
 
 fn name(number: usize) -> String {
     format!("segment-{number:08x}")
 }
 
+/// Refuses a directory in which a segment is missing that has others behind it: what is in those
+/// would be taken for new.
+fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> {
+    let title = directory.title();
+    let names = directory.names().map_err(VolumeError::io(format!("cannot list `{title}`")))?;
+    let number = |name: &String| usize::from_str_radix(name.strip_prefix("segment-")?, 16).ok();
+    match names.iter().filter_map(number).filter(|number| *number >= count).min() {
+        None => Ok(()),
+        Some(behind) => {
+            let (missing, behind) = (name(count), name(behind));
+            let error = io::Error::other(format!("it is missing, and `{behind}` is there"));
+            Err(VolumeError::io(format!("cannot open `{title}/{missing}`"))(error))
+        }
+    }
+}
+
 impl<D: Directory> Segments<D> {
     /// The segments that are there, all of them used.
     ///
     /// # Errors
-    /// If one of them cannot be opened.
+    /// If one of them cannot be opened, or is missing.
     pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
         // What an entry can name.
         let count_max = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
@@ -95,10 +132,11 @@ impl<D: Directory> Segments<D> {
             }
             files.push(Arc::new(file));
         }
+        no_gap(&directory, files.len())?;
         let states = vec![State::Used { round: 0 }; files.len()];
-        let table = Table { states, round: 1, full: false };
-        let files = Arc::new(Published::new(files));
-        Ok(Segments { directory, bytes, count_max, files, table: Mutex::new(table) })
+        let table = Table { states, round: 1, full: false, spoiled: BTreeSet::new() };
+        let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
+        Ok(Segments { directory, bytes, count_max, files, table: Mutex::new(table), making })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -119,7 +157,8 @@ impl<D: Directory> Segments<D> {
     pub fn counts(&self) -> Counts {
         let table = self.table();
         let count = |want| table.states.iter().filter(|state| **state == want).count();
-        Counts { all: table.states.len(), free: count(State::Free), idle: count(State::Idle) }
+        let (free, idle) = (count(State::Free), count(State::Idle));
+        Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
     }
 
     /// How many could be had: those that are free, or could be made.
@@ -144,43 +183,63 @@ impl<D: Directory> Segments<D> {
     pub fn take(&self, want: Want) -> Option<u32> {
         let spare = if want == Want::Log { RESERVE } else { 0 };
         loop {
-            let mut table = self.table();
-            let free = table.states.iter().filter(|state| **state == State::Free).count();
-            let round = table.round;
-            let first = table.states.iter_mut().enumerate().find(|(_, it)| **it == State::Free);
-            if free > spare
-                && let Some((number, state)) = first
-            {
-                *state = State::Used { round };
-                return Some(number as u32);
-            }
-            if table.full || table.states.len() >= self.count_max {
+            let before = {
+                let mut table = self.table();
+                if let Some(number) = table.take(spare) {
+                    return Some(number);
+                }
+                table.states.len()
+            };
+            if !self.grow_from(before) {
                 return None;
             }
-            drop(table);
-            self.grow();
         }
     }
 
-    /// Makes one more segment, if there is room for it.
-    pub fn grow(&self) {
-        // Two who make the same file make the same file.
-        let number = self.table().states.len();
-        let made = store::make(&self.directory, &name(number), u64::from(self.bytes));
-        let mut table = self.table();
-        if table.states.len() != number {
-            return;
+    /// Makes segments until so many are free, beside those that take them; as many as there is
+    /// room for.
+    pub fn prepare(&self, free: usize) {
+        while self.counts().free < free && self.grow() {}
+    }
+
+    /// Whether fewer than so many are free, and more can be made.
+    pub fn wants_more(&self, free: usize) -> bool {
+        let table = self.table();
+        let is_free = |state: &&State| **state == State::Free;
+        let more = !table.full && table.states.len() < self.count_max;
+        more && table.states.iter().filter(is_free).count() < free
+    }
+
+    /// Makes one more segment, if there is room for it; says whether there is one more.
+    pub fn grow(&self) -> bool {
+        let before = self.table().states.len();
+        self.grow_from(before)
+    }
+
+    /// Makes the segment of this number, unless somebody else has made it meanwhile.
+    fn grow_from(&self, number: usize) -> bool {
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let table = self.table();
+            if table.states.len() > number {
+                return true;
+            }
+            if table.full || number >= self.count_max {
+                return false;
+            }
         }
-        match made {
+        match store::make(&self.directory, &name(number), u64::from(self.bytes)) {
             Ok(file) => {
                 let file = Arc::new(file);
                 self.files
                     .update(|files| files.iter().cloned().chain([Arc::clone(&file)]).collect());
-                table.states.push(State::Free);
+                self.table().states.push(State::Free);
+                true
             }
             Err(error) => {
                 tracing::warn!("{}: no more segments: {error}", self.directory.title());
-                table.full = true;
+                self.table().full = true;
+                false
             }
         }
     }
@@ -210,13 +269,20 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Those that were taken before this round and are in use.
+    /// Something in a segment is damaged: it stays as it is until nobody needs it. Says whether
+    /// that is news.
+    pub fn spoil(&self, number: u32) -> bool {
+        self.table().spoiled.insert(number)
+    }
+
+    /// Those that were taken before this round and are in use, and can be read as far as is known.
     pub fn used_before(&self, round: u64) -> Vec<u32> {
         let is_used =
             |state: &State| matches!(state, State::Used { round: taken } if *taken < round);
         let table = self.table();
         let used = (0..).zip(&table.states).filter(|(_, state)| is_used(state));
-        used.map(|(number, _)| number).collect()
+        let used = used.map(|(number, _)| number);
+        used.filter(|number| !table.spoiled.contains(number)).collect()
     }
 
     /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.
@@ -283,5 +349,51 @@ impl<D: Directory> fmt::Debug for Segments<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = self.counts();
         f.debug_struct("Segments").field("counts", &counts).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::RealDirectory;
+
+    /// Two threads that needed a segment made the same file: one wrote zeros over what the other
+    /// had in it, or put another file in its place.
+    #[test]
+    fn who_makes_segments_at_once_gets_different_ones() {
+        let path = std::env::temp_dir().join(format!("blockyard-segments-{}", std::process::id()));
+        let open = || Segments::open(RealDirectory::take(&path).unwrap(), 64 << 10, 64).unwrap();
+        let segments = open();
+        let take = |byte: u8, want| {
+            let mut taken = Vec::new();
+            while let Some(number) = segments.take(want) {
+                let mut bytes = crate::buffer::Memory::new(4096).take_beyond(4096);
+                bytes.fill(byte);
+                segments.write(segments.address(number, 0), &[&bytes]).unwrap();
+                taken.push((number, byte));
+            }
+            taken
+        };
+        let all: Vec<(u32, u8)> = std::thread::scope(|scope| {
+            let threads = [(1, Want::Log), (2, Want::Reserve), (3, Want::Reserve)];
+            let take = &take;
+            let threads = threads.map(|(byte, want)| scope.spawn(move || take(byte, want)));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(all.len(), 64);
+        drop(segments);
+        let segments = open();
+        for (number, byte) in all {
+            let mut bytes = crate::buffer::Memory::new(4096).take_beyond(4096);
+            let address = segments.address(number, 0);
+            segments.read(&segments.files(), address, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|it| *it == byte), "segment {number}");
+        }
+        drop(segments);
+        std::fs::remove_file(path.join(name(9))).unwrap();
+        let error = Segments::open(RealDirectory::take(&path).unwrap(), 64 << 10, 64);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("segment-00000009") && error.contains("missing"), "{error}");
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -93,9 +93,16 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
 /// Makes a file that is there as a whole or not at all, whenever the power is cut.
 pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {
     let new = format!("{name}.new");
-    let file = directory.create(&new, len)?;
-    file.sync()?;
-    directory.rename(&new, name)?;
-    directory.sync_names()?;
-    Ok(file)
+    let made = (|| {
+        let file = directory.create(&new, len)?;
+        file.sync()?;
+        directory.rename(&new, name)?;
+        directory.sync_names()?;
+        Ok(file)
+    })();
+    if made.is_err() {
+        // What it holds is of use to others.
+        _ = directory.remove(&new);
+    }
+    made
 }

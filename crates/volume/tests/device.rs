@@ -11,7 +11,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Device, Flags, Sector};
+use blockyard_core::{Bio, Device, Flags, Op, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig, bytes};
@@ -113,7 +113,7 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
         let crc = bytes::crc(&slot[16..BYTES]);
         slot[8..16].copy_from_slice(&crc.to_le_bytes());
     }
-    assert_eq!(refused(&newer), "path: `superblock` is of version 9; this program knows version 1");
+    assert_eq!(refused(&newer), "path: `superblock` is of version 9; this program knows version 2");
     let mut damaged = good.clone();
     damaged[30] ^= 1;
     damaged[SLOT_BYTES + 30] ^= 1;
@@ -124,6 +124,34 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
     std::fs::remove_file(&file).unwrap();
     let error = Volume::open(config(path)).unwrap_err().to_string();
     assert!(error.contains("segments of a pool are there, but its superblock is not"), "{error}");
+}
+
+/// A discard of whole blocks and parts of two others needs memory for the parts. Where there was
+/// memory for one of them it used to end as out of memory, half done.
+#[test]
+fn zeros_with_two_edges_need_no_memory_for_both() {
+    let place = place("edges");
+    let path = place.path().join("pool");
+    let config = VolumeConfig { volblocksize: 64 << 10, ..config(path) };
+    let options = Options { memory_bytes: 192 << 10, ..Options::default() };
+    let volume = Volume::open_with(config, options).unwrap();
+    let mut io = door(&volume);
+    let (block, mut found) = (64_usize << 10, vec![0; 64 << 10]);
+    for op in [Op::Discard, Op::WriteZeroes] {
+        (0..4).for_each(|at| io.write(Sector(at * 128), &vec![7; block], Flags::NONE).unwrap());
+        let bio = Bio::new(op, Sector(64), 3 * 128);
+        io.run(bio).unwrap();
+        for at in 0..4 {
+            io.read(Sector(at * 128), &mut found).unwrap();
+            let zeros = match at {
+                0 => block / 2..block,
+                3 => 0..block / 2,
+                _ => 0..block,
+            };
+            let is_right = |(at, byte)| byte == if zeros.contains(&at) { 0 } else { 7 };
+            assert!(found.iter().copied().enumerate().all(is_right), "block {at}");
+        }
+    }
 }
 
 /// Many times its size is written to a volume in a small pool, by several threads: cleaning goes on

@@ -22,7 +22,7 @@ pub const SLOTS: u64 = 2;
 const WHAT: &str = "superblock";
 const MAGIC: [u8; 8] = *b"BLKYVOL\n";
 /// Where the last field ends; what follows is zero.
-const END: usize = 168;
+const END: usize = 136;
 
 /// No segment.
 pub const SEGMENT_NONE: u32 = u32::MAX;
@@ -63,6 +63,8 @@ pub struct Superblock {
     pub catalogue_bytes: u64,
     /// The checksum of the catalogue.
     pub catalogue_crc: u64,
+    /// Groups up to this number were durable when it was written: that they are there is certain.
+    pub durable: u64,
 }
 
 impl Superblock {
@@ -92,6 +94,7 @@ impl Superblock {
         self.catalogue.print(&mut bytes[96..96 + ENTRY_BYTES]);
         put_u64(bytes, 112, self.catalogue_bytes);
         put_u64(bytes, 120, self.catalogue_crc);
+        put_u64(bytes, 128, self.durable);
         let crc = crc(&bytes[16..BYTES]);
         put_u64(bytes, 8, crc);
     }
@@ -134,6 +137,7 @@ impl Superblock {
                 .ok_or_else(|| impossible("catalogue", u64_at(bytes, 96), "a place on disk"))?,
             catalogue_bytes: u64_at(bytes, 112),
             catalogue_crc: u64_at(bytes, 120),
+            durable: u64_at(bytes, 128),
         };
         let Superblock { align, segment_bytes, log, .. } = superblock;
         if !align.is_power_of_two() || !(512..=4096).contains(&align) {
@@ -151,14 +155,27 @@ impl Superblock {
         }
     }
 
+    /// One that lies in the other slot's place was not written there: the disk has gone astray.
+    fn in_slot(superblock: Superblock, slot: u64) -> Result<Superblock, FormatError> {
+        let Superblock { sequence, .. } = superblock;
+        match sequence % SLOTS == slot {
+            true => Ok(superblock),
+            false => {
+                let want = "an even number in the first slot, an odd one in the second";
+                Err(FormatError::Field { what: WHAT, field: "sequence", value: sequence, want })
+            }
+        }
+    }
+
     /// The newest of the slots that can be read.
     ///
     /// # Errors
     /// If there is none: what is wrong with the first of them, or, where one of them is of a newer
     /// version, that.
     pub fn newest(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        let slots = bytes.chunks(SLOT_BYTES).take(SLOTS as usize).map(Superblock::parse);
         let slots: Vec<_> =
-            bytes.chunks(SLOT_BYTES).take(SLOTS as usize).map(Superblock::parse).collect();
+            (0..).zip(slots).map(|(slot, it)| Superblock::in_slot(it?, slot)).collect();
         let version = |slot: &&Result<Superblock, FormatError>| {
             matches!(slot, Err(FormatError::Version { .. }))
         };
@@ -190,6 +207,7 @@ mod tests {
             catalogue: Entry::new(4096, 4096, Codec::Raw, 9),
             catalogue_bytes: 100,
             catalogue_crc: 7,
+            durable: 76,
         }
     }
 
@@ -224,6 +242,10 @@ mod tests {
         torn[100] ^= 1;
         assert!(matches!(Superblock::newest(&torn), Err(FormatError::Checksum { .. })));
         assert!(Superblock::newest(&[]).is_err());
+        let astray = [printed(7), printed(7)].concat();
+        assert_eq!(Superblock::newest(&astray).map(|it| it.sequence), Ok(7));
+        let text = Superblock::newest(&[printed(7), printed(6)].concat()).unwrap_err().to_string();
+        assert!(text.contains("sequence = 7"), "{text}");
     }
 
     #[test]
@@ -233,6 +255,6 @@ mod tests {
         let crc = crc(&bytes[16..BYTES]);
         put_u64(&mut bytes, 8, crc);
         let text = Superblock::newest(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "`superblock` is of version 2; this program knows version 1");
+        assert_eq!(text, "`superblock` is of version 3; this program knows version 2");
     }
 }

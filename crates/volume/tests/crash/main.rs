@@ -6,6 +6,7 @@
 //! of the record is a moment at which it may have ended.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod damage;
 mod every_way;
 mod rig;
 mod simulated;
@@ -238,82 +239,6 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
         look(&history, moment, &medium.kill(), &shape);
         look(&history, moment, &medium.cut(|_, count| random.usize(..count)), &shape);
     }
-}
-
-/// Writes that the disk says it has done and has not, or has done elsewhere: a read finds old or
-/// new contents that were written there, or an error; never something else.
-#[test]
-fn what_is_lost_or_misdirected_is_never_served() {
-    let seed = Seed::from_env();
-    let mut refused = 0;
-    for stream in 7000..7150 {
-        let _watch = seed.watch(&format!("stream {stream}"));
-        let mut random = seed.rng(stream);
-        let shape = shape(&mut random);
-        let directory = Directory::default();
-        format(&directory, &shape);
-        let store = Simulated::new(&directory);
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
-        let number = random.u64(1..20);
-        let lost = random.bool();
-        store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
-        for _ in 0..20 {
-            let first = random.u64(..shape.blocks);
-            // A part of a block that cannot be read cannot be written.
-            _ = rig.take(Step::Write { first, count: 1, fua: random.bool() });
-            match rig::read(&mut rig.door, &shape) {
-                Ok(found) => rig.history.check(0, &(found, Vec::new())),
-                Err(status) => {
-                    assert_eq!(status, Status::Protection);
-                    refused += 1;
-                }
-            }
-        }
-        drop(rig);
-        store.fail(Fault::None);
-        let opened = Rig::on(Simulated::new(&directory), &directory, &shape);
-        refused += usize::from(opened.is_err());
-    }
-    assert!(refused > 20, "the faults were felt: {refused}");
-}
-
-/// A bit changes at rest: an error with a name, or nothing that matters.
-#[test]
-fn rot_is_found() {
-    let seed = Seed::from_env();
-    let (mut refused, mut failed) = (0, 0);
-    for stream in 8000..8200 {
-        let _watch = seed.watch(&format!("stream {stream}"));
-        let mut random = seed.rng(stream);
-        let shape = shape(&mut random);
-        let directory = Directory::default();
-        format(&directory, &shape);
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 20);
-        assert_eq!(rig.take(Step::Flush), Status::Ok);
-        let history = rig.history.clone();
-        drop(rig);
-        let names = directory.names();
-        let file = directory.open(&names[random.usize(..names.len())]).unwrap();
-        for _ in 0..8 {
-            let at = random.u64(..file.len());
-            let mut byte = [0];
-            file.read_at(at, &mut byte).unwrap();
-            file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
-        }
-        match Rig::on(Simulated::new(&directory), &directory, &shape) {
-            Err(_) => refused += 1,
-            Ok(mut rig) => match rig::read(&mut rig.door, &shape) {
-                Err(status) => {
-                    assert_eq!(status, Status::Protection);
-                    failed += 1;
-                }
-                // Rot in the log looks like its end: what is there is a state that once was.
-                Ok(found) => history.check_volume(&found),
-            },
-        }
-    }
-    assert!(refused > 0 && failed > 0, "the rot was felt: {refused} refused, {failed} failed");
 }
 
 /// Where there is no space a write fails and nothing else; what was written before stays.

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     Lost(u64),
     /// A write with this number goes somewhere else in its file.
     Misdirected(u64),
+    /// A read with this number, and every one so many behind it, is of somewhere else in its file.
+    MisdirectedReads(u64),
     /// So many files more can be made.
     Full(u64),
 }
@@ -28,6 +30,7 @@ pub(crate) enum Fault {
 struct State {
     fault: Fault,
     writes: u64,
+    reads: u64,
     created: u64,
 }
 
@@ -119,7 +122,15 @@ impl StoreFile for SimulatedFile {
         Ok(self.file.len())
     }
 
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, mut offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.reads += 1;
+        if let Fault::MisdirectedReads(every) = state.fault
+            && state.reads.is_multiple_of(every)
+        {
+            offset = (offset + 4096) % (self.file.len() - into.len() as u64 + 1) / 512 * 512;
+        }
+        drop(state);
         self.file.read_at(offset, into)
     }
 

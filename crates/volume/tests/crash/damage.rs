@@ -1,0 +1,226 @@
+//! What a disk does to what it holds: writes that are lost or go astray, reads that do, rot. What is
+//! read is what was written, or an error that names the place; the rest is there.
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_sim::seed::Seed;
+use blockyard_volume::format::group;
+use blockyard_volume::{FormatError, VolumeError};
+
+use crate::rig::{Rig, Shape, Step, format};
+use crate::simulated::{Fault, Simulated};
+use crate::{rig, shape, work};
+
+/// Writes that the disk says it has done and has not, or has done elsewhere: a read finds old or
+/// new contents that were written there, or an error; never something else.
+#[test]
+fn what_is_lost_or_misdirected_is_never_served() {
+    let seed = Seed::from_env();
+    let mut refused = 0;
+    for stream in 7000..7150 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory);
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let number = random.u64(1..20);
+        let lost = random.bool();
+        store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
+        for _ in 0..20 {
+            let first = random.u64(..shape.blocks);
+            // A part of a block that cannot be read cannot be written.
+            _ = rig.take(Step::Write { first, count: 1, fua: random.bool() });
+            match rig::read(&mut rig.door, &shape) {
+                Ok(found) => rig.history.check(0, &(found, Vec::new())),
+                Err(status) => {
+                    assert_eq!(status, Status::Protection);
+                    refused += 1;
+                }
+            }
+        }
+        drop(rig);
+        store.fail(Fault::None);
+        let opened = Rig::on(Simulated::new(&directory), &directory, &shape);
+        refused += usize::from(opened.is_err());
+    }
+    assert!(refused > 20, "the faults were felt: {refused}");
+}
+
+/// A bit changes at rest: an error with a name, or nothing that matters.
+#[test]
+fn rot_is_found() {
+    let seed = Seed::from_env();
+    let (mut refused, mut failed) = (0, 0);
+    for stream in 8000..8200 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 20);
+        assert_eq!(rig.take(Step::Flush), Status::Ok);
+        let history = rig.history.clone();
+        drop(rig);
+        let names = directory.names();
+        let file = directory.open(&names[random.usize(..names.len())]).unwrap();
+        for _ in 0..8 {
+            let at = random.u64(..file.len());
+            let mut byte = [0];
+            file.read_at(at, &mut byte).unwrap();
+            file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
+        }
+        match Rig::on(Simulated::new(&directory), &directory, &shape) {
+            Err(_) => refused += 1,
+            Ok(mut rig) => match rig::read(&mut rig.door, &shape) {
+                Err(status) => {
+                    assert_eq!(status, Status::Protection);
+                    failed += 1;
+                }
+                // Rot in the log looks like its end: what is there is a state that once was.
+                Ok(found) => history.check_volume(&found),
+            },
+        }
+    }
+    assert!(refused > 0 && failed > 0, "the rot was felt: {refused} refused, {failed} failed");
+}
+
+/// Reads that the disk does somewhere else: what comes from there has another checksum.
+#[test]
+fn what_is_read_elsewhere_is_never_served() {
+    let seed = Seed::from_env();
+    let mut refused = 0;
+    for stream in 7500..7600 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory);
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        work(&mut rig, &mut random, &shape, 20);
+        let wanted = rig.contents();
+        store.fail(Fault::MisdirectedReads(random.u64(1..4)));
+        for _ in 0..4 {
+            match rig::read(&mut rig.door, &shape) {
+                Ok(found) => assert_eq!(found, wanted.0),
+                Err(status) => {
+                    assert_eq!(status, Status::Protection);
+                    refused += 1;
+                }
+            }
+        }
+        drop(rig);
+        // Opening reads as well: it is refused, or what it finds once was.
+        match Rig::on(store.clone(), &directory, &shape) {
+            Err(_) => refused += 1,
+            Ok(mut rig) => {
+                store.fail(Fault::None);
+                let found = rig::read(&mut rig.door, &shape);
+                assert!(found.is_ok_and(|found| found == wanted.0), "nothing was lost");
+            }
+        }
+    }
+    assert!(refused > 50, "the faults were felt: {refused}");
+}
+
+/// Where groups are in the segments: file, offset, number.
+fn groups(directory: &Directory) -> Vec<(String, usize, u64)> {
+    let mut found = Vec::new();
+    for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        for offset in (0..bytes.len()).step_by(512) {
+            if let Some((head, ..)) = group::parse(&bytes[offset..], 512) {
+                found.push((name.clone(), offset, head.number));
+            }
+        }
+    }
+    found.sort_by_key(|(.., number)| *number);
+    found
+}
+
+/// A rotten group in the middle of the log used to look like its end: what was acknowledged behind
+/// it was lost without a word. Now the opening names the place. The last group has nothing behind
+/// it that could know of it.
+#[test]
+fn rot_in_the_middle_of_the_log_is_not_its_end() {
+    let seed = Seed::from_env();
+    for stream in 8300..8340 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = Shape::tiny();
+        shape.options.checkpoint_bytes = 1 << 20;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        let count = random.u64(2..40);
+        for round in 0..count {
+            let step = Step::Write { first: round % 3, count: 1, fua: true };
+            assert_eq!(rig.take(step), Status::Ok);
+        }
+        let (history, wanted) = (rig.history.clone(), rig.contents());
+        drop((rig, medium));
+        let all = groups(&directory);
+        let (name, offset, number) = &all[random.usize(..all.len())];
+        let file = directory.open(name).unwrap();
+        // In the head, or in the block behind it.
+        let at = (*offset + random.usize(..1024)) as u64;
+        let mut byte = [0];
+        file.read_at(at, &mut byte).unwrap();
+        file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
+        let last = all.last().map(|it| it.2);
+        match Rig::on(Simulated::new(&directory), &directory, &shape) {
+            Ok(mut rig) => {
+                let found = rig::read(&mut rig.door, &shape).unwrap();
+                history.check_volume(&found);
+                assert!(Some(*number) == last || found == wanted.0);
+            }
+            Err(VolumeError::Format(FormatError::Log { segment, offset: at, number: missing })) => {
+                let place = (format!("segment-{segment:08x}"), at as usize, missing);
+                assert_eq!(place, (name.clone(), *offset, *number));
+                assert_ne!(Some(missing), last);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A damaged block in a segment that is nearly empty used to be chosen again by every cleaning, in
+/// vain. It stays, reads of it fail, and the rest of the pool is cleaned on.
+#[test]
+fn cleaning_leaves_damage_alone_and_goes_on() {
+    let mut shape = Shape::tiny();
+    shape.blocks = 40;
+    shape.block_bytes = 1024;
+    shape.options.segments_max = 14;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    for (first, count) in [(7, 1), (0, 7), (8, 12), (20, 10), (30, 10)] {
+        assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
+    }
+    // Block 7 was written by the first of these steps: its bytes are the number 1.
+    let wanted = 1_u64.to_le_bytes().repeat(64);
+    for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        for (at, _) in (0..).zip(bytes.chunks(512)).filter(|(_, it)| *it == wanted) {
+            file.write_at(at * 512, &[0xff]).unwrap();
+        }
+    }
+    for round in 0..1500_u64 {
+        let first = (8 + round * 7 % 39) % 40;
+        let status = rig.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+    }
+    assert_eq!(rig.pool.counts().spoiled, 1);
+    let mut read = |block: u64| rig.door.read(block * 1024, 1024, |_| {});
+    assert_eq!(read(7), Status::Protection);
+    assert!((0..40).filter(|block| *block != 7).all(|block| read(block).is_ok()));
+}
