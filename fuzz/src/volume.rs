@@ -125,6 +125,7 @@ fn listed(input: &mut Input<'_>) {
             id,
             name: "v".repeat(input.below(20) as usize),
             is_snapshot: input.below(2) == 1,
+            guid: input.below(3),
             origin: input.word() as u32,
             block_bytes: input.choose(&[4096, 512, 65_536]),
             blocks: input.below(300_000) + 1,

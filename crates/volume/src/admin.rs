@@ -7,12 +7,12 @@ use crate::format::catalogue::{Change, Traits, is_name};
 use crate::running::Running;
 use crate::store::Directory;
 
-fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, VolumeError> {
+pub(crate) fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, VolumeError> {
     let (value, wanted) = (value.to_owned(), wanted.to_owned());
     Err(VolumeError::Invalid { field, value, wanted })
 }
 
-fn volume_name(name: &str) -> Result<(), VolumeError> {
+pub(crate) fn volume_name(name: &str) -> Result<(), VolumeError> {
     match is_name(name) && !name.contains('@') {
         true => Ok(()),
         false => invalid("name", name, "letters, digits, `-`, `_` and `.`"),
@@ -20,7 +20,7 @@ fn volume_name(name: &str) -> Result<(), VolumeError> {
 }
 
 /// The two parts of a snapshot's name.
-fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
+pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
     match name.split_once('@').filter(|_| is_name(name)) {
         Some(parts) => Ok(parts),
         None => invalid("name", name, "VOLUME@SNAPSHOT"),
@@ -39,13 +39,20 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     }
 }
 
-impl<D: Directory> Running<D> {
+impl Running {
     fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
         // The reference goes at once: a volume that somebody refers to is in use.
         Ok(self.pool().find(name)?.traits.clone())
     }
 
-    fn is_free(&self, name: &str) -> Result<(), VolumeError> {
+    /// An identity for a snapshot.
+    fn fresh_guid(&self) -> Result<u64, VolumeError> {
+        let id = self.pool().segments().directory().fresh_id();
+        let id = id.map_err(VolumeError::io("cannot draw an identity"))?;
+        Ok(crate::bytes::u64_at(&id, 0).max(1))
+    }
+
+    pub(crate) fn is_free(&self, name: &str) -> Result<(), VolumeError> {
         match self.pool().find(name) {
             Ok(_) => Err(VolumeError::Exists { name: name.to_owned() }),
             Err(_) => Ok(()),
@@ -64,7 +71,8 @@ impl<D: Directory> Running<D> {
         }
         self.is_free(name)?;
         let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
-        let traits = Traits { id: 0, name, is_snapshot: false, origin: 0, block_bytes, blocks };
+        let traits =
+            Traits { id: 0, name, is_snapshot: false, origin: 0, block_bytes, blocks, guid: 0 };
         self.pool().change(&traits.name.clone(), Change::Create(traits))
     }
 
@@ -75,8 +83,8 @@ impl<D: Directory> Running<D> {
     pub fn snapshot(&self, name: &str) -> Result<(), VolumeError> {
         let origin = self.traits(snapshot_name(name)?.0)?;
         self.is_free(name)?;
-        let traits =
-            Traits { name: name.to_owned(), is_snapshot: true, origin: origin.id, ..origin };
+        let (name_of, guid) = (name.to_owned(), self.fresh_guid()?);
+        let traits = Traits { name: name_of, is_snapshot: true, origin: origin.id, guid, ..origin };
         self.pool().change(name, Change::Copy(traits))
     }
 
@@ -89,9 +97,9 @@ impl<D: Directory> Running<D> {
         volume_name(name)?;
         let origin = self.traits(snapshot)?;
         self.is_free(name)?;
-        let traits =
-            Traits { name: name.to_owned(), is_snapshot: false, origin: origin.id, ..origin };
-        self.pool().change(name, Change::Copy(traits))
+        let (name, guid) = (name.to_owned(), 0);
+        let traits = Traits { name, is_snapshot: false, origin: origin.id, guid, ..origin };
+        self.pool().change(&traits.name.clone(), Change::Copy(traits))
     }
 
     /// Gives a volume the contents of one of its snapshots again. It must not be a device.

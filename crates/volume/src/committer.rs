@@ -18,6 +18,7 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 use crate::buffer::Buffer;
 use crate::checkpoint::{self, Frozen};
 use crate::clean;
+use crate::format::catalogue::CHANGE_BYTES_MAX;
 use crate::format::entry::Entry;
 use crate::format::group::{self as format, DESCRIPTORS_MAX, Head};
 use crate::format::superblock::SEGMENT_NONE;
@@ -158,8 +159,7 @@ impl<D: Directory> Committer<D> {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
                 Body::Move(moved) => (moved.from.len(), moved.payload.bytes().len() as u32),
-                // Longest change: a name and some numbers.
-                Body::Catalogue(_) => (1, 512_u32.next_multiple_of(align)),
+                Body::Catalogue(_) => (1, (CHANGE_BYTES_MAX as u32).next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
             };
             let count = group.descriptors.len() + count;

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use blockyard_core::DeviceError;
+use blockyard_core::{DeviceError, Status};
+
+use crate::holder::Holder;
 
 /// Why a volume refused something.
 #[derive(Debug, thiserror::Error)]
@@ -20,10 +22,12 @@ pub enum VolumeError {
         wanted: String,
     },
     /// Another process has the pool.
-    #[error("path: `{}` is in use by another process; wanted a pool of its own", path.display())]
+    #[error("path: `{}` is in use by {holder}; wanted a pool of its own", path.display())]
     InUse {
         /// The pool's directory.
         path: PathBuf,
+        /// Who has it.
+        holder: Holder,
     },
     /// The system refused something.
     #[error("path: {doing}: {source}")]
@@ -36,6 +40,24 @@ pub enum VolumeError {
     /// What is there is not a pool that this program can open.
     #[error("path: {0}")]
     Format(#[from] FormatError),
+    /// A stream is not one that can be received.
+    #[error("stream: {0}")]
+    Stream(FormatError),
+    /// A stream could not be read or written on.
+    #[error("stream: {0}")]
+    Pipe(io::Error),
+    /// Blocks cannot be read.
+    #[error("`{name}`: {count} blocks from block {first} on cannot be read: {status}")]
+    Unreadable {
+        /// The volume or snapshot.
+        name: String,
+        /// The first block of those that were read at once.
+        first: u64,
+        /// How many.
+        count: u64,
+        /// Why.
+        status: Status,
+    },
     /// There is no volume of this name.
     #[error("`{name}` is no volume of this pool")]
     NoSuchVolume {
@@ -69,6 +91,11 @@ impl VolumeError {
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
         let doing = doing.into();
         move |source| VolumeError::Io { doing, source }
+    }
+
+    /// Makes an I/O error one of a stream.
+    pub(crate) fn stream() -> impl FnOnce(io::Error) -> VolumeError {
+        VolumeError::Pipe
     }
 
     /// The parameter that is to blame, as far as one is.

@@ -3,6 +3,7 @@
 pub mod catalogue;
 pub mod entry;
 pub mod group;
+pub mod stream;
 pub mod superblock;
 
 /// The version of the format that this program writes and reads.

@@ -26,6 +26,9 @@ use crate::recovery;
 use crate::segments::{Counts, Segments};
 use crate::store::Directory;
 
+/// What the name of a volume begins with that is received and not complete. No other name does.
+pub(crate) const ON_ITS_WAY: char = '%';
+
 /// Records of the control plane at once.
 const OWN_RECORDS: u32 = 64;
 
@@ -89,11 +92,24 @@ impl Volumes {
     /// How it ends otherwise.
     pub fn check(&self, change: &mut Change) -> Result<(), Status> {
         match change {
+            Change::Several(changes) => {
+                for (change, id) in changes.iter_mut().zip(self.next_id..) {
+                    self.check_one(change, id)?;
+                }
+                Ok(())
+            }
+            change => self.check_one(change, self.next_id),
+        }
+    }
+
+    /// Completes a single change, to which a number may be given that is free.
+    fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
+        match change {
             Change::Create(traits) | Change::Copy(traits) => {
                 if self.find(&traits.name).is_some() || self.by_id.len() >= VOLUMES_MAX {
                     return Err(Status::Inval);
                 }
-                traits.id = self.next_id;
+                traits.id = id;
             }
             Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
@@ -102,6 +118,7 @@ impl Volumes {
                     return Err(Status::DevResource);
                 }
             }
+            Change::Several(_) => return Err(Status::Inval),
         }
         match change {
             Change::Copy(traits) if !self.by_id.contains_key(&traits.origin) => Err(Status::Inval),
@@ -118,6 +135,11 @@ impl Volumes {
                 let mut nodes = self.by_id.get(&traits.origin)?.map.freeze();
                 nodes.resize(traits.node_count(), None);
                 self.put(traits, nodes)
+            }
+            Change::Several(changes) => {
+                for change in changes {
+                    self.apply(change)?;
+                }
             }
             Change::Destroy { id } => {
                 self.by_id.remove(id)?;
@@ -368,9 +390,11 @@ impl<D: Directory> Pool<D> {
         found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
     }
 
-    /// What there is.
+    /// What there is, but for what is on its way in.
     pub fn list(&self) -> Vec<Traits> {
-        self.volumes().by_id.values().map(|live| live.traits.clone()).collect()
+        let volumes = self.volumes();
+        let traits = volumes.by_id.values().map(|live| &live.traits);
+        traits.filter(|traits| !traits.name.starts_with(ON_ITS_WAY)).cloned().collect()
     }
 
     /// How many segments there are of each kind.

@@ -10,15 +10,15 @@ use std::thread::JoinHandle;
 use crate::error::VolumeError;
 use crate::pool::{Options, Pool};
 use crate::record::{Body, Record};
-use crate::store::{Directory, RealDirectory};
+use crate::store::RealDirectory;
 
 /// The pools of this process, by their directories.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Weak<Running>>>> = LazyLock::new(Mutex::default);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Running<D: Directory = RealDirectory> {
-    pool: Arc<Pool<D>>,
+pub struct Running {
+    pool: Arc<Pool<RealDirectory>>,
     thread: Option<JoinHandle<()>>,
     /// Volumes that are devices.
     taken: Mutex<BTreeSet<u32>>,
@@ -46,30 +46,39 @@ impl Running {
         if !directory.is_direct() {
             tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
         }
-        let running = Running::start(directory, options)?;
-        pools.insert(place, Arc::downgrade(&running));
-        Ok(running)
-    }
-}
-
-impl<D: Directory> Running<D> {
-    /// The pool of a directory that is the caller's alone, whatever it is made of.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub fn start(directory: D, options: Options) -> Result<Arc<Running<D>>, VolumeError> {
         let (pool, committer) = Pool::open(directory, options)?;
         pool.set_running(true);
         let thread = std::thread::Builder::new().name("volume-log".to_owned());
         let thread = thread.spawn(move || committer.run());
         let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
         let taken = Mutex::new(BTreeSet::new());
-        Ok(Arc::new(Running { pool, thread: Some(thread), taken }))
+        let running = Arc::new(Running { pool, thread: Some(thread), taken });
+        running.forget_all();
+        pools.insert(place, Arc::downgrade(&running));
+        Ok(running)
     }
 
     /// The pool.
-    pub fn pool(&self) -> &Arc<Pool<D>> {
+    pub fn pool(&self) -> &Arc<Pool<RealDirectory>> {
         &self.pool
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.pool.segments().directory().path()
+    }
+
+    /// Lets others know where the yard can be asked that has this pool open.
+    ///
+    /// # Errors
+    /// If the system refuses to write that down.
+    pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
+        self.pool.segments().directory().announce(control)
+    }
+
+    /// Whether a volume is a device.
+    pub fn is_taken(&self, id: u32) -> bool {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
     /// Notes that a volume is a device now; says whether it was none.
@@ -84,7 +93,7 @@ impl<D: Directory> Running<D> {
 }
 
 /// Everything is durable when it is closed, and the directory is free for another process.
-impl<D: Directory> Drop for Running<D> {
+impl Drop for Running {
     fn drop(&mut self) {
         self.pool.send(Record::of(Body::Stop, None));
         if let Some(thread) = self.thread.take()

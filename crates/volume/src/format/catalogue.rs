@@ -33,6 +33,8 @@ pub struct Traits {
     pub block_bytes: u32,
     /// How many blocks it has.
     pub blocks: u64,
+    /// The identity of a snapshot, which it keeps where it is received; 0: none.
+    pub guid: u64,
 }
 
 impl Traits {
@@ -41,12 +43,18 @@ impl Traits {
         self.blocks.div_ceil(NODE_BLOCKS) as usize
     }
 
+    /// Its capacity in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
     /// Appends it.
     pub fn print(&self, out: &mut Vec<u8>) {
         out.extend(self.id.to_le_bytes());
         out.extend(self.origin.to_le_bytes());
         out.extend(self.block_bytes.to_le_bytes());
         out.extend(self.blocks.to_le_bytes());
+        out.extend(self.guid.to_le_bytes());
         out.push(u8::from(self.is_snapshot));
         out.push(self.name.len() as u8);
         out.extend(self.name.as_bytes());
@@ -74,10 +82,10 @@ impl Traits {
 
     fn take(reader: &mut Reader<'_>) -> Option<Traits> {
         let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        let (blocks, is_snapshot) = (reader.u64()?, reader.u8()? == 1);
+        let (blocks, guid, is_snapshot) = (reader.u64()?, reader.u64()?, reader.u8()? == 1);
         let len = reader.u8()? as usize;
         let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
-        Some(Traits { id, name, is_snapshot, origin, block_bytes, blocks })
+        Some(Traits { id, name, is_snapshot, origin, block_bytes, blocks, guid })
     }
 }
 
@@ -117,7 +125,15 @@ pub enum Change {
         /// Its length in blocks.
         blocks: u64,
     },
+    /// Several changes one after the other, all of them or none. None of them is such a list.
+    Several(Vec<Change>),
 }
+
+/// Most changes of [`Change::Several`].
+const SEVERAL_MAX: usize = 8;
+
+/// Longest change, in bytes.
+pub const CHANGE_BYTES_MAX: usize = 2048;
 
 impl Change {
     /// Its bytes.
@@ -145,6 +161,14 @@ impl Change {
                 out.push(5);
                 out.extend(id.to_le_bytes());
                 out.extend(blocks.to_le_bytes());
+            }
+            Change::Several(changes) => {
+                out.extend([6, changes.len() as u8]);
+                for change in changes {
+                    let bytes = change.print();
+                    out.extend((bytes.len() as u16).to_le_bytes());
+                    out.extend(bytes);
+                }
             }
         }
         out
@@ -174,6 +198,26 @@ impl Change {
                     return Err(FormatError::Field { what, field, value: blocks, want });
                 }
                 Ok(Change::Resize { id: id.ok_or_else(short)?, blocks })
+            }
+            6 => {
+                let count = usize::from(reader.u8().ok_or_else(short)?);
+                let impossible = |value| {
+                    let (what, field) = ("change of the catalogue", "several");
+                    FormatError::Field { what, field, value, want: "1 to 8 changes" }
+                };
+                if !(1..=SEVERAL_MAX).contains(&count) {
+                    return Err(impossible(count as u64));
+                }
+                let mut changes = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let len = usize::from(reader.u16().ok_or_else(short)?);
+                    let bytes = reader.take(len).ok_or_else(short)?;
+                    if bytes.first() == Some(&6) {
+                        return Err(impossible(6));
+                    }
+                    changes.push(Change::parse(bytes)?);
+                }
+                Ok(Change::Several(changes))
             }
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
@@ -262,6 +306,7 @@ mod tests {
             origin: 0,
             block_bytes: 4096,
             blocks: 70_000,
+            guid: 5,
         }
     }
 
@@ -281,10 +326,15 @@ mod tests {
             Change::Destroy { id: 3 },
             Change::Rollback { id: 1, to: 2 },
             Change::Resize { id: 1, blocks: 5 },
+            Change::Several(vec![Change::Create(traits(1, "a")), Change::Destroy { id: 3 }]),
         ] {
             assert_eq!(Change::parse(&change.print()), Ok(change));
         }
         assert!(Change::parse(&[]).is_err() && Change::parse(&[9]).is_err());
+        let nested = Change::Several(vec![Change::Several(vec![Change::Destroy { id: 3 }])]);
+        for wrong in [nested, Change::Several(vec![])] {
+            assert!(Change::parse(&wrong.print()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

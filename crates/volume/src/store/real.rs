@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use super::{Directory, StoreFile};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::VolumeError;
+use crate::holder::Holder;
 
 /// The file that is locked.
 const LOCK: &str = "lock";
@@ -30,7 +31,7 @@ pub struct RealDirectory {
     path: PathBuf,
     direct: bool,
     /// Locked until it is dropped, or the process dies.
-    _lock: File,
+    lock: File,
 }
 
 impl RealDirectory {
@@ -48,13 +49,32 @@ impl RealDirectory {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(VolumeError::InUse { path: path.to_owned() });
+                let holder = Holder::read(&name);
+                return Err(VolumeError::InUse { path: path.to_owned(), holder });
             }
             Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
         }
         // Some file systems in memory refuse this; there nothing survives a power cut anyway.
         let direct = direct(&mut OpenOptions::new()).open(&name).is_ok();
-        Ok(RealDirectory { path: path.to_owned(), direct, _lock: lock })
+        // Nothing depends on it, and a pool on a full disk has to open.
+        if let Err(error) = Holder::this(None).write(&lock) {
+            tracing::warn!("{}: {error}", name.display());
+        }
+        Ok(RealDirectory { path: path.to_owned(), direct, lock })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets others know where the yard can be asked that has this directory open.
+    ///
+    /// # Errors
+    /// If the system refuses to write that down.
+    pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
+        let written = Holder::this(Some(control)).write(&self.lock);
+        written.map_err(VolumeError::io(format!("cannot write to `{}`", self.path.display())))
     }
 
     /// Whether I/O goes past the page cache.
@@ -69,6 +89,14 @@ impl RealDirectory {
             direct(&mut options);
         }
         options
+    }
+}
+
+/// Who is gone holds nothing.
+impl Drop for RealDirectory {
+    fn drop(&mut self) {
+        // What is left there counts for nothing once the lock is gone.
+        let _ = self.lock.set_len(0);
     }
 }
 

@@ -146,6 +146,7 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
         id: 0,
         name: "v".to_owned(),
         is_snapshot: false,
+        guid: 0,
         origin: 0,
         block_bytes: shape.block_bytes,
         blocks: shape.blocks,

@@ -1,0 +1,143 @@
+//! What one snapshot has that an older one has not, from their maps: what both share is passed over
+//! page by page, so that it costs what has changed, not what is there.
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::format::entry::Entry;
+use crate::format::{FAN, NODE_BLOCKS};
+use crate::map::{Frozen, Leaf, Node};
+
+/// Blocks one behind the other that differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+    /// They are zeros now.
+    pub(crate) is_hole: bool,
+}
+
+/// Runs that differ, in their order; found span by span, so that few are held at once.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    old: Option<Frozen>,
+    new: Frozen,
+    blocks: u64,
+    /// The next span to be compared.
+    number: usize,
+    /// What was found in the last one.
+    runs: VecDeque<Run>,
+}
+
+impl Changes {
+    /// What a map has that an older one has not; everything that is no hole, if there is none. Both
+    /// were taken at one moment, and the newer one has so many blocks.
+    pub(crate) fn between(old: Option<Frozen>, new: Frozen, blocks: u64) -> Changes {
+        Changes { old, new, blocks, number: 0, runs: VecDeque::new() }
+    }
+
+    fn span(&mut self) {
+        let first = self.number as u64 * NODE_BLOCKS;
+        let take = |frozen: &mut Frozen| frozen.get_mut(self.number).and_then(Option::take);
+        let (old, new) = (self.old.as_mut().and_then(take), take(&mut self.new));
+        if same(old.as_ref(), new.as_ref()) {
+            return;
+        }
+        for at in 0..FAN {
+            let leaf = |node: &Option<Arc<Node>>| node.as_ref().and_then(|it| it.leaf(at).cloned());
+            let (old, new) = (leaf(&old), leaf(&new));
+            if !same(old.as_ref(), new.as_ref()) {
+                self.leaf(first + (at * FAN) as u64, old.as_deref(), new.as_deref());
+            }
+        }
+    }
+
+    fn leaf(&mut self, first: u64, old: Option<&Leaf>, new: Option<&Leaf>) {
+        let entry =
+            |leaf: Option<&Leaf>, at: usize| leaf.map_or(Entry::HOLE, |it| it.entries()[at]);
+        for (at, block) in (0..FAN).zip(first..self.blocks) {
+            let (old, new) = (entry(old, at), entry(new, at));
+            if old != new {
+                self.push(block, new.is_hole());
+            }
+        }
+    }
+
+    fn push(&mut self, block: u64, is_hole: bool) {
+        match self.runs.back_mut() {
+            Some(last) if last.first + last.count == block && last.is_hole == is_hole => {
+                last.count += 1;
+            }
+            _ => self.runs.push_back(Run { first: block, count: 1, is_hole }),
+        }
+    }
+}
+
+impl Iterator for Changes {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        while self.runs.is_empty() && self.number < self.new.len() {
+            self.span();
+            self.number += 1;
+        }
+        self.runs.pop_front()
+    }
+}
+
+fn same<T>(old: Option<&Arc<T>>, new: Option<&Arc<T>>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => ptr::eq(Arc::as_ptr(old), Arc::as_ptr(new)),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::entry::Codec;
+    use crate::map::Map;
+
+    fn put(map: &Map, blocks: std::ops::Range<u64>, number: u64) {
+        for block in blocks {
+            let (span, at) = Map::place(block);
+            let entry = Entry::new((number + 1) * 4096, 4096, Codec::Raw, number);
+            map.with(span, |span| span.set(at, entry));
+        }
+    }
+
+    #[test]
+    fn only_what_differs_is_named() {
+        let map = Map::new(vec![None; 3]);
+        put(&map, 0..1000, 1);
+        put(&map, NODE_BLOCKS * 2..NODE_BLOCKS * 2 + 10, 1);
+        let old = map.freeze();
+        let changed = |old: Option<&Frozen>, new: Frozen, blocks| -> Vec<Run> {
+            Changes::between(old.cloned(), new, blocks).collect()
+        };
+        assert_eq!(changed(Some(&old), map.freeze(), 3 * NODE_BLOCKS), []);
+        put(&map, 500..510, 2);
+        put(&map, NODE_BLOCKS - 1..NODE_BLOCKS + 2, 2);
+        map.with(0, |span| span.clear(700, 800));
+        map.with(2, |span| span.clear(0, NODE_BLOCKS as u32));
+        let new = map.freeze();
+        let run = |first, count, is_hole| Run { first, count, is_hole };
+        let wanted = [
+            run(500, 10, false),
+            run(700, 100, true),
+            run(NODE_BLOCKS - 1, 1, false),
+            run(NODE_BLOCKS, 2, false),
+            run(2 * NODE_BLOCKS, 4, true),
+        ];
+        assert_eq!(changed(Some(&old), new.clone(), 2 * NODE_BLOCKS + 4), wanted);
+        let wanted = [
+            run(0, 700, false),
+            run(800, 200, false),
+            run(NODE_BLOCKS - 1, 1, false),
+            run(NODE_BLOCKS, 2, false),
+        ];
+        assert_eq!(changed(None, new, 3 * NODE_BLOCKS), wanted);
+    }
+}

@@ -1,0 +1,107 @@
+//! Who has a pool: written into its lock file by the process that holds the lock, so that others can
+//! say who it is and where it can be asked.
+//!
+//! The lock itself is the system's and ends with the process. What the file says counts only while
+//! somebody holds it.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Longest text that is read, in bytes.
+const LEN_MAX: u64 = 8192;
+
+/// A process that has a pool open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number, if it has said it.
+    pub pid: Option<u32>,
+    /// The control socket of its yard, if it has one.
+    pub control: Option<PathBuf>,
+}
+
+impl Holder {
+    /// This process.
+    pub fn this(control: Option<&Path>) -> Holder {
+        Holder { pid: Some(std::process::id()), control: control.map(Path::to_owned) }
+    }
+
+    /// Writes it into the file that this process has locked.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn write(&self, lock: &File) -> io::Result<()> {
+        let text = self.print();
+        lock.write_all_at(text.as_bytes(), 0)?;
+        lock.set_len(text.len() as u64)
+    }
+
+    /// Reads what the one that has locked the file has written there; empty where it has not.
+    pub fn read(lock: &Path) -> Holder {
+        let mut text = Vec::new();
+        let read = File::open(lock).and_then(|file| file.take(LEN_MAX).read_to_end(&mut text));
+        match read {
+            Ok(_) => Holder::parse(&String::from_utf8_lossy(&text)),
+            Err(_) => Holder::default(),
+        }
+    }
+
+    fn print(&self) -> String {
+        let mut text = String::new();
+        if let Some(pid) = self.pid {
+            text += &format!("pid {pid}\n");
+        }
+        if let Some(control) = self.control.as_ref().and_then(|path| path.to_str()) {
+            text += &format!("control {control}\n");
+        }
+        text
+    }
+
+    /// Lines that are not known, or not whole yet, say nothing.
+    fn parse(text: &str) -> Holder {
+        let mut holder = Holder::default();
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            match line.split_once(' ') {
+                Some(("pid", pid)) => holder.pid = pid.parse().ok(),
+                Some(("control", path)) if path.starts_with('/') => {
+                    holder.control = Some(path.into());
+                }
+                _ => {}
+            }
+        }
+        holder
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}")?,
+            None => f.write_str("another process")?,
+        }
+        match &self.control {
+            Some(control) => write!(f, ", the yard at {}", control.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_the_rest_is_passed_over() {
+        let whole = Holder { pid: Some(71), control: Some("/run/yard/control.sock".into()) };
+        for holder in [whole.clone(), Holder { control: None, ..whole.clone() }, Holder::default()]
+        {
+            assert_eq!(Holder::parse(&holder.print()), holder);
+        }
+        let found = Holder::parse("future x\npid many\ncontrol relative\npid 5\ncontrol /cut");
+        assert_eq!(found, Holder { pid: Some(5), control: None });
+        assert_eq!(whole.to_string(), "process 71, the yard at /run/yard/control.sock");
+        assert_eq!(Holder::default().to_string(), "another process");
+    }
+}

@@ -1,0 +1,434 @@
+//! Receiving: a stream of [`crate::send`] becomes a snapshot and the volume that it is of. They are
+//! there as a whole or not at all: until the end was read and everything is durable, what has come
+//! is a volume of its own that nobody sees; then one change of the catalogue puts it in place.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Status;
+
+use crate::admin::{invalid, snapshot_name, volume_name};
+use crate::changes::Changes;
+use crate::config::Compression;
+use crate::door::{Door, Outcome};
+use crate::error::{FormatError, VolumeError};
+use crate::format::catalogue::{Change, Traits};
+use crate::format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record};
+use crate::map::Map;
+use crate::pool::{ON_ITS_WAY, Pool};
+use crate::record::Live;
+use crate::running::Running;
+use crate::store::Directory;
+
+/// Records that are on their way into the log at once.
+const RECORDS: usize = 16;
+
+/// Longest write, in bytes.
+const WRITE_BYTES: u64 = 256 << 10;
+
+/// Longest sleep before another look whether there is memory.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The snapshot that is there now.
+    pub snapshot: String,
+    /// Blocks whose contents were in the stream.
+    pub blocks: u64,
+    /// Length of the stream in bytes.
+    pub bytes: u64,
+}
+
+/// A stream that is read, record by record.
+pub struct Incoming<'a> {
+    input: &'a mut dyn Read,
+    /// What it says of itself.
+    pub head: Head,
+    chain: u64,
+    number: u64,
+    /// Blocks of the next record lie here or behind.
+    from: u64,
+    bytes: u64,
+    payload: Vec<u8>,
+}
+
+/// What comes next in a stream.
+#[derive(Debug)]
+pub enum Part<'a> {
+    /// Blocks from `first` on have these contents.
+    Data {
+        /// The first of them.
+        first: u64,
+        /// All of them.
+        bytes: &'a [u8],
+    },
+    /// Blocks are zeros.
+    Zeros {
+        /// The first of them.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// There is no more.
+    End,
+}
+
+impl<'a> Incoming<'a> {
+    /// Reads the head.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is none that this program knows.
+    pub fn begin(input: &'a mut dyn Read) -> Result<Incoming<'a>, VolumeError> {
+        let mut bytes = [0; HEAD_BYTES];
+        fill(input, &mut bytes, 0)?;
+        let head = Head::parse(&bytes).map_err(VolumeError::Stream)?;
+        let (chain, len) = (Head::chain(&bytes), HEAD_BYTES as u64);
+        let payload = Vec::new();
+        Ok(Incoming { input, head, chain, number: 0, from: 0, bytes: len, payload })
+    }
+
+    /// Reads the next record.
+    ///
+    /// # Errors
+    /// If it cannot be read, the stream ends before its end, or it is damaged.
+    pub fn next(&mut self) -> Result<Part<'_>, VolumeError> {
+        let mut bytes = [0; RECORD_BYTES];
+        fill(self.input, &mut bytes, self.bytes)?;
+        self.bytes += bytes.len() as u64;
+        let record = Record::parse(&bytes, &self.head, self.number, self.from);
+        let record = record.map_err(VolumeError::Stream)?;
+        self.payload.resize(record.len as usize, 0);
+        fill(self.input, &mut self.payload, self.bytes)?;
+        self.bytes += u64::from(record.len);
+        self.chain =
+            Record::verify(&bytes, self.chain, &self.payload).map_err(VolumeError::Stream)?;
+        self.number += 1;
+        self.from = record.first + record.count;
+        let Record { kind, first, count, .. } = record;
+        Ok(match kind {
+            Kind::Data => Part::Data { first, bytes: &self.payload },
+            Kind::Zeros => Part::Zeros { first, count },
+            Kind::End => Part::End,
+        })
+    }
+
+    /// How many bytes were read.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Reads all of it; `before` bytes of the stream were read before.
+fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match input.read(&mut bytes[at..]) {
+            Ok(0) => {
+                let len = before + at as u64;
+                return Err(VolumeError::Stream(FormatError::Short { what: "stream", len }));
+            }
+            Ok(len) => at += len,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(VolumeError::Pipe(error)),
+        }
+    }
+    Ok(())
+}
+
+impl Running {
+    /// Receives a stream as the volume `name`, with its snapshot of the name that it had, or as
+    /// `VOLUME@SNAPSHOT`. A stream that builds on another snapshot needs that here, and the volume
+    /// as it was then. `progress` is told the bytes that were read.
+    ///
+    /// # Errors
+    /// If the stream is damaged, cut or does not fit what is here: then nothing has changed.
+    pub fn receive(
+        &self,
+        name: &str,
+        input: &mut dyn Read,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Received, VolumeError> {
+        let mut incoming = Incoming::begin(input)?;
+        let place = Place::find(self, name, &incoming.head)?;
+        let hidden = place.begin(self.pool(), &incoming.head)?;
+        let done = (|| {
+            let blocks = take(self.pool(), &hidden, &mut incoming, progress)?;
+            self.pool().change(&place.volume, place.end(self.pool(), &hidden, &incoming.head)?)?;
+            Ok(blocks)
+        })();
+        match done {
+            Ok(blocks) => {
+                Ok(Received { snapshot: place.snapshot, blocks, bytes: incoming.bytes() })
+            }
+            Err(error) => {
+                self.forget(&hidden);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes what was received and never complete.
+    pub(crate) fn forget_all(&self) {
+        let volumes = self.pool().volumes();
+        let names = volumes.by_id.values().map(|live| live.traits.name.clone());
+        let names: Vec<_> = names.filter(|name| name.starts_with(ON_ITS_WAY)).collect();
+        drop(volumes);
+        names.iter().for_each(|name| self.forget(name));
+    }
+
+    fn forget(&self, name: &str) {
+        let Ok(id) = self.pool().find(name).map(|live| live.traits.id) else { return };
+        if let Err(error) = self.pool().change(name, Change::Destroy { id }) {
+            tracing::warn!("what was received in part stays until the pool is opened: {error}");
+        }
+    }
+}
+
+/// Where a stream goes.
+struct Place {
+    volume: String,
+    snapshot: String,
+    /// The volume that is there, and its snapshot that the stream builds on.
+    present: Option<(Traits, Traits)>,
+}
+
+impl Place {
+    fn find(running: &Running, name: &str, head: &Head) -> Result<Place, VolumeError> {
+        let (volume, snapshot) = match name.split_once('@') {
+            Some((volume, snapshot)) => (volume, snapshot),
+            None => (name, snapshot_name(&head.name)?.1),
+        };
+        volume_name(volume)?;
+        let snapshot = format!("{volume}@{snapshot}");
+        snapshot_name(&snapshot)?;
+        running.is_free(&snapshot)?;
+        let volume = volume.to_owned();
+        let Some((guid, base)) = &head.base else {
+            running.is_free(&volume)?;
+            return Ok(Place { volume, snapshot, present: None });
+        };
+        let pool = running.pool();
+        let traits = pool.find(&volume)?.traits.clone();
+        let prefix = format!("{volume}@");
+        let list = pool.list();
+        let mut snapshots = list.iter().filter(|it| it.name.starts_with(&prefix));
+        let found = snapshots.clone().find(|it| it.guid == *guid).cloned();
+        let Some(found) = found else {
+            let wanted = format!(
+                "`{base}` among the snapshots of `{volume}`, on which the stream builds; receive \
+                 that first"
+            );
+            let had: Vec<_> = snapshots.map(|it| it.name.as_str()).collect();
+            return invalid("stream", &format!("{} on {}", head.name, had.join(", ")), &wanted);
+        };
+        if let Some(same) = snapshots.find(|it| it.guid == head.guid) {
+            return Err(VolumeError::Exists { name: same.name.clone() });
+        }
+        if traits.block_bytes != head.block_bytes {
+            let wanted = format!("blocks of {} bytes, as `{volume}` has", traits.block_bytes);
+            return invalid("stream", &head.block_bytes.to_string(), &wanted);
+        }
+        let busy = |why: String| Err(VolumeError::Busy { name: volume.clone(), why });
+        if running.is_taken(traits.id) {
+            return busy("a device; remove that first".to_owned());
+        }
+        if has_changed(pool, &volume, &found.name)? {
+            return busy(format!("no longer as it was in `{0}`; roll it back to that", found.name));
+        }
+        Ok(Place { volume, snapshot, present: Some((traits, found)) })
+    }
+
+    fn hidden(&self) -> String {
+        format!("{ON_ITS_WAY}{}", self.volume)
+    }
+
+    /// Makes the volume that nobody sees; answers its name.
+    fn begin<D: Directory>(&self, pool: &Pool<D>, head: &Head) -> Result<String, VolumeError> {
+        let name = self.hidden();
+        if pool.find(&name).is_ok() {
+            let why = "being received already".to_owned();
+            return Err(VolumeError::Busy { name: self.volume.clone(), why });
+        }
+        let Head { block_bytes, blocks, .. } = *head;
+        let origin = self.present.as_ref().map_or(0, |(_, base)| base.id);
+        let is_snapshot = false;
+        let traits =
+            Traits { id: 0, name: name.clone(), is_snapshot, origin, block_bytes, blocks, guid: 0 };
+        let Some((_, base)) = &self.present else {
+            pool.change(&self.volume, Change::Create(traits))?;
+            return Ok(name);
+        };
+        pool.change(&self.volume, Change::Copy(Traits { blocks: base.blocks, ..traits }))?;
+        if base.blocks != blocks {
+            let id = pool.find(&name)?.traits.id;
+            pool.change(&self.volume, Change::Resize { id, blocks })?;
+        }
+        Ok(name)
+    }
+
+    /// What puts it in place.
+    fn end<D: Directory>(
+        &self,
+        pool: &Pool<D>,
+        hidden: &str,
+        head: &Head,
+    ) -> Result<Change, VolumeError> {
+        let traits = pool.find(hidden)?.traits.clone();
+        let origin = traits.id;
+        let mut changes = Vec::new();
+        match &self.present {
+            None => {
+                let name = self.volume.clone();
+                changes.push(Change::Copy(Traits { name, origin, ..traits.clone() }));
+            }
+            Some((volume, _)) => {
+                if volume.blocks != head.blocks {
+                    changes.push(Change::Resize { id: volume.id, blocks: head.blocks });
+                }
+                changes.push(Change::Rollback { id: volume.id, to: origin });
+            }
+        }
+        let (name, guid) = (self.snapshot.clone(), head.guid);
+        let is_snapshot = true;
+        changes.push(Change::Copy(Traits { name, origin, guid, is_snapshot, ..traits }));
+        changes.push(Change::Destroy { id: origin });
+        Ok(Change::Several(changes))
+    }
+}
+
+/// Whether a volume is no longer what its snapshot is.
+fn has_changed<D: Directory>(
+    pool: &Pool<D>,
+    volume: &str,
+    snapshot: &str,
+) -> Result<bool, VolumeError> {
+    let (volume, snapshot) = (pool.find(volume)?, pool.find(snapshot)?);
+    let (new, old) = {
+        let _volumes = pool.volumes();
+        (volume.map.freeze(), snapshot.map.freeze())
+    };
+    let blocks = volume.traits.blocks;
+    let mut changes = Changes::between(Some(old), new, blocks);
+    Ok(blocks != snapshot.traits.blocks || changes.next().is_some())
+}
+
+/// Writes what comes into the hidden volume, and makes it durable; answers how many blocks came.
+fn take<D: Directory>(
+    pool: &Arc<Pool<D>>,
+    hidden: &str,
+    incoming: &mut Incoming<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64, VolumeError> {
+    let live = pool.find(hidden)?;
+    let size = u64::from(live.traits.block_bytes);
+    let mut filler = Filler::new(pool, live);
+    let mut blocks = 0;
+    loop {
+        match incoming.next()? {
+            Part::Data { first, bytes } => {
+                filler.write(first, bytes)?;
+                blocks += bytes.len() as u64 / size;
+            }
+            Part::Zeros { first, count } => filler.zero(first, count)?,
+            Part::End => break,
+        }
+        progress(incoming.bytes());
+    }
+    filler.finish()?;
+    progress(incoming.bytes());
+    Ok(blocks)
+}
+
+/// Writes into a volume, some at once.
+struct Filler<D: Directory> {
+    door: Door<D>,
+    size: u64,
+    part_bytes: u64,
+}
+
+impl<D: Directory> Filler<D> {
+    fn new(pool: &Arc<Pool<D>>, live: Arc<Live>) -> Filler<D> {
+        let size = u64::from(live.traits.block_bytes);
+        let part_bytes = WRITE_BYTES.min(u64::from(pool.segments().bytes()) / 4).max(size);
+        let door = Door::open(pool, live, Compression::default(), RECORDS);
+        Filler { door, size, part_bytes }
+    }
+
+    fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+        let count = bytes.len() as u64 / self.size;
+        let mut parts = Vec::new();
+        Map::each_span(first, count, |span, from, to| parts.push((span, from, to)));
+        let mut bytes = bytes;
+        for (span, from, to) in parts {
+            let mut at = (span as u64 * crate::format::NODE_BLOCKS + u64::from(from)) * self.size;
+            let mut left = u64::from(to - from) * self.size;
+            while left > 0 {
+                let len = left.min(self.part_bytes / self.size * self.size);
+                let (part, rest) = bytes.split_at(len as usize);
+                let fill = |into: &mut [u8]| into.copy_from_slice(part);
+                self.until_taken(|door| door.write(at, part.len(), &fill, 0, false))?;
+                (at, left, bytes) = (at + len, left - len, rest);
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, first: u64, count: u64) -> Result<(), VolumeError> {
+        let mut parts = Vec::new();
+        Map::each_span(first, count, |span, from, to| parts.push((span, from, to)));
+        for (span, from, to) in parts {
+            let at = (span as u64 * crate::format::NODE_BLOCKS + u64::from(from)) * self.size;
+            let len = u64::from(to - from) * self.size;
+            self.until_taken(|door| door.zero(at, len, 0, false))?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), VolumeError> {
+        self.wait_below(1)?;
+        self.until_taken(|door| door.flush(0))?;
+        self.wait_below(1)
+    }
+
+    fn until_taken(
+        &mut self,
+        mut ask: impl FnMut(&mut Door<D>) -> Outcome,
+    ) -> Result<(), VolumeError> {
+        loop {
+            self.wait_below(RECORDS)?;
+            match ask(&mut self.door) {
+                Outcome::Taken => return Ok(()),
+                Outcome::Ended(status) => return ended(status),
+                // Others have the memory, or we ourselves do.
+                Outcome::Full => match self.door.out() {
+                    0 => std::thread::sleep(LOOK),
+                    out => self.wait_below(out)?,
+                },
+            }
+        }
+    }
+
+    /// Waits until fewer records than this are on their way.
+    fn wait_below(&mut self, records: usize) -> Result<(), VolumeError> {
+        while self.door.out() >= records {
+            match self.door.take() {
+                Some(reply) => ended(reply.status)?,
+                None => {
+                    let door = &self.door;
+                    door.mailbox().bell().sleep(LOOK, || door.is_any());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ended(status: Status) -> Result<(), VolumeError> {
+    match status {
+        Status::Ok => Ok(()),
+        Status::NoSpc => Err(VolumeError::NoSpace),
+        _ => Err(VolumeError::Poisoned),
+    }
+}

@@ -1,0 +1,186 @@
+//! Sending: a snapshot, or what it has that an older one has not, as a stream of bytes.
+//! docs/format.md describes it.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use blockyard_core::Status;
+
+use crate::changes::{Changes, Run};
+use crate::config::Compression;
+use crate::door::Door;
+use crate::error::VolumeError;
+use crate::format::stream::{Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
+use crate::pool::Pool;
+use crate::record::Live;
+use crate::running::Running;
+use crate::store::Directory;
+
+/// What was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Blocks whose contents were sent.
+    pub blocks: u64,
+    /// Length of the stream in bytes.
+    pub bytes: u64,
+}
+
+impl Running {
+    /// Sends a snapshot; with `base`, an older snapshot of the same volume, only what has changed
+    /// since. `progress` is told the bytes that were sent.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, a block of it cannot be read, or nobody takes the stream.
+    pub fn send(
+        &self,
+        snapshot: &str,
+        base: Option<&str>,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Sent, VolumeError> {
+        Sending::begin(self, snapshot, base)?.run(out, progress)
+    }
+}
+
+/// A snapshot that is about to be sent: nobody can remove it, or what it builds on, meanwhile.
+pub struct Sending<D: Directory> {
+    pool: Arc<Pool<D>>,
+    live: Arc<Live>,
+    _base: Option<Arc<Live>>,
+    head: Head,
+    changes: Changes,
+}
+
+impl Sending<crate::store::RealDirectory> {
+    /// Prepares to send as [`Running::send`] does.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, or the one does not build on the other.
+    pub fn begin(
+        running: &Running,
+        snapshot: &str,
+        base: Option<&str>,
+    ) -> Result<Self, VolumeError> {
+        Sending::of(running.pool(), snapshot, base)
+    }
+}
+
+impl<D: Directory> Sending<D> {
+    fn of(pool: &Arc<Pool<D>>, snapshot: &str, base: Option<&str>) -> Result<Self, VolumeError> {
+        let live = find(pool, "name", snapshot)?;
+        let older = base.map(|base| find(pool, "from", base)).transpose()?;
+        if let (Some(older), Some(base)) = (&older, base) {
+            let volume = |name: &str| name.split('@').next().map(str::to_owned);
+            let fits = volume(base) == volume(snapshot)
+                && older.traits.id < live.traits.id
+                && older.traits.block_bytes == live.traits.block_bytes;
+            if !fits {
+                let wanted = format!("an older snapshot of the volume of `{snapshot}`");
+                let (field, value) = ("from", base.to_owned());
+                return Err(VolumeError::Invalid { field, value, wanted });
+            }
+        }
+        let head = Head {
+            block_bytes: live.traits.block_bytes,
+            blocks: live.traits.blocks,
+            guid: live.traits.guid,
+            name: snapshot.to_owned(),
+            base: older.as_ref().map(|it| (it.traits.guid, it.traits.name.clone())),
+        };
+        let changes = {
+            // At one moment: cleaning moves blocks of both.
+            let _volumes = pool.volumes();
+            let base = older.as_ref().map(|older| older.map.freeze());
+            Changes::between(base, live.map.freeze(), live.traits.blocks)
+        };
+        Ok(Sending { pool: Arc::clone(pool), live, _base: older, head, changes })
+    }
+
+    /// Sends it.
+    ///
+    /// # Errors
+    /// If a block cannot be read, or nobody takes the stream.
+    pub fn run(
+        self,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Sent, VolumeError> {
+        let Sending { pool, live, head, changes, .. } = self;
+        let size = u64::from(head.block_bytes);
+        let mut door = Door::open(&pool, Arc::clone(&live), Compression::None, 1);
+        let mut stream = Printer::begin(out, &head)?;
+        let mut payload = Vec::with_capacity(PAYLOAD_MAX);
+        let mut sent = Sent::default();
+        let most = PAYLOAD_MAX as u64 / size;
+        for Run { first, count, is_hole } in changes {
+            if is_hole {
+                stream.record(Kind::Zeros, first, count, &[])?;
+                continue;
+            }
+            let mut at = first;
+            while at < first + count {
+                let part = most.min(first + count - at);
+                payload.clear();
+                let len = (part * size) as usize;
+                let status = door.read(at * size, len, |bytes| payload.extend_from_slice(bytes));
+                if status != Status::Ok {
+                    let name = live.traits.name.clone();
+                    return Err(VolumeError::Unreadable { name, first: at, count: part, status });
+                }
+                stream.record(Kind::Data, at, part, &payload)?;
+                at += part;
+                sent.blocks += part;
+                progress(stream.bytes);
+            }
+        }
+        stream.record(Kind::End, head.blocks, 0, &[])?;
+        stream.out.flush().map_err(VolumeError::stream())?;
+        Ok(Sent { bytes: stream.bytes, ..sent })
+    }
+}
+
+fn find<D: Directory>(
+    pool: &Pool<D>,
+    field: &'static str,
+    name: &str,
+) -> Result<Arc<Live>, VolumeError> {
+    let live = pool.find(name)?;
+    if !live.traits.is_snapshot {
+        let (value, wanted) = (name.to_owned(), "VOLUME@SNAPSHOT".to_owned());
+        return Err(VolumeError::Invalid { field, value, wanted });
+    }
+    Ok(live)
+}
+
+/// Records one behind the other.
+struct Printer<'a> {
+    out: &'a mut dyn Write,
+    chain: u64,
+    number: u64,
+    bytes: u64,
+}
+
+impl<'a> Printer<'a> {
+    fn begin(out: &'a mut dyn Write, head: &Head) -> Result<Printer<'a>, VolumeError> {
+        let bytes = head.print();
+        out.write_all(&bytes).map_err(VolumeError::stream())?;
+        let (chain, len) = (Head::chain(&bytes), bytes.len() as u64);
+        Ok(Printer { out, chain, number: 0, bytes: len })
+    }
+
+    fn record(
+        &mut self,
+        kind: Kind,
+        first: u64,
+        count: u64,
+        payload: &[u8],
+    ) -> Result<(), VolumeError> {
+        let record = Record { kind, len: payload.len() as u32, first, count, number: self.number };
+        let mut bytes = [0; RECORD_BYTES];
+        self.chain = record.print(self.chain, payload, &mut bytes);
+        self.number += 1;
+        self.bytes += (bytes.len() + payload.len()) as u64;
+        let written = self.out.write_all(&bytes).and_then(|()| self.out.write_all(payload));
+        written.map_err(VolumeError::stream())
+    }
+}

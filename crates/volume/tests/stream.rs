@@ -1,0 +1,229 @@
+//! Snapshots on their way into other pools: whole and by what has changed, complete or not at all,
+//! and nothing that was damaged on the way.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, Device, Flags, Op, Sector};
+use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+
+use place::Place;
+
+const SIZE: u64 = 16 << 20;
+
+fn place(name: &str) -> Place {
+    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn pool(place: &Place, name: &str) -> Arc<Running> {
+    Running::open(&place.path().join(name), Options::default()).unwrap()
+}
+
+/// A volume as a device, and a door to it.
+fn door(running: &Running, name: &str) -> (Arc<Volume>, Io) {
+    let config = VolumeConfig {
+        path: running.path().to_owned(),
+        name: name.to_owned(),
+        size: 0,
+        volblocksize: 0,
+        compress: Compression::Lz4,
+        sync: SyncMode::Standard,
+    };
+    let volume = Volume::open(config).unwrap();
+    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let (config, stats) = (ChannelConfig::default(), ChannelStats::new());
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    (volume, Io::new(Box::new(stack), 1 << 20))
+}
+
+fn contents(running: &Running, name: &str) -> Vec<u8> {
+    let (volume, mut io) = door(running, name);
+    let mut all = vec![0; volume.geometry().len_bytes() as usize];
+    for (part, at) in all.chunks_mut(1 << 20).zip((0..).step_by(2048)) {
+        io.read(Sector(at), part).unwrap();
+    }
+    all
+}
+
+/// Changes some of a volume, and answers what it holds then.
+fn change(running: &Running, name: &str, random: &mut fastrand::Rng, model: &mut [u8]) {
+    let (_volume, mut io) = door(running, name);
+    for _ in 0..20 {
+        let len = 4096 * random.usize(1..=64);
+        let at = random.usize(..(model.len() - len) / 4096) * 4096;
+        if random.u8(..) < 60 {
+            let zeros = Bio::new(Op::WriteZeroes, Sector(at as u64 / 512), len as u64 / 512);
+            io.run(zeros).unwrap();
+            model[at..at + len].fill(0);
+            continue;
+        }
+        random.fill(&mut model[at..at + len]);
+        io.write(Sector(at as u64 / 512), &model[at..at + len], Flags::NONE).unwrap();
+    }
+}
+
+fn sent(running: &Running, snapshot: &str, base: Option<&str>) -> Vec<u8> {
+    let (mut stream, mut told) = (Vec::new(), 0);
+    let sent = running.send(snapshot, base, &mut stream, &mut |bytes| told = bytes).unwrap();
+    assert_eq!(sent.bytes, stream.len() as u64);
+    assert!(told <= sent.bytes);
+    stream
+}
+
+fn receive(running: &Running, name: &str, mut stream: &[u8]) -> Result<String, String> {
+    let received = running.receive(name, &mut stream, &mut |_| {});
+    received.map(|it| it.snapshot).map_err(|error| error.to_string())
+}
+
+fn names(running: &Running) -> Vec<String> {
+    running.pool().list().into_iter().map(|it| it.name).collect()
+}
+
+#[test]
+fn a_volume_follows_another_by_what_has_changed() {
+    let place = place("stream-follows");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    here.create("v0", SIZE, 8192).unwrap();
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut model = vec![0; SIZE as usize];
+    let mut last: Option<String> = None;
+    let mut whole = 0;
+    for round in 0..5 {
+        change(&here, "v0", &mut random, &mut model);
+        let snapshot = format!("v0@{round}");
+        here.snapshot(&snapshot).unwrap();
+        let stream = sent(&here, &snapshot, last.as_deref());
+        if round == 4 {
+            whole = sent(&here, &snapshot, None).len();
+        }
+        assert_eq!(receive(&there, "copy", &stream), Ok(format!("copy@{round}")));
+        assert!(contents(&there, "copy") == model, "round {round}");
+        last = Some(snapshot);
+    }
+    // One block costs one block, whatever there is beside it.
+    let (_volume, mut io) = door(&here, "v0");
+    io.write(Sector(0), &[1; 8192], Flags::NONE).unwrap();
+    here.snapshot("v0@last").unwrap();
+    let stream = sent(&here, "v0@last", Some("v0@4"));
+    assert!(stream.len() < 12_000 && whole > 4 << 20, "{} of {whole}", stream.len());
+    drop(io);
+    // It is what it was in each snapshot, also when it is opened again.
+    there.clone_of("copy@4", "old").unwrap();
+    drop(there);
+    let there = pool(&place, "there");
+    assert!(contents(&there, "old") == model);
+    let wanted = ["copy", "copy@0", "copy@1", "copy@2", "copy@3", "copy@4", "old"];
+    assert_eq!(names(&there), wanted);
+    // A third pool goes on from what the second has.
+    let third = pool(&place, "third");
+    receive(&third, "v", &sent(&there, "copy@4", None)).unwrap();
+    receive(&third, "v", &stream).unwrap();
+    model[..8192].fill(1);
+    assert!(contents(&third, "v") == model);
+}
+
+#[test]
+fn a_stream_that_does_not_fit_changes_nothing() {
+    let place = place("stream-fits");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    here.create("v0", SIZE, 0).unwrap();
+    let mut random = fastrand::Rng::with_seed(12);
+    let mut model = vec![0; SIZE as usize];
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@a").unwrap();
+    let before = model.clone();
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@b").unwrap();
+    here.resize("v0", SIZE * 2).unwrap();
+    here.snapshot("v0@c").unwrap();
+    let (whole, more) = (sent(&here, "v0@a", None), sent(&here, "v0@b", Some("v0@a")));
+    let said = |result: Result<String, String>, wanted: &str| {
+        let error = result.unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    };
+    said(receive(&there, "v0", &more), "`v0` is no volume of this pool");
+    receive(&there, "v0", &whole).unwrap();
+    said(receive(&there, "v0", &whole), "`v0@a` exists already");
+    said(receive(&there, "v0@again", &whole), "`v0` exists already");
+    // Damage anywhere, and an end anywhere: nothing has changed.
+    for at in [0, 40, 300, 511, 520, 560, more.len() / 2, more.len() - 20] {
+        let mut damaged = more.clone();
+        damaged[at] ^= 0x20;
+        said(receive(&there, "v0", &damaged), "stream: `stream`");
+        let cut = format!("`stream` ends after {at} bytes");
+        said(receive(&there, "v0", &more[..at]), &cut);
+    }
+    let mut swapped = more[..512].to_vec();
+    swapped.extend(&whole[512..]);
+    said(receive(&there, "v0", &swapped), "`stream` is damaged");
+    assert_eq!(names(&there), ["v0", "v0@a"]);
+    assert!(contents(&there, "v0") == before);
+    let last = sent(&here, "v0@c", Some("v0@b"));
+    said(receive(&there, "v0", &last), "`v0@b` among the snapshots of `v0`");
+    // Not under a device's feet, and not over what was written here.
+    let (volume, mut io) = door(&there, "v0");
+    said(receive(&there, "v0", &more), "a device");
+    io.write(Sector(0), &[9; 4096], Flags::NONE).unwrap();
+    drop((volume, io));
+    said(receive(&there, "v0", &more), "no longer as it was in `v0@a`");
+    there.rollback("v0@a").unwrap();
+    receive(&there, "v0", &more).unwrap();
+    assert!(contents(&there, "v0") == model);
+    receive(&there, "v0", &last).unwrap();
+    model.resize(2 * SIZE as usize, 0);
+    assert!(contents(&there, "v0") == model);
+    let refused = |snapshot: &str, base: Option<&str>, wanted: &str| {
+        let error = here.send(snapshot, base, &mut Vec::new(), &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    };
+    refused("v0", None, "wanted VOLUME@SNAPSHOT");
+    refused("v0@a", Some("v0@b"), "wanted an older snapshot of the volume of `v0@a`");
+    refused("v0@x", None, "`v0@x` is no volume of this pool");
+}
+
+/// A stream that comes, and then looks at who receives it before it ends.
+struct Interrupted<'a> {
+    stream: &'a [u8],
+    look: Option<Box<dyn FnOnce() + 'a>>,
+}
+
+impl Read for Interrupted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.stream.is_empty() {
+            self.look.take().into_iter().for_each(|look| look());
+            return Err(std::io::ErrorKind::ConnectionReset.into());
+        }
+        self.stream.read(into)
+    }
+}
+
+#[test]
+fn what_was_received_in_part_is_not_there() {
+    let place = place("stream-part");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    here.create("v0", SIZE, 0).unwrap();
+    let mut model = vec![0; SIZE as usize];
+    change(&here, "v0", &mut fastrand::Rng::with_seed(13), &mut model);
+    here.snapshot("v0@a").unwrap();
+    let stream = sent(&here, "v0@a", None);
+    let look = || {
+        assert_eq!(names(&there), [""; 0], "nobody sees it");
+        let error = receive(&there, "v0", &stream).unwrap_err();
+        assert_eq!(error, "`v0` is being received already");
+    };
+    let mut cut = Interrupted { stream: &stream[..stream.len() / 2], look: Some(Box::new(look)) };
+    let error = there.receive("v0", &mut cut, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.starts_with("stream: "), "{error}");
+    assert!(there.pool().find("%v0").is_err(), "nothing is left of it");
+    receive(&there, "v0", &stream).unwrap();
+    assert!(contents(&there, "v0") == model);
+}
