@@ -67,6 +67,9 @@ fn the_session_prints_what_the_page_says() {
                 script += part;
             }
         }
+        // So is the state directory.
+        let state = yard.place.path().display().to_string();
+        let script = script.replace("~/.local/state", &state);
         let line = ["sh", "-c", &script];
         let mut command = bounded(&line);
         let path = std::env::var("PATH").unwrap_or_default();

@@ -54,6 +54,7 @@ impl Yard {
             .args(args)
             .env("NOTIFY_SOCKET", place.file("notices"))
             .env("XDG_RUNTIME_DIR", place.path())
+            .env("XDG_STATE_HOME", place.path())
             .stdin(Stdio::null())
             .stdout(file("out"))
             .stderr(file("err"))
@@ -81,6 +82,11 @@ impl Yard {
     /// The URI of an export, for libnbd and qemu.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket())
+    }
+
+    /// The path of its control socket.
+    pub(crate) fn control(&self) -> String {
+        self.place.file("control")
     }
 
     /// The path of the NBD socket.

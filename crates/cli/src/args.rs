@@ -6,7 +6,7 @@ mod volume;
 use std::path::PathBuf;
 
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
-pub(crate) use volume::{VolumeCommand, VolumePoolArgs};
+pub(crate) use volume::{VolumeAt, VolumeCommand, VolumePoolArgs};
 
 use blockyard_core::zone::check::Target;
 use blockyard_lab::command::LabCommand;
@@ -23,7 +23,7 @@ const ABOUT: &str =
 
 const AFTER_HELP: &str = "\
 Begin with:
-  blockyard serve                            the default yard: zoned0, null0, mem0, smr0, ram0
+  blockyard serve                            the default yard: zoned0, null0, mem0, smr0, ...
   blockyard list                             from another terminal: what is served
   blockyard zone report zoned0 -c 4          the first zones of a zoned device
   blockyard add 'null:///fast?size=10G'      one more device, at run time
@@ -121,11 +121,13 @@ pub(crate) enum Command {
 const SERVE_HELP: &str = "\
 Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
 null0 (plain, keeps nothing), mem0 (plain, in memory), smr0 (a shingled disk that speaks SCSI, in
-memory) and ram0 (compressed memory); `blockyard init` writes it out. Without --nbd, NBD is served
-on nbd.sock in the runtime directory and on 127.0.0.1:10809.
+memory), ram0 (compressed memory) and vol0 (a durable volume, in the state directory); `blockyard
+init` writes it out. Without --nbd, NBD is served on nbd.sock in the runtime directory and on
+127.0.0.1:10809.
 
 The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort
-blockyard-UID in the directory for temporary files.
+blockyard-UID in the directory for temporary files. The state directory, for volumes without
+`path`, is $XDG_STATE_HOME/blockyard, or ~/.local/state/blockyard.
 
 With --run, and with -U -, sockets are temporary and go when the server does. The command of --run
 finds these variables: uri (of the first device), exportname (its name), nbd (the old form of the
@@ -178,6 +180,9 @@ pub(crate) struct ServeArgs {
     /// `user_allow_other` in /etc/fuse.conf for it
     #[arg(long)]
     pub(crate) fuse_allow_other: bool,
+    /// The directory for volumes that have no `path` [default: see below]
+    #[arg(long, value_name = "DIR", env = "BLOCKYARD_STATE")]
+    pub(crate) state: Option<PathBuf>,
     /// Run a command by `sh -c`, and end with it
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,

@@ -56,7 +56,11 @@ impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
         let code = match &error {
             ClientError::Unreachable { .. } => Code::Unreachable,
-            ClientError::Refused(refusal) if refusal.code == "no_such_device" => Code::NoSuchDevice,
+            ClientError::Refused(refusal)
+                if matches!(refusal.code.as_str(), "no_such_device" | "no_such_volume") =>
+            {
+                Code::NoSuchDevice
+            }
             ClientError::Refused(_) => Code::Refused,
             _ => Code::Failed,
         };

@@ -28,6 +28,11 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     }
     let stdio = args.nbd.contains(&Endpoint::Stdio);
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
+    if let Some(dir) = args.state.as_deref().filter(|dir| !dir.as_os_str().is_empty()) {
+        let failed =
+            |error| Failure::new(Code::Usage, format!("state: {}: {error}", dir.display()));
+        paths::set_state_dir(dir).map_err(failed)?;
+    }
     let files = raise_files();
     let Plan { options, temp } = plan(&args)?;
     let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;

@@ -1,146 +1,111 @@
-//! `volume`: pools of durable volumes that no other process has open.
+//! `volume`: pools of durable volumes. A pool that nobody has open is opened by the command itself;
+//! one that a yard has open is worked on through that yard's control API.
 
-use std::io::{IsTerminal, Write};
-use std::path::Path;
-use std::sync::Arc;
+mod check;
+mod pool;
 
-use blockyard_volume::check::{Report, check};
-use blockyard_volume::device::is_pool;
-use blockyard_volume::format::catalogue::Traits;
-use blockyard_volume::{Options, Running, VolumeError};
+use std::io::Write;
+
+use blockyard_volume::VolumeError;
+use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
-use serde_json::{Value, json};
+use blockyard_yard::table::Table;
+use blockyard_yard::volumes::{VolumeDone, VolumeRequest, VolumeView};
 
-use crate::args::{VolumeCommand, VolumePoolArgs};
+use crate::args::{VolumeAt, VolumeCommand, VolumePoolArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 
+use pool::Pool;
+
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
+    let nothing = VolumeRequest::default;
     match command {
         VolumeCommand::Create(args) => {
             let block_bytes = u32::try_from(args.volblocksize).unwrap_or(u32::MAX);
-            let pool = open(&args.at.pool, true)?;
-            pool.create(&args.at.name, args.size, block_bytes).map_err(refused)?;
-            said(out, &args.at.name, "created")
+            let (size_bytes, volblocksize_bytes) = (Some(args.size), Some(block_bytes));
+            let request = VolumeRequest { size_bytes, volblocksize_bytes, ..nothing() };
+            work(&args.at, "create", request, out)
         }
         VolumeCommand::List(args) => list(args, out),
-        VolumeCommand::Snapshot(args) => {
-            open(&args.pool, false)?.snapshot(&args.name).map_err(refused)?;
-            said(out, &args.name, "made")
-        }
+        VolumeCommand::Show(args) => show(&args.at, out),
+        VolumeCommand::Snapshot(args) => work(&args.at, "snapshot", nothing(), out),
         VolumeCommand::Clone(args) => {
-            let pool = open(&args.at.pool, false)?;
-            pool.clone_of(&args.at.name, &args.new).map_err(refused)?;
-            said(out, &args.new, &format!("made from {}", args.at.name))
+            let request = VolumeRequest { new: Some(args.new.clone()), ..nothing() };
+            work(&args.at, "clone", request, out)
         }
-        VolumeCommand::Rollback(args) => {
-            open(&args.pool, false)?.rollback(&args.name).map_err(refused)?;
-            said(out, &args.name, "its volume is as it was then")
-        }
+        VolumeCommand::Rollback(args) => work(&args.at, "rollback", nothing(), out),
         VolumeCommand::Resize(args) => {
-            open(&args.at.pool, false)?.resize(&args.at.name, args.size).map_err(refused)?;
-            said(out, &args.at.name, &format!("{} now", Bytes(args.size)))
+            let request = VolumeRequest { size_bytes: Some(args.size), ..nothing() };
+            work(&args.at, "resize", request, out)
         }
-        VolumeCommand::Destroy(args) => {
-            open(&args.pool, false)?.destroy(&args.name).map_err(refused)?;
-            said(out, &args.name, "removed")
-        }
-        VolumeCommand::Check(args) => verify(args, out),
+        VolumeCommand::Destroy(args) => work(&args.at, "destroy", nothing(), out),
+        VolumeCommand::Check(args) => check::run(args, out),
     }
 }
 
-fn said(out: &mut impl Write, name: &str, what: &str) -> Result<(), Failure> {
-    Ok(writeln!(out, "{name}: {what}")?)
-}
-
-fn refused(error: VolumeError) -> Failure {
+/// What a pool that this process opens has refused.
+fn refused(error: impl Into<YardError>) -> Failure {
+    let error = error.into();
     let code = match &error {
-        VolumeError::Invalid { .. } => Code::Usage,
-        VolumeError::NoSuchVolume { .. } => Code::NoSuchDevice,
-        VolumeError::Exists { .. } | VolumeError::Busy { .. } | VolumeError::InUse { .. } => {
-            Code::Refused
-        }
+        YardError::Argument { .. } => Code::Usage,
+        YardError::Volume(VolumeError::NoSuchVolume { .. }) => Code::NoSuchDevice,
+        YardError::Volume(
+            VolumeError::Exists { .. } | VolumeError::Busy { .. } | VolumeError::InUse { .. },
+        ) => Code::Refused,
         _ => Code::Failed,
     };
     Failure::new(code, error)
 }
 
-/// Opens the pool of a directory; makes one only where a volume is made.
-fn open(path: &Path, make: bool) -> Result<Arc<Running>, Failure> {
-    if !make && !is_pool(path) {
-        let text = format!("{} holds no pool of volumes; wanted its directory", path.display());
-        return Err(Failure::new(Code::Usage, text));
+fn work(
+    at: &VolumeAt,
+    verb: &str,
+    request: VolumeRequest,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let request = VolumeRequest { name: at.name.clone(), ..request };
+    let done = Pool::find(&at.pool, verb == "create")?.work(verb, request)?;
+    if at.pool.talk.json {
+        return print_json(&done, out);
     }
-    Running::open(path, Options::default()).map_err(refused)
-}
-
-fn of(traits: &Traits) -> Value {
-    json!({
-        "name": traits.name,
-        "snapshot": traits.is_snapshot,
-        "size_bytes": traits.blocks * u64::from(traits.block_bytes),
-        "volblocksize_bytes": traits.block_bytes,
-    })
+    let VolumeDone { name, done } = done;
+    Ok(writeln!(out, "{name}: {done}")?)
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let volumes = open(&args.pool, false)?.pool().list();
-    if args.json {
-        return print_json(&volumes.iter().map(of).collect::<Vec<_>>(), out);
+    let volumes = Pool::find(args, false)?.volumes(None)?;
+    if args.talk.json {
+        return print_json(&volumes, out);
     }
-    for traits in volumes {
-        let size = Bytes(traits.blocks * u64::from(traits.block_bytes));
-        let block = Bytes(traits.block_bytes.into());
-        writeln!(out, "{}: {size}, blocks of {block}", traits.name)?;
+    let mut table = Table::new(["NAME", "SIZE", "BLOCKS OF", "DEVICE"]);
+    for VolumeView { name, size_bytes, volblocksize_bytes, in_use, .. } in volumes {
+        let device = if in_use { "yes" } else { "no" };
+        let block = Bytes(volblocksize_bytes.into());
+        table.row([name, Bytes(size_bytes).to_string(), block.to_string(), device.to_owned()]);
+    }
+    Ok(table.print(1, out)?)
+}
+
+fn show(at: &VolumeAt, out: &mut impl Write) -> Result<(), Failure> {
+    let volumes = Pool::find(&at.pool, false)?.volumes(Some(&at.name))?;
+    let volume = volumes.into_iter().next();
+    let volume = volume.ok_or_else(|| Failure::new(Code::Failed, "the yard named no volume"))?;
+    if at.pool.talk.json {
+        return print_json(&volume, out);
+    }
+    let exact = |bytes: u64| format!("{} ({bytes} bytes)", Bytes(bytes));
+    let rows = [
+        ("name", volume.name),
+        ("what", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
+        ("size", exact(volume.size_bytes)),
+        ("blocks of", Bytes(volume.volblocksize_bytes.into()).to_string()),
+        ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
+        ("written", volume.referenced_bytes.map_or_else(String::new, exact)),
+        ("stored as", volume.stored_bytes.map_or_else(String::new, exact)),
+    ];
+    for (name, value) in rows {
+        writeln!(out, "{name:<16} {value}")?;
     }
     Ok(())
-}
-
-fn verify(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    const TOLD_EACH: u64 = 64 << 20;
-    let shows = std::io::stderr().is_terminal();
-    let mut told = 0;
-    let report = check(&args.pool, &mut |bytes| {
-        if shows && bytes >= told + TOLD_EACH {
-            told = bytes;
-            eprint!("\rverified {}", Bytes(bytes >> 20 << 20));
-        }
-    });
-    if told > 0 {
-        eprintln!();
-    }
-    let report = report.map_err(refused)?;
-    if args.json {
-        print_json(&shown(&report), out)?;
-    } else {
-        for damage in &report.damage {
-            let (volume, block, address) = (&damage.volume, damage.block, damage.address);
-            writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
-        }
-        writeln!(
-            out,
-            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged",
-            args.pool.display(),
-            report.volumes,
-            report.blocks,
-            report.stored_bytes,
-            report.damaged
-        )?;
-    }
-    if report.damaged > 0 { Err(Failure::Silent(Code::Failed)) } else { Ok(()) }
-}
-
-fn shown(report: &Report) -> Value {
-    let damage = report.damage.iter().map(|it| {
-        let (volume, block, address) = (&it.volume, it.block, it.address);
-        json!({ "volume": volume, "block": block, "address": address, "what": it.what })
-    });
-    json!({
-        "volumes": report.volumes,
-        "blocks": report.blocks,
-        "stored_bytes": report.stored_bytes,
-        "groups": report.groups,
-        "damaged": report.damaged,
-        "damage": damage.collect::<Vec<_>>(),
-    })
 }

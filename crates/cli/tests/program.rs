@@ -12,7 +12,7 @@ use serde_json::Value;
 fn blockyard(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard"));
     // Nothing of the environment may lead to another yard.
-    command.env("XDG_RUNTIME_DIR", dir);
+    command.env("XDG_RUNTIME_DIR", dir).env("XDG_STATE_HOME", dir);
     for name in ["BLOCKYARD_CONTROL", "BLOCKYARD_LOG", "LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"]
     {
         command.env_remove(name);

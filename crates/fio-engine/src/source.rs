@@ -108,7 +108,8 @@ mod tests {
         assert_eq!(picked(None, Some("/dev/null0")).as_deref(), Ok("null0"));
         let error = picked(None, Some("/dev/nullb0")).unwrap_err();
         assert!(
-            error.contains("`/dev/nullb0`") && error.contains("zoned0, null0, mem0, smr0, ram0"),
+            error.contains("`/dev/nullb0`")
+                && error.contains("zoned0, null0, mem0, smr0, ram0, vol0"),
             "{error}"
         );
         let error = picked(Some("nope"), None).unwrap_err();

@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
 use blockyard_export::nbd::Server;
+use blockyard_volume::VolumeError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -31,6 +32,7 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
     ZoneRequest, ZonesView,
 };
+use crate::volumes::{VolumeDone, VolumeRequest, VolumeView, VolumesQuery};
 use crate::yard::{Entry, Yard};
 use crate::zonefs;
 use crate::zones::{self, Verb};
@@ -62,7 +64,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 19] = [
+pub const PATHS: [&str; 21] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -79,6 +81,8 @@ pub const PATHS: [&str; 19] = [
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
+    "/v1/volumes",
+    "/v1/volumes/{verb}",
     "/v1/stats",
     "/v1/connections",
     "/metrics",
@@ -103,6 +107,8 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
+        .route("/v1/volumes", get(volumes))
+        .route("/v1/volumes/{verb}", post(volume_work))
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
         .route("/metrics", get(metrics))
@@ -137,10 +143,14 @@ impl IntoResponse for Refusal {
 impl From<YardError> for Refusal {
     fn from(error: YardError) -> Refusal {
         let status = match &error {
-            YardError::NoSuchDevice { .. } => StatusCode::NOT_FOUND,
+            YardError::NoSuchDevice { .. }
+            | YardError::NoSuchPool { .. }
+            | YardError::Volume(VolumeError::NoSuchVolume { .. }) => StatusCode::NOT_FOUND,
             YardError::Taken { .. }
             | YardError::Full { .. }
             | YardError::Busy { .. }
+            | YardError::Used { .. }
+            | YardError::Volume(_)
             | YardError::Export(_)
             | YardError::File(_)
             | YardError::NotZoned { .. }
@@ -430,6 +440,29 @@ async fn ram_work(
         let _place = place;
         let done = ram::work(&entry, &verb, &request)?;
         tracing::info!(device = name, verb, "RAM disk worked on");
+        Ok(done)
+    })
+    .await
+}
+
+async fn volumes(
+    State(control): Shared,
+    asked: Result<Query<VolumesQuery>, QueryRejection>,
+) -> Answer<Vec<VolumeView>> {
+    let asked = query(asked)?;
+    // A walk through a map.
+    blocking(move || control.yard.volumes(&asked)).await
+}
+
+async fn volume_work(
+    State(control): Shared,
+    verb: Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<VolumeDone> {
+    let (verb, request): (String, VolumeRequest) = (path(verb)?, read(body)?);
+    blocking(move || {
+        let done = control.yard.work_on_volume(&verb, &request)?;
+        tracing::info!(volume = done.name, verb, "volume worked on");
         Ok(done)
     })
     .await

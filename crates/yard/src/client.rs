@@ -18,6 +18,7 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, StatsView, VersionView, ZoneDone, ZoneRequest,
     ZonesView,
 };
+use crate::volumes::{VolumeDone, VolumeRequest, VolumeView};
 
 /// Longest answer that is read, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -55,6 +56,16 @@ pub enum ClientError {
     /// The daemon refused.
     #[error("{}", .0.message)]
     Refused(ErrorView),
+}
+
+impl ClientError {
+    /// The word for programs of a refusal.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            ClientError::Refused(refusal) => Some(&refusal.code),
+            _ => None,
+        }
+    }
 }
 
 /// The control API of one yard.
@@ -209,6 +220,37 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn histograms(&self, name: &str) -> Result<HistogramsView, ClientError> {
         self.get(&device_path(name, "/histograms"))
+    }
+
+    /// The volumes and snapshots of a pool that the yard has open, or one of them with what it takes.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such pool or volume.
+    pub fn volumes(
+        &self,
+        pool: Option<&Path>,
+        name: Option<&str>,
+    ) -> Result<Vec<VolumeView>, ClientError> {
+        let mut path = "/v1/volumes".to_owned();
+        let pool = pool.map(|pool| pool.display().to_string());
+        let asked = [("pool", pool.as_deref()), ("name", name)];
+        let asked = asked.into_iter().filter_map(|(key, value)| Some((key, value?)));
+        for (index, (key, value)) in asked.enumerate() {
+            let mark = if index == 0 { '?' } else { '&' };
+            // In a form a plus is a space.
+            path += &format!("{mark}{key}={}", encode(value).replace('+', "%2B"));
+        }
+        self.parse(self.exchange_within(TIMEOUT_LONG, "GET", &path, b"")?)
+    }
+
+    /// Works on a volume of a pool that the yard has open.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn volume(&self, verb: &str, request: &VolumeRequest) -> Result<VolumeDone, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        let path = format!("/v1/volumes/{}", encode(verb).replace('/', "%2F"));
+        self.parse(self.exchange("POST", &path, &body)?)
     }
 
     /// Carries out a fault.

@@ -103,6 +103,9 @@ impl Daemon {
         }
         let control = Arc::new(Control::default());
         let yard = Arc::clone(&control.yard);
+        if let Some(path) = &options.control {
+            yard.set_control(path);
+        }
         for spec in &options.devices {
             let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
             yard.add(spec.clone()).map_err(failed)?;

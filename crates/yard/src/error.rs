@@ -6,6 +6,7 @@ use blockyard_core::{DeviceError, Status};
 use blockyard_export::fuse::FileError;
 use blockyard_export::nbd::ExportError;
 use blockyard_ram::RamError;
+use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
 
 use crate::inject::InjectError;
@@ -58,6 +59,20 @@ pub enum YardError {
         opened(*opens)
     )]
     Busy {
+        /// The device.
+        name: String,
+        /// How many.
+        clients: u64,
+        /// How many times its file is open.
+        opens: u64,
+    },
+    /// Clients use the device, and what is asked for changes it under their feet.
+    #[error(
+        "`{name}` has {}{}; disconnect and close first, for what they read would change under them",
+        counted(*clients, "client"),
+        opened(*opens)
+    )]
+    Used {
         /// The device.
         name: String,
         /// How many.
@@ -151,6 +166,17 @@ pub enum YardError {
     /// The RAM disk refused.
     #[error(transparent)]
     Ram(RamError),
+    /// The yard has no such pool of volumes open.
+    #[error("pool: `{path}` is none that this yard has open; wanted one of: {known}")]
+    NoSuchPool {
+        /// What was asked for, shortened.
+        path: String,
+        /// The pools there are.
+        known: String,
+    },
+    /// A pool of volumes refused.
+    #[error(transparent)]
+    Volume(VolumeError),
     /// An argument of a request will not do.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Argument {
@@ -195,6 +221,17 @@ impl From<RamError> for YardError {
     }
 }
 
+impl From<VolumeError> for YardError {
+    fn from(error: VolumeError) -> YardError {
+        match error {
+            VolumeError::Invalid { field, value, wanted } => {
+                YardError::Argument { field, value, wanted }
+            }
+            other => YardError::Volume(other),
+        }
+    }
+}
+
 impl YardError {
     /// There is no device `name`; `known` are those there are.
     pub fn no_such_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> YardError {
@@ -215,7 +252,14 @@ impl YardError {
             YardError::NoSuchDevice { .. } => "no_such_device",
             YardError::Taken { .. } | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
-            YardError::Busy { .. } => "busy",
+            YardError::Busy { .. }
+            | YardError::Used { .. }
+            | YardError::Volume(VolumeError::Busy { .. } | VolumeError::InUse { .. }) => "busy",
+            YardError::NoSuchPool { .. } => "no_such_pool",
+            YardError::Volume(VolumeError::NoSuchVolume { .. }) => "no_such_volume",
+            YardError::Volume(VolumeError::Exists { .. }) => "taken",
+            YardError::Volume(VolumeError::NoSpace) => "no_space",
+            YardError::Volume(_) => "volume_failed",
             YardError::Overloaded { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. }))
@@ -254,6 +298,12 @@ impl YardError {
             | YardError::Mounted { name, .. }
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
+            | YardError::Used { name, .. }
+            | YardError::Volume(
+                VolumeError::NoSuchVolume { name }
+                | VolumeError::Exists { name }
+                | VolumeError::Busy { name, .. },
+            )
             | YardError::Overloaded { name, .. }
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
             YardError::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => {
@@ -261,6 +311,7 @@ impl YardError {
             }
             YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
             YardError::NoSuchTunable { name, .. } => (name, ""),
+            YardError::NoSuchPool { path, .. } => ("pool", path),
             YardError::Uri(UriError::Twice { key }) => (key, ""),
             YardError::Uri(UriError::UnknownKind { kind, .. }) => ("kind", kind),
             YardError::Uri(UriError::Form { uri, .. }) => ("uri", uri),

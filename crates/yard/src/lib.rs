@@ -23,6 +23,7 @@ pub mod stack;
 pub mod table;
 pub mod uri;
 pub mod view;
+pub mod volumes;
 pub mod yard;
 pub mod zone_check;
 pub mod zonefs;

@@ -1,9 +1,10 @@
-//! Where sockets lie when nobody says where: one rule for the daemon and for the commands.
+//! Where sockets and pools lie when nobody says where: one rule for the daemon and for the commands.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// File name of the control socket.
 pub const CONTROL_SOCKET: &str = "control.sock";
@@ -13,6 +14,39 @@ pub const NBD_SOCKET: &str = "nbd.sock";
 
 /// Names the control socket for the commands and the daemon alike.
 pub const CONTROL_VARIABLE: &str = "BLOCKYARD_CONTROL";
+
+/// Names the state directory for the commands and the daemon alike.
+pub const STATE_VARIABLE: &str = "BLOCKYARD_STATE";
+
+/// The state directory that this process was told.
+static STATE: OnceLock<PathBuf> = OnceLock::new();
+
+/// The directory for what outlives a yard: the one that was set; `$BLOCKYARD_STATE`;
+/// `$XDG_STATE_HOME/blockyard`; `~/.local/state/blockyard`; without a home `/var/lib/blockyard`.
+pub fn state_dir() -> PathBuf {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
+    if let Some(path) = STATE.get().cloned().or_else(|| variable(STATE_VARIABLE)) {
+        return path;
+    }
+    choose_state(variable("XDG_STATE_HOME"), variable("HOME"))
+}
+
+fn choose_state(xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
+    let state = xdg.or_else(|| Some(home?.join(".local/state")));
+    state.map_or_else(|| "/var/lib/blockyard".into(), |state| state.join("blockyard"))
+}
+
+/// Sets the state directory of this process, once.
+///
+/// # Errors
+/// If it is no path that could be used.
+pub fn set_state_dir(path: &Path) -> io::Result<()> {
+    let path = std::path::absolute(path)?;
+    match STATE.get_or_init(|| path.clone()) == &path {
+        true => Ok(()),
+        false => Err(io::Error::other("the state directory was set before")),
+    }
+}
 
 /// The runtime directory, and whether it is only the last resort.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +142,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn state_lies_where_the_system_has_it() {
+        let path = |text: &str| Some(PathBuf::from(text));
+        let at = |xdg, home| choose_state(xdg, home).display().to_string();
+        assert_eq!(at(path("/s"), path("/h")), "/s/blockyard");
+        assert_eq!(at(None, path("/h")), "/h/.local/state/blockyard");
+        assert_eq!(at(None, None), "/var/lib/blockyard");
+    }
 
     #[test]
     fn the_rule_has_three_steps() {

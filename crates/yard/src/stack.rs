@@ -19,6 +19,7 @@ use blockyard_core::zone::{WordZones, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 use blockyard_ram::{Ram, RamConfig};
+use blockyard_volume::Running;
 
 use crate::param::Form;
 use crate::scheduler::{self, is_tunable};
@@ -28,6 +29,8 @@ mod ram;
 mod smr;
 mod volume;
 
+pub(crate) use volume::pool_path;
+
 /// A device that is made, and what was corrected in the making.
 pub struct Made {
     /// The device.
@@ -36,6 +39,8 @@ pub struct Made {
     pub notes: Vec<String>,
     /// The device as a RAM disk, if it is one: what can be asked of those only.
     pub ram: Option<Arc<Ram>>,
+    /// The pool that the device is in, if it is a volume.
+    pub pool: Option<Arc<Running>>,
 }
 
 /// Why a device could not be made.
@@ -138,7 +143,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
         "null" => {
             let null = null::<Z>(spec)?;
             let notes = notes(spec, &null);
-            Made { disk: with_delay(spec, null)?, notes, ram: None }
+            Made { disk: with_delay(spec, null)?, notes, ram: None, pool: None }
         }
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
@@ -404,7 +409,12 @@ mod tests {
 
     #[test]
     fn the_default_yard_is_made_without_corrections() {
-        for spec in parse(TEMPLATE).unwrap().devices {
+        let state = TempDir::new().unwrap();
+        for mut spec in parse(TEMPLATE).unwrap().devices {
+            if spec.kind().name == "volume" {
+                let pool = state.path().join(spec.name());
+                spec.set_text("path", &pool.display().to_string()).unwrap();
+            }
             let made = open(&spec).unwrap();
             assert_eq!(made.notes, Vec::<String>::new());
             let zoned = match spec.kind().name {

@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_types)] // The table of devices is control plane.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
@@ -10,6 +10,7 @@ use blockyard_core::zone::gate::GateMode;
 use blockyard_export::fuse::Files;
 use blockyard_export::nbd::{ExportOptions, Exports};
 use blockyard_ram::Ram;
+use blockyard_volume::Running;
 use blockyard_zonefs::MountOptions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -37,6 +38,8 @@ pub struct Entry {
     pub notes: Vec<String>,
     /// The device as a RAM disk, if it is one.
     pub ram: Option<Arc<Ram>>,
+    /// The pool that the device is in, if it is a volume.
+    pub pool: Option<Arc<Running>>,
     /// When it was made.
     pub since: Instant,
     work: Arc<Semaphore>,
@@ -60,6 +63,8 @@ pub struct Yard {
     exports: Arc<Exports>,
     mounts: Mounts,
     files: Arc<Files>,
+    /// Where this yard can be asked, once that is known.
+    control: OnceLock<PathBuf>,
 }
 
 #[derive(Default)]
@@ -101,6 +106,7 @@ impl Default for Yard {
             exports: Exports::new(),
             files: Files::new(),
             mounts: Mounts::default(),
+            control: OnceLock::new(),
         }
     }
 }
@@ -136,8 +142,23 @@ impl Yard {
         make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
     ) -> Result<Entry, YardError> {
         let _reserved = self.reserve(spec.name())?;
+        self.enter(spec, usize::MAX, make)
+    }
+
+    /// Makes a device whose name is reserved, and puts it at this place of the list.
+    fn enter(
+        &self,
+        spec: DeviceSpec,
+        index: usize,
+        make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
+    ) -> Result<Entry, YardError> {
         // Outside the lock: it opens files, and others who only look must not wait for that.
-        let stack::Made { disk, notes, ram } = make(&spec)?;
+        let stack::Made { disk, notes, ram, pool } = make(&spec)?;
+        if let (Some(pool), Some(control)) = (&pool, self.control.get())
+            && let Err(error) = pool.announce(control)
+        {
+            tracing::warn!(device = spec.name(), "commands will not find the yard: {error}");
+        }
         let options = ExportOptions {
             read_only: disk.limits().read_only,
             description: describe(&spec, disk.as_ref()),
@@ -152,8 +173,10 @@ impl Yard {
             tracing::debug!(device = spec.name(), "{note}");
         }
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        let entry = Entry { spec, disk, notes, ram, since: Instant::now(), work };
-        self.devices().entries.push(entry.clone());
+        let entry = Entry { spec, disk, notes, ram, pool, since: Instant::now(), work };
+        let mut devices = self.devices();
+        let index = index.min(devices.entries.len());
+        devices.entries.insert(index, entry.clone());
         Ok(entry)
     }
 
@@ -191,6 +214,59 @@ impl Yard {
         self.files.remove(name, left())?;
         exported?;
         Ok(entry)
+    }
+
+    /// Notes where this yard can be asked. What has it noted already keeps it.
+    pub fn set_control(&self, control: &Path) {
+        let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
+        // It is empty, or it says the same.
+        let _ = self.control.set(control);
+    }
+
+    /// Takes a device away that nobody uses, does something that needs that, and makes the device
+    /// again as `spec` says; as it was, if that fails.
+    ///
+    /// # Errors
+    /// If there is no such device, somebody uses it, or what is done fails.
+    pub fn rework<T>(
+        &self,
+        spec: DeviceSpec,
+        work: impl FnOnce() -> Result<T, YardError>,
+    ) -> Result<T, YardError> {
+        let name = spec.name().to_owned();
+        self.is_idle(&name)?;
+        let (index, entry, _reserved) = {
+            let mut devices = self.devices();
+            let index = devices.entries.iter().position(|entry| entry.spec.name() == name);
+            let index = index.ok_or_else(|| devices.unknown(&name))?;
+            devices.reserved.push(name.clone());
+            let entry = devices.entries.remove(index);
+            (index, entry, Reserved { yard: self, name: name.clone() })
+        };
+        let before = entry.spec.clone();
+        drop(entry);
+        let exported = self.exports.remove(&name, Duration::ZERO);
+        self.files.remove(&name, Duration::ZERO)?;
+        exported?;
+        let done = work();
+        let spec = if done.is_ok() { spec } else { before };
+        self.enter(spec, index, stack::open)?;
+        done
+    }
+
+    /// Whether nobody uses a device.
+    fn is_idle(&self, name: &str) -> Result<(), YardError> {
+        let exports = self.exports.list();
+        let export = exports.iter().find(|export| export.name == name);
+        let clients = export.map_or(0, |export| export.clients as u64);
+        let opens = self.files.find_info(name).map_or(0, |info| info.opens as u64);
+        if let Some(dir) = self.zonefs_place(name) {
+            return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
+        }
+        match clients + opens {
+            0 => Ok(()),
+            _ => Err(YardError::Used { name: name.to_owned(), clients, opens }),
+        }
     }
 
     /// Makes a zonefs on a device.
@@ -274,7 +350,7 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
         };
     }
     if spec.kind().name == "volume" {
-        text += &format!(", in {}", spec.text("path").unwrap_or_default());
+        text += &format!(", in {}", stack::pool_path(spec).display());
     }
     if let Some(ram) = ram::described(spec) {
         text += &ram;

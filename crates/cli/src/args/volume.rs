@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::TalkArgs;
+
 const HELP: &str = "\
-These work on a pool that no other process has open: stop its yard, or remove its devices, first.
+POOL is the pool's directory. Where a yard has it open, the command asks that yard.
 
 Examples:
   blockyard volume create /srv/pool v0 --size 100G
@@ -22,17 +24,19 @@ pub(crate) enum VolumeCommand {
     Create(VolumeCreateArgs),
     /// List volumes and snapshots
     List(VolumePoolArgs),
+    /// Show a volume or snapshot, and what it takes
+    Show(VolumeNameArgs),
     /// Make a snapshot VOLUME@SNAPSHOT
     Snapshot(VolumeNameArgs),
     /// Make a volume with the contents of a snapshot, whose blocks the two share
     Clone(VolumeCloneArgs),
-    /// Give a volume the contents of its snapshot VOLUME@SNAPSHOT again
+    /// Give a volume that nobody uses the contents of its snapshot VOLUME@SNAPSHOT again
     Rollback(VolumeNameArgs),
     /// Change the size of a volume; what lies beyond a smaller one is gone
     Resize(VolumeResizeArgs),
     /// Remove a volume without snapshots, or a snapshot
     Destroy(VolumeNameArgs),
-    /// Verify the pool and every block in it, and change nothing
+    /// Verify a pool that nobody has open and every block in it, and change nothing
     Check(VolumePoolArgs),
 }
 
@@ -42,26 +46,31 @@ pub(crate) struct VolumePoolArgs {
     /// The pool's directory
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 /// A pool and a name in it.
 #[derive(Args, Debug)]
-pub(crate) struct VolumeNameArgs {
-    /// The pool's directory
-    #[arg(value_name = "POOL")]
-    pub(crate) pool: PathBuf,
+pub(crate) struct VolumeAt {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
     /// The name: VOLUME or VOLUME@SNAPSHOT
     pub(crate) name: String,
+}
+
+/// A command about a name in a pool.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeNameArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
 }
 
 /// `volume create`.
 #[derive(Args, Debug)]
 pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
-    pub(crate) at: VolumeNameArgs,
+    pub(crate) at: VolumeAt,
     /// Its capacity
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: u64,
@@ -74,7 +83,7 @@ pub(crate) struct VolumeCreateArgs {
 #[derive(Args, Debug)]
 pub(crate) struct VolumeCloneArgs {
     #[command(flatten)]
-    pub(crate) at: VolumeNameArgs,
+    pub(crate) at: VolumeAt,
     /// The name of the new volume
     pub(crate) new: String,
 }
@@ -83,7 +92,7 @@ pub(crate) struct VolumeCloneArgs {
 #[derive(Args, Debug)]
 pub(crate) struct VolumeResizeArgs {
     #[command(flatten)]
-    pub(crate) at: VolumeNameArgs,
+    pub(crate) at: VolumeAt,
     /// Its new capacity
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: u64,

@@ -437,7 +437,7 @@ pub fn made<T: Table>(spec: &DeviceSpec) -> Result<Made, StackError> {
             message: format!("load: what it holds cannot be copied: {why}"),
         })?;
     }
-    Ok(Made { disk, ram: None, notes: Vec::new() })
+    Ok(Made { disk, ram: None, pool: None, notes: Vec::new() })
 }
 
 /// Writes what one disk holds to another of its size.

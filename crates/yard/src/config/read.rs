@@ -359,7 +359,7 @@ mod tests {
     fn the_template_is_the_default_yard() {
         let config = parse(TEMPLATE).unwrap();
         let names: Vec<_> = config.devices.iter().map(DeviceSpec::name).collect();
-        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0", "ram0"]);
+        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0", "ram0", "vol0"]);
         assert_eq!(config.nbd, None);
         assert_eq!(config.devices[0].number("zone_capacity"), 192 << 20);
         let place = config.places[0].of("zone_capacity");

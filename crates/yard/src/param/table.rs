@@ -328,7 +328,13 @@ const RAM_HINTS: &[(&str, &str)] = &[
 ];
 
 const VOLUME: &[Param] = &[
-    param("path", text(4 * KIB as usize), "", "the pool's directory; it is made if there is none"),
+    param(
+        "path",
+        text(4 * KIB as usize),
+        "",
+        "the pool's directory, which is made if there is none; empty: of the volume's name, in the \
+         state directory",
+    ),
     param(
         "size",
         size(0, PIB),

@@ -19,7 +19,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = ram_config(spec, read_dictionary)?;
     let ram = Ram::open(config).map_err(|error| refused(spec, error))?;
     let disk = with_delay(spec, Arc::clone(&ram))?;
-    Ok(Made { disk, notes: Vec::new(), ram: Some(ram) })
+    Ok(Made { disk, notes: Vec::new(), ram: Some(ram), pool: None })
 }
 
 /// The parameters, with the files that they name read.

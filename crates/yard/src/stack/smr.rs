@@ -31,7 +31,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         };
         let drive = Sg::open(Path::new(&path)).map_err(|error| refused(error.to_string()))?;
         let sd = Sd::open(drive).map_err(|error| refused(format!("`{path}`: {error}")))?;
-        return Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None });
+        return Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None, pool: None });
     }
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {
@@ -107,7 +107,7 @@ fn drive<T: ScsiTransport + 'static>(
         field: "size",
         message: error.to_string(),
     })?;
-    Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None })
+    Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None, pool: None })
 }
 
 /// A disk's objection, by the names that the parameters have here.

@@ -1,17 +1,20 @@
 //! Durable volumes.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
 
 use super::{Made, StackError, as_given, with_delay};
+use crate::paths;
 use crate::spec::DeviceSpec;
 
 /// Makes the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let volume = Volume::open(config(spec)).map_err(|error| refused(spec, error))?;
+    let pool = Some(Arc::clone(volume.running()));
     let disk = with_delay(spec, volume)?;
-    Ok(Made { disk, notes: Vec::new(), ram: None })
+    Ok(Made { disk, notes: Vec::new(), ram: None, pool })
 }
 
 /// Checks that the parameters go together, without looking at the pool.
@@ -30,9 +33,15 @@ fn refused(spec: &DeviceSpec, error: VolumeError) -> StackError {
     as_given(spec, error)
 }
 
+/// The pool's directory: where nothing is said, one of the volume's name in the state directory.
+pub(crate) fn pool_path(spec: &DeviceSpec) -> PathBuf {
+    let given = spec.text("path").map(PathBuf::from);
+    given.unwrap_or_else(|| paths::state_dir().join(spec.name()))
+}
+
 fn config(spec: &DeviceSpec) -> VolumeConfig {
     VolumeConfig {
-        path: spec.text("path").map(PathBuf::from).unwrap_or_default(),
+        path: pool_path(spec),
         name: spec.name().to_owned(),
         size: spec.number("size"),
         volblocksize: spec.small("volblocksize"),
@@ -51,13 +60,9 @@ mod tests {
     fn what_does_not_go_together_is_refused_by_field() {
         let pool = TempDir::new().unwrap();
         let path = pool.path().join("pool");
-        for (query, want) in [
-            ("size=1G", "path: `` will not do: wanted the directory of a pool"),
-            ("path=/p&size=100001k", "size: `100001k` will not do: wanted a multiple of"),
-        ] {
-            let error = check(&uri::parse(&format!("volume:///v?{query}")).unwrap()).unwrap_err();
-            assert!(error.to_string().starts_with(want), "{query}: {error}");
-        }
+        let odd = uri::parse("volume:///v?path=/p&size=100001k").unwrap();
+        let error = check(&odd).unwrap_err().to_string();
+        assert!(error.starts_with("size: `100001k` will not do: wanted a multiple of"), "{error}");
         let spec = |query: &str| {
             uri::parse(&format!("volume:///v?path={}{query}", path.display())).unwrap()
         };

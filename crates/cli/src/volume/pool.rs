@@ -1,0 +1,114 @@
+//! A pool, wherever it is open.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_volume::device::is_pool;
+use blockyard_volume::{Holder, Options, Running, VolumeError};
+use blockyard_yard::client::Client;
+use blockyard_yard::paths;
+use blockyard_yard::volumes::{self, VolumeDone, VolumeRequest, VolumeView};
+
+use super::refused;
+use crate::args::VolumePoolArgs;
+use crate::devices::client;
+use crate::failure::{Code, Failure};
+
+/// A pool.
+pub(super) enum Pool {
+    /// It is open here.
+    Here(Arc<Running>),
+    /// A yard has it open: who can be asked, and the pool's directory there.
+    There(Client, PathBuf),
+}
+
+impl Pool {
+    /// The pool that is named. It is made where a volume is to be made in it.
+    pub(super) fn find(args: &VolumePoolArgs, make: bool) -> Result<Pool, Failure> {
+        let path = &args.pool;
+        // Who names a yard wants that one.
+        if args.talk.control.as_ref().is_some_and(|path| !path.as_os_str().is_empty()) {
+            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+            return match has(&client(&args.talk), &path) {
+                Ok(true) => Ok(Pool::There(client(&args.talk), path)),
+                // It may be open nowhere.
+                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => open(path, make),
+                Err(error) => Err(error),
+            };
+        }
+        open(path.clone(), make)
+    }
+
+    /// Carries a verb out.
+    pub(super) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
+        match self {
+            Pool::Here(running) => {
+                let done = volumes::work(running, verb, &request).map_err(refused)?;
+                Ok(VolumeDone { name: request.name, done })
+            }
+            Pool::There(client, path) => {
+                let request = VolumeRequest { pool: Some(text(path)?), ..request };
+                Ok(client.volume(verb, &request)?)
+            }
+        }
+    }
+
+    /// The volumes and snapshots, or one of them with what it takes.
+    pub(super) fn volumes(&self, name: Option<&str>) -> Result<Vec<VolumeView>, Failure> {
+        match (self, name) {
+            (Pool::Here(running), None) => Ok(VolumeView::list(running)),
+            (Pool::Here(running), Some(name)) => {
+                Ok(vec![VolumeView::one(running, name).map_err(refused)?])
+            }
+            (Pool::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
+        }
+    }
+}
+
+/// A path for the control API.
+pub(super) fn text(path: &Path) -> Result<String, Failure> {
+    let wrong = || Failure::new(Code::Usage, format!("{}: wanted UTF-8", path.display()));
+    path.to_str().map(str::to_owned).ok_or_else(wrong)
+}
+
+/// Whether a yard has a pool open.
+fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
+    match client.volumes(Some(path), None) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.code() {
+            Some("no_such_pool") => Ok(false),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// Opens the pool of a directory, or finds the yard that has it open.
+fn open(path: PathBuf, make: bool) -> Result<Pool, Failure> {
+    if !make && !is_pool(&path) {
+        let text = format!("{} holds no pool of volumes; wanted its directory", path.display());
+        return Err(Failure::new(Code::Usage, text));
+    }
+    match Running::open(&path, Options::default()) {
+        Ok(running) => Ok(Pool::Here(running)),
+        Err(VolumeError::InUse { path, holder }) => held(path, holder),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+/// The yard that has a pool open: the one that its lock names, or the usual one.
+fn held(path: PathBuf, holder: Holder) -> Result<Pool, Failure> {
+    let path = path.canonicalize().unwrap_or(path);
+    let usual = paths::control_socket();
+    for control in holder.control.iter().chain([&usual]) {
+        let client = Client::new(control);
+        if matches!(has(&client, &path), Ok(true)) {
+            return Ok(Pool::There(client, path));
+        }
+    }
+    let text = format!(
+        "path: `{}` is in use by {holder}, which does not answer for it; if it is a yard, name its \
+         control socket with --control PATH, else end it",
+        path.display()
+    );
+    Err(Failure::new(Code::Refused, text))
+}

@@ -1,0 +1,282 @@
+//! The volumes of pools that this yard has open: what the control API and the commands ask of them.
+//!
+//! A command on a pool that nobody has open does the same on a pool that it opens itself; so the
+//! views are made here for both.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_volume::format::catalogue::Traits;
+use blockyard_volume::{Running, VolumeError};
+use serde::{Deserialize, Serialize};
+
+use crate::error::YardError;
+use crate::param::shown;
+use crate::size::Bytes;
+use crate::yard::{Entry, Yard};
+
+/// A volume or a snapshot.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct VolumeView {
+    /// Its name; a snapshot's has a `@`.
+    pub name: String,
+    /// Whether it never changes.
+    pub snapshot: bool,
+    /// Its capacity.
+    pub size_bytes: u64,
+    /// What is checksummed and compressed as one.
+    pub volblocksize_bytes: u32,
+    /// Whether it is a device now.
+    #[serde(default)]
+    pub in_use: bool,
+    /// What was written to it and is there, as it is stored, what it shares with others included;
+    /// left out of lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
+    /// The same before compression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub referenced_bytes: Option<u64>,
+}
+
+impl VolumeView {
+    fn new(running: &Running, traits: &Traits) -> VolumeView {
+        VolumeView {
+            name: traits.name.clone(),
+            snapshot: traits.is_snapshot,
+            size_bytes: traits.size_bytes(),
+            volblocksize_bytes: traits.block_bytes,
+            in_use: running.is_taken(traits.id),
+            stored_bytes: None,
+            referenced_bytes: None,
+        }
+    }
+
+    /// Every volume and snapshot of a pool.
+    pub fn list(running: &Running) -> Vec<VolumeView> {
+        running.pool().list().iter().map(|traits| VolumeView::new(running, traits)).collect()
+    }
+
+    /// One of them, with what it takes.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn one(running: &Running, name: &str) -> Result<VolumeView, VolumeError> {
+        let usage = running.usage(name)?;
+        Ok(VolumeView {
+            stored_bytes: Some(usage.stored_bytes),
+            referenced_bytes: Some(usage.blocks * u64::from(usage.traits.block_bytes)),
+            ..VolumeView::new(running, &usage.traits)
+        })
+    }
+}
+
+/// `POST /v1/volumes/{verb}`. What a verb has no use for is refused.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VolumeRequest {
+    /// The pool's directory; needed where the yard has several pools open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// The volume, or the snapshot VOLUME@SNAPSHOT.
+    pub name: String,
+    /// `clone`: the name of the new volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new: Option<String>,
+    /// `create`, `resize`: its capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// `create`: what is checksummed and compressed as one; 16 KiB unless told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volblocksize_bytes: Option<u32>,
+}
+
+/// Verbs, and the fields that each takes beside `pool` and `name`.
+const VERBS: [(&str, &[&str]); 6] = [
+    ("create", &["size_bytes", "volblocksize_bytes"]),
+    ("snapshot", &[]),
+    ("clone", &["new"]),
+    ("rollback", &[]),
+    ("resize", &["size_bytes"]),
+    ("destroy", &[]),
+];
+
+/// Which volumes are listed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct VolumesQuery {
+    /// The pool; needed where the yard has several pools open.
+    pool: Option<String>,
+    /// One of its volumes; all without it.
+    name: Option<String>,
+}
+
+fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> YardError {
+    YardError::Argument { field, value: value.to_string(), wanted: wanted.into() }
+}
+
+impl VolumeRequest {
+    /// Refuses a field that the verb has no use for.
+    fn check(&self, verb: &str) -> Result<(), YardError> {
+        let Some((_, takes)) = VERBS.iter().find(|(known, _)| *known == verb) else {
+            let verbs = VERBS.map(|(known, _)| known).join(", ");
+            return Err(argument("verb", shown(verb), format!("one of {verbs}")));
+        };
+        let given = [
+            ("new", self.new.is_some()),
+            ("size_bytes", self.size_bytes.is_some()),
+            ("volblocksize_bytes", self.volblocksize_bytes.is_some()),
+        ];
+        match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
+            Some((field, _)) => {
+                Err(argument("field", field, format!("none of this name with `{verb}`")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn size(&self) -> Result<u64, YardError> {
+        self.size_bytes.ok_or_else(|| argument("size_bytes", "nothing", "the capacity in bytes"))
+    }
+}
+
+/// Carries a verb out on a pool, whoever has it open; says in a few words what was done.
+///
+/// # Errors
+/// If there is no such verb, a field does not go with it, or the pool refuses.
+pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
+    request.check(verb)?;
+    let name = request.name.as_str();
+    match verb {
+        "create" => {
+            running.create(name, request.size()?, request.volblocksize_bytes.unwrap_or(0))?;
+            Ok("created".to_owned())
+        }
+        "snapshot" => {
+            running.snapshot(name)?;
+            Ok("made".to_owned())
+        }
+        "clone" => {
+            let new = request.new.as_deref();
+            let new = new.ok_or_else(|| argument("new", "nothing", "the new volume's name"))?;
+            running.clone_of(name, new)?;
+            Ok(format!("{new} has its contents"))
+        }
+        "rollback" => {
+            running.rollback(name)?;
+            Ok("its volume is as it was then".to_owned())
+        }
+        "resize" => {
+            let size = request.size()?;
+            running.resize(name, size)?;
+            Ok(format!("{} now", Bytes(size)))
+        }
+        _ => {
+            running.destroy(name)?;
+            Ok("removed".to_owned())
+        }
+    }
+}
+
+/// What was done.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct VolumeDone {
+    /// The volume or snapshot.
+    pub name: String,
+    /// A few words for people.
+    pub done: String,
+}
+
+impl Yard {
+    /// The pools that devices of this yard are in, each once.
+    pub fn pools(&self) -> Vec<Arc<Running>> {
+        let mut pools: Vec<Arc<Running>> = Vec::new();
+        for pool in self.list().into_iter().filter_map(|entry| entry.pool) {
+            if !pools.iter().any(|known| Arc::ptr_eq(known, &pool)) {
+                pools.push(pool);
+            }
+        }
+        pools
+    }
+
+    /// The pool in a directory; the only one, if none is named.
+    ///
+    /// # Errors
+    /// If the yard has no such pool open.
+    pub fn pool(&self, path: Option<&str>) -> Result<Arc<Running>, YardError> {
+        let mut pools = self.pools();
+        let known: Vec<String> =
+            pools.iter().map(|pool| pool.path().display().to_string()).collect();
+        let refused = |path: &str| YardError::NoSuchPool {
+            path: shown(path),
+            known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+        };
+        let Some(path) = path else {
+            return match pools.len() {
+                1 => Ok(pools.remove(0)),
+                _ => Err(refused("")),
+            };
+        };
+        let place = Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
+        let found = pools.into_iter().find(|pool| pool.path() == place);
+        found.ok_or_else(|| refused(path))
+    }
+
+    /// The device that a volume of a pool is, if it is one.
+    fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<Entry> {
+        let is_it = |entry: &Entry| {
+            entry.spec.name() == volume
+                && entry.pool.as_ref().is_some_and(|other| Arc::ptr_eq(other, pool))
+        };
+        self.list().into_iter().find(is_it)
+    }
+
+    /// Carries a verb out on a volume of an open pool. What changes under a device's feet is done
+    /// while nobody uses it: the device goes for a moment and comes back.
+    ///
+    /// # Errors
+    /// If the pool or the volume is not there, clients use it, or it refuses.
+    pub fn work_on_volume(
+        &self,
+        verb: &str,
+        request: &VolumeRequest,
+    ) -> Result<VolumeDone, YardError> {
+        request.check(verb)?;
+        let pool = self.pool(request.pool.as_deref())?;
+        let volume = request.name.split('@').next().unwrap_or_default();
+        let device = match verb {
+            "rollback" | "resize" => self.device_of(&pool, volume),
+            "destroy" if !request.name.contains('@') => {
+                if let Some(entry) = self.device_of(&pool, volume) {
+                    let name = entry.spec.name().to_owned();
+                    let why = "a device; `blockyard remove` it first".to_owned();
+                    return Err(VolumeError::Busy { name, why }.into());
+                }
+                None
+            }
+            _ => None,
+        };
+        let done = match device {
+            None => work(&pool, verb, request)?,
+            Some(entry) => {
+                let mut spec = entry.spec.clone();
+                drop(entry);
+                if let Some(size) = request.size_bytes
+                    && spec.is_set("size")
+                {
+                    spec.set_text("size", &size.to_string()).map_err(crate::uri::UriError::from)?;
+                }
+                self.rework(spec, || work(&pool, verb, request))?
+            }
+        };
+        Ok(VolumeDone { name: request.name.clone(), done })
+    }
+
+    /// The volumes of a pool, or one of them.
+    pub(crate) fn volumes(&self, asked: &VolumesQuery) -> Result<Vec<VolumeView>, YardError> {
+        let pool = self.pool(asked.pool.as_deref())?;
+        Ok(match &asked.name {
+            None => VolumeView::list(&pool),
+            Some(name) => vec![VolumeView::one(&pool, name)?],
+        })
+    }
+}
