@@ -1,0 +1,263 @@
+//! The monotonic clock by the processor's counter, where the system itself goes by that.
+//!
+//! A batch that is small pays for two readings of the clock, and the system's takes 25 to 30 ns,
+//! most of which waits for what runs before it. The counter alone takes a third of that. Each thread
+//! has an *anchor*: a reading of both at one moment, and how long a tick is. From there it counts
+//! ticks, for a millisecond at most; then it drops anchor again. So an error does not add up: a
+//! reading is as good as two anchors a millisecond apart, some ten nanoseconds.
+//!
+//! The counter is taken where it runs at one rate on all processors (`CPUID` says so) and the kernel
+//! has it for its clock, which it watches. A thread that finds a counter wrong by more than
+//! [`WRONG_NS`] never looks at it again.
+//!
+//! Readings of a thread never go back. Those of two threads are apart by their errors: what has
+//! crossed between threads may look some ten nanoseconds younger than it is.
+
+use std::cell::Cell;
+use std::ops::RangeInclusive;
+
+use crate::clock::system_ns;
+
+/// How long an anchor holds, in nanoseconds.
+const SPAN_NS: u64 = 1_000_000;
+/// A counter that is off by more after an anchor's time is wrong.
+const WRONG_NS: u64 = 20_000;
+/// An anchor is good if both clocks were read within so many ticks.
+const CLOSE_TICKS: u64 = 1_000;
+/// How often that is tried.
+const TRIES: usize = 3;
+/// Bits behind the point of a rate.
+const POINT: u32 = 32;
+/// Rates that are believed: of counters from 100 MHz to 100 GHz.
+const RATES: RangeInclusive<u64> = (1 << POINT) / 100..=10 << POINT;
+
+thread_local! {
+    static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor::NONE) };
+}
+
+/// Nanoseconds on the scale of [`system_ns`].
+#[inline]
+pub(super) fn now_ns() -> u64 {
+    ANCHOR.with(|anchor| match anchor.get().read(counter::now()) {
+        Some(ns) => ns,
+        None => renew(anchor),
+    })
+}
+
+#[cold]
+fn renew(anchor: &Cell<Anchor>) -> u64 {
+    let old = anchor.get();
+    if old.is_wrong || !counter::is_trusted() {
+        return system_ns();
+    }
+    for _ in 0..TRIES {
+        let (before, ns, after) = (counter::now(), system_ns(), counter::now());
+        let took = after.wrapping_sub(before);
+        if took < CLOSE_TICKS {
+            let (renewed, now_ns) = old.renewed(before.wrapping_add(took / 2), ns);
+            anchor.set(renewed);
+            return now_ns;
+        }
+    }
+    // Somebody else had the processor meanwhile, each time.
+    let ns = system_ns();
+    old.foretold(counter::now(), ns).map_or(ns, |foretold| foretold.max(ns))
+}
+
+/// Where a thread's time was last compared with the system's.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    /// The counter then.
+    ticks: u64,
+    /// What the thread's time was then: the system's, or a little more.
+    ns: u64,
+    /// What the system's time was then.
+    system_ns: u64,
+    /// Nanoseconds in a tick, with [`POINT`] bits behind the point.
+    rate: u64,
+    /// For how many ticks it holds; none before the rate is known.
+    span: u64,
+    /// Whether there is one.
+    is_set: bool,
+    /// The counter was found wrong.
+    is_wrong: bool,
+}
+
+impl Anchor {
+    const NONE: Anchor =
+        Anchor { ticks: 0, ns: 0, system_ns: 0, rate: 0, span: 0, is_set: false, is_wrong: false };
+    /// Of a thread that goes by the system's clock from now on.
+    const WRONG: Anchor = Anchor { is_wrong: true, ..Anchor::NONE };
+
+    /// The time at a reading of the counter, if the anchor holds so long.
+    #[inline]
+    fn read(&self, ticks: u64) -> Option<u64> {
+        let since = ticks.wrapping_sub(self.ticks);
+        // Within a span the product is far below 64 bits.
+        (since < self.span).then(|| self.ns + ((since * self.rate) >> POINT))
+    }
+
+    /// What the anchor says of a moment that is not long behind its span.
+    fn foretold(&self, ticks: u64, system_ns: u64) -> Option<u64> {
+        let is_near = system_ns.saturating_sub(self.system_ns) < 4 * SPAN_NS;
+        let since = u128::from(ticks.wrapping_sub(self.ticks));
+        let passed_ns = u64::try_from((since * u128::from(self.rate)) >> POINT);
+        let foretold = self.ns.saturating_add(passed_ns.unwrap_or(u64::MAX));
+        (self.span > 0 && is_near).then_some(foretold)
+    }
+
+    /// The next anchor and the time, by a reading of both clocks at one moment.
+    fn renewed(&self, ticks: u64, system_ns: u64) -> (Anchor, u64) {
+        if !self.is_set {
+            let first = Anchor { ticks, ns: system_ns, system_ns, is_set: true, ..Anchor::NONE };
+            return (first, system_ns);
+        }
+        let passed_ns = system_ns.saturating_sub(self.system_ns);
+        if self.span == 0 && passed_ns < SPAN_NS {
+            // Too short a time to tell the rate by.
+            return (*self, system_ns);
+        }
+        let since = ticks.wrapping_sub(self.ticks).max(1);
+        let rate = (u128::from(passed_ns) << POINT) / u128::from(since);
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+        // What is left alone for long is not compared; it is as good as the first.
+        let ns = self.foretold(ticks, system_ns).unwrap_or(system_ns);
+        if !RATES.contains(&rate) || ns.abs_diff(system_ns) > WRONG_NS {
+            return (Anchor::WRONG, system_ns);
+        }
+        // Time does not go back: what is ahead goes more slowly until it is not.
+        let ns = ns.max(system_ns);
+        let slowed = rate - rate / SPAN_NS * (ns - system_ns);
+        let span = (SPAN_NS << POINT) / rate;
+        (Anchor { ticks, ns, system_ns, rate: slowed, span, ..*self }, ns)
+    }
+}
+
+/// The counter of x86-64.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod counter {
+    #![allow(unsafe_code)]
+
+    use std::arch::x86_64::{__cpuid, _rdtsc};
+    use std::fs;
+    use std::sync::OnceLock;
+
+    /// What the kernel goes by.
+    const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    /// The page of `CPUID` that tells of power management.
+    const POWER_PAGE: u32 = 0x8000_0007;
+    /// Its bit for a counter whose rate does not change.
+    const INVARIANT: u32 = 1 << 8;
+
+    #[inline]
+    pub(super) fn now() -> u64 {
+        // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it.
+        unsafe { _rdtsc() }
+    }
+
+    pub(super) fn is_trusted() -> bool {
+        static TRUSTED: OnceLock<bool> = OnceLock::new();
+        *TRUSTED.get_or_init(|| {
+            let has_page = __cpuid(0x8000_0000).eax >= POWER_PAGE;
+            let is_invariant = has_page && __cpuid(POWER_PAGE).edx & INVARIANT != 0;
+            is_invariant && fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc")
+        })
+    }
+}
+
+/// None that is known to be worth it: readings are the system's.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+mod counter {
+    #[inline]
+    pub(super) fn now() -> u64 {
+        0
+    }
+
+    pub(super) fn is_trusted() -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ticks of a counter of 2.5 GHz.
+    const TICKS_PER_MS: u64 = 2_500_000;
+
+    /// An anchor that holds, of a counter of 2.5 GHz, 1 ms after the start.
+    fn anchored() -> Anchor {
+        let (first, ns) = Anchor::NONE.renewed(1000, 5_000_000);
+        assert_eq!((ns, first.read(1001)), (5_000_000, None), "it knows no rate yet");
+        let (same, ns) = first.renewed(1000 + TICKS_PER_MS / 2, 5_500_000);
+        assert_eq!((ns, same.ticks), (5_500_000, 1000), "and waits for more time to pass");
+        let (anchor, ns) = first.renewed(1000 + TICKS_PER_MS, 6_000_000);
+        assert_eq!(ns, 6_000_000);
+        anchor
+    }
+
+    #[test]
+    fn ticks_are_counted_from_the_anchor_for_a_millisecond() {
+        let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
+        assert_eq!(anchor.read(at), Some(6_000_000));
+        assert_eq!(anchor.read(at + 2500), Some(6_000_999), "rates are rounded down");
+        assert_eq!(anchor.read(at + TICKS_PER_MS - 2500), Some(6_998_999));
+        assert_eq!(anchor.read(at + TICKS_PER_MS + 10), None);
+        assert_eq!(anchor.read(at - 1), None, "a counter that went back");
+    }
+
+    #[test]
+    fn time_that_is_ahead_waits_for_the_system_s() {
+        let (mut anchor, mut ticks, mut system_ns) = (anchored(), 1000 + TICKS_PER_MS, 6_000_000);
+        // The counter now runs 1 in 1000 faster than it did.
+        let mut last = 0;
+        for _ in 0..50 {
+            for _ in 0..10 {
+                ticks += TICKS_PER_MS / 10 + TICKS_PER_MS / 10_000;
+                system_ns += 100_000;
+                let now = anchor.read(ticks).unwrap_or_else(|| {
+                    let (renewed, now) = anchor.renewed(ticks, system_ns);
+                    anchor = renewed;
+                    now
+                });
+                assert!(now > last, "{now} after {last}");
+                assert!(now.abs_diff(system_ns) < 3000, "{now} at {system_ns}");
+                last = now;
+            }
+        }
+        assert!(last.abs_diff(system_ns) < 200, "{last} at {system_ns}");
+    }
+
+    #[test]
+    fn a_counter_that_jumps_is_given_up() {
+        let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
+        for ticks in [at + 3 * TICKS_PER_MS, at - 5, at + TICKS_PER_MS / 4, at] {
+            let (wrong, now) = anchor.renewed(ticks, 7_000_000);
+            assert!(wrong.is_wrong, "{ticks}");
+            assert_eq!((now, wrong.read(ticks)), (7_000_000, None));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_slept_begins_anew() {
+        let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
+        let hour_ns = 3_600_000_000_000;
+        // A millionth off, as the first rate was.
+        let ticks = at + 3_600_000 * TICKS_PER_MS + 9_000_000;
+        let (renewed, now) = anchor.renewed(ticks, 6_000_000 + hour_ns);
+        assert_eq!(now, 6_000_000 + hour_ns);
+        assert!(!renewed.is_wrong && renewed.read(ticks + 2500) == Some(now + 999));
+    }
+
+    #[test]
+    fn readings_are_the_system_s_and_never_go_back() {
+        let mut last = 0;
+        let until = system_ns() + 10 * SPAN_NS;
+        while last < until {
+            let (before, now, after) = (system_ns(), now_ns(), system_ns());
+            assert!(now >= last, "{now} after {last}");
+            assert!(now + WRONG_NS >= before && now <= after + WRONG_NS, "{before} {now} {after}");
+            last = now;
+        }
+    }
+}
