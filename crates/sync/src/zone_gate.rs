@@ -21,12 +21,12 @@
 //! allocated and no queue can be full: the number of tickets is that of the requests.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::atomics::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
+pub use crate::bell::Caller;
 use crate::cell::RoomCell;
 use crate::lock::Lock;
 use crate::pad::Padded;
@@ -97,23 +97,6 @@ pub enum Entered {
     Joined(u16),
 }
 
-/// Whom to call for a channel, besides its thread: somebody who sleeps by other means.
-#[derive(Clone)]
-pub struct Caller(Arc<dyn Fn() + Send + Sync>);
-
-impl Caller {
-    /// Calls this. It must not sleep, and may be called when nothing is there any more.
-    pub fn new(call: impl Fn() + Send + Sync + 'static) -> Caller {
-        Caller(Arc::new(call))
-    }
-}
-
-impl fmt::Debug for Caller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Caller").finish_non_exhaustive()
-    }
-}
-
 /// What was handed to a channel and not taken yet.
 #[derive(Debug)]
 struct Inbox {
@@ -138,7 +121,7 @@ impl Inbox {
         drop(numbers);
         self.bell.notify_one();
         if let Some(caller) = self.caller.get() {
-            (caller.0)();
+            caller.call();
         }
     }
 

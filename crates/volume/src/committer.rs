@@ -3,34 +3,37 @@
 //!
 //! It does not wait for more to come: what comes while a group is on its way is the next one. It is
 //! the only one that writes to the log and that changes the trees of maps.
+//!
+//! A group is on its way from when it is begun until it has *landed*: it is durable then if it is
+//! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log. A
+//! second one is on its way only behind a long one, where it fills the disk's time.
 
+mod flight;
 mod group;
+mod publish;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::mailbox::Owner;
 
-use crate::buffer::Buffer;
 use crate::checkpoint::{self, Frozen};
 use crate::clean;
 use crate::format::catalogue::CHANGE_BYTES_MAX;
-use crate::format::entry::Entry;
-use crate::format::group::{self as format, DESCRIPTORS_MAX, Head};
+use crate::format::group as format;
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
-use crate::map::Map;
 use crate::pool::Pool;
-use crate::record::{Body, Moved, Record, Reply};
-use crate::relocate::{self, Moves};
+use crate::record::{Body, Moved, Record};
 use crate::segments::{RESERVE, Want};
-use crate::store::Directory;
+use crate::store::{Directory, Parcel};
 
-use group::Group;
+use flight::Flight;
+use group::{Group, may_follow};
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
 /// the disk is slow to answer it is faster.
@@ -68,8 +71,15 @@ pub struct Committer<D: Directory> {
     /// Taken out, and too much for the last group.
     held: Option<Record>,
     group: Group,
+    /// Made by the thread that runs the committer, which alone uses it.
+    lane: Option<D::Lane>,
+    /// The oldest first.
+    flights: VecDeque<Flight>,
+    /// To be used again.
+    groups: Vec<Group>,
+    parcels: Vec<Parcel>,
     log: LogEnd,
-    /// Segments with groups that are not durable.
+    /// Segments with groups that have landed and are not durable.
     unsynced: BTreeSet<u32>,
     unsynced_bytes: u64,
     /// Bytes of log since the last checkpoint began.
@@ -77,31 +87,35 @@ pub struct Committer<D: Directory> {
     checkpoint: Option<JoinHandle<()>>,
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
-    head: Buffer,
+    head_bytes_max: usize,
 }
 
 impl<D: Directory> Committer<D> {
     pub(crate) fn new(pool: Arc<Pool<D>>, mail: Owner<Record>, log: LogEnd) -> Committer<D> {
-        let head = format::head_bytes(DESCRIPTORS_MAX, pool.align()) as usize;
-        let head = pool.memory().take_beyond(head.min(pool.segments().bytes() as usize));
+        let head = format::head_bytes(format::DESCRIPTORS_MAX, pool.align()) as usize;
         Committer {
             mark: checkpoint::pool_mark(&pool),
+            head_bytes_max: head.min(pool.segments().bytes() as usize),
             pool,
             mail,
             held: None,
             group: Group::default(),
+            lane: None,
+            flights: VecDeque::new(),
+            groups: Vec::new(),
+            parcels: Vec::new(),
             log,
             unsynced: BTreeSet::new(),
             unsynced_bytes: 0,
             since_checkpoint: 0,
             checkpoint: None,
             in_vain: 0,
-            head,
         }
     }
 
     /// Runs until the pool is closed.
     pub fn run(mut self) {
+        self.lane();
         loop {
             match self.turn() {
                 Turn::Worked => {}
@@ -119,28 +133,53 @@ impl<D: Directory> Committer<D> {
 
     /// Makes durable what nobody has asked to be.
     pub fn settle(&mut self) {
+        self.land_all();
         if !self.pool.is_poisoned() {
             self.sync();
         }
     }
 
-    /// Writes one group.
+    /// Writes one group, or waits for one.
     pub fn turn(&mut self) -> Turn {
-        self.gather();
+        if !self.flights.is_empty() {
+            if !self.may_overlap() {
+                self.land();
+                return Turn::Worked;
+            }
+            self.gather();
+            if !self.may_go_behind() {
+                self.wait();
+                return Turn::Worked;
+            }
+        } else {
+            self.gather();
+        }
         if self.group.records.is_empty() {
             return Turn::Idle;
         }
-        let status = self.commit();
-        let stop = self.group.stop;
-        let wants_checkpoint = self.group.checkpoint;
-        if !wants_checkpoint {
-            self.answer(status);
+        self.carry_out()
+    }
+
+    /// Carries the group out.
+    fn carry_out(&mut self) -> Turn {
+        let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
+        match self.commit() {
+            // Told when it has landed.
+            None if !wants_checkpoint => {
+                if !self.may_overlap() {
+                    self.land();
+                }
+            }
+            status => {
+                let status = status.unwrap_or_else(|| self.land_alone());
+                if wants_checkpoint {
+                    self.look_after(true);
+                }
+                let failed = wants_checkpoint && status.is_ok() && self.pool.is_poisoned();
+                self.answer(if failed { Status::IoErr } else { status });
+            }
         }
-        self.look_after(wants_checkpoint);
-        if wants_checkpoint {
-            let failed = status.is_ok() && self.pool.is_poisoned();
-            self.answer(if failed { Status::IoErr } else { status });
-        }
+        self.look_after(false);
         if stop {
             self.close();
             return Turn::Stopped;
@@ -152,8 +191,9 @@ impl<D: Directory> Committer<D> {
     fn gather(&mut self) {
         let align = self.pool.align();
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
+        let alone = self.flights.is_empty();
         let group = &mut self.group;
-        while group.records.len() < RECORDS_MAX {
+        while group.records.len() < RECORDS_MAX && !group.closed {
             let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
@@ -164,210 +204,75 @@ impl<D: Directory> Committer<D> {
             };
             let count = group.descriptors.len() + count;
             let head = format::head_bytes(count, align);
-            let fits = head as usize <= self.head.len()
+            let fits = head as usize <= self.head_bytes_max
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
-            if !fits && !group.records.is_empty() {
+            let follows = alone || may_follow(&record);
+            if (!fits && !group.records.is_empty()) || !follows {
                 self.held = Some(record);
                 return;
             }
-            if !group.take(record, &self.pool, align) {
-                return;
-            }
+            group.take(record, &self.pool, align);
         }
     }
 
-    /// Writes the group, makes it durable if anybody wants that, and publishes its blocks.
-    fn commit(&mut self) -> Status {
+    /// Begins to write the group; answers how it has ended if it is not on its way then.
+    fn commit(&mut self) -> Option<Status> {
         if self.pool.is_poisoned() {
-            return Status::IoErr;
+            self.land_all();
+            return Some(Status::IoErr);
         }
-        let mut address = 0;
-        if !self.group.descriptors.is_empty() {
-            match self.write() {
-                Ok(place) => address = place,
-                Err(status) => {
-                    // Others who only wait for what was before must not suffer from it.
-                    let synced = !self.group.durable || self.sync();
-                    self.unpublish();
-                    return if synced { status } else { Status::IoErr };
-                }
+        if self.group.descriptors.is_empty() {
+            self.land_all();
+            let synced = !self.group.durable || self.sync();
+            return Some(if synced && !self.pool.is_poisoned() {
+                Status::Ok
+            } else {
+                Status::IoErr
+            });
+        }
+        match self.write() {
+            Ok(()) => None,
+            Err(status) => {
+                self.land_all();
+                // Others who only wait for what was before must not suffer from it.
+                let synced = !self.group.durable || self.sync();
+                self.unpublish();
+                Some(if synced { status } else { Status::IoErr })
             }
         }
-        let much = self.unsynced_bytes >= self.pool.options().sync_bytes;
-        if (self.group.durable || much) && !self.sync() {
-            return Status::IoErr;
-        }
-        self.publish(address);
-        if self.group.frees {
-            self.in_vain = 0;
-        }
-        Status::Ok
     }
 
-    /// Writes the group; answers the address of its first block.
-    fn write(&mut self) -> Result<u64, Status> {
+    /// Finds a place for the group and begins to write it there.
+    fn write(&mut self) -> Result<(), Status> {
         let align = self.pool.align();
         let len =
             format::head_bytes(self.group.descriptors.len(), align) + self.group.payload_bytes;
         if !self.log.has_room(len, self.pool.segments()) {
+            self.land_all();
             self.make_room(len);
         }
+        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
+        self.group.durable |= much;
         self.append(Want::Log)
     }
 
-    /// Writes the group behind the last one.
-    fn append(&mut self, want: Want) -> Result<u64, Status> {
-        let align = self.pool.align();
-        let count = self.group.descriptors.len();
-        let head_bytes = format::head_bytes(count, align);
-        let len = head_bytes + self.group.payload_bytes;
-        let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
-        let head = Head {
-            pool: self.mark,
-            epoch: self.log.epoch,
-            number: self.log.place.number,
-            chain: self.log.place.chain,
-            durable: self.log.durable,
-            next: self.log.place.next,
-            count: count as u32,
-            head_bytes,
-            payload_bytes: self.group.payload_bytes,
-        };
-        let chain = format::print(&head, &self.group.descriptors, &mut self.head);
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + self.group.records.len());
-        parts.push(&self.head[..head_bytes as usize]);
-        let mut changes = self.group.changes.iter();
-        for record in &self.group.records {
-            match &record.body {
-                Body::Write(payload) => parts.push(payload.bytes()),
-                Body::Move(moved) => parts.push(moved.payload.bytes()),
-                Body::Catalogue(_) if record.durable => {
-                    parts.extend(changes.next().map(|bytes| &bytes[..]));
-                }
-                _ => {}
-            }
-        }
-        if let Err(error) = self.pool.segments().write(address, &parts) {
-            self.pool.poison(&format!("a write to the log failed: {error}"));
-            return Err(Status::IoErr);
-        }
-        self.unsynced.insert(self.log.place.segment);
-        self.unsynced_bytes += u64::from(len);
-        self.since_checkpoint += u64::from(len);
-        self.log.advance(len, chain);
-        Ok(address + u64::from(head_bytes))
-    }
-
     /// Makes every group durable that was written; says whether they are. It is never tried again.
+    /// None is on its way.
     fn sync(&mut self) -> bool {
-        while let Some(segment) = self.unsynced.pop_first() {
-            if let Err(error) = self.pool.segments().sync(segment) {
-                self.pool.poison(&format!("a sync of the log failed: {error}"));
-                return false;
-            }
+        debug_assert!(self.flights.is_empty(), "what is on its way would not be durable");
+        if !self.sync_segments() {
+            return false;
         }
-        self.unsynced_bytes = 0;
         self.log.durable = self.log.last();
         true
     }
 
-    /// Puts the group's blocks into the maps.
-    fn publish(&mut self, mut address: u64) {
-        let align = self.pool.align();
-        for record in &self.group.records {
-            match (&record.body, &record.volume) {
-                (Body::Write(payload), Some(volume)) => {
-                    let (number, from) = Map::place(record.first);
-                    let to = from + payload.blocks().len() as u32;
-                    volume.map.with(number, |span| {
-                        for (block, stored) in (from..to).zip(payload.blocks()) {
-                            let place = address + u64::from(stored.offset);
-                            let entry = Entry::new(place, stored.len, stored.codec, stored.crc);
-                            span.set(block, entry);
-                        }
-                        span.retire(from, to, record.serial);
-                    });
-                    address += payload.bytes().len() as u64;
-                }
-                (Body::Zero(blocks), Some(volume)) => {
-                    let (number, from) = Map::place(record.first);
-                    volume.map.with(number, |span| {
-                        span.clear(from, from + blocks);
-                        span.retire(from, from + blocks, record.serial);
-                    });
-                }
-                (Body::Move(moved), _) => {
-                    let stored = moved.payload.blocks();
-                    let moves: Moves = (moved.from.iter().zip(stored))
-                        .map(|((block, from), stored)| {
-                            let place = address + u64::from(stored.offset);
-                            let to = Entry::new(place, stored.len, stored.codec, stored.crc);
-                            (*block, *from, to)
-                        })
-                        .collect();
-                    let segments = self.pool.segments();
-                    let is_left =
-                        |home: Entry| moved.pages.contains(&segments.split(home.address()).0);
-                    let volumes = self.pool.volumes();
-                    relocate::blocks(&volumes, moves);
-                    if !moved.pages.is_empty() {
-                        relocate::pages(&volumes, is_left);
-                    }
-                    address += moved.payload.bytes().len() as u64;
-                }
-                (Body::Catalogue(change), _) if record.durable => {
-                    let applied = self.pool.volumes().apply(change);
-                    assert!(applied.is_some(), "{change:?} was checked");
-                    let len = change.print().len() as u64;
-                    address += len.next_multiple_of(align.into());
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Takes the group's blocks back, because there was no space for them.
-    fn unpublish(&mut self) {
-        if self.pool.is_poisoned() {
-            return;
-        }
-        for record in &self.group.records {
-            let Some(volume) = &record.volume else { continue };
-            let (number, from) = Map::place(record.first);
-            let blocks = match &record.body {
-                Body::Write(payload) => payload.blocks().len() as u32,
-                Body::Zero(blocks) => *blocks,
-                _ => continue,
-            };
-            volume.map.with(number, |span| span.retire(from, from + blocks, record.serial));
-        }
-    }
-
-    /// Tells everybody how the group has ended.
+    /// Tells everybody in the group how it has ended, and makes it empty.
     fn answer(&mut self, status: Status) {
-        let mut rung: Option<Arc<Mailbox<Reply>>> = None;
-        for record in self.group.records.drain(..) {
-            let Some(reply) = record.reply else { continue };
-            let status = match &record.body {
-                // What was refused before it came into the group.
-                Body::Catalogue(_) if !record.durable => {
-                    Status::from_u8(record.serial as u8).expect("it was put there as a status")
-                }
-                Body::Flush | Body::Checkpoint | Body::Stop if status == Status::NoSpc => {
-                    Status::Ok
-                }
-                _ => status,
-            };
-            reply.to.post([Reply { token: reply.token, status }].into_iter());
-            if let Some(before) = rung.take_if(|before| !Arc::ptr_eq(before, &reply.to)) {
-                before.bell().ring();
-            }
-            rung = Some(reply.to);
-        }
-        if let Some(last) = rung {
-            last.bell().ring();
-        }
-        self.group = Group { records: std::mem::take(&mut self.group.records), ..Group::default() };
+        let mut group = std::mem::take(&mut self.group);
+        publish::answer(&mut group, status);
+        group.clear();
+        self.group = group;
     }
 
     /// Begins a checkpoint if it is time for one, and says whether space is short.
@@ -382,7 +287,9 @@ impl<D: Directory> Committer<D> {
         if at_once {
             self.join();
             self.checkpoint_now(false);
-        } else if much && self.checkpoint.is_none() {
+            return;
+        }
+        if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         }
         self.pool.prepare();
@@ -404,7 +311,8 @@ impl<D: Directory> Committer<D> {
     /// the checkpoint is durable.
     fn checkpoint_now(&mut self, cleans: bool) -> bool {
         // What the checkpoint says is to be behind everything that it refers to.
-        if !self.sync() {
+        self.land_all();
+        if self.pool.is_poisoned() || !self.sync() {
             return false;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
@@ -415,21 +323,19 @@ impl<D: Directory> Committer<D> {
         true
     }
 
-    /// Writes and publishes a group of blocks that are moved; says whether there was space.
+    /// Writes and publishes a group of blocks that are moved; says whether there was space. Nothing
+    /// else is on its way.
     fn move_blocks(&mut self, moved: Moved) -> bool {
         let others = std::mem::take(&mut self.group);
         let align = self.pool.align();
         let record = Record { durable: false, ..Record::of(Body::Move(Arc::new(moved)), None) };
         self.group.take(record, &self.pool, align);
-        let written = match self.group.descriptors.is_empty() {
-            true => Ok(0),
-            false => self.append(Want::Reserve),
+        let is_written = match self.group.descriptors.is_empty() {
+            true => true,
+            false => self.append(Want::Reserve).is_ok() && self.land_alone().is_ok(),
         };
-        if let Ok(address) = written {
-            self.publish(address);
-        }
         self.group = others;
-        written.is_ok()
+        is_written
     }
 
     /// A checkpoint beside the writes, where there are threads.
@@ -438,7 +344,8 @@ impl<D: Directory> Committer<D> {
             self.checkpoint_now(true);
             return;
         }
-        if !self.sync() {
+        self.land_all();
+        if self.pool.is_poisoned() || !self.sync() {
             return;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
@@ -504,6 +411,7 @@ impl<D: Directory> Committer<D> {
 
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
+        self.land_all();
         self.join();
         self.pool.end_preparing();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {

@@ -24,7 +24,7 @@ use crate::map::Map;
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
 use crate::segments::{Counts, Segments};
-use crate::store::Directory;
+use crate::store::{Directory, StoreKind};
 
 /// What the name of a volume begins with that is received and not complete. No other name does.
 pub(crate) const ON_ITS_WAY: char = '%';
@@ -55,6 +55,10 @@ pub struct Options {
     pub sync_bytes: u64,
     /// Most records in the committer's mailbox.
     pub records_max: u32,
+    /// A second group is on its way only behind one that is longer than this, in bytes.
+    pub pipeline_bytes: u32,
+    /// By what files are read and written.
+    pub store: StoreKind,
 }
 
 impl Default for Options {
@@ -67,6 +71,8 @@ impl Default for Options {
             checkpoint_bytes: 256 << 20,
             sync_bytes: 64 << 20,
             records_max: 1 << 13,
+            pipeline_bytes: 256 << 10,
+            store: StoreKind::Auto,
         }
     }
 }

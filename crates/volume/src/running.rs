@@ -42,7 +42,7 @@ impl Running {
         if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
             return Ok(open);
         }
-        let directory = RealDirectory::take(&place)?;
+        let directory = RealDirectory::take(&place)?.with(options.store)?;
         if !directory.is_direct() {
             tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
         }

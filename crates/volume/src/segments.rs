@@ -311,6 +311,23 @@ impl<D: Directory> Segments<D> {
         u64::from(segment) * u64::from(self.bytes) + u64::from(offset)
     }
 
+    /// The file of a segment, and the place in it, of an address.
+    ///
+    /// # Errors
+    /// If there is no such segment.
+    pub fn place(&self, address: u64) -> io::Result<(Arc<D::File>, u64)> {
+        let (segment, offset) = self.split(address);
+        let files = self.files.get();
+        let file = files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok((Arc::clone(file), offset))
+    }
+
+    /// The file of a free segment: to try things on, until somebody takes one.
+    pub fn scratch(&self) -> Option<Arc<D::File>> {
+        let number = self.table().states.iter().position(|state| *state == State::Free)?;
+        self.files.get().get(number).cloned()
+    }
+
     /// Reads what lies in one segment.
     ///
     /// # Errors

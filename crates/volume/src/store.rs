@@ -4,20 +4,42 @@
 //! What is written is visible at once. It is durable when `sync` of its file has returned, and a
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
+pub mod lane;
 mod real;
+pub(crate) mod ring;
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
-pub use real::{RealDirectory, RealFile};
+pub use lane::{Blocking, Durability, Lane, Parcel};
+pub use real::{RealDirectory, RealFile, RealLane};
+
+/// By what files are read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreKind {
+    /// By io_uring where the system lets this process have it, else by calls that block.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By calls that block.
+    Threads,
+}
 
 /// A directory.
 pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// An open file of it.
     type File: StoreFile;
+    /// The way of groups into its files.
+    type Lane: Lane<Self::File>;
 
     /// What it is called in messages.
     fn title(&self) -> String;
+
+    /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a
+    /// file that nobody needs, to see how fast that is.
+    fn lane(&self, scratch: Option<&Arc<Self::File>>) -> Self::Lane;
 
     /// Opens a file, if there is one of this name.
     ///

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_sim::contract;
+use blockyard_volume::store::StoreKind;
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
 use place::Place;
@@ -25,8 +26,12 @@ fn plain() -> VolumeConfig {
 
 /// Fresh volumes: each in a pool of its own, whose directory goes with the test.
 fn fresh(place: &Arc<Place>, config: &VolumeConfig) -> Arc<Volume> {
+    fresh_by(place, config, StoreKind::Auto)
+}
+
+fn fresh_by(place: &Arc<Place>, config: &VolumeConfig, store: StoreKind) -> Arc<Volume> {
     let path = place.fresh();
-    let options = Options { segment_bytes: 4 << 20, ..Options::default() };
+    let options = Options { segment_bytes: 4 << 20, store, ..Options::default() };
     Volume::open_with(VolumeConfig { path, ..config.clone() }, options).unwrap()
 }
 
@@ -47,6 +52,15 @@ fn blocks_of_4_kib_under_everything() {
 fn blocks_of_16_kib_compressed() {
     let (volblocksize, compress) = (16 << 10, Compression::Lz4);
     alone("volume, 16k, lz4", VolumeConfig { volblocksize, compress, ..plain() });
+}
+
+/// Where io_uring is refused.
+#[test]
+fn by_calls_that_block() {
+    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "blocking"));
+    let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
+    let make = move || fresh_by(&place, &config, StoreKind::Threads);
+    contract::run(&contract::Subject::plain("volume, threads", true, make));
 }
 
 #[test]

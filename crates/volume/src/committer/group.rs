@@ -22,17 +22,28 @@ pub(super) struct Group {
     /// Something in it may make room.
     pub(super) frees: bool,
     pub(super) stop: bool,
+    /// Nothing more may come into it.
+    pub(super) closed: bool,
+}
+
+/// Whether a record may be in a group that is on its way behind another one: what it does does not
+/// depend on what that has done.
+pub(super) fn may_follow(record: &Record) -> bool {
+    matches!(record.body, Body::Write(_) | Body::Zero(_) | Body::Flush)
 }
 
 impl Group {
-    /// Takes a record in; says whether more may follow.
-    pub(super) fn take<D: Directory>(
-        &mut self,
-        mut record: Record,
-        pool: &Pool<D>,
-        align: u32,
-    ) -> bool {
-        let mut goes_on = true;
+    /// Makes it empty.
+    pub(super) fn clear(&mut self) {
+        self.records.clear();
+        self.descriptors.clear();
+        self.changes.clear();
+        let Group { records, descriptors, changes, .. } = std::mem::take(self);
+        *self = Group { records, descriptors, changes, ..Group::default() };
+    }
+
+    /// Takes a record in.
+    pub(super) fn take<D: Directory>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) {
         match &mut record.body {
             Body::Write(payload) => {
                 let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
@@ -72,7 +83,7 @@ impl Group {
             Body::Catalogue(change) => {
                 self.frees = true;
                 // One of them at a time, so that each is checked against what is there.
-                goes_on = false;
+                self.closed = true;
                 match pool.volumes().check(change) {
                     Ok(()) => self.take_change(&change.print(), pool, align),
                     Err(status) => {
@@ -85,12 +96,11 @@ impl Group {
             Body::Checkpoint => self.checkpoint = true,
             Body::Stop => {
                 self.stop = true;
-                goes_on = false;
+                self.closed = true;
             }
         }
         self.durable |= record.durable;
         self.records.push(record);
-        goes_on
     }
 
     fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {

@@ -3,13 +3,19 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use blockyard_sync::bell::Bell;
 use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::ReadWriteFlags;
 
-use super::{Directory, StoreFile};
-use crate::buffer::{ALIGN, Memory};
+use super::lane::Ended;
+use super::ring::{self, writes::RingLane};
+use super::{Blocking, Directory, Durability, Lane, Parcel, StoreFile, StoreKind};
+use crate::buffer::Memory;
 use crate::error::VolumeError;
 use crate::holder::Holder;
 
@@ -30,6 +36,7 @@ const PARTS_MAX: usize = 1024;
 pub struct RealDirectory {
     path: PathBuf,
     direct: bool,
+    uring: bool,
     /// Locked until it is dropped, or the process dies.
     lock: File,
 }
@@ -60,7 +67,7 @@ impl RealDirectory {
         if let Err(error) = Holder::this(None).write(&lock) {
             tracing::warn!("{}: {error}", name.display());
         }
-        Ok(RealDirectory { path: path.to_owned(), direct, lock })
+        Ok(RealDirectory { path: path.to_owned(), direct, uring: false, lock })
     }
 
     /// The directory.
@@ -75,6 +82,34 @@ impl RealDirectory {
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         let written = Holder::this(Some(control)).write(&self.lock);
         written.map_err(VolumeError::io(format!("cannot write to `{}`", self.path.display())))
+    }
+
+    /// Chooses by what files are read and written. Without this by calls that block.
+    ///
+    /// # Errors
+    /// If the system refuses what is asked for.
+    pub fn with(mut self, kind: StoreKind) -> Result<RealDirectory, VolumeError> {
+        let probed = match kind {
+            StoreKind::Threads => return Ok(self),
+            StoreKind::Auto | StoreKind::Uring => ring::probe(),
+        };
+        let path = self.path.display();
+        match probed {
+            Ok(()) => self.uring = true,
+            Err(error) if kind == StoreKind::Auto => {
+                tracing::info!("{path}: io_uring is refused here ({error}): blocking calls");
+            }
+            Err(error) => {
+                let doing = format!("cannot use io_uring for `{path}` (`store=threads` does not)");
+                return Err(VolumeError::io(doing)(error));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether files are read and written by io_uring.
+    pub fn is_uring(&self) -> bool {
+        self.uring
     }
 
     /// Whether I/O goes past the page cache.
@@ -106,6 +141,20 @@ fn direct(options: &mut OpenOptions) -> &mut OpenOptions {
 
 impl Directory for RealDirectory {
     type File = RealFile;
+    type Lane = RealLane;
+
+    fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
+        if self.uring {
+            match RingLane::new(scratch) {
+                Ok(lane) => return RealLane::Ring(Box::new(lane)),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("{path}: no ring for the log ({error}): blocking calls");
+                }
+            }
+        }
+        RealLane::Blocking(Blocking::default())
+    }
 
     fn title(&self) -> String {
         self.path.display().to_string()
@@ -170,9 +219,89 @@ impl Directory for RealDirectory {
     }
 }
 
+/// The way of groups into real files.
+#[derive(Debug)]
+pub enum RealLane {
+    /// By io_uring.
+    Ring(Box<RingLane>),
+    /// By calls that block.
+    Blocking(Blocking),
+}
+
+impl Lane<RealFile> for RealLane {
+    fn depth(&self) -> usize {
+        match self {
+            RealLane::Ring(lane) => lane.depth(),
+            RealLane::Blocking(lane) => Lane::<RealFile>::depth(lane),
+        }
+    }
+
+    fn hear(&mut self, bell: &Bell) {
+        if let RealLane::Ring(lane) = self {
+            lane.hear(bell);
+        }
+    }
+
+    fn begin(&mut self, file: &Arc<RealFile>, at: u64, parcel: Parcel, durability: Durability) {
+        match self {
+            RealLane::Ring(lane) => lane.begin(file, at, parcel, durability),
+            RealLane::Blocking(lane) => lane.begin(file, at, parcel, durability),
+        }
+    }
+
+    fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
+        match self {
+            RealLane::Ring(lane) => lane.wait(bell, is_there),
+            RealLane::Blocking(_) => true,
+        }
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        match self {
+            RealLane::Ring(lane) => lane.end(),
+            RealLane::Blocking(lane) => Lane::<RealFile>::end(lane),
+        }
+    }
+}
+
 /// A file of such a directory.
 #[derive(Debug)]
 pub struct RealFile(File);
+
+impl RealFile {
+    #[cfg(test)]
+    pub(crate) fn of(file: File) -> RealFile {
+        RealFile(file)
+    }
+
+    /// Writes slices one behind the other.
+    pub(crate) fn write_slices(
+        &self,
+        mut offset: u64,
+        slices: &mut [IoSlice<'_>],
+        flags: ReadWriteFlags,
+    ) -> io::Result<()> {
+        let mut left = slices;
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            let some = &left[..left.len().min(PARTS_MAX)];
+            let write = || rustix::io::pwritev2(&self.0, some, offset, flags);
+            let written = rustix::io::retry_on_intr(write)?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            offset += written as u64;
+            IoSlice::advance_slices(&mut left, written);
+        }
+        Ok(())
+    }
+}
+
+impl AsRawFd for RealFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
 
 impl StoreFile for RealFile {
     fn len(&self) -> io::Result<u64> {
@@ -181,27 +310,12 @@ impl StoreFile for RealFile {
 
     #[inline]
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        debug_assert!(
-            (into.as_ptr() as usize).is_multiple_of(ALIGN),
-            "direct I/O wants aligned memory"
-        );
         self.0.read_exact_at(into, offset)
     }
 
-    fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
         let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let mut left = &mut slices[..];
-        IoSlice::advance_slices(&mut left, 0);
-        while !left.is_empty() {
-            let some = &left[..left.len().min(PARTS_MAX)];
-            let written = rustix::io::retry_on_intr(|| rustix::io::pwritev(&self.0, some, offset))?;
-            if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            offset += written as u64;
-            IoSlice::advance_slices(&mut left, written);
-        }
-        Ok(())
+        self.write_slices(offset, &mut slices, ReadWriteFlags::empty())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -49,6 +49,9 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     if random.u8(..3) == 0 {
         shape.options.segments_max = random.usize(7..14);
     }
+    if random.bool() {
+        (shape.depth, shape.options.pipeline_bytes) = (2, random.u32(..4096));
+    }
     shape
 }
 
@@ -71,8 +74,11 @@ fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) 
         let status = rig.begin(step(random, shape));
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
-        if random.u8(..3) > 0 || status == Status::Resource {
-            go_on(rig);
+        match random.u8(..6) {
+            // What is begun next may go behind the group that is on its way then.
+            0 => _ = rig.committer.turn(),
+            1 if status.is_ok() => {}
+            _ => go_on(rig),
         }
     }
     go_on(rig);
@@ -122,7 +128,7 @@ fn cut_everywhere(stream: u64, fault: Fault) {
     let directory = Directory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
-    let store = Simulated::new(&directory);
+    let store = Simulated::new(&directory).with_depth(shape.depth);
     let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
     store.fail(fault);
     let count = random.usize(5..40);

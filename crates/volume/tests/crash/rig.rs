@@ -31,6 +31,8 @@ pub(crate) struct Shape {
     pub(crate) blocks: u64,
     pub(crate) options: Options,
     pub(crate) compression: Compression,
+    /// Groups on their way at once.
+    pub(crate) depth: usize,
 }
 
 impl Shape {
@@ -44,8 +46,10 @@ impl Shape {
             checkpoint_bytes: 12 << 10,
             sync_bytes: 8 << 10,
             records_max: 128,
+            ..Options::default()
         };
-        Shape { block_bytes: 512, blocks: 3, options, compression: Compression::None }
+        let compression = Compression::None;
+        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1 }
     }
 }
 
@@ -160,7 +164,8 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
 impl Rig {
     /// Opens the pool of a directory.
     pub(crate) fn open(directory: &Directory, shape: &Shape) -> Rig {
-        Rig::on(Simulated::new(directory), directory, shape).unwrap_or_else(|error| {
+        let store = Simulated::new(directory).with_depth(shape.depth);
+        Rig::on(store, directory, shape).unwrap_or_else(|error| {
             panic!("the pool does not open: {error}");
         })
     }

@@ -1,12 +1,14 @@
 //! The simulated directory as that of a pool, with what may go wrong below it.
 #![allow(clippy::disallowed_types)] // A test may.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use blockyard_sim::directory::{self, SECTOR};
-use blockyard_volume::store::{Directory, StoreFile};
+use blockyard_volume::store::lane::Ended;
+use blockyard_volume::store::{Directory, Durability, Lane, Parcel, StoreFile};
 
 /// What goes wrong, of what a pool does with segments from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +41,40 @@ struct State {
 pub(crate) struct Simulated {
     directory: directory::Directory,
     state: Arc<Mutex<State>>,
+    /// Groups on their way at once.
+    depth: usize,
+}
+
+/// The way of groups: written when they are begun, synced when they are waited for.
+pub(crate) struct SimulatedLane {
+    depth: usize,
+    under_way: VecDeque<(Arc<SimulatedFile>, Ended, Durability)>,
+}
+
+impl fmt::Debug for SimulatedLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimulatedLane")
+    }
+}
+
+impl Lane<SimulatedFile> for SimulatedLane {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn begin(&mut self, file: &Arc<SimulatedFile>, at: u64, parcel: Parcel, wanted: Durability) {
+        let parts: Vec<&[u8]> = parcel.slices().collect();
+        let result = file.write_at(at, &parts);
+        self.under_way.push_back((Arc::clone(file), (Some(parcel), result), wanted));
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        let (file, (parcel, mut result), wanted) = self.under_way.pop_front()?;
+        if result.is_ok() && wanted != Durability::Nothing {
+            result = file.sync();
+        }
+        Some((parcel, result))
+    }
 }
 
 /// A file of it.
@@ -49,7 +85,12 @@ pub(crate) struct SimulatedFile {
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
-        Simulated { directory: directory.clone(), state: Arc::default() }
+        Simulated { directory: directory.clone(), state: Arc::default(), depth: 1 }
+    }
+
+    /// The same, with so many groups on their way at once.
+    pub(crate) fn with_depth(self, depth: usize) -> Simulated {
+        Simulated { depth, ..self }
     }
 
     /// Lets something go wrong from now on.
@@ -72,6 +113,11 @@ impl fmt::Debug for SimulatedFile {
 
 impl Directory for Simulated {
     type File = SimulatedFile;
+    type Lane = SimulatedLane;
+
+    fn lane(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
+        SimulatedLane { depth: self.depth, under_way: VecDeque::new() }
+    }
 
     fn title(&self) -> String {
         "simulated".to_owned()

@@ -1,0 +1,220 @@
+//! Groups on their way: how they are begun and how they land.
+
+use blockyard_core::Status;
+
+use super::Committer;
+use super::group::Group;
+use super::publish;
+use crate::format::group::{self as format, Head};
+use crate::record::Body;
+use crate::segments::Want;
+use crate::store::lane::Part;
+use crate::store::{Directory, Durability, Lane, Parcel, StoreFile};
+
+/// A group on its way.
+pub(super) struct Flight {
+    group: Group,
+    /// The group's number.
+    number: u64,
+    segment: u32,
+    /// Of its first block.
+    address: u64,
+    len: u32,
+}
+
+impl<D: Directory> Committer<D> {
+    /// The lane, which the first caller makes for its thread.
+    pub(super) fn lane(&mut self) -> &mut D::Lane {
+        let (segments, mail) = (self.pool.segments(), self.mail.mailbox());
+        self.lane.get_or_insert_with(|| {
+            let scratch = segments.scratch();
+            let mut lane = segments.directory().lane(scratch.as_ref());
+            lane.hear(mail.bell());
+            lane
+        })
+    }
+
+    /// Whether another group may be on its way behind those that are.
+    pub(super) fn may_overlap(&mut self) -> bool {
+        let Some(last) = self.flights.back() else { return true };
+        let is_long = last.len >= self.pool.options().pipeline_bytes;
+        is_long && self.flights.len() < self.lane().depth()
+    }
+
+    /// Whether the group may be on its way behind those that are. A sync counts for what is written
+    /// when it begins, so that a group that is to be durable follows only such as are to be too.
+    pub(super) fn may_go_behind(&self) -> bool {
+        let Group { records, descriptors, durable, payload_bytes, .. } = &self.group;
+        let len = format::head_bytes(descriptors.len(), self.pool.align()) + payload_bytes;
+        let is_plain = !records.is_empty() && !descriptors.is_empty();
+        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
+        is_plain
+            && self.log.has_room(len, self.pool.segments())
+            && !(much || *durable && self.flights.iter().any(|flight| !flight.group.durable))
+    }
+
+    /// Sleeps until the oldest group may land, or something has come that may go behind it.
+    pub(super) fn wait(&mut self) {
+        let Self { lane, mail, held, group, .. } = self;
+        // What could not go behind it does not become able to by what comes.
+        let waits = group.records.is_empty() && held.is_none();
+        let ended = match lane {
+            Some(lane) if waits => lane.wait(mail.mailbox().bell(), &|| mail.is_any()),
+            _ => true,
+        };
+        if ended {
+            self.land();
+            self.look_after(false);
+        }
+    }
+
+    /// Begins to write the group behind the last one.
+    pub(super) fn append(&mut self, want: Want) -> Result<(), Status> {
+        let align = self.pool.align();
+        let count = self.group.descriptors.len();
+        let head_bytes = format::head_bytes(count, align);
+        let len = head_bytes + self.group.payload_bytes;
+        let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
+        let segment = self.log.place.segment;
+        let durability = self.durability(segment)?;
+        let head = Head {
+            pool: self.mark,
+            epoch: self.log.epoch,
+            number: self.log.place.number,
+            chain: self.log.place.chain,
+            durable: self.log.durable,
+            next: self.log.place.next,
+            count: count as u32,
+            head_bytes,
+            payload_bytes: self.group.payload_bytes,
+        };
+        let mut parcel = self
+            .parcels
+            .pop()
+            .unwrap_or_else(|| Parcel::new(self.pool.memory().take_beyond(self.head_bytes_max)));
+        let into = parcel.head(head_bytes as usize);
+        let chain = format::print(&head, &self.group.descriptors, into);
+        self.group.pack(&mut parcel);
+        let (file, offset) = self.pool.segments().place(address).map_err(|_| Status::NoSpc)?;
+        self.lane().begin(&file, offset, parcel, durability);
+        let empty = self.groups.pop().unwrap_or_default();
+        let group = std::mem::replace(&mut self.group, empty);
+        let address = address + u64::from(head_bytes);
+        self.flights.push_back(Flight { group, number: head.number, segment, address, len });
+        self.since_checkpoint += u64::from(len);
+        self.log.advance(len, chain);
+        Ok(())
+    }
+
+    /// What has to be durable with the group, so that it is. Other segments are made so now.
+    fn durability(&mut self, segment: u32) -> Result<Durability, Status> {
+        if !self.group.durable {
+            return Ok(Durability::Nothing);
+        }
+        let own = self.unsynced.remove(&segment);
+        if !self.sync_segments() {
+            return Err(Status::IoErr);
+        }
+        if own {
+            self.unsynced.insert(segment);
+            return Ok(Durability::File);
+        }
+        Ok(Durability::Itself)
+    }
+
+    /// Makes durable what has landed; says whether it is. It is never tried again.
+    pub(super) fn sync_segments(&mut self) -> bool {
+        while let Some(segment) = self.unsynced.pop_first() {
+            let place = self.pool.segments().address(segment, 0);
+            let synced = self.pool.segments().place(place).and_then(|(file, _)| file.sync());
+            if let Err(error) = synced {
+                self.pool.poison(&format!("a sync of the log failed: {error}"));
+                return false;
+            }
+        }
+        self.unsynced_bytes = 0;
+        true
+    }
+
+    /// Waits for the oldest group, and tells everybody.
+    pub(super) fn land(&mut self) {
+        if let Some((mut group, status)) = self.touch_down() {
+            publish::answer(&mut group, status);
+            group.clear();
+            self.groups.push(group);
+        }
+    }
+
+    /// Waits for everything that is on its way.
+    pub(super) fn land_all(&mut self) {
+        while !self.flights.is_empty() {
+            self.land();
+        }
+    }
+
+    /// Waits for the only group that is on its way; its records are the group's again.
+    pub(super) fn land_alone(&mut self) -> Status {
+        while self.flights.len() > 1 {
+            self.land();
+        }
+        let Some((group, status)) = self.touch_down() else { return Status::Ok };
+        let empty = std::mem::replace(&mut self.group, group);
+        self.groups.push(empty);
+        status
+    }
+
+    /// Waits for the oldest group and publishes its blocks.
+    fn touch_down(&mut self) -> Option<(Group, Status)> {
+        let Flight { group, number, segment, address, len } = self.flights.pop_front()?;
+        let (parcel, result) = self.lane().end().unwrap_or((None, Ok(())));
+        if let Some(mut parcel) = parcel {
+            parcel.clear();
+            self.parcels.push(parcel);
+        }
+        if let Err(error) = result {
+            let what = if group.durable { "a write to the log or its sync" } else { "a write" };
+            self.pool.poison(&format!("{what} failed: {error}"));
+        }
+        // What is behind a group that has failed is not in the log either.
+        if self.pool.is_poisoned() {
+            return Some((group, Status::IoErr));
+        }
+        if group.durable {
+            self.unsynced.remove(&segment);
+            self.unsynced_bytes = 0;
+            self.log.durable = number;
+        } else {
+            self.unsynced.insert(segment);
+            self.unsynced_bytes += u64::from(len);
+        }
+        publish::group(&self.pool, &group, address);
+        if group.frees {
+            self.in_vain = 0;
+        }
+        Some((group, Status::Ok))
+    }
+
+    /// Takes the group's blocks back, because there was no space for them.
+    pub(super) fn unpublish(&mut self) {
+        if !self.pool.is_poisoned() {
+            publish::take_back(&self.group);
+        }
+    }
+}
+
+impl Group {
+    /// Puts what is written behind the head into a parcel.
+    fn pack(&mut self, parcel: &mut Parcel) {
+        let mut changes = self.changes.drain(..);
+        for record in &self.records {
+            match &record.body {
+                Body::Write(payload) => parcel.push(Part::Write(payload.clone())),
+                Body::Move(moved) => parcel.push(Part::Move(moved.clone())),
+                Body::Catalogue(_) if record.durable => {
+                    changes.next().into_iter().for_each(|bytes| parcel.push(Part::Bytes(bytes)));
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! Groups written by io_uring: one vectored write by reference, linked to one sync, by one system
+//! call. Where that is faster the write itself asks to be durable.
+#![allow(unsafe_code)] // Submissions name memory by address.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockyard_sync::bell::Bell;
+use io_uring::squeue::{Entry, Flags};
+use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::{IoUring, opcode};
+use rustix::io::ReadWriteFlags;
+
+use super::files::Files;
+use super::{Doorbell, open};
+use crate::buffer::{ALIGN, Memory};
+use crate::store::RealFile;
+use crate::store::lane::{Durability, Ended, Lane, Parcel};
+
+/// Parcels under way at once.
+const DEPTH: usize = 2;
+
+/// Files that the ring knows at once.
+const FILES: u32 = 8;
+
+/// A write that this thread waits for anyway, if it is not longer, may be one that is durable by
+/// itself.
+const INLINE_BYTES: usize = 128 << 10;
+
+/// A longer one is on its way at once; a shorter one when somebody waits for it, by the same call.
+const EAGER_BYTES: usize = 128 << 10;
+
+/// How often a write is begun again that a signal has interrupted, without a byte written.
+const INTERRUPTED_MAX: u32 = 100;
+
+/// How many writes of each kind a calibration measures, and how long it may take.
+const ROUNDS: usize = 8;
+const CALIBRATION_MAX: Duration = Duration::from_millis(50);
+
+/// What the doorbell's completion is told by.
+const BELL: u64 = u64::MAX;
+
+/// How a short write becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// A sync is linked to it.
+    Linked,
+    /// It asks for that itself (`RWF_DSYNC`), which a disk with FUA does without emptying its
+    /// cache, and every other by one call less.
+    Itself,
+}
+
+/// A parcel under way.
+struct Flight {
+    parcel: Parcel,
+    number: u64,
+    file: Arc<RealFile>,
+    offset: u64,
+    /// What is left to be written; the memory is the parcel's.
+    vectors: Vec<libc::iovec>,
+    left: usize,
+    syncs: bool,
+    /// Completions that are still to come.
+    pending: u32,
+    interrupted: u32,
+    synced: bool,
+    result: Option<io::Result<()>>,
+}
+
+// SAFETY: the vectors point into the parcel, which moves along; its memory does not move.
+unsafe impl Send for Flight {}
+
+/// See the module.
+pub struct RingLane {
+    ring: IoUring,
+    files: Files,
+    /// The oldest first.
+    flights: VecDeque<Flight>,
+    next: u64,
+    way: Way,
+    /// Rung by who puts something into the committer's mailbox while it waits here.
+    doorbell: Doorbell,
+    /// The ring listens to the doorbell.
+    listens: bool,
+    /// Nobody knows what the system still has: what is under way is never given back.
+    lost: bool,
+}
+
+impl RingLane {
+    /// A lane for the calling thread. It finds out by a few writes to a file that nobody needs
+    /// which way is the faster one.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub(crate) fn new(scratch: Option<&Arc<RealFile>>) -> io::Result<RingLane> {
+        let ring = open(4 * DEPTH as u32)?;
+        let mut lane = RingLane {
+            files: Files::new(&ring, FILES)?,
+            ring,
+            flights: VecDeque::new(),
+            next: 0,
+            way: Way::Linked,
+            doorbell: Doorbell::new()?,
+            listens: false,
+            lost: false,
+        };
+        if let Some(scratch) = scratch {
+            let (linked, itself) = lane.calibrate(scratch)?;
+            lane.way = if itself < linked { Way::Itself } else { Way::Linked };
+            let (linked_us, itself_us) = (linked.as_micros(), itself.as_micros());
+            tracing::info!(
+                linked_us,
+                itself_us,
+                "4 KiB are durable soonest by {}",
+                match lane.way {
+                    Way::Linked => "a write and a sync linked to it",
+                    Way::Itself => "a write that is durable by itself",
+                }
+            );
+        }
+        Ok(lane)
+    }
+
+    /// The medians of both ways.
+    fn calibrate(&mut self, file: &Arc<RealFile>) -> io::Result<(Duration, Duration)> {
+        let memory = Memory::new(ALIGN as u64);
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        let begin = Instant::now();
+        for _ in 0..ROUNDS {
+            for (way, times) in [Way::Linked, Way::Itself].into_iter().zip(&mut times) {
+                self.way = way;
+                let mut parcel = Parcel::new(memory.take_beyond(ALIGN));
+                parcel.head(ALIGN).fill(0);
+                let began = Instant::now();
+                self.begin(file, 0, parcel, Durability::Itself);
+                self.end().map_or(Ok(()), |(_, result)| result)?;
+                times.push(began.elapsed());
+            }
+            if begin.elapsed() > CALIBRATION_MAX {
+                break;
+            }
+        }
+        let [linked, itself] = times.map(|mut times| {
+            times.sort_unstable();
+            times.get(times.len() / 2).copied().unwrap_or(Duration::MAX)
+        });
+        Ok((linked, itself))
+    }
+
+    /// Puts a submission into the ring, which is made large enough for all that can be there.
+    fn push(&mut self, entry: &Entry) -> io::Result<()> {
+        // SAFETY: what an entry points to lives in its flight, which is kept until its completions
+        // have come; the doorbell's points to nothing.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submitter().submit()?;
+        }
+        Ok(())
+    }
+
+    /// Submits what is left of a flight.
+    fn submit(&mut self, mut flight: Flight) {
+        let pushed = self.push_flight(&mut flight);
+        if let Err(error) = pushed {
+            if flight.pending > 0 {
+                self.lost = true;
+            }
+            flight.result = Some(Err(error));
+        }
+        let at = self.flights.partition_point(|other| other.number < flight.number);
+        self.flights.insert(at, flight);
+    }
+
+    fn push_flight(&mut self, flight: &mut Flight) -> io::Result<()> {
+        let file = self.files.number(&self.ring, &flight.file)?;
+        let (vectors, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
+        let write = opcode::Writev::new(file, vectors, count).offset(flight.offset).build();
+        let write = write.user_data(flight.number << 1);
+        if !flight.syncs {
+            self.push(&write)?;
+            flight.pending = 1;
+            return Ok(());
+        }
+        // Both or none: a link must not be cut by a full queue.
+        let queue = self.ring.submission();
+        let room = queue.capacity() - queue.len();
+        drop(queue);
+        if room < 2 {
+            self.ring.submitter().submit()?;
+        }
+        self.push(&write.flags(Flags::IO_LINK))?;
+        flight.pending = 1;
+        self.push(&sync(file, flight.number))?;
+        flight.pending = 2;
+        Ok(())
+    }
+
+    /// Takes what is complete.
+    fn reap(&mut self) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return };
+            let (tag, result) = (entry.user_data(), entry.result());
+            if tag == BELL {
+                self.listens = false;
+                self.doorbell.hush();
+                continue;
+            }
+            let at = self.flights.iter().position(|flight| flight.number == tag >> 1);
+            let Some(at) = at else { continue };
+            self.flights[at].completed(tag & 1 == 1, result);
+            if self.flights[at].wants_more()
+                && let Some(flight) = self.flights.remove(at)
+            {
+                self.submit(flight);
+            }
+        }
+    }
+
+    /// Sleeps until something is complete.
+    fn sleep(&mut self) {
+        match self.ring.submitter().submit_and_wait(1) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Too many completions that were not taken; they are now.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => {
+                self.lost = true;
+                for flight in self.flights.iter_mut().filter(|flight| flight.result.is_none()) {
+                    let error = io::Error::new(error.kind(), error.to_string());
+                    flight.result = Some(Err(error));
+                }
+            }
+        }
+    }
+
+    fn is_oldest_done(&self) -> bool {
+        self.flights.front().is_none_or(|flight| flight.result.is_some())
+    }
+
+    /// Writes by a call that returns when it is durable.
+    fn write_inline(file: &RealFile, offset: u64, parcel: &Parcel) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = parcel.slices().map(IoSlice::new).collect();
+        file.write_slices(offset, &mut slices, ReadWriteFlags::DSYNC)
+    }
+}
+
+fn sync(file: Fixed, number: u64) -> Entry {
+    let sync = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build();
+    sync.user_data(number << 1 | 1)
+}
+
+impl Flight {
+    /// A completion has come, of the sync or of the write.
+    fn completed(&mut self, is_sync: bool, result: i32) {
+        self.pending = self.pending.saturating_sub(1);
+        if is_sync {
+            match result {
+                0.. => self.synced = true,
+                // Its write was short or has failed, and says so.
+                _ if result == -libc::ECANCELED => {}
+                _ => self.fail(io::Error::from_raw_os_error(-result)),
+            }
+        } else {
+            match result {
+                1.. => self.advance(result as usize),
+                0 => self.fail(io::ErrorKind::WriteZero.into()),
+                _ if [-libc::EINTR, -libc::EAGAIN].contains(&result)
+                    && self.interrupted < INTERRUPTED_MAX =>
+                {
+                    self.interrupted += 1;
+                }
+                _ => self.fail(io::Error::from_raw_os_error(-result)),
+            }
+        }
+        if self.pending == 0 && self.result.is_none() && self.left == 0 {
+            self.result = Some(match self.syncs && !self.synced {
+                true => Err(io::Error::other("the sync behind a write was cancelled")),
+                false => Ok(()),
+            });
+        }
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        if !matches!(self.result, Some(Err(_))) {
+            self.result = Some(Err(error));
+        }
+    }
+
+    /// So many bytes are written.
+    fn advance(&mut self, mut bytes: usize) {
+        self.left = self.left.saturating_sub(bytes);
+        self.offset += bytes as u64;
+        let whole = self.vectors.iter().take_while(|vector| {
+            let is_whole = vector.iov_len <= bytes;
+            bytes -= if is_whole { vector.iov_len } else { 0 };
+            is_whole
+        });
+        let whole = whole.count();
+        self.vectors.drain(..whole);
+        if let Some(first) = self.vectors.first_mut() {
+            // SAFETY: fewer bytes than the vector has.
+            first.iov_base = unsafe { first.iov_base.byte_add(bytes) };
+            first.iov_len -= bytes;
+        }
+    }
+
+    /// Whether the rest has to be submitted: the write was short, and its sync was cancelled.
+    fn wants_more(&self) -> bool {
+        self.pending == 0 && self.left > 0 && self.result.is_none()
+    }
+
+    /// Whether the system has nothing of it any more.
+    fn is_back(&self) -> bool {
+        self.pending == 0
+    }
+}
+
+impl Lane<RealFile> for RingLane {
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn hear(&mut self, bell: &Bell) {
+        bell.call(self.doorbell.caller());
+    }
+
+    fn begin(&mut self, file: &Arc<RealFile>, offset: u64, parcel: Parcel, durability: Durability) {
+        let vector = |slice: &[u8]| libc::iovec {
+            iov_base: slice.as_ptr().cast_mut().cast(),
+            iov_len: slice.len(),
+        };
+        let left = parcel.len();
+        let mut flight = Flight {
+            vectors: parcel.slices().map(vector).collect(),
+            parcel,
+            number: self.next,
+            file: Arc::clone(file),
+            offset,
+            left,
+            syncs: durability != Durability::Nothing,
+            pending: 0,
+            interrupted: 0,
+            synced: false,
+            result: None,
+        };
+        self.next += 1;
+        let alone = self.flights.is_empty() && left <= INLINE_BYTES;
+        if alone && durability == Durability::Itself && self.way == Way::Itself {
+            flight.result = Some(RingLane::write_inline(file, offset, &flight.parcel));
+            self.flights.push_back(flight);
+            return;
+        }
+        self.submit(flight);
+        if left > EAGER_BYTES || self.flights.len() > 1 {
+            // What fails here fails again where it is waited for.
+            let _ = self.ring.submitter().submit();
+        }
+    }
+
+    fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
+        self.reap();
+        if self.is_oldest_done() {
+            return true;
+        }
+        if !self.listens {
+            let poll = opcode::PollAdd::new(Fd(self.doorbell.raw()), libc::POLLIN as u32).build();
+            if self.push(&poll.user_data(BELL)).is_err() {
+                return false;
+            }
+            self.listens = true;
+        }
+        if bell.doze(is_there) {
+            self.sleep();
+            bell.rise();
+        }
+        self.reap();
+        self.is_oldest_done()
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        self.reap();
+        while !self.is_oldest_done() {
+            self.sleep();
+            self.reap();
+        }
+        let mut flight = self.flights.pop_front()?;
+        while !flight.is_back() && !self.lost {
+            // It has failed; the system still has a part of it.
+            self.flights.push_front(flight);
+            self.sleep();
+            self.reap();
+            flight = self.flights.pop_front()?;
+        }
+        let result = flight.result.take().unwrap_or(Ok(()));
+        if flight.is_back() {
+            return Some((Some(flight.parcel), result));
+        }
+        // The system may still read it.
+        std::mem::forget(flight);
+        Some((None, result))
+    }
+}
+
+/// Waits for what is under way: the system has its memory.
+impl Drop for RingLane {
+    fn drop(&mut self) {
+        while self.end().is_some() {}
+    }
+}
+
+impl fmt::Debug for RingLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flights = self.flights.len();
+        f.debug_struct("RingLane").field("flights", &flights).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Directory;
+    use crate::store::RealDirectory;
+
+    fn parcel(memory: &Arc<Memory>, byte: u8, parts: usize) -> Parcel {
+        let mut parcel = Parcel::new(memory.take_beyond(ALIGN));
+        parcel.head(ALIGN).fill(byte);
+        for _ in 1..parts {
+            let mut part = memory.take_beyond(ALIGN);
+            part.fill(byte);
+            parcel.push(crate::store::lane::Part::Bytes(part));
+        }
+        parcel
+    }
+
+    fn with_file(name: &str, test: impl FnOnce(&RealDirectory, &Arc<RealFile>)) {
+        let name = format!("blockyard-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let directory = RealDirectory::take(&path).unwrap();
+        let file = Arc::new(directory.create("file", 1 << 20).unwrap());
+        test(&directory, &file);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    fn flight(file: &Arc<RealFile>, memory: &Arc<Memory>) -> Flight {
+        let parcel = parcel(memory, 1, 2);
+        let vector = |slice: &[u8]| libc::iovec {
+            iov_base: slice.as_ptr().cast_mut().cast(),
+            iov_len: slice.len(),
+        };
+        Flight {
+            vectors: parcel.slices().map(vector).collect(),
+            left: parcel.len(),
+            parcel,
+            number: 0,
+            file: Arc::clone(file),
+            offset: 4096,
+            syncs: true,
+            pending: 2,
+            interrupted: 0,
+            synced: false,
+            result: None,
+        }
+    }
+
+    /// What the system says of the write and of the sync, and what comes of it.
+    #[test]
+    fn only_a_whole_write_with_its_sync_is_durable() {
+        let memory = Memory::new(1 << 20);
+        let (eio, cancelled) = (-libc::EIO, -libc::ECANCELED);
+        with_file("flights", |_, file| {
+            for (write, sync, ends, left) in [
+                (8192, 0, Some(true), 0),
+                (5000, cancelled, None, 3192),
+                (4096, cancelled, None, 4096),
+                (-libc::EINTR, cancelled, None, 8192),
+                (0, cancelled, Some(false), 8192),
+                (eio, cancelled, Some(false), 8192),
+                (8192, eio, Some(false), 0),
+                (8192, -libc::EINTR, Some(false), 0),
+                (8192, cancelled, Some(false), 0),
+            ] {
+                let mut flight = flight(file, &memory);
+                flight.completed(false, write);
+                assert!(flight.result.as_ref().is_none_or(Result::is_err), "not yet");
+                flight.completed(true, sync);
+                let result = flight.result.as_ref().map(Result::is_ok);
+                assert_eq!((result, flight.left), (ends, left), "{write} {sync}");
+                assert_eq!(flight.wants_more(), ends.is_none());
+                let bytes: usize = flight.vectors.iter().map(|vector| vector.iov_len).sum();
+                assert_eq!(bytes, left);
+                assert_eq!(flight.offset, 4096 + 8192 - left as u64);
+            }
+        });
+    }
+
+    #[test]
+    fn two_parcels_at_once_land_in_order_and_errors_come_home() {
+        if let Err(error) = super::super::probe() {
+            return eprintln!("io_uring is refused here: {error}");
+        }
+        let memory = Memory::new(1 << 20);
+        with_file("lane", |directory, file| {
+            let mut lane = RingLane::new(Some(file)).unwrap();
+            for way in [Way::Linked, Way::Itself] {
+                lane.way = way;
+                lane.begin(file, 0, parcel(&memory, 3, 60), Durability::File);
+                lane.begin(file, 60 * 4096, parcel(&memory, 4, 2), Durability::Itself);
+                let bell = Bell::new();
+                while !lane.wait(&bell, &|| false) {}
+                for parts in [60, 2] {
+                    let (parcel, result) = lane.end().unwrap();
+                    assert_eq!((parcel.unwrap().len(), result.is_ok()), (parts * 4096, true));
+                }
+                assert!(lane.end().is_none());
+                lane.begin(file, 62 * 4096, parcel(&memory, 5, 1), Durability::Itself);
+                assert!(lane.end().unwrap().1.is_ok());
+            }
+            let mut found = memory.take_beyond(63 * 4096);
+            crate::store::StoreFile::read_at(&**file, 0, &mut found).unwrap();
+            for (index, block) in found.chunks(4096).enumerate() {
+                let byte = if index < 60 { 3 } else { 4 + u8::from(index == 62) };
+                assert!(block.iter().all(|it| *it == byte), "{index}");
+            }
+            // A file that cannot be written to: the sync behind the write is cancelled.
+            let lock = std::fs::File::open(std::path::Path::new(&directory.title()).join("file"));
+            let closed = Arc::new(RealFile::of(lock.unwrap()));
+            for (syncs, way) in [Durability::Nothing, Durability::File, Durability::Itself]
+                .into_iter()
+                .zip([Way::Linked, Way::Linked, Way::Itself])
+            {
+                lane.way = way;
+                lane.begin(&closed, 0, parcel(&memory, 6, 2), syncs);
+                let (parcel, result) = lane.end().unwrap();
+                assert!(parcel.is_some());
+                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF), "{syncs:?}");
+            }
+        });
+    }
+
+    /// Who puts something into the mailbox wakes who sleeps for a group.
+    #[test]
+    fn a_ring_is_left_for_what_comes() {
+        if let Err(error) = super::super::probe() {
+            return eprintln!("io_uring is refused here: {error}");
+        }
+        with_file("bell", |_, file| {
+            let mut lane = RingLane::new(None).unwrap();
+            let bell = Bell::new();
+            lane.hear(&bell);
+            let memory = Memory::new(1 << 20);
+            std::thread::scope(|scope| {
+                scope.spawn(|| while !bell.ring() {});
+                // Nothing is under way that could end.
+                lane.flights.push_back(Flight { pending: 1, ..flight(file, &memory) });
+                assert!(!lane.wait(&bell, &|| false));
+                assert!(!lane.listens);
+                lane.flights.clear();
+            });
+        });
+    }
+}
