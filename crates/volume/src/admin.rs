@@ -39,7 +39,7 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     }
 }
 
-impl Running {
+impl<D: Directory> Running<D> {
     fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
         // The reference goes at once: a volume that somebody refers to is in use.
         Ok(self.pool().find(name)?.traits.clone())

@@ -51,6 +51,19 @@ pub const BLOCK_BYTES: u32 = 16 << 10;
 pub const SIZE_MAX: u64 = 1 << 50;
 
 impl VolumeConfig {
+    /// A volume that is there, or whose size is still to be said, with all else as it is by
+    /// default.
+    pub fn new(path: impl Into<PathBuf>, name: impl Into<String>) -> VolumeConfig {
+        VolumeConfig {
+            path: path.into(),
+            name: name.into(),
+            size: 0,
+            volblocksize: 0,
+            compress: Compression::default(),
+            sync: SyncMode::default(),
+        }
+    }
+
     /// Checks what can be checked without looking at the pool.
     ///
     /// # Errors

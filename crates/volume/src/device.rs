@@ -17,6 +17,7 @@ use crate::pool::Options;
 use crate::queue::{RECORDS, VolumeQueue};
 use crate::record::Live;
 use crate::running::Running;
+use crate::store::{Directory, RealDirectory};
 
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
@@ -28,17 +29,17 @@ pub(crate) const DEPTH: u16 = 64;
 const RUN_MAX: u32 = 1 << 14;
 
 /// A durable volume.
-pub struct Volume {
-    shared: Arc<Shared>,
+pub struct Volume<D: Directory = RealDirectory> {
+    shared: Arc<Shared<D>>,
 }
 
 /// What the device and its queues share.
-pub(crate) struct Shared {
+pub(crate) struct Shared<D: Directory> {
     pub(crate) config: VolumeConfig,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
     pub(crate) live: Arc<Live>,
-    pub(crate) running: Arc<Running>,
+    pub(crate) running: Arc<Running<D>>,
 }
 
 impl Volume {
@@ -56,7 +57,20 @@ impl Volume {
     /// As [`Volume::open`].
     pub fn open_with(config: VolumeConfig, options: Options) -> Result<Arc<Volume>, VolumeError> {
         config.check()?;
-        let running = Running::open(&config.path, options)?;
+        Volume::open_in(Running::open(&config.path, options)?, config)
+    }
+}
+
+impl<D: Directory> Volume<D> {
+    /// A volume of a pool that is open already; the path of the parameters is not looked at.
+    ///
+    /// # Errors
+    /// As [`Volume::open`].
+    pub fn open_in(
+        running: Arc<Running<D>>,
+        config: VolumeConfig,
+    ) -> Result<Arc<Volume<D>>, VolumeError> {
+        config.check()?;
         let live = find_or_make(&running, &config)?;
         let Traits { id, block_bytes, blocks, .. } = live.traits;
         if !running.take(id) {
@@ -91,18 +105,21 @@ impl Volume {
     }
 
     /// The pool that it is in.
-    pub fn running(&self) -> &Arc<Running> {
+    pub fn running(&self) -> &Arc<Running<D>> {
         &self.shared.running
     }
 }
 
-impl Drop for Shared {
+impl<D: Directory> Drop for Shared<D> {
     fn drop(&mut self) {
         self.running.put(self.live.traits.id);
     }
 }
 
-fn find_or_make(running: &Running, config: &VolumeConfig) -> Result<Arc<Live>, VolumeError> {
+fn find_or_make<D: Directory>(
+    running: &Running<D>,
+    config: &VolumeConfig,
+) -> Result<Arc<Live>, VolumeError> {
     let pool = running.pool();
     let live = match pool.find(&config.name) {
         Ok(live) => live,
@@ -146,8 +163,8 @@ pub fn is_pool(path: &Path) -> bool {
     path.join(crate::format::superblock::FILE).is_file()
 }
 
-impl Device for Volume {
-    type Queue = VolumeQueue;
+impl<D: Directory> Device for Volume<D> {
+    type Queue = VolumeQueue<D>;
 
     fn geometry(&self) -> &Geometry {
         &self.shared.geometry
@@ -157,7 +174,7 @@ impl Device for Volume {
         &self.shared.limits
     }
 
-    fn open_queue(&self) -> Result<VolumeQueue, DeviceError> {
+    fn open_queue(&self) -> Result<VolumeQueue<D>, DeviceError> {
         let Shared { live, running, config, .. } = &*self.shared;
         let door = Door::open(running.pool(), Arc::clone(live), config.compress, RECORDS);
         Ok(VolumeQueue::new(Arc::clone(&self.shared), door))
@@ -198,7 +215,7 @@ impl Device for Volume {
     }
 }
 
-impl fmt::Debug for Volume {
+impl<D: Directory> fmt::Debug for Volume<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Volume").field("config", &self.shared.config).finish_non_exhaustive()
     }

@@ -16,7 +16,7 @@ use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::door::{Door, Outcome};
 use crate::pieces::{Scatter, gather};
-use crate::store::RealDirectory;
+use crate::store::{Directory, RealDirectory};
 
 /// Records that a queue has in the committer's mailbox at most.
 pub(crate) const RECORDS: usize = 128;
@@ -43,9 +43,9 @@ struct Waiting {
 }
 
 /// See the module.
-pub struct VolumeQueue {
-    shared: Arc<Shared>,
-    door: Door<RealDirectory>,
+pub struct VolumeQueue<D: Directory = RealDirectory> {
+    shared: Arc<Shared<D>>,
+    door: Door<D>,
     waiting: Vec<Waiting>,
     free: Vec<u32>,
     /// What is left of the last request found no memory.
@@ -55,8 +55,8 @@ pub struct VolumeQueue {
     look_at: Nanos,
 }
 
-impl VolumeQueue {
-    pub(crate) fn new(shared: Arc<Shared>, door: Door<RealDirectory>) -> VolumeQueue {
+impl<D: Directory> VolumeQueue<D> {
+    pub(crate) fn new(shared: Arc<Shared<D>>, door: Door<D>) -> VolumeQueue<D> {
         let empty = || Waiting { started: None, left: 0, status: Status::Ok };
         VolumeQueue {
             shared,
@@ -183,7 +183,7 @@ impl VolumeQueue {
     }
 }
 
-impl DeviceQueue for VolumeQueue {
+impl<D: Directory> DeviceQueue for VolumeQueue<D> {
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         self.blocked = false;
         while let Some(started) = batch.next() {
@@ -265,7 +265,7 @@ impl DeviceQueue for VolumeQueue {
     }
 }
 
-impl fmt::Debug for VolumeQueue {
+impl<D: Directory> fmt::Debug for VolumeQueue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VolumeQueue").field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }

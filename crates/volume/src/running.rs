@@ -10,15 +10,15 @@ use std::thread::JoinHandle;
 use crate::error::VolumeError;
 use crate::pool::{Options, Pool};
 use crate::record::{Body, Record};
-use crate::store::RealDirectory;
+use crate::store::{Directory, RealDirectory};
 
 /// The pools of this process, by their directories.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Weak<Running>>>> = LazyLock::new(Mutex::default);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Running {
-    pool: Arc<Pool<RealDirectory>>,
+pub struct Running<D: Directory = RealDirectory> {
+    pool: Arc<Pool<D>>,
     thread: Option<JoinHandle<()>>,
     /// Volumes that are devices.
     taken: Mutex<BTreeSet<u32>>,
@@ -46,21 +46,10 @@ impl Running {
         if !directory.is_direct() {
             tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
         }
-        let (pool, committer) = Pool::open(directory, options)?;
-        pool.set_running(true);
-        let thread = std::thread::Builder::new().name("volume-log".to_owned());
-        let thread = thread.spawn(move || committer.run());
-        let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
-        let taken = Mutex::new(BTreeSet::new());
-        let running = Arc::new(Running { pool, thread: Some(thread), taken });
+        let running = Running::start(directory, options)?;
         running.forget_all();
         pools.insert(place, Arc::downgrade(&running));
         Ok(running)
-    }
-
-    /// The pool.
-    pub fn pool(&self) -> &Arc<Pool<RealDirectory>> {
-        &self.pool
     }
 
     /// Its directory.
@@ -74,6 +63,27 @@ impl Running {
     /// If the system refuses to write that down.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         self.pool.segments().directory().announce(control)
+    }
+}
+
+impl<D: Directory> Running<D> {
+    /// The pool of a directory that is the caller's alone, whatever it is made of.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn start(directory: D, options: Options) -> Result<Arc<Running<D>>, VolumeError> {
+        let (pool, committer) = Pool::open(directory, options)?;
+        pool.set_running(true);
+        let thread = std::thread::Builder::new().name("volume-log".to_owned());
+        let thread = thread.spawn(move || committer.run());
+        let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
+        let taken = Mutex::new(BTreeSet::new());
+        Ok(Arc::new(Running { pool, thread: Some(thread), taken }))
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Arc<Pool<D>> {
+        &self.pool
     }
 
     /// Whether a volume is a device.
@@ -93,7 +103,7 @@ impl Running {
 }
 
 /// Everything is durable when it is closed, and the directory is free for another process.
-impl Drop for Running {
+impl<D: Directory> Drop for Running<D> {
     fn drop(&mut self) {
         self.pool.send(Record::of(Body::Stop, None));
         if let Some(thread) = self.thread.take()
