@@ -18,6 +18,7 @@ pub mod sched;
 pub mod sched_buckets;
 pub mod sched_lock;
 pub mod sched_order;
+pub mod serial_log;
 pub mod shared_lock;
 pub mod tokens;
 pub mod write_lock;

@@ -20,6 +20,7 @@ use crate::results::{Results, write_whole};
 use crate::run::{self, Plan};
 use crate::scale::{self, command::ScaleArgs};
 use crate::scratch::Scratch;
+use crate::serve::{self, ServeArgs};
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::engine;
@@ -44,6 +45,9 @@ pub enum LabCommand {
     /// Hold the product's schedulers against the running kernel's
     #[command(subcommand)]
     Oracle(OracleCommand),
+    /// Serve a volume over NBD as the product would not, for an experiment
+    #[command(hide = true)]
+    Serve(ServeArgs),
 }
 
 /// `lab list`.
@@ -172,6 +176,7 @@ pub fn run(command: &LabCommand, out: &mut impl Write) -> Result<(), CommandErro
         LabCommand::Scale(args) => scale::command::run(args, out),
         LabCommand::Report(args) => report(args, out),
         LabCommand::Oracle(command) => oracle::command::run(command, out),
+        LabCommand::Serve(args) => Ok(serve::run(args)?),
     }
 }
 

@@ -15,6 +15,8 @@ pub mod scheduler_latency;
 pub mod scheduler_merge;
 pub(crate) mod schedulers;
 pub mod smr_append;
+pub mod sync_writes;
+pub mod volume_limits;
 pub mod zone_append;
 pub mod zone_gate;
 pub mod zone_locks;

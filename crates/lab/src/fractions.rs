@@ -6,7 +6,7 @@
 use crate::experiments::{
     clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, race, ram_kernel, ram_locks,
     scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, smr_append,
-    zone_append, zone_gate, zone_locks,
+    sync_writes, volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -126,6 +126,8 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
         "a read waits for the device's 200 us and for others, which are data",
     ),
     (smr_append::NAME, "the drive's times bound it, which are data"),
+    (sync_writes::NAME, "the disk's write and sync bound it, which are the rows of `raw`"),
+    (volume_limits::NAME, "its limits are in it: the rows of `raw`, and times that are aimed at"),
     (scheduler_merge::NAME, "the device's 1 ms and its tags bound it, which are data"),
 ];
 

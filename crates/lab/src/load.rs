@@ -31,6 +31,7 @@ use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 
 pub mod crew;
+pub mod durable;
 pub mod mixed;
 mod pattern;
 pub mod records;

@@ -24,6 +24,8 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::scheduler_latency::NAME, experiments::scheduler_latency::build),
         (experiments::scheduler_merge::NAME, experiments::scheduler_merge::build),
         (experiments::smr_append::NAME, experiments::smr_append::build),
+        (experiments::sync_writes::NAME, experiments::sync_writes::build),
+        (experiments::volume_limits::NAME, experiments::volume_limits::build),
         (experiments::zone_append::NAME, experiments::zone_append::build),
         (experiments::zone_gate::NAME, experiments::zone_gate::build),
         (experiments::zone_locks::NAME, experiments::zone_locks::build),

@@ -13,5 +13,7 @@ pub mod file_server;
 pub mod fio;
 pub mod fuse_parameter;
 pub mod loop_device;
+pub mod nbd_writer;
+pub mod pool_place;
 pub mod server;
 pub mod zram_device;

@@ -72,19 +72,15 @@ pub struct Server {
     folder: PathBuf,
 }
 
-impl Kind {
-    /// Starts the server with a device of so many bytes, and waits until it accepts.
+impl Server {
+    /// Starts a server by a line in which `SOCKET` stands for the path of its socket, and waits
+    /// until it accepts.
     ///
     /// # Errors
     /// If its program is missing, it ends, or it does not accept in time.
-    pub fn start(
-        &self,
-        settings: &Settings,
-        size_bytes: u64,
-        stop: &Stop,
-    ) -> Result<Server, LabError> {
+    pub fn start(line: Line, settings: &Settings, stop: &Stop) -> Result<Server, LabError> {
         let folder = folder(&settings.scratch)?;
-        let line = self.line(&settings.program, &socket(&folder), size_bytes);
+        let line = line.with(&[("SOCKET", &socket(&folder).display())]);
         let running = match line.start(Some(&folder)) {
             Ok(running) => running,
             Err(error) => {
@@ -103,12 +99,29 @@ impl Kind {
         Ok(server)
     }
 
-    fn line(&self, program: &Path, socket: &Path, size_bytes: u64) -> Line {
-        Line::new(self.package, self.line).with(&[
-            ("PROGRAM", &program.display()),
-            ("SOCKET", &socket.display()),
-            ("SIZE", &size_bytes),
-        ])
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        socket(&self.folder)
+    }
+}
+
+impl Kind {
+    /// Starts the server with a device of so many bytes, and waits until it accepts.
+    ///
+    /// # Errors
+    /// If its program is missing, it ends, or it does not accept in time.
+    pub fn start(
+        &self,
+        settings: &Settings,
+        size_bytes: u64,
+        stop: &Stop,
+    ) -> Result<Server, LabError> {
+        Server::start(self.line(&settings.program, size_bytes), settings, stop)
+    }
+
+    fn line(&self, program: &Path, size_bytes: u64) -> Line {
+        let line = Line::new(self.package, self.line);
+        line.with(&[("PROGRAM", &program.display()), ("SIZE", &size_bytes)])
     }
 }
 
@@ -152,9 +165,9 @@ mod tests {
     #[test]
     fn every_line_names_its_socket_and_size() {
         for kind in KINDS {
-            let text = kind.line(Path::new("by"), Path::new("/s/socket"), 4096).text();
-            assert!(text.contains("/s/socket") && text.contains("4096"), "{text}");
-            assert!(!text.contains("SOCKET") && !text.contains("SIZE"), "{text}");
+            let text = kind.line(Path::new("by"), 4096).text();
+            assert!(text.contains("SOCKET") && text.contains("4096"), "{text}");
+            assert!(!text.contains("SIZE"), "{text}");
             assert!(!text.contains("PROGRAM"), "{text}");
         }
     }

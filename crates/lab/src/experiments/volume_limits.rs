@@ -1,0 +1,149 @@
+//! `volume-limits`: what a volume costs beside the raw file, and how long what must not last takes.
+
+mod space;
+mod times;
+mod traffic;
+
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Variant, Workload};
+use crate::experiments::sync_writes::AMPLIFICATION;
+use crate::metric::Metric;
+use crate::settings::Settings;
+
+/// The name on the command line.
+pub const NAME: &str = "volume-limits";
+
+const RAW: &str = "raw";
+const VOLUME: &str = "volume";
+const BESIDE_WRITES: &str = "volume-beside-writes";
+const WITH_SNAPSHOT: &str = "volume-with-snapshot";
+const FULL: &str = "volume-80-full";
+
+const READ_4K: Workload = Workload {
+    name: "read-4k",
+    about: "4 KiB reads anywhere: jobs threads, each one at a time; fio's psync on the raw file",
+};
+const READ_1M: Workload = Workload { name: "read-1m", about: "the same of 1 MiB" };
+const READ_LATENCY: Workload = Workload {
+    name: "read-latency",
+    about: "4 KiB reads anywhere, one at a time, without other load and beside 32 durable 4 KiB \
+            writes in flight",
+};
+const WRITE_4K: Workload = Workload {
+    name: "write-4k",
+    about: "4 KiB durable writes over a full volume, jobs in flight in one thread",
+};
+const DEVICE_BYTES: Workload = Workload {
+    name: "device-bytes",
+    about: "4 KiB durable writes, jobs in flight in one thread, before anything is cleaned",
+};
+const OVERWRITE: Workload = Workload {
+    name: "overwrite",
+    about: "4 KiB durable writes anywhere, jobs in flight in one thread: in a pool with room, and \
+            where the volume takes 80 % of the pool and all of it was overwritten before",
+};
+const SNAPSHOT: Workload = Workload {
+    name: "snapshot",
+    about: "snapshots of a full volume under jobs durable 4 KiB writes in flight: the longest time \
+            without the end of a write, for each snapshot",
+};
+const DISCARD: Workload = Workload { name: "discard-1t", about: "a discard of 1 TiB, and a flush" };
+const REOPEN: Workload = Workload {
+    name: "reopen-1g",
+    about: "the server of a pool was killed with 1 GiB of log behind the last checkpoint: from \
+            opening the pool to the end of a first read",
+};
+const OPEN_1000: Workload = Workload {
+    name: "open-1000",
+    about: "a pool with 1000 volumes: from opening it until each has answered a read",
+};
+
+/// Wall time of what is done once.
+const TIME: Metric = Metric::less("time", "ns");
+/// See [`SNAPSHOT`].
+const PAUSE_P50: Metric = Metric::less("pause_p50", "ns");
+const PAUSE_P99: Metric = Metric::less("pause_p99", "ns");
+/// Durable writes beside which reads were measured.
+const WRITES: Metric = Metric::more("writes", "1/s");
+
+/// Aims: of ratios, and the bounds of values.
+const AIM_READS: f64 = 0.9;
+const AIM_LATENCY: f64 = 1.0 / 3.0;
+const AIM_SNAPSHOT: f64 = 0.9;
+const AIM_FULL: f64 = 0.5;
+const MOST_BYTES: f64 = 1.15;
+const MOST_BYTES_FULL: f64 = 2.5;
+const SECOND: f64 = 1e9;
+
+/// The experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let mut cells = traffic::cells(settings);
+    cells.extend(space::cells(settings));
+    cells.extend(times::cells(settings));
+    let all = [
+        READ_4K,
+        READ_1M,
+        READ_LATENCY,
+        WRITE_4K,
+        DEVICE_BYTES,
+        OVERWRITE,
+        SNAPSHOT,
+        DISCARD,
+        REOPEN,
+        OPEN_1000,
+    ];
+    let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
+    Experiment {
+        name: NAME,
+        title: "a volume's bounds: reads, device bytes, snapshots, discards, openings",
+        about: "What does a volume cost beside the raw file, what does it write for what was \
+                asked, and how long does take what is to be done at once? The pools lie in the \
+                directory for temporary files, which has to be on a disk (TMPDIR); blocks are of \
+                4 KiB unless said otherwise, with checksums and without compression. Bytes of the \
+                device are those that the kernel counts for this process (/proc/self/io).",
+        published: Vec::new(),
+        variants: variants(),
+        workloads: all.into_iter().filter(listed).collect(),
+        comparisons: comparisons(),
+        plots: vec![Metric::IOPS, Metric::P99, AMPLIFICATION, TIME],
+        cells,
+    }
+}
+
+fn variants() -> Vec<Variant> {
+    let variant = |name, kind, about| Variant { name, kind, about };
+    vec![
+        variant(RAW, Kind::Limit, "fio on a raw file past the page cache"),
+        variant(VOLUME, Kind::Product, "the volume, in process"),
+        variant(BESIDE_WRITES, Kind::Product, "the same, beside 32 durable writes in flight"),
+        variant(WITH_SNAPSHOT, Kind::Product, "the same, with a snapshot of all of it"),
+        variant(FULL, Kind::Product, "the same, 80 % of the pool full, cleaned all the time"),
+    ]
+}
+
+fn comparisons() -> Vec<Comparison> {
+    let at_most = |words, most, variant, metric, workload: Workload| {
+        Comparison::to(words, most, variant, metric).under(workload.name).aim(1.0)
+    };
+    let ratio = |before, after, metric, workload: Workload, aim| {
+        Comparison::new(before, after, metric).under(workload.name).aim(aim)
+    };
+    vec![
+        ratio(RAW, VOLUME, Metric::IOPS, READ_4K, AIM_READS),
+        ratio(RAW, VOLUME, Metric::BANDWIDTH, READ_1M, AIM_READS),
+        ratio(VOLUME, BESIDE_WRITES, Metric::P99, READ_LATENCY, AIM_LATENCY),
+        ratio(VOLUME, WITH_SNAPSHOT, Metric::IOPS, WRITE_4K, AIM_SNAPSHOT),
+        ratio(VOLUME, FULL, Metric::IOPS, OVERWRITE, AIM_FULL),
+        at_most("1.15 bytes", MOST_BYTES, VOLUME, AMPLIFICATION, DEVICE_BYTES).from_jobs(16),
+        at_most("2.5 bytes", MOST_BYTES_FULL, FULL, AMPLIFICATION, OVERWRITE),
+        at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT),
+        at_most("1 s", SECOND, VOLUME, TIME, DISCARD),
+        at_most("1 s", SECOND, VOLUME, TIME, REOPEN),
+        at_most("5 s", 5.0 * SECOND, VOLUME, TIME, OPEN_1000),
+    ]
+}
+
+/// An error of the volume while something was done.
+fn failed<E: ToString>(what: &'static str) -> impl FnOnce(E) -> LabError {
+    move |error| LabError::failed(what, error.to_string())
+}

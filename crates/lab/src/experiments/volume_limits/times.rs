@@ -1,0 +1,260 @@
+//! What must not last: a snapshot's pause, a large discard, and openings.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockyard_core::blocking::Io;
+use blockyard_core::{Bio, Disk, Flags, Op, SECTOR_BYTES, Sector};
+use blockyard_volume::{Options, Running, Volume, VolumeConfig};
+
+use super::traffic::WRITE_POOL;
+use super::*;
+use crate::load::crew::{self, Work};
+use crate::load::durable::{Ask, Durable, Ios, Span};
+use crate::sample::{Round, Sample};
+use crate::tools::child::Line;
+use crate::tools::nbd_writer::{NbdWriter, Writes};
+use crate::tools::pool_place::{self, PoolShape};
+use crate::tools::server::Server;
+
+const OVERHEAD: Duration = Duration::from_millis(600);
+/// What writing 1 GiB by a server takes, and opening it again.
+const OVERHEAD_REOPEN: Duration = Duration::from_millis(2500);
+/// Between two snapshots.
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(1);
+/// Writes whose times are kept.
+const SPANS_MAX: usize = 1 << 21;
+/// A bio of the large discard.
+const DISCARD_BYTES: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+/// Blocks that are there before it.
+const SCATTERED: u64 = 4096;
+/// The log that is to be recovered.
+const LOG_BYTES: u64 = 1 << 30;
+const LOG_WRITE_BYTES: u64 = 64 << 10;
+/// A checkpoint that does not come.
+const NO_CHECKPOINT_MIB: u64 = 16 << 10;
+const VOLUMES: u32 = 1000;
+
+static DISCARD_POOL: PoolShape = PoolShape {
+    name: "pool-discard",
+    block_bytes: 16 << 10,
+    volume_bytes: TIB,
+    pool_bytes: 256 << 20,
+};
+static REOPEN_POOL: PoolShape = PoolShape {
+    name: "pool-reopen",
+    block_bytes: 4096,
+    volume_bytes: 1 << 30,
+    pool_bytes: 2 << 30,
+};
+
+type Measure = fn(&Settings, &Round<'_>) -> Result<Sample, LabError>;
+
+/// All cells.
+pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
+    let mut all: Vec<(Workload, u32, Measure, Duration)> =
+        vec![(SNAPSHOT, 32, snapshot, OVERHEAD), (DISCARD, 1, discard, OVERHEAD)];
+    if !settings.quick {
+        all.push((REOPEN, 1, reopen, OVERHEAD_REOPEN));
+        all.push((OPEN_1000, 1, open_many, OVERHEAD));
+    }
+    let cell = |(workload, jobs, measure, overhead): (Workload, u32, Measure, Duration)| {
+        let settings = settings.clone();
+        let body = move |round: &Round<'_>| measure(&settings, round);
+        Cell::new(VOLUME, workload.name, jobs, body).overhead(overhead)
+    };
+    all.into_iter().map(cell).collect()
+}
+
+/// Who writes, or who takes snapshots meanwhile.
+#[expect(clippy::large_enum_variant, reason = "there are two of them")]
+enum Member {
+    Writer(Durable),
+    Snapshots { pool: Arc<Running>, spans: Vec<Span>, number: u64 },
+}
+
+impl Work for Member {
+    fn turn(&mut self) -> Result<u64, LabError> {
+        match self {
+            Member::Writer(writer) => writer.turn(),
+            Member::Snapshots { pool, spans, number } => {
+                let name = format!("{}@{number}", pool_place::VOLUME);
+                let began = Instant::now();
+                pool.snapshot(&name).map_err(failed("a snapshot"))?;
+                spans.push((began, Instant::now()));
+                pool.destroy(&name).map_err(failed("a snapshot's end"))?;
+                *number += 1;
+                thread::sleep(SNAPSHOT_PAUSE);
+                Ok(1)
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        match self {
+            Member::Writer(writer) => writer.begin(),
+            Member::Snapshots { spans, .. } => spans.clear(),
+        }
+    }
+}
+
+fn snapshot(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = WRITE_POOL.fresh(settings)?;
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    pool_place::fill(&*disk, round.stop)?;
+    let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 32 };
+    let writer = Durable::open(&*disk, ios, round.seed)?.with_spans(SPANS_MAX);
+    let snapshots = Member::Snapshots { pool: Arc::clone(&pool), spans: Vec::new(), number: 0 };
+    let outcome = crew::run(vec![Member::Writer(writer), snapshots], round, || ())?;
+    let (mut ends, mut taken) = (Vec::new(), Vec::new());
+    for member in &outcome.crew {
+        match member {
+            Member::Writer(writer) => ends = writer.spans().iter().map(|span| span.1).collect(),
+            Member::Snapshots { spans, .. } => taken.clone_from(spans),
+        }
+    }
+    let mut pauses = pauses(&mut ends, &taken);
+    if pauses.is_empty() {
+        return Err(LabError::failed(SNAPSHOT.name, "no snapshot was taken among the writes"));
+    }
+    pauses.sort_unstable();
+    let at = |part: usize| pauses[(pauses.len() * part / 100).min(pauses.len() - 1)];
+    let ns = |time: Duration| time.as_nanos() as f64;
+    let mut sample = Sample::of(PAUSE_P50, ns(at(50)))
+        .with(PAUSE_P99, ns(at(99)))
+        .with(Metric::IOPS, ends.len() as f64 / outcome.wall.as_secs_f64());
+    sample.notes.push("A pause has in it what passes between two groups anyway.".to_owned());
+    Ok(sample)
+}
+
+/// For each snapshot the longest time between the ends of two writes that has some of it in it.
+fn pauses(ends: &mut [Instant], snapshots: &[Span]) -> Vec<Duration> {
+    ends.sort_unstable();
+    let pause = |(began, ended): &Span| {
+        let first = ends.partition_point(|end| end <= began).checked_sub(1)?;
+        let gaps = ends[first..].windows(2).take_while(|pair| pair[0] <= *ended);
+        gaps.map(|pair| pair[1] - pair[0]).max()
+    };
+    snapshots.iter().filter_map(pause).collect()
+}
+
+fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = DISCARD_POOL.fresh(settings)?;
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    let opened = disk.open().map_err(failed("opening a volume"))?;
+    let mut io = Io::new(opened, 16 << 10);
+    let mut rng = fastrand::Rng::with_seed(round.seed);
+    let block = vec![1; 16 << 10];
+    for _ in 0..SCATTERED {
+        let at = rng.u64(..TIB / block.len() as u64) * block.len() as u64;
+        let written = io.write(Sector(at / SECTOR_BYTES), &block, Flags::NONE);
+        written.map_err(failed("a write"))?;
+    }
+    io.run(Bio::flush()).map_err(failed("a flush"))?;
+    let began = Instant::now();
+    for at in (0..TIB).step_by(DISCARD_BYTES as usize) {
+        let bio = Bio::new(Op::Discard, Sector(at / SECTOR_BYTES), DISCARD_BYTES / SECTOR_BYTES);
+        io.run(bio).map_err(failed("a discard"))?;
+    }
+    io.run(Bio::flush()).map_err(failed("a flush"))?;
+    Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
+}
+
+/// A pool whose server is killed, opened again.
+fn reopen(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = REOPEN_POOL.fresh(settings)?;
+    let line = format!("PROGRAM lab serve POOL --checkpoint-mib {NO_CHECKPOINT_MIB} --nbd SOCKET");
+    let line = Line::new("", &line)
+        .with(&[("PROGRAM", &settings.program.display()), ("POOL", &path.display())]);
+    let server = Server::start(line, settings, round.stop)?;
+    let writes = Writes { len: LOG_WRITE_BYTES, depth: 16, durable: false };
+    let socket = server.socket();
+    let mut writer = NbdWriter::connect(&socket, pool_place::VOLUME, writes, round.seed)?;
+    let mut left = LOG_BYTES / LOG_WRITE_BYTES;
+    while left > 0 {
+        if round.stop.is_set() {
+            return Err(LabError::Interrupted);
+        }
+        left = left.saturating_sub(writer.turn()?);
+    }
+    writer.flush()?;
+    // It is killed, and has no time to close anything.
+    drop(server);
+    let began = Instant::now();
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    first_read(&*disk)?;
+    Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
+}
+
+fn first_read(disk: &dyn Disk) -> Result<(), LabError> {
+    let opened = disk.open().map_err(failed("opening a volume"))?;
+    let mut block = [0; 4096];
+    Io::new(opened, block.len()).read(Sector(0), &mut block).map_err(failed("a read"))
+}
+
+/// A pool with many volumes, which is there once in a run.
+fn many(settings: &Settings) -> Result<PathBuf, LabError> {
+    let place = pool_place::place(settings)?;
+    let (path, making) = (place.join("pool-1000"), place.join("pool-1000.new"));
+    if path.exists() {
+        return Ok(path);
+    }
+    let pool = pool_place::running(&making, Options::default())?;
+    for number in 0..VOLUMES {
+        let name = format!("v{number}");
+        pool.create(&name, 1 << 30, 16 << 10).map_err(failed("a volume"))?;
+        let volume = Volume::open_in(Arc::clone(&pool), VolumeConfig::new("pool", name));
+        let disk = pool_place::disk(volume.map_err(failed("a volume"))?);
+        let opened = disk.open().map_err(failed("opening a volume"))?;
+        let mut io = Io::new(opened, 4096);
+        for at in [0, 1 << 20] {
+            io.write(Sector(at), &[number as u8; 4096], Flags::NONE).map_err(failed("a write"))?;
+        }
+    }
+    drop(pool);
+    std::fs::rename(&making, &path).map_err(LabError::io(path.display().to_string()))?;
+    Ok(path)
+}
+
+fn open_many(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = many(settings)?;
+    let began = Instant::now();
+    let pool = pool_place::running(&path, Options::default())?;
+    let mut disks = Vec::new();
+    for number in 0..VOLUMES {
+        if round.stop.is_set() {
+            return Err(LabError::Interrupted);
+        }
+        let config = VolumeConfig::new("pool", format!("v{number}"));
+        let volume = Volume::open_in(Arc::clone(&pool), config).map_err(failed("a volume"))?;
+        let disk = pool_place::disk(volume);
+        first_read(&*disk)?;
+        disks.push(disk);
+    }
+    Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_the_longest_gap_that_a_snapshot_touches() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut ends = [8, 0, 1, 2, 3, 9, 20, 21].map(at);
+        let pause = |from, to, ends: &mut [Instant]| pauses(ends, &[(at(from), at(to))]);
+        assert_eq!(pause(4, 5, &mut ends), [Duration::from_millis(5)]);
+        assert_eq!(pause(4, 10, &mut ends), [Duration::from_millis(11)]);
+        assert_eq!(pause(2, 2, &mut ends), [Duration::from_millis(1)]);
+        // Before the first one nobody knows.
+        let early = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        assert_eq!(pauses(&mut ends, &[(early, early)]), []);
+    }
+}

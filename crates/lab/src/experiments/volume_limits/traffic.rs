@@ -1,0 +1,143 @@
+//! Reads beside the raw file, reads beside writes, and writes beside a snapshot.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockyard_volume::Options;
+
+use super::*;
+use crate::experiments::sync_writes::Clients;
+use crate::load::crew;
+use crate::load::durable::{Ask, Durable, Ios};
+use crate::sample::{LatencyPercentiles, Round, Sample};
+use crate::stop::Stop;
+use crate::tools::fio::Fio;
+use crate::tools::pool_place::{self, Commit, PoolShape};
+
+/// What opening a pool that is filled takes, and filling one.
+const OVERHEAD: Duration = Duration::from_millis(60);
+const OVERHEAD_FILL: Duration = Duration::from_millis(600);
+const OVERHEAD_FIO: Duration = Duration::from_millis(400);
+/// Writes in flight beside reads.
+const WRITES_BESIDE: usize = 32;
+
+static READ_POOL: PoolShape = PoolShape {
+    name: "pool-read",
+    block_bytes: 4096,
+    volume_bytes: 512 << 20,
+    pool_bytes: 768 << 20,
+};
+static LATENCY_POOL: PoolShape = PoolShape {
+    name: "pool-latency",
+    block_bytes: 4096,
+    volume_bytes: 256 << 20,
+    pool_bytes: 1536 << 20,
+};
+/// Short enough to be filled again and again.
+pub(super) static WRITE_POOL: PoolShape = PoolShape {
+    name: "pool-write",
+    block_bytes: 4096,
+    volume_bytes: 128 << 20,
+    pool_bytes: 1536 << 20,
+};
+
+/// All cells.
+pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
+    let few = settings.quick;
+    let mut cells = Vec::new();
+    let small: &[u32] = if few { &[32] } else { &[1, 32] };
+    for &jobs in small {
+        reads(&mut cells, settings, READ_4K, 4096, jobs);
+    }
+    if !few {
+        for jobs in [1, 4] {
+            reads(&mut cells, settings, READ_1M, 1 << 20, jobs);
+        }
+    }
+    for (variant, beside) in [(VOLUME, false), (BESIDE_WRITES, true)] {
+        let settings = settings.clone();
+        let body = move |round: &Round<'_>| latency(&settings, round, beside);
+        cells.push(Cell::new(variant, READ_LATENCY.name, 1, body).overhead(OVERHEAD));
+    }
+    for (variant, with_snapshot) in [(VOLUME, false), (WITH_SNAPSHOT, true)] {
+        let settings = settings.clone();
+        let body = move |round: &Round<'_>| writes(&settings, round, with_snapshot);
+        cells.push(Cell::new(variant, WRITE_4K.name, 32, body).overhead(OVERHEAD_FILL));
+    }
+    cells
+}
+
+/// A pool whose volume was filled once in this run.
+fn filled(shape: &PoolShape, settings: &Settings, stop: &Stop) -> Result<PathBuf, LabError> {
+    let mark = pool_place::place(settings)?.join(format!("{}.filled", shape.name));
+    if mark.exists() {
+        return Ok(pool_place::place(settings)?.join(shape.name));
+    }
+    let path = shape.fresh(settings)?;
+    let disk = pool_place::open(&path, Commit::Group, Duration::ZERO, Options::default())?;
+    pool_place::fill(&*disk, stop)?;
+    fs::write(&mark, "").map_err(LabError::io(mark.display().to_string()))?;
+    Ok(path)
+}
+
+fn reads(cells: &mut Vec<Cell>, settings: &Settings, workload: Workload, len: u64, jobs: u32) {
+    let ours = settings.clone();
+    let volume = move |round: &Round<'_>| {
+        let path = filled(&READ_POOL, &ours, round.stop)?;
+        let (commit, delay) = (Commit::Group, Duration::ZERO);
+        let disk = pool_place::open(&path, commit, delay, Options::default())?;
+        let ios = Ios { ask: Ask::Read, len, depth: 1 };
+        Clients { threads: jobs, ios, pool: &READ_POOL, commit, delay }.measure(&*disk, round)
+    };
+    cells.push(Cell::new(VOLUME, workload.name, jobs, volume).overhead(OVERHEAD));
+    let settings = settings.clone();
+    let raw = move |round: &Round<'_>| {
+        let bytes = READ_POOL.volume_bytes;
+        let file = pool_place::raw_file(&settings, bytes)?;
+        let fio =
+            Fio::new("--ioengine=psync --rw=randread --direct=1 --norandommap --randrepeat=0")
+                .option("bs", len)
+                .option("size", bytes)
+                .option("numjobs", jobs)
+                .option("filename", file.display());
+        Ok(fio.run(round.warm_up, round.duration, round.stop)?.sample(usize::MAX))
+    };
+    cells.push(Cell::new(RAW, workload.name, jobs, raw).overhead(OVERHEAD_FIO));
+}
+
+/// Latencies of reads, one at a time, beside writes or alone.
+fn latency(settings: &Settings, round: &Round<'_>, beside: bool) -> Result<Sample, LabError> {
+    let path = filled(&LATENCY_POOL, settings, round.stop)?;
+    let disk = pool_place::open(&path, Commit::Group, Duration::ZERO, Options::default())?;
+    let reads = Ios { ask: Ask::Read, len: 4096, depth: 1 };
+    let writes = Ios { ask: Ask::DurableWrite, len: 4096, depth: WRITES_BESIDE };
+    let mut works = vec![Durable::open(&*disk, reads, round.seed)?];
+    if beside {
+        works.push(Durable::open(&*disk, writes, round.seed ^ 1)?);
+    }
+    let outcome = crew::run(works, round, || ())?;
+    let latency = outcome.crew[0].latency();
+    let mut sample = Sample::of(Metric::P50, latency.value_at_quantile(0.5) as f64)
+        .with(Metric::P99, latency.value_at_quantile(0.99) as f64)
+        .with(Metric::IOPS, latency.len() as f64 / outcome.wall.as_secs_f64());
+    if let Some(writer) = outcome.crew.get(1) {
+        sample = sample.with(WRITES, writer.latency().len() as f64 / outcome.wall.as_secs_f64());
+    }
+    sample.latency = LatencyPercentiles::of(latency);
+    Ok(sample)
+}
+
+/// Durable writes over a volume that is full, and maybe has a snapshot of it.
+fn writes(settings: &Settings, round: &Round<'_>, snapshot: bool) -> Result<Sample, LabError> {
+    let path = WRITE_POOL.fresh(settings)?;
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    pool_place::fill(&*disk, round.stop)?;
+    if snapshot {
+        pool.snapshot(&format!("{}@live", pool_place::VOLUME)).map_err(failed("a snapshot"))?;
+    }
+    let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 32 };
+    let (commit, delay) = (Commit::Group, Duration::ZERO);
+    Clients { threads: 1, ios, pool: &WRITE_POOL, commit, delay }.measure(&*disk, round)
+}

@@ -1,0 +1,202 @@
+//! A slow disk under a pool: a directory whose files take so much longer for every write, any
+//! number of them at once, as nbdkit's delay filter does it. Reads and syncs take what they take.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockyard_sync::bell::Bell;
+use blockyard_volume::store::lane::Ended;
+use blockyard_volume::store::{Directory, Durability, Lane, Parcel, StoreFile};
+
+/// A directory with slow files.
+#[derive(Debug)]
+pub struct Slow<D> {
+    inner: D,
+    delay: Duration,
+}
+
+impl<D: Directory> Slow<D> {
+    /// Each write to one of its files takes so much longer. Making a file does not.
+    pub fn new(inner: D, delay: Duration) -> Slow<D> {
+        Slow { inner, delay }
+    }
+
+    fn slow(&self, inner: D::File) -> SlowFile<D::File> {
+        SlowFile { inner: Arc::new(inner), delay: self.delay }
+    }
+}
+
+impl<D: Directory> Directory for Slow<D> {
+    type File = SlowFile<D::File>;
+    type Lane = SlowLane<D>;
+
+    fn lane(&self, scratch: Option<&Arc<Self::File>>) -> SlowLane<D> {
+        let inner = self.inner.lane(scratch.map(|file| &file.inner));
+        SlowLane { inner, delay: self.delay, held: VecDeque::new(), begun: 0 }
+    }
+
+    fn title(&self) -> String {
+        self.inner.title()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<Self::File>> {
+        Ok(self.inner.open(name)?.map(|file| self.slow(file)))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<Self::File> {
+        Ok(self.slow(self.inner.create(name, len)?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.inner.remove(name)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.sync_names()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.inner.names()
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        self.inner.fresh_id()
+    }
+}
+
+/// A slow file.
+#[derive(Debug)]
+pub struct SlowFile<F> {
+    inner: Arc<F>,
+    delay: Duration,
+}
+
+impl<F: StoreFile> StoreFile for SlowFile<F> {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        thread::sleep(self.delay);
+        self.inner.write_at(offset, parts)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+/// A parcel that is not yet written.
+struct Held<F> {
+    due: Instant,
+    file: Arc<F>,
+    offset: u64,
+    parcel: Parcel,
+    durability: Durability,
+}
+
+/// A slow way of groups into files: each parcel is held back for as long as its write takes longer,
+/// and then goes the way below.
+pub struct SlowLane<D: Directory> {
+    inner: D::Lane,
+    delay: Duration,
+    held: VecDeque<Held<D::File>>,
+    /// Parcels on the way below.
+    begun: usize,
+}
+
+impl<D: Directory> SlowLane<D> {
+    /// Lets go whose time has come.
+    fn begin_due(&mut self) {
+        let now = Instant::now();
+        while let Some(Held { file, offset, parcel, durability, .. }) =
+            self.held.pop_front_if(|held| held.due <= now)
+        {
+            self.inner.begin(&file, offset, parcel, durability);
+            self.begun += 1;
+        }
+    }
+}
+
+impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn hear(&mut self, bell: &Bell) {
+        self.inner.hear(bell);
+    }
+
+    fn begin(
+        &mut self,
+        file: &Arc<SlowFile<D::File>>,
+        offset: u64,
+        parcel: Parcel,
+        durability: Durability,
+    ) {
+        let (due, file) = (Instant::now() + self.delay, Arc::clone(&file.inner));
+        self.held.push_back(Held { due, file, offset, parcel, durability });
+    }
+
+    fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
+        self.begin_due();
+        if self.begun > 0 {
+            return self.inner.wait(bell, is_there);
+        }
+        let Some(held) = self.held.front() else { return true };
+        bell.sleep(held.due.saturating_duration_since(Instant::now()), is_there);
+        false
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        if self.begun == 0 {
+            let held = self.held.front()?;
+            thread::sleep(held.due.saturating_duration_since(Instant::now()));
+            self.begin_due();
+        }
+        let ended = self.inner.end()?;
+        self.begun -= 1;
+        Some(ended)
+    }
+}
+
+impl<D: Directory> fmt::Debug for SlowLane<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlowLane").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_volume::store::RealDirectory;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn what_is_written_arrives() {
+        let scratch = Scratch::new().unwrap();
+        let delay = Duration::from_micros(300);
+        let slow = Slow::new(RealDirectory::take(scratch.path()).unwrap(), delay);
+        let file = slow.create("file", 1 << 20).unwrap();
+        let mut block = blockyard_volume::buffer::Memory::new(8192).take_beyond(4096);
+        block.fill(7);
+        file.write_at(4096, &[&block]).unwrap();
+        block.fill(0);
+        slow.open("file").unwrap().unwrap().read_at(4096, &mut block).unwrap();
+        assert!(block.iter().all(|byte| *byte == 7));
+        assert!(slow.names().unwrap().contains(&"file".to_owned()));
+    }
+}

@@ -1,0 +1,312 @@
+//! Where volumes are measured: a directory on the machine's disk with pools that are made before
+//! anybody measures, and the raw file that stands beside them.
+//!
+//! Pools have all their segments before a measurement, as those of a pool have that is in use;
+//! making one writes it full of zeros. A raw file is written once too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, Composed, Device, Disk, Flags, SECTOR_BYTES, Sector};
+use blockyard_volume::store::{Directory, RealDirectory};
+use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
+
+use crate::baseline::serial_log::SerialVolume;
+use crate::error::LabError;
+use crate::settings::Settings;
+use crate::slow::Slow;
+use crate::stop::Stop;
+
+/// The volume of a pool.
+pub const VOLUME: &str = "v0";
+/// Length of a segment, as it is by default.
+const SEGMENT_BYTES: u64 = 32 << 20;
+/// How much is written at a time when a volume is filled, in bytes.
+const FILL_BYTES: usize = 1 << 20;
+/// How long to wait for a directory, and until the next look.
+const TAKE_MAX: Duration = Duration::from_secs(2);
+const TAKE_LOOK: Duration = Duration::from_millis(2);
+/// What `statfs` says of file systems in memory.
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// How writes become durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// The product: one committer, all that waits at once.
+    Group,
+    /// The coarse lock: the submitting thread, one after the other.
+    Serial,
+}
+
+impl Commit {
+    /// The name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Commit::Group => "group",
+            Commit::Serial => "serial",
+        }
+    }
+
+    /// The one of this name.
+    ///
+    /// # Errors
+    /// What there is, if there is none.
+    pub fn from_name(name: &str) -> Result<Commit, String> {
+        let all = [Commit::Group, Commit::Serial];
+        let found = all.into_iter().find(|commit| commit.name() == name);
+        found.ok_or_else(|| format!("`{name}`: there are group, serial"))
+    }
+}
+
+/// A pool as data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolShape {
+    /// Its directory's name.
+    pub name: &'static str,
+    /// Length of a block of its volume, in bytes.
+    pub block_bytes: u32,
+    /// Length of its volume, in bytes.
+    pub volume_bytes: u64,
+    /// What its segments have together, in bytes.
+    pub pool_bytes: u64,
+}
+
+/// The directory for pools and files; on a disk.
+///
+/// # Errors
+/// If it is in memory: nothing of what is asked could be seen there.
+pub fn place(settings: &Settings) -> Result<&Path, LabError> {
+    let path = &settings.scratch;
+    let found = rustix::fs::statfs(path);
+    let found = found.map_err(|error| LabError::io(path.display().to_string())(error.into()))?;
+    if IN_MEMORY.contains(&found.f_type) {
+        let how = "let TMPDIR name a directory on a disk";
+        return Err(LabError::missing(format!("a disk below {}", path.display()), how));
+    }
+    Ok(path)
+}
+
+fn failed(path: &Path) -> impl Fn(VolumeError) -> LabError + use<> {
+    let path = path.display().to_string();
+    move |error| LabError::failed(path.clone(), error)
+}
+
+impl PoolShape {
+    /// The pool's directory, with an empty volume and all else free.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn fresh(&self, settings: &Settings) -> Result<PathBuf, LabError> {
+        let path = place(settings)?.join(self.name);
+        let refused = failed(&path);
+        let pool = running(&path, Options::default())?;
+        // Snapshots first: their volume is needed by them.
+        let mut names: Vec<String> = pool.pool().list().into_iter().map(|it| it.name).collect();
+        names.sort_by_key(|name| !name.contains('@'));
+        for name in names {
+            pool.destroy(&name).map_err(&refused)?;
+        }
+        pool.create(VOLUME, self.volume_bytes, self.block_bytes).map_err(&refused)?;
+        let segments = pool.pool().segments();
+        let wanted = (self.pool_bytes / SEGMENT_BYTES) as usize;
+        for _ in segments.counts().all..wanted {
+            segments.grow();
+        }
+        if segments.counts().all < wanted {
+            return Err(LabError::failed(path.display().to_string(), "no room for the pool"));
+        }
+        drop(pool);
+        // What was freed is free for good behind the next opening.
+        drop(running(&path, Options::default())?);
+        Ok(path)
+    }
+}
+
+/// The volume of a pool as a disk: committed in this way, on a disk whose writes take so much
+/// longer.
+///
+/// # Errors
+/// If the pool cannot be opened.
+pub fn open(
+    path: &Path,
+    commit: Commit,
+    delay: Duration,
+    options: Options,
+) -> Result<Arc<dyn Disk>, LabError> {
+    let directory = take(path).map_err(failed(path))?;
+    let directory = match commit {
+        Commit::Group => directory.with(options.store).map_err(failed(path))?,
+        // Whoever submits writes by himself, by calls that block.
+        Commit::Serial => directory,
+    };
+    match delay {
+        Duration::ZERO => open_on(directory, commit, options),
+        _ => open_on(Slow::new(directory, delay), commit, options),
+    }
+    .map_err(failed(path))
+}
+
+fn open_on<D: Directory>(
+    directory: D,
+    commit: Commit,
+    options: Options,
+) -> Result<Arc<dyn Disk>, VolumeError> {
+    Ok(match commit {
+        Commit::Group => disk(Volume::open_in(Running::start(directory, options)?, config())?),
+        Commit::Serial => {
+            let volume = SerialVolume::open(directory, options, VOLUME)?;
+            disk(Arc::new(volume))
+        }
+    })
+}
+
+/// A volume as a disk.
+pub fn disk<V: Device>(volume: Arc<V>) -> Arc<dyn Disk>
+where
+    Arc<V>: Device,
+{
+    let (name, channels) = (VOLUME.to_owned(), ChannelConfig::default());
+    Arc::new(Composed::new(name, "volume", volume, channels, NoneScheduler::new))
+}
+
+/// The pool's directory for this process. A program that another thread starts just now has its
+/// lock too until it is executed, so it is waited for a little.
+fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
+    let began = Instant::now();
+    loop {
+        match RealDirectory::take(path) {
+            Err(VolumeError::InUse { .. }) if began.elapsed() < TAKE_MAX => {
+                thread::sleep(TAKE_LOOK)
+            }
+            taken => return taken,
+        }
+    }
+}
+
+/// A pool that runs, for those who ask it for more than I/O.
+///
+/// # Errors
+/// If it cannot be opened.
+pub fn running(path: &Path, options: Options) -> Result<Arc<Running>, LabError> {
+    let directory = take(path).and_then(|directory| directory.with(options.store));
+    Running::start(directory.map_err(failed(path))?, options).map_err(failed(path))
+}
+
+/// The volume of a pool that runs.
+///
+/// # Errors
+/// If there is none, or it is a disk already.
+pub fn volume(pool: &Arc<Running>) -> Result<Arc<dyn Disk>, LabError> {
+    let volume = Volume::open_in(Arc::clone(pool), config());
+    Ok(disk(volume.map_err(|error| LabError::failed(VOLUME, error))?))
+}
+
+/// The product's volume, whose data are not compressed: those of the others are not either.
+pub fn config() -> VolumeConfig {
+    VolumeConfig { compress: Compression::None, ..VolumeConfig::new("pool", VOLUME) }
+}
+
+/// Writes noise over a disk, from its start to its end, and makes it durable.
+///
+/// # Errors
+/// If a write fails, or the run is to stop.
+pub fn fill(disk: &dyn Disk, stop: &Stop) -> Result<(), LabError> {
+    let failed = |status| LabError::failed("filling a volume", status);
+    let channel = disk.open().map_err(|error| LabError::failed("filling a volume", error))?;
+    let mut io = Io::new(channel, FILL_BYTES);
+    let mut rng = fastrand::Rng::with_seed(7);
+    let noise: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(FILL_BYTES).collect();
+    let bytes = disk.geometry().sectors * SECTOR_BYTES;
+    for at in (0..bytes).step_by(FILL_BYTES) {
+        if stop.is_set() {
+            return Err(LabError::Interrupted);
+        }
+        let len = FILL_BYTES.min((bytes - at) as usize);
+        io.write(Sector(at / SECTOR_BYTES), &noise[..len], Flags::NONE).map_err(failed)?;
+    }
+    io.run(Bio::flush()).map(drop).map_err(failed)
+}
+
+/// A raw file of this length that is written everywhere, and is there once.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn raw_file(settings: &Settings, bytes: u64) -> Result<PathBuf, LabError> {
+    let folder = place(settings)?.join("raw");
+    let name = format!("file-{bytes}");
+    let path = folder.join(&name);
+    if !path.exists() {
+        let directory = take(&folder).map_err(failed(&folder))?;
+        let made = directory.create("new", bytes).and_then(|_| directory.rename("new", &name));
+        made.map_err(LabError::io(path.display().to_string()))?;
+    }
+    Ok(path)
+}
+
+/// Bytes that this process had the kernel write to disks until now, where the kernel says.
+pub fn written_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const SHAPE: PoolShape = PoolShape {
+        name: "pool",
+        block_bytes: 4096,
+        volume_bytes: 16 << 20,
+        pool_bytes: 4 * SEGMENT_BYTES,
+    };
+
+    fn settings(scratch: &Scratch) -> Settings {
+        let scratch = scratch.path().to_owned();
+        Settings { quick: true, engine: None, program: "by".into(), scratch, processors: 2 }
+    }
+
+    #[test]
+    fn both_ways_write_the_same_pool() {
+        let scratch = Scratch::new().unwrap();
+        let path = SHAPE.fresh(&settings(&scratch)).unwrap();
+        let mut written: u8 = 0;
+        for commit in [Commit::Serial, Commit::Group, Commit::Serial] {
+            for delay in [Duration::ZERO, Duration::from_micros(100)] {
+                let disk = open(&path, commit, delay, Options::default()).unwrap();
+                let mut io = Io::new(disk.open().unwrap(), 8192);
+                let mut found = [0; 8192];
+                io.read(Sector(80), &mut found).unwrap();
+                assert_eq!(found, [written; 8192], "{commit:?}");
+                written += 1;
+                let before = written_bytes();
+                io.write(Sector(80), &[written; 8192], Flags::FUA).unwrap();
+                assert!(written_bytes() > before || before.is_none());
+                io.write(Sector(800), &[3; 4096], Flags::NONE).unwrap();
+                io.run(Bio::flush()).unwrap();
+                io.read(Sector(800), &mut found[..4096]).unwrap();
+                assert_eq!(found[..4096], [3; 4096]);
+            }
+        }
+        SHAPE.fresh(&settings(&scratch)).unwrap();
+        let disk = open(&path, Commit::Group, Duration::ZERO, Options::default()).unwrap();
+        let mut found = [1; 4096];
+        Io::new(disk.open().unwrap(), 4096).read(Sector(80), &mut found).unwrap();
+        assert_eq!(found, [0; 4096]);
+    }
+
+    #[test]
+    fn a_raw_file_is_made_once() {
+        let scratch = Scratch::new().unwrap();
+        let path = raw_file(&settings(&scratch), 4 << 20).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
+        assert_eq!(raw_file(&settings(&scratch), 4 << 20).unwrap(), path);
+        assert!(Commit::from_name("group").is_ok() && Commit::from_name("x").is_err());
+    }
+}
