@@ -2,7 +2,7 @@
 //! read is bounded and can be, or it is refused.
 
 use blockyard_volume::bytes::Reader;
-use blockyard_volume::format::catalogue::{self, Change, Listed, Traits};
+use blockyard_volume::format::catalogue::{self, Change, Listed, Traits, Whole};
 use blockyard_volume::format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
 use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume::format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
@@ -32,8 +32,9 @@ fn any(bytes: &[u8]) {
     if let Some((head, _, descriptors)) = group::parse(bytes, 512) {
         assert_eq!(head.count as usize, descriptors.len());
     }
-    if let Some(entries) = page::parse(bytes) {
-        for entry in entries.iter().filter(|entry| !entry.is_hole()) {
+    _ = page::parse_node(bytes);
+    if let Some(page) = page::Page::parse(bytes) {
+        for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
             assert!(entry.address() < ADDRESS_END && entry.stored_bytes() <= STORED_MAX);
             _ = entry.codec();
         }
@@ -131,10 +132,13 @@ fn listed(input: &mut Input<'_>) {
             blocks: input.below(300_000) + 1,
         };
         let nodes = (0..traits.node_count()).map(|_| entry(input)).collect();
-        volumes.push(Listed { traits, nodes });
+        volumes.push(Listed { traits, copied: input.word() as u32, nodes });
     }
-    let bytes = catalogue::print(9, &volumes);
-    assert_eq!(catalogue::parse(&bytes), Ok((9, volumes)));
+    let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();
+    let (copies, unknown_bytes) = (input.word() as u32, input.word());
+    let whole = Whole { next_id: 9, copies, live, unknown_bytes };
+    let bytes = catalogue::print(&whole, &volumes);
+    assert_eq!(catalogue::parse(&bytes), Ok((whole, volumes)));
     let cut = input.word() as usize % bytes.len();
     assert!(catalogue::parse(&bytes[..cut]).is_err());
     let mut page = [0; 4096];
@@ -142,5 +146,6 @@ fn listed(input: &mut Input<'_>) {
     for (entry, bytes) in entries.iter().zip(page.chunks_mut(ENTRY_BYTES)) {
         entry.print(bytes);
     }
-    assert_eq!(page::parse(&page), Some(entries));
+    let read = page::Page::parse(&page).expect("what was printed is read back");
+    assert_eq!(read.entries(), &entries);
 }

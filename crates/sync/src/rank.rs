@@ -33,6 +33,8 @@ pub mod ranks {
     pub const ARENA: u8 = 70;
     /// A span of a volume's map.
     pub const SPAN: u8 = 72;
+    /// What of a leaf of a volume's map is in memory.
+    pub const LEAF: u8 = 74;
     /// Buffers of a pool of volumes that are kept.
     pub const SHELF: u8 = 76;
     /// Who publishes in a lane that is shared. Nothing is taken under it.

@@ -2,12 +2,14 @@
 //! page by page, so that it costs what has changed, not what is there.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
+use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::format::{FAN, NODE_BLOCKS};
-use crate::map::{Frozen, Leaf, Node};
+use crate::map::{Frozen, Leaf, Node, Page};
 
 /// Blocks one behind the other that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +20,12 @@ pub(crate) struct Run {
     pub(crate) is_hole: bool,
 }
 
+/// Reads what a leaf contains.
+pub(crate) type Read = Box<dyn FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send>;
+
 /// Runs that differ, in their order; found span by span, so that few are held at once.
-#[derive(Debug)]
 pub(crate) struct Changes {
+    read: Read,
     old: Option<Frozen>,
     new: Frozen,
     blocks: u64,
@@ -33,35 +38,50 @@ pub(crate) struct Changes {
 impl Changes {
     /// What a map has that an older one has not; everything that is no hole, if there is none. Both
     /// were taken at one moment, and the newer one has so many blocks.
-    pub(crate) fn between(old: Option<Frozen>, new: Frozen, blocks: u64) -> Changes {
-        Changes { old, new, blocks, number: 0, runs: VecDeque::new() }
+    pub(crate) fn between(
+        old: Option<Frozen>,
+        new: Frozen,
+        blocks: u64,
+        read: impl FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send + 'static,
+    ) -> Changes {
+        Changes { read: Box::new(read), old, new, blocks, number: 0, runs: VecDeque::new() }
     }
 
-    fn span(&mut self) {
+    fn span(&mut self) -> Result<(), VolumeError> {
         let first = self.number as u64 * NODE_BLOCKS;
         let take = |frozen: &mut Frozen| frozen.get_mut(self.number).and_then(Option::take);
         let (old, new) = (self.old.as_mut().and_then(take), take(&mut self.new));
         if same(old.as_ref(), new.as_ref()) {
-            return;
+            return Ok(());
         }
         for at in 0..FAN {
             let leaf = |node: &Option<Arc<Node>>| node.as_ref().and_then(|it| it.leaf(at).cloned());
             let (old, new) = (leaf(&old), leaf(&new));
             if !same(old.as_ref(), new.as_ref()) {
-                self.leaf(first + (at * FAN) as u64, old.as_deref(), new.as_deref());
+                self.leaf(first + (at * FAN) as u64, old.as_deref(), new.as_deref())?;
             }
         }
+        Ok(())
     }
 
-    fn leaf(&mut self, first: u64, old: Option<&Leaf>, new: Option<&Leaf>) {
-        let entry =
-            |leaf: Option<&Leaf>, at: usize| leaf.map_or(Entry::HOLE, |it| it.entries()[at]);
+    fn leaf(
+        &mut self,
+        first: u64,
+        old: Option<&Leaf>,
+        new: Option<&Leaf>,
+    ) -> Result<(), VolumeError> {
+        let mut page = |leaf: Option<&Leaf>| leaf.map(&mut self.read).transpose();
+        let (old, new) = (page(old)?, page(new)?);
+        let entry = |page: &Option<Arc<Page>>, at: usize| {
+            page.as_ref().map_or(Entry::HOLE, |it| it.entries()[at])
+        };
         for (at, block) in (0..FAN).zip(first..self.blocks) {
-            let (old, new) = (entry(old, at), entry(new, at));
+            let (old, new) = (entry(&old, at), entry(&new, at));
             if old != new {
                 self.push(block, new.is_hole());
             }
         }
+        Ok(())
     }
 
     fn push(&mut self, block: u64, is_hole: bool) {
@@ -75,14 +95,23 @@ impl Changes {
 }
 
 impl Iterator for Changes {
-    type Item = Run;
+    type Item = Result<Run, VolumeError>;
 
-    fn next(&mut self) -> Option<Run> {
+    fn next(&mut self) -> Option<Self::Item> {
         while self.runs.is_empty() && self.number < self.new.len() {
-            self.span();
+            let read = self.span();
             self.number += 1;
+            if let Err(error) = read {
+                return Some(Err(error));
+            }
         }
-        self.runs.pop_front()
+        self.runs.pop_front().map(Ok)
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -98,30 +127,33 @@ fn same<T>(old: Option<&Arc<T>>, new: Option<&Arc<T>>) -> bool {
 mod tests {
     use super::*;
     use crate::format::entry::Codec;
-    use crate::map::Map;
+    use crate::map::{Map, Tally};
 
     fn put(map: &Map, blocks: std::ops::Range<u64>, number: u64) {
         for block in blocks {
             let (span, at) = Map::place(block);
             let entry = Entry::new((number + 1) * 4096, 4096, Codec::Raw, number);
-            map.with(span, |span| span.set(at, entry));
+            let mut tally = Tally::new(1 << 20);
+            map.with(span, |span| span.set(at, &[entry], 1, &mut tally)).unwrap();
         }
     }
 
     #[test]
     fn only_what_differs_is_named() {
-        let map = Map::new(vec![None; 3]);
+        let map = Map::new(vec![None; 3], 0);
         put(&map, 0..1000, 1);
         put(&map, NODE_BLOCKS * 2..NODE_BLOCKS * 2 + 10, 1);
         let old = map.freeze();
         let changed = |old: Option<&Frozen>, new: Frozen, blocks| -> Vec<Run> {
-            Changes::between(old.cloned(), new, blocks).collect()
+            let read = |leaf: &Leaf| Ok(leaf.page().unwrap());
+            Changes::between(old.cloned(), new, blocks, read).map(Result::unwrap).collect()
         };
         assert_eq!(changed(Some(&old), map.freeze(), 3 * NODE_BLOCKS), []);
         put(&map, 500..510, 2);
         put(&map, NODE_BLOCKS - 1..NODE_BLOCKS + 2, 2);
-        map.with(0, |span| span.clear(700, 800));
-        map.with(2, |span| span.clear(0, NODE_BLOCKS as u32));
+        let mut tally = Tally::new(1 << 20);
+        map.with(0, |span| span.clear(700, 800, 1, &mut tally)).unwrap();
+        map.with(2, |span| span.clear(0, NODE_BLOCKS as u32, 1, &mut tally)).unwrap();
         let new = map.freeze();
         let run = |first, count, is_hole| Run { first, count, is_hole };
         let wanted = [

@@ -89,7 +89,19 @@ pub fn check_in<D: Directory>(
                     continue;
                 }
                 let first = number * NODE_BLOCKS + (at * FAN) as u64;
-                for (block, entry) in (first..).zip(leaf.entries()) {
+                let page = match segments.page(leaf) {
+                    Ok(page) => page,
+                    Err(error) => {
+                        let address = leaf.home().map_or(0, |home| home.address());
+                        report.damaged += 1;
+                        if report.damage.len() < TOLD_MAX {
+                            let (volume, what) = (live.traits.name.clone(), error.to_string());
+                            report.damage.push(Damage { volume, block: first, address, what });
+                        }
+                        continue;
+                    }
+                };
+                for (block, entry) in (first..).zip(page.entries()) {
                     if entry.is_hole() || !entries.insert(*entry) {
                         continue;
                     }

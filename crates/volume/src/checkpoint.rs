@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::error::VolumeError;
 use crate::format::PAGE_BYTES;
-use crate::format::catalogue::{self, Listed, Traits};
+use crate::format::catalogue::{self, Listed, Traits, Whole};
 use crate::format::entry::{Codec, Entry};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, Superblock};
 use crate::map::{self, Leaf, Node};
@@ -30,10 +30,10 @@ pub struct Frozen {
     pub round: u64,
     /// The end of the log.
     pub log: LogPlace,
-    /// The next number to give away.
-    pub next_id: u32,
-    /// The volumes and snapshots.
-    pub volumes: Vec<(Traits, map::Frozen)>,
+    /// Of the pool as a whole.
+    pub whole: Whole,
+    /// The volumes and snapshots, each with the number of the last copy of its map.
+    pub volumes: Vec<(Traits, u32, map::Frozen)>,
 }
 
 /// The segments that something needs, and how many bytes of it are there.
@@ -70,13 +70,28 @@ impl Marks {
         self.bytes.get(number as usize).copied().unwrap_or(0)
     }
 
+    /// How many bytes of each segment are needed.
+    pub fn into_bytes(self) -> Vec<u64> {
+        self.bytes
+    }
+
     /// Whether anything of a segment is needed.
     pub fn is_needed(&self, number: u32) -> bool {
         self.live_bytes(number) > 0
     }
 
-    /// Everything that maps need. What they share counts once.
-    pub fn maps<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) {
+    /// So many bytes of blocks count in each segment.
+    pub fn blocks(&mut self, live: &[u64]) {
+        for (number, bytes) in live.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
+            if number >= self.bytes.len() {
+                self.bytes.resize(number + 1, 0);
+            }
+            self.bytes[number] += bytes;
+        }
+    }
+
+    /// The pages of maps. What they share counts once.
+    pub fn pages<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) {
         let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
         for node in maps.flatten().flatten() {
             if !nodes.insert(ptr::from_ref::<Node>(node)) {
@@ -86,7 +101,6 @@ impl Marks {
             for leaf in node.leaves().iter().flatten() {
                 if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
                     leaf.home().iter().for_each(|home| self.entry(home));
-                    leaf.entries().iter().for_each(|entry| self.entry(entry));
                 }
             }
         }
@@ -140,7 +154,7 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
     let mut pages = Pages::new(pool);
     let mut listed = Vec::with_capacity(frozen.volumes.len());
-    for (traits, nodes) in &frozen.volumes {
+    for (traits, copied, nodes) in &frozen.volumes {
         let mut entries = Vec::with_capacity(nodes.len());
         for node in nodes {
             entries.push(match node {
@@ -148,13 +162,14 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
                 Some(node) => pages.node(node)?,
             });
         }
-        listed.push(Listed { traits: traits.clone(), nodes: entries });
+        listed.push(Listed { traits: traits.clone(), copied: *copied, nodes: entries });
     }
-    let bytes = catalogue::print(frozen.next_id, &listed);
+    let bytes = catalogue::print(&frozen.whole, &listed);
     let address = pages.long(&bytes)?;
     pages.finish()?;
     let mut marks = Marks::new(pool.segments().bytes());
-    marks.maps(frozen.volumes.iter().map(|(_, nodes)| nodes));
+    marks.blocks(&frozen.whole.live);
+    marks.pages(frozen.volumes.iter().map(|(.., nodes)| nodes));
     marks.segment(pool.segments().split(address).0, bytes.len() as u32);
     // There is one checkpoint at a time; nobody has to wait for the sync of this one.
     let superblock = *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,7 +286,8 @@ impl<'a, D: Directory> Pages<'a, D> {
         }
         for leaf in node.leaves().iter().flatten().filter(|leaf| leaf.home().is_none()) {
             if !self.leaves.contains_key(&Arc::as_ptr(leaf)) {
-                let home = self.page(|bytes| leaf.print(bytes))?;
+                let page = leaf.page().expect("what has no home is in memory");
+                let home = self.page(|bytes| page.print(bytes))?;
                 self.leaves.insert(Arc::as_ptr(leaf), (Arc::clone(leaf), home));
             }
         }
@@ -308,7 +324,11 @@ impl<'a, D: Directory> Pages<'a, D> {
         for segment in &self.touched {
             self.pool.segments().sync(*segment)?;
         }
-        self.leaves.values().for_each(|(leaf, home)| leaf.settle(*home));
+        for (leaf, home) in self.leaves.values() {
+            leaf.settle(*home);
+            // It can be dropped from now on.
+            self.pool.segments().leaves().keep(leaf);
+        }
         self.nodes.values().for_each(|(node, home)| node.settle(*home));
         // The next checkpoint goes on behind it.
         let align = self.pool.align().max(PAGE_BYTES as u32);

@@ -5,6 +5,8 @@
 //! counts, and looks at the same maps. What is written meanwhile is not undone: a move changes an
 //! entry only if it is still what it was.
 
+mod count;
+
 use std::collections::HashSet;
 use std::ptr;
 use std::sync::Arc;
@@ -60,6 +62,8 @@ pub(crate) fn each<D: Directory>(
     marks: &Marks,
     mut hand: impl FnMut(Moved) -> bool,
 ) {
+    let scarce = pool.segments().available() < SCARCE;
+    count::again(pool, frozen, scarce);
     let victims = choose(pool, frozen, marks);
     if victims.is_empty() {
         return;
@@ -84,7 +88,13 @@ fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u
     let size = u64::from(pool.segments().bytes());
     let mut used = pool.segments().used_before(frozen.round);
     used.retain(|number| !is_open(*number));
-    let live: u64 = used.iter().map(|number| marks.live_bytes(*number)).sum();
+    // Blocks as they are counted now, and pages as the checkpoint has found them.
+    let ((blocks, _), old) = (pool.segments().live(), &frozen.whole.live);
+    let at = |counts: &[u64], number: u32| counts.get(number as usize).copied().unwrap_or(0);
+    let live_bytes = |number: u32| {
+        marks.live_bytes(number).saturating_sub(at(old, number)) + at(&blocks, number)
+    };
+    let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
     let garbage = (used.len() as u64 * size).saturating_sub(live);
     let scarce = pool.segments().available() < SCARCE;
     // A third of the space, where there is enough.
@@ -92,10 +102,10 @@ fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u
     let mut excess = garbage.saturating_sub(bearable);
     // What is cleaned is log too, which brings the next checkpoint nearer.
     let mut budget = 2 * pool.options().checkpoint_bytes;
-    used.sort_by_key(|number| marks.live_bytes(*number));
+    used.sort_by_key(|number| live_bytes(*number));
     let mut victims = Vec::new();
     for number in used {
-        let bytes = marks.live_bytes(number);
+        let bytes = live_bytes(number);
         if excess == 0 || bytes > budget || bytes * 8 > size * 7 {
             break;
         }
@@ -123,7 +133,7 @@ impl Found {
         let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
         let mut blocks: HashSet<(u64, Entry)> = HashSet::new();
         let mut pages = HashSet::new();
-        for (_, map) in &frozen.volumes {
+        for (.., map) in &frozen.volumes {
             for (number, node) in (0..).zip(map) {
                 let Some(node) = node else { continue };
                 if !nodes.insert(ptr::from_ref::<Node>(node)) {
@@ -137,7 +147,14 @@ impl Found {
                     }
                     pages.extend(leaf.home().filter(is_in).map(|home| segment(&home)));
                     let first = number * NODE_BLOCKS + (at * FAN) as u64;
-                    let entries = (first..).zip(leaf.entries()).filter(|(_, entry)| is_in(entry));
+                    let page = match pool.segments().page(leaf) {
+                        Ok(page) => page,
+                        Err(error) => {
+                            tracing::error!("blocks that it names are not moved: {error}");
+                            continue;
+                        }
+                    };
+                    let entries = (first..).zip(page.entries()).filter(|(_, entry)| is_in(entry));
                     blocks.extend(entries.map(|(block, entry)| (block, *entry)));
                 }
             }

@@ -23,7 +23,7 @@ use blockyard_sync::mailbox::Owner;
 
 use crate::checkpoint::{self, Frozen};
 use crate::clean;
-use crate::format::catalogue::CHANGE_BYTES_MAX;
+use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
 use crate::format::group as format;
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
@@ -41,6 +41,9 @@ const GROUP_BYTES_MAX: u32 = 4 << 20;
 
 /// Most records in a group: the kernel takes 1024 parts in a call.
 const RECORDS_MAX: usize = 1000;
+
+/// Changed pages of maps that are not worth a checkpoint, in bytes.
+const DIRTY_BYTES_MIN: u64 = 256 << 10;
 
 /// When what nobody has asked to be durable is made so.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -224,6 +227,10 @@ impl<D: Directory> Committer<D> {
         if self.group.descriptors.is_empty() {
             self.land_all();
             let synced = !self.group.durable || self.sync();
+            if synced {
+                // Pages that are to be written again are in no group.
+                publish::group(&self.pool, &self.group, 0);
+            }
             return Some(if synced && !self.pool.is_poisoned() {
                 Status::Ok
             } else {
@@ -280,7 +287,10 @@ impl<D: Directory> Committer<D> {
         if self.checkpoint.as_ref().is_some_and(JoinHandle::is_finished) {
             self.join();
         }
-        let much = self.since_checkpoint >= self.pool.options().checkpoint_bytes;
+        // Pages that are only in memory are bounded, too.
+        let dirty_max = (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN);
+        let much = self.since_checkpoint >= self.pool.options().checkpoint_bytes
+            || self.pool.segments().dirty_bytes() >= dirty_max;
         if self.pool.is_poisoned() {
             return;
         }
@@ -303,8 +313,12 @@ impl<D: Directory> Committer<D> {
         self.since_checkpoint = 0;
         let round = self.pool.segments().begin_round();
         let volumes = self.pool.volumes();
-        let maps = volumes.by_id.values().map(|live| (live.traits.clone(), live.map.freeze()));
-        Frozen { round, log: self.log.place, next_id: volumes.next_id, volumes: maps.collect() }
+        let maps = volumes.by_id.values();
+        let maps = maps.map(|live| (live.traits.clone(), live.map.copied(), live.map.freeze()));
+        let (live, unknown_bytes) = self.pool.segments().live();
+        let (next_id, copies) = (volumes.next_id, volumes.copies);
+        let whole = Whole { next_id, copies, live, unknown_bytes };
+        Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
     }
 
     /// A checkpoint that this thread waits for, and cleaning if it is asked for. It says whether
@@ -331,7 +345,10 @@ impl<D: Directory> Committer<D> {
         let record = Record { durable: false, ..Record::of(Body::Move(Arc::new(moved)), None) };
         self.group.take(record, &self.pool, align);
         let is_written = match self.group.descriptors.is_empty() {
-            true => true,
+            true => {
+                publish::group(&self.pool, &self.group, 0);
+                true
+            }
             false => self.append(Want::Reserve).is_ok() && self.land_alone().is_ok(),
         };
         self.group = others;

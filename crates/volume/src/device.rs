@@ -12,7 +12,7 @@ use crate::door::Door;
 use crate::error::VolumeError;
 use crate::format::NODE_BLOCKS;
 use crate::format::catalogue::{Change, Traits};
-use crate::map::{Found, Map};
+use crate::map::{Away, Found, Map};
 use crate::pool::Options;
 use crate::queue::{RECORDS, VolumeQueue};
 use crate::record::Live;
@@ -204,6 +204,11 @@ impl<D: Directory> Device for Volume<D> {
         let (first, after) = (from.0 / unit, (from.0 + sectors).div_ceil(unit));
         let (span, block) = Map::place(first);
         let most = (after - first).min(NODE_BLOCKS - u64::from(block)) as u32;
+        while let Some(Away(leaf)) = live.map.with(span, |span| span.away(block, block + 1)) {
+            if self.shared.running.pool().segments().load(&leaf).is_err() {
+                break;
+            }
+        }
         let (run, is_hole) = live.map.with(span, |span| {
             let is_hole = |block| matches!(span.find(block), Found::Zero | Found::Cleared { .. });
             let first = is_hole(block);

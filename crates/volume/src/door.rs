@@ -16,9 +16,10 @@ use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::codec;
 use crate::config::Compression;
+use crate::error::VolumeError;
 use crate::format::BLOCK_BYTES_MAX;
 use crate::format::entry::{Codec, Entry};
-use crate::map::{Found, Map, What};
+use crate::map::{Away, Found, Leaf, Map, What};
 use crate::pool::Pool;
 use crate::record::{Body, Live, Payload, Record, Reply, Return, Stored};
 use crate::segments::Files;
@@ -223,7 +224,8 @@ impl<D: Directory> Door<D> {
     /// Reads a block into `plain`; answers what it was found to be.
     fn load(&mut self, block: u64, mut found: Found) -> Result<Found, Status> {
         let size = self.block_bytes();
-        for _ in 0..TRIES {
+        let mut tries = 0;
+        while tries < TRIES {
             let entry = match &found {
                 Found::Zero | Found::Cleared { .. } => {
                     self.plain[..size].fill(0);
@@ -234,6 +236,11 @@ impl<D: Directory> Door<D> {
                     return Ok(found);
                 }
                 Found::Disk(entry) => *entry,
+                Found::Away(leaf) => {
+                    self.fetch(leaf)?;
+                    found = self.look(block);
+                    continue;
+                }
             };
             let files = self.files.get();
             let stored = &mut self.stored[..entry.stored_bytes() as usize];
@@ -244,10 +251,10 @@ impl<D: Directory> Door<D> {
                     return Ok(found);
                 }
             }
-            let (span, at) = Map::place(block);
-            let now = self.volume.map.with(span, |span| span.find(at));
+            let now = self.look(block);
             if !now.is_same(&found) {
                 found = now;
+                tries += 1;
                 continue;
             }
             let (name, address) = (&self.volume.traits.name, entry.address());
@@ -337,6 +344,9 @@ impl<D: Directory> Door<D> {
         durable: bool,
     ) -> Outcome {
         let size = self.block_bytes() as u64;
+        if let Err(status) = self.prefetch(first, end) {
+            return Outcome::Ended(status);
+        }
         loop {
             let Some(mut raw) = self.memory(((end - first) * size) as usize) else {
                 return Outcome::Full;
@@ -365,9 +375,41 @@ impl<D: Directory> Door<D> {
     }
 
     fn load_now(&mut self, block: u64) -> Result<Found, Status> {
-        let (span, at) = Map::place(block);
-        let found = self.volume.map.with(span, |span| span.find(at));
+        let found = self.look(block);
         self.load(block, found)
+    }
+
+    /// What is known of a block.
+    fn look(&self, block: u64) -> Found {
+        let (span, at) = Map::place(block);
+        self.volume.map.with(span, |span| span.find(at))
+    }
+
+    /// Brings a page of the map into memory.
+    fn fetch(&self, leaf: &Arc<Leaf>) -> Result<(), Status> {
+        match self.pool.segments().load(leaf) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::error!("{}: {error}", self.volume.traits.name);
+                Err(match error {
+                    VolumeError::Io { .. } => Status::Medium,
+                    _ => Status::Protection,
+                })
+            }
+        }
+    }
+
+    /// Brings the pages for some blocks into memory, which are in one span: whoever puts the blocks
+    /// in has no time to read. A page that is damaged is found before anything is in the log.
+    fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
+        let (number, from) = Map::place(first);
+        let to = from + (end - first) as u32;
+        loop {
+            match self.volume.map.with(number, |span| span.away(from, to)) {
+                Some(Away(leaf)) => self.fetch(&leaf)?,
+                None => return Ok(()),
+            }
+        }
     }
 
     /// Compresses and checksums blocks.
@@ -406,6 +448,12 @@ impl<D: Directory> Door<D> {
         let size = self.block_bytes() as u64;
         debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
         let (first, end) = (at / size, (at + len) / size);
+        // Whole leaves go without being read.
+        for edge in [first, end - 1] {
+            if let Err(status) = self.prefetch(edge, edge + 1) {
+                return Outcome::Ended(status);
+            }
+        }
         if !self.admit() {
             return Outcome::Full;
         }

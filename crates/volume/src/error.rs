@@ -164,6 +164,21 @@ pub enum FormatError {
         /// What would be possible.
         want: &'static str,
     },
+    /// A page of a map is damaged.
+    #[error(
+        "a page of the map, segment {segment} offset {offset}, is damaged: its checksum is \
+         {found:#018x}, not {want:#018x}"
+    )]
+    Page {
+        /// The segment.
+        segment: u32,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// The checksum of what is there.
+        found: u64,
+        /// The one that was noted.
+        want: u64,
+    },
     /// Something is missing in the middle of the log.
     #[error(
         "the log is damaged: group {number} should be in segment {segment} at offset {offset}, \

@@ -10,6 +10,7 @@
 //! docs/format.md has the bytes, docs/volume.md the promises.
 
 pub mod admin;
+mod apply;
 pub mod buffer;
 pub mod bytes;
 mod changes;

@@ -6,8 +6,10 @@
 //! committer's mailbox under one lock, so that both have one order; the committer puts into the
 //! tree what is in the log, in the log's order. So the tree is always what a recovery would find.
 
+pub mod cache;
 pub mod page;
 pub mod pending;
+pub mod tally;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +18,10 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
-pub use page::{Leaf, Node};
+pub use cache::Cache;
+pub use page::{Leaf, Node, Page, Stamp};
 pub use pending::{Pending, What};
+pub use tally::Tally;
 
 use crate::format::entry::Entry;
 use crate::format::{FAN, NODE_BLOCKS};
@@ -44,7 +48,13 @@ pub enum Found {
     },
     /// It is there.
     Disk(Entry),
+    /// The page that knows has to be read first.
+    Away(Arc<Leaf>),
 }
+
+/// A page has to be read first.
+#[derive(Clone, Debug)]
+pub struct Away(pub Arc<Leaf>);
 
 impl Found {
     /// Whether two looks have found the same contents, written by the same write.
@@ -66,7 +76,12 @@ pub struct Span {
     pending: Pending,
     /// The number of the last write.
     serial: u64,
+    /// How many copies of maps there had been when this one was copied last.
+    copied: u32,
 }
+
+/// Bytes that may not count any more when a leaf goes whose blocks nobody knows.
+pub(crate) const LEAF_UNKNOWN_BYTES: u64 = FAN as u64 * 4096;
 
 impl Span {
     /// What is known of a block.
@@ -77,16 +92,29 @@ impl Span {
                 Found::Memory { payload: Arc::clone(&payload), index, serial }
             }
             None => match self.entry(block) {
-                Entry::HOLE => Found::Zero,
-                entry => Found::Disk(entry),
+                Ok(Entry::HOLE) => Found::Zero,
+                Ok(entry) => Found::Disk(entry),
+                Err(Away(leaf)) => Found::Away(leaf),
             },
         }
     }
 
     /// Where a block is that is in the log.
-    pub fn entry(&self, block: u32) -> Entry {
+    ///
+    /// # Errors
+    /// If the page that knows is not in memory.
+    pub fn entry(&self, block: u32) -> Result<Entry, Away> {
         let leaf = self.node.as_ref().and_then(|node| node.leaf(block as usize / FAN));
-        leaf.map_or(Entry::HOLE, |leaf| leaf.entries()[block as usize % FAN])
+        let Some(leaf) = leaf else { return Ok(Entry::HOLE) };
+        leaf.entry(block as usize % FAN).ok_or_else(|| Away(Arc::clone(leaf)))
+    }
+
+    /// The first leaf of some blocks that is not in memory.
+    pub fn away(&self, first: u32, end: u32) -> Option<Away> {
+        let node = self.node.as_ref()?;
+        let leaves = first as usize / FAN..(end as usize).div_ceil(FAN);
+        let mut leaves = leaves.filter_map(|at| node.leaf(at));
+        leaves.find(|leaf| !leaf.is_here()).map(|leaf| Away(Arc::clone(leaf)))
     }
 
     /// Puts blocks in that are on their way into the log; answers their number.
@@ -101,32 +129,91 @@ impl Span {
         self.pending.retire(first, end, serial);
     }
 
-    /// A block is in the log.
-    pub fn set(&mut self, block: u32, entry: Entry) {
+    fn stamp(&self, now: u32) -> Stamp {
+        Stamp { copied: self.copied, now }
+    }
+
+    /// Blocks from the first one on are in the log. `now` counts the copies of maps.
+    ///
+    /// # Errors
+    /// If a page is not in memory; then nothing has changed, or what comes before it has.
+    pub fn set(
+        &mut self,
+        first: u32,
+        entries: &[Entry],
+        now: u32,
+        tally: &mut Tally,
+    ) -> Result<(), Away> {
+        let stamp = self.stamp(now);
+        let (mut block, mut entries) = (first as usize, entries);
+        while !entries.is_empty() {
+            let (number, from) = (block / FAN, block % FAN);
+            let some;
+            (some, entries) = entries.split_at(entries.len().min(FAN - from));
+            let leaf = self.leaf_mut(number, stamp, tally)?;
+            leaf.change(|page| {
+                for (at, entry) in (from..).zip(some) {
+                    retire(page, at, tally);
+                    page.set(at, *entry, true);
+                    tally.born(entry);
+                }
+            });
+            block += some.len();
+        }
+        Ok(())
+    }
+
+    fn leaf_mut(&mut self, at: usize, stamp: Stamp, tally: &mut Tally) -> Result<&mut Leaf, Away> {
+        // First, so that nothing is changed for nothing.
+        if let Some(leaf) = self.node.as_ref().and_then(|node| node.leaf(at))
+            && !leaf.is_here()
+        {
+            return Err(Away(Arc::clone(leaf)));
+        }
         let node = Arc::make_mut(self.node.get_or_insert_default());
-        node.leaf_mut(block as usize / FAN).set(block as usize % FAN, entry);
+        match node.own(at, stamp) {
+            Some(was_clean) => tally.dirtied += u64::from(was_clean),
+            // The cache has dropped it between the two looks.
+            None => return Err(Away(node.leaf(at).cloned().expect("a new one is in memory"))),
+        }
+        Ok(node.owned(at))
     }
 
     /// Blocks are zeros in the log.
-    pub fn clear(&mut self, first: u32, end: u32) {
-        let Some(node) = &mut self.node else { return };
-        if first == 0 && u64::from(end) == NODE_BLOCKS {
-            self.node = None;
-            return;
-        }
-        let node = Arc::make_mut(node);
+    ///
+    /// # Errors
+    /// As [`Span::set`].
+    pub fn clear(&mut self, first: u32, end: u32, now: u32, tally: &mut Tally) -> Result<(), Away> {
+        let stamp = self.stamp(now);
         let mut block = first as usize;
         while block < end as usize {
-            let (leaf, from) = (block / FAN, block % FAN);
+            let (number, from) = (block / FAN, block % FAN);
             let to = FAN.min(from + end as usize - block);
-            if from == 0 && to == FAN {
-                node.remove(leaf);
-            } else if node.leaf(leaf).is_some() {
-                let leaf = node.leaf_mut(leaf);
-                (from..to).for_each(|at| leaf.set(at, Entry::HOLE));
-            }
             block += to - from;
+            let Some(leaf) = self.node.as_ref().and_then(|node| node.leaf(number)) else {
+                continue;
+            };
+            if from > 0 || to < FAN {
+                self.leaf_mut(number, stamp, tally)?.change(|page| {
+                    for at in from..to {
+                        retire(page, at, tally);
+                        page.set(at, Entry::HOLE, false);
+                    }
+                });
+                continue;
+            }
+            match leaf.page().filter(|_| stamp.owns(leaf)) {
+                Some(page) => (0..FAN).for_each(|at| retire(&page, at, tally)),
+                None => tally.unknown(LEAF_UNKNOWN_BYTES),
+            }
+            if let Some(node) = &mut self.node {
+                Arc::make_mut(node).remove(number);
+            }
         }
+        if first == 0 && u64::from(end) == NODE_BLOCKS {
+            self.node = None;
+        }
+        Ok(())
     }
 
     /// The node of its tree.
@@ -145,6 +232,16 @@ impl Span {
     }
 }
 
+/// What a block was does not count any more, if it is known that nobody else needs it.
+fn retire(page: &Page, at: usize, tally: &mut Tally) {
+    let entry = &page.entries()[at];
+    if page.is_fresh(at) {
+        tally.died(entry);
+    } else if !entry.is_hole() {
+        tally.unknown(entry.stored_bytes().into());
+    }
+}
+
 /// A map.
 pub struct Map {
     spans: Box<[SleepLock<Span, { ranks::SPAN }>]>,
@@ -154,10 +251,24 @@ pub struct Map {
 pub type Frozen = Vec<Option<Arc<Node>>>;
 
 impl Map {
-    /// A map with these nodes.
-    pub fn new(nodes: Frozen) -> Map {
-        let span = |node| SleepLock::new(Span { node, ..Span::default() });
+    /// A map with these nodes, copied last when there had been so many copies.
+    pub fn new(nodes: Frozen, copied: u32) -> Map {
+        let span = |node| SleepLock::new(Span { node, copied, ..Span::default() });
         Map { spans: nodes.into_iter().map(span).collect() }
+    }
+
+    /// The tree as it is, for a copy of the map: nothing in it is this one's alone from now on.
+    pub fn share(&self, copies: u32) -> Frozen {
+        let share = |span: &mut Span| {
+            span.copied = copies;
+            span.node.clone()
+        };
+        self.spans.iter().map(|span| span.with(share)).collect()
+    }
+
+    /// How many copies of maps there had been when it was copied last.
+    pub fn copied(&self) -> u32 {
+        self.spans.first().map_or(0, |span| span.with(|span| span.copied))
     }
 
     /// Number of spans.
@@ -222,42 +333,94 @@ mod tests {
         assert_eq!(parts, [(0, 65_534, 65_536), (1, 0, 3)]);
     }
 
+    fn set(span: &mut Span, block: u32, entry: Entry) -> Tally {
+        let mut tally = Tally::new(1 << 20);
+        span.set(block, &[entry], 1, &mut tally).unwrap();
+        tally
+    }
+
+    fn clear(span: &mut Span, from: u32, to: u32) -> Tally {
+        let mut tally = Tally::new(1 << 20);
+        span.clear(from, to, 1, &mut tally).unwrap();
+        tally
+    }
+
     #[test]
     fn a_frozen_map_does_not_change() {
-        let map = Map::new(vec![None]);
-        map.with(0, |span| span.set(300, entry(1)));
+        let map = Map::new(vec![None], 0);
+        map.with(0, |span| set(span, 300, entry(1)));
         let frozen = map.freeze();
-        map.with(0, |span| span.set(300, entry(2)));
-        map.with(0, |span| span.set(1, entry(3)));
+        map.with(0, |span| set(span, 300, entry(2)));
+        map.with(0, |span| set(span, 1, entry(3)));
         let old = frozen[0].as_ref().unwrap();
-        assert_eq!(old.leaf(1).unwrap().entries()[44], entry(1));
+        assert_eq!(old.leaf(1).unwrap().entry(44), Some(entry(1)));
         assert!(old.leaf(0).is_none());
-        assert_eq!(map.with(0, |span| span.entry(300)), entry(2));
+        assert_eq!(map.with(0, |span| span.entry(300)).unwrap(), entry(2));
     }
 
     #[test]
     fn clearing_takes_whole_leaves_and_parts() {
-        let map = Map::new(vec![None]);
+        let map = Map::new(vec![None], 0);
         map.with(0, |span| {
-            (0..1024).for_each(|block| span.set(block, entry(u64::from(block) + 1)));
-            span.clear(100, 600);
+            (0..1024).for_each(|block| drop(set(span, block, entry(u64::from(block) + 1))));
+            let tally = clear(span, 100, 600);
+            let died: i64 = tally.changes().map(|(_, bytes)| bytes).sum();
+            assert_eq!((died, tally.unknown_bytes), (-500 * 4096, 0));
             for block in 0..1024 {
                 let gone = (100..600).contains(&block);
-                assert_eq!(span.entry(block).is_hole(), gone, "{block}");
+                assert_eq!(span.entry(block).unwrap().is_hole(), gone, "{block}");
             }
-            span.clear(0, NODE_BLOCKS as u32);
+            clear(span, 0, NODE_BLOCKS as u32);
             assert!(span.node.is_none());
+        });
+    }
+
+    /// What a snapshot has too stays counted when it is overwritten; what was written behind the
+    /// snapshot does not.
+    #[test]
+    fn what_others_may_need_still_counts() {
+        let map = Map::new(vec![None], 0);
+        map.with(0, |span| set(span, 5, entry(1)));
+        let snapshot = Map::new(map.share(1), 1);
+        let write = |map: &Map, number: u64| {
+            let mut tally = Tally::new(1 << 20);
+            map.with(0, |span| span.set(5, &[entry(number)], 2, &mut tally)).unwrap();
+            tally.changes().map(|(_, bytes)| bytes).sum::<i64>()
+        };
+        assert_eq!((write(&map, 2), write(&map, 3)), (4096, 0));
+        // A copy of the snapshot owns nothing of it, even if it is the only one to have it.
+        let twin = Map::new(snapshot.share(2), 2);
+        drop(snapshot);
+        assert_eq!(write(&twin, 4), 4096);
+    }
+
+    #[test]
+    fn what_is_not_in_memory_is_asked_for() {
+        let map = Map::new(vec![None], 0);
+        let leaf = map.with(0, |span| {
+            set(span, 5, entry(1));
+            Arc::clone(span.node().unwrap().leaf(0).unwrap())
+        });
+        leaf.settle(entry(9));
+        while leaf.evict() != page::Evicted::Gone {}
+        map.with(0, |span| {
+            assert!(matches!(span.find(6), Found::Away(_)) && span.away(0, 300).is_some());
+            assert!(span.away(256, 300).is_none());
+            let mut tally = Tally::new(1 << 20);
+            assert!(span.set(5, &[entry(2)], 1, &mut tally).is_err());
+            assert!(span.clear(5, 6, 1, &mut tally).is_err());
+            assert_eq!((tally.changes().count(), tally.dirtied), (0, 0));
         });
     }
 
     #[test]
     fn what_is_on_its_way_hides_what_is_there() {
-        let map = Map::new(vec![None]);
+        let map = Map::new(vec![None], 0);
         map.with(0, |span| {
-            span.set(5, entry(1));
+            set(span, 5, entry(1));
             let serial = span.begin(4, 6, What::Zero);
             assert!(matches!(span.find(5), Found::Cleared { .. }));
-            span.clear(4, 6);
+            clear(span, 4, 6);
             span.retire(4, 6, serial);
             assert!(matches!(span.find(5), Found::Zero) && span.is_settled());
         });

@@ -15,15 +15,16 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 use blockyard_sync::published::{Published, Reader};
 use blockyard_sync::tag_budget::TagBudget;
 
+use crate::apply::Apply;
 use crate::buffer::Memory;
 use crate::committer::Committer;
-use crate::error::VolumeError;
+use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
 use crate::format::superblock::Superblock;
-use crate::map::Map;
+use crate::map::{Frozen, Map};
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
-use crate::segments::{Counts, Segments};
+use crate::segments::{Counts, MAP_CACHE_BYTES, Segments};
 use crate::store::{Directory, StoreKind};
 
 /// What the name of a volume begins with that is received and not complete. No other name does.
@@ -59,6 +60,8 @@ pub struct Options {
     pub pipeline_bytes: u32,
     /// By what files are read and written.
     pub store: StoreKind,
+    /// Memory for pages of maps that are on disk too, in bytes.
+    pub map_cache_bytes: u64,
 }
 
 impl Default for Options {
@@ -73,6 +76,7 @@ impl Default for Options {
             records_max: 1 << 13,
             pipeline_bytes: 256 << 10,
             store: StoreKind::Auto,
+            map_cache_bytes: MAP_CACHE_BYTES,
         }
     }
 }
@@ -82,6 +86,8 @@ impl Default for Options {
 pub struct Volumes {
     /// The next number to give away.
     pub next_id: u32,
+    /// How many copies of maps have been made.
+    pub copies: u32,
     /// What there is.
     pub by_id: BTreeMap<u32, Arc<Live>>,
 }
@@ -133,52 +139,80 @@ impl Volumes {
         }
     }
 
-    /// Carries a change out; `None` if it is impossible, which one that was checked is not.
-    pub fn apply(&mut self, change: &Change) -> Option<()> {
+    /// Carries a change out.
+    ///
+    /// # Errors
+    /// If it is impossible, which one that was checked is not, or a page cannot be read.
+    pub(crate) fn apply<D: Directory>(
+        &mut self,
+        change: &Change,
+        maps: &mut Apply<'_, D>,
+    ) -> Result<(), VolumeError> {
         match change {
-            Change::Create(traits) => self.put(traits, vec![None; traits.node_count()]),
+            Change::Create(traits) => {
+                self.put(traits, vec![None; traits.node_count()], 0);
+            }
             Change::Copy(traits) => {
-                let mut nodes = self.by_id.get(&traits.origin)?.map.freeze();
-                nodes.resize(traits.node_count(), None);
-                self.put(traits, nodes)
+                let (nodes, copies) = self.copy(traits.origin, traits, maps)?;
+                self.put(traits, nodes, copies);
             }
             Change::Several(changes) => {
-                for change in changes {
-                    self.apply(change)?;
-                }
+                changes.iter().try_for_each(|change| self.apply(change, maps))?;
             }
             Change::Destroy { id } => {
-                self.by_id.remove(id)?;
+                let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
+                maps.forget(&gone.map.freeze());
             }
             Change::Rollback { id, to } => {
-                let traits = self.by_id.get(id)?.traits.clone();
-                let source = self.by_id.get(to)?;
-                let mut nodes = source.map.freeze();
-                nodes.resize(traits.node_count(), None);
-                self.put(&traits, nodes);
+                let gone = Arc::clone(self.live(*id)?);
+                let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
+                maps.forget(&gone.map.freeze());
+                self.put(&gone.traits, nodes, copies);
             }
             Change::Resize { id, blocks } => {
-                let live = self.by_id.get(id)?;
+                let live = Arc::clone(self.live(*id)?);
                 let (old, mut traits) = (live.traits.blocks, live.traits.clone());
                 if *blocks < old {
-                    Map::each_span(*blocks, old - blocks, |span, from, to| {
-                        live.map.with(span, |span| span.clear(from, to));
-                    });
+                    maps.zero(&live.map, *blocks, old - blocks)?;
                 }
                 let mut nodes = live.map.freeze();
                 traits.blocks = *blocks;
                 nodes.resize(traits.node_count(), None);
-                self.put(&traits, nodes);
+                self.put(&traits, nodes, live.map.copied());
             }
         }
-        Some(())
+        Ok(())
     }
 
-    fn put(&mut self, traits: &Traits, nodes: crate::map::Frozen) {
-        self.next_id = self.next_id.max(traits.id + 1);
-        let live = Live { traits: traits.clone(), map: Map::new(nodes) };
+    fn live(&self, id: u32) -> Result<&Arc<Live>, VolumeError> {
+        self.by_id.get(&id).ok_or_else(|| no_volume(id))
+    }
+
+    /// A copy of a map for a volume: its nodes, and the number of this copy.
+    fn copy<D: Directory>(
+        &mut self,
+        from: u32,
+        traits: &Traits,
+        maps: &mut Apply<'_, D>,
+    ) -> Result<(Frozen, u32), VolumeError> {
+        self.copies = self.copies.saturating_add(1);
+        maps.copied(self.copies);
+        let mut nodes = self.live(from)?.map.share(self.copies);
+        nodes.resize(traits.node_count(), None);
+        Ok((nodes, self.copies))
+    }
+
+    fn put(&mut self, traits: &Traits, nodes: Frozen, copied: u32) {
+        self.next_id = self.next_id.max(traits.id.saturating_add(1));
+        let live = Live { traits: traits.clone(), map: Map::new(nodes, copied) };
         self.by_id.insert(traits.id, Arc::new(live));
     }
+}
+
+fn no_volume(id: u32) -> VolumeError {
+    let (what, field) = ("change of the catalogue", "volume");
+    let want = "the number of one that is there";
+    VolumeError::Format(FormatError::Field { what, field, value: id.into(), want })
 }
 
 /// A pool.

@@ -15,7 +15,7 @@ use crate::door::{Door, Outcome};
 use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::{Change, Traits};
 use crate::format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record};
-use crate::map::Map;
+use crate::map::{Leaf, Map};
 use crate::pool::{ON_ITS_WAY, Pool};
 use crate::record::Live;
 use crate::running::Running;
@@ -300,7 +300,7 @@ impl Place {
 
 /// Whether a volume is no longer what its snapshot is.
 fn has_changed<D: Directory>(
-    pool: &Pool<D>,
+    pool: &Arc<Pool<D>>,
     volume: &str,
     snapshot: &str,
 ) -> Result<bool, VolumeError> {
@@ -310,8 +310,10 @@ fn has_changed<D: Directory>(
         (volume.map.freeze(), snapshot.map.freeze())
     };
     let blocks = volume.traits.blocks;
-    let mut changes = Changes::between(Some(old), new, blocks);
-    Ok(blocks != snapshot.traits.blocks || changes.next().is_some())
+    let reads = Arc::clone(pool);
+    let read = move |leaf: &Leaf| reads.segments().page(leaf);
+    let mut changes = Changes::between(Some(old), new, blocks, read);
+    Ok(blocks != snapshot.traits.blocks || changes.next().transpose()?.is_some())
 }
 
 /// Writes what comes into the hidden volume, and makes it durable; answers how many blocks came.

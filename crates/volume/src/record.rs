@@ -21,6 +21,14 @@ pub struct Live {
     pub map: Map,
 }
 
+impl Live {
+    /// Blocks of this number are not on their way any more.
+    pub(crate) fn retire(&self, first: u64, blocks: u32, serial: u64) {
+        let (number, from) = Map::place(first);
+        self.map.with(number, |span| span.retire(from, from + blocks, serial));
+    }
+}
+
 /// How a block is stored in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {

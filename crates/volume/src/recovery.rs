@@ -7,10 +7,11 @@
 
 mod end;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use crate::apply::Apply;
 use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::bytes::crc;
 use crate::checkpoint::{Marks, mark_of, write_superblock};
@@ -19,7 +20,6 @@ use crate::format::catalogue::{self, Change, Listed};
 use crate::format::entry::Entry;
 use crate::format::group::{self, Descriptor, Head, Kind};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
-use crate::format::{FAN, PAGE_BYTES};
 use crate::log::LogEnd;
 use crate::map::{Frozen, Leaf, Map, Node, page};
 use crate::pool::{Options, Volumes};
@@ -48,15 +48,20 @@ pub(crate) fn open<D: Directory>(
     directory: D,
     options: &Options,
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
-    match newest(&directory)? {
-        None => make(directory, options),
-        Some(superblock) => {
-            let bytes = superblock.segment_bytes;
-            let segments = Segments::open(directory, bytes, options.segments_max)?;
-            let recovered = Recovery::new(&segments, superblock).run()?;
-            Ok((recovered, segments))
-        }
-    }
+    let slots = slots(&directory)?;
+    let Some(newest) = slots.first() else { return make(directory, options) };
+    let segments = segments(directory, newest, options)?;
+    let recovered = Recovery::loaded(&segments, &slots)?.run()?;
+    Ok((recovered, segments))
+}
+
+fn segments<D: Directory>(
+    directory: D,
+    superblock: &Superblock,
+    options: &Options,
+) -> Result<Segments<D>, VolumeError> {
+    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
+    Ok(segments.with_map_cache(options.map_cache_bytes))
 }
 
 /// Reads what there is and changes nothing: the volumes, how many groups the log has behind the
@@ -65,24 +70,23 @@ pub(crate) fn look<D: Directory>(
     directory: D,
     options: &Options,
 ) -> Result<(Volumes, u64, Segments<D>), VolumeError> {
-    let superblock = newest(&directory)?;
-    let superblock = superblock.ok_or(FormatError::Short { what: FILE, len: 0 })?;
-    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
-    let mut recovery = Recovery::new(&segments, superblock);
-    recovery.load()?;
+    let slots = slots(&directory)?;
+    let superblock = *slots.first().ok_or(FormatError::Short { what: FILE, len: 0 })?;
+    let segments = segments(directory, &superblock, options)?;
+    let mut recovery = Recovery::loaded(&segments, &slots)?;
     recovery.replay()?;
-    let groups = recovery.place.number.saturating_sub(superblock.log.number);
+    let groups = recovery.place.number.saturating_sub(recovery.superblock.log.number);
     let volumes = std::mem::take(&mut recovery.volumes);
     drop(recovery);
     Ok((volumes, groups, segments))
 }
 
-/// The superblock that counts, if there is one at all.
-fn newest<D: Directory>(directory: &D) -> Result<Option<Superblock>, VolumeError> {
+/// The superblocks that can be read, the newest one first; none if there is no pool.
+fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     let title = directory.title();
     let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
     let file = directory.open(FILE).map_err(|error| doing("cannot open")(error))?;
-    let Some(file) = file else { return Ok(None) };
+    let Some(file) = file else { return Ok(Vec::new()) };
     let len = file.len().map_err(|error| doing("cannot look at")(error))?;
     let whole = SLOTS * SLOT_BYTES as u64;
     if len < whole {
@@ -91,7 +95,7 @@ fn newest<D: Directory>(directory: &D) -> Result<Option<Superblock>, VolumeError
     let memory = Memory::new(whole);
     let mut bytes = memory.take_beyond(whole as usize);
     file.read_at(0, &mut bytes).map_err(|error| doing("cannot read")(error))?;
-    Ok(Some(Superblock::newest(&bytes)?))
+    Ok(Superblock::all(&bytes)?)
 }
 
 /// Makes a pool.
@@ -178,7 +182,7 @@ struct Recovery<'a, D: Directory> {
     /// Segments that groups were found in.
     used: BTreeSet<u32>,
     /// Where each group is that may not be durable: it is in the log, and so it has to be.
-    loose: Vec<(u64, u64, Buffer)>,
+    loose: VecDeque<(u64, u64, Buffer)>,
 }
 
 impl<'a, D: Directory> Recovery<'a, D> {
@@ -193,24 +197,54 @@ impl<'a, D: Directory> Recovery<'a, D> {
             epoch: 0,
             durable: superblock.log.number.saturating_sub(1),
             used: BTreeSet::new(),
-            loose: Vec::new(),
+            loose: VecDeque::new(),
         }
     }
 
+    /// What the newest checkpoint has; where that is damaged, the one before it.
+    fn loaded(
+        segments: &'a Segments<D>,
+        slots: &[Superblock],
+    ) -> Result<Recovery<'a, D>, VolumeError> {
+        let mut first = None;
+        for superblock in slots {
+            let mut recovery = Recovery::new(segments, *superblock);
+            match recovery.load() {
+                Ok(()) if first.is_none() => return Ok(recovery),
+                Ok(()) => {
+                    // What is written next takes the place of the one that is of no use.
+                    let sequence = slots.first().map_or(0, |newest| newest.sequence);
+                    recovery.superblock.sequence = sequence.saturating_add(1);
+                    return Ok(recovery);
+                }
+                Err(error) => {
+                    let title = segments.directory().title();
+                    tracing::warn!("{title}: a checkpoint is damaged: {error}");
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        Err(first.unwrap_or_else(|| FormatError::Short { what: FILE, len: 0 }.into()))
+    }
+
     fn run(mut self) -> Result<Recovered, VolumeError> {
-        self.load()?;
         self.replay()?;
         self.fasten()?;
         let epoch = self.epoch.max(self.superblock.epoch).saturating_add(1);
-        let sequence = self.superblock.sequence.saturating_add(1);
+        let sequence = self.superblock.sequence.saturating_add(2);
         let durable = self.place.number.saturating_sub(1);
         let superblock = Superblock { epoch, sequence, durable, ..self.superblock };
         let title = self.segments.directory().title();
-        let written = write_superblock(self.segments, &superblock);
+        // Both slots: what only the older one needed is free from now on, and the newer one may
+        // have been in memory only.
+        let first = Superblock { sequence: sequence.saturating_sub(1), ..superblock };
+        let written = write_superblock(self.segments, &first)
+            .and_then(|()| write_superblock(self.segments, &superblock));
         written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
         // What the checkpoint needs, what is in the log behind it, and what both have become.
         let maps: Vec<Frozen> = self.volumes.by_id.values().map(|live| live.map.freeze()).collect();
-        self.marks.maps(maps.iter());
+        self.marks.pages(maps.iter());
+        self.marks.blocks(&self.segments.live().0);
         let (place, used, marks) = (self.place, self.used, self.marks);
         let begin = self.superblock.log;
         self.segments.free_all_but(|number| {
@@ -240,11 +274,14 @@ impl<'a, D: Directory> Recovery<'a, D> {
             return Err(FormatError::Checksum { what: "catalogue", found, want }.into());
         }
         self.marks.segment(self.segments.split(place.address()).0, len as u32);
-        let (next_id, listed) = catalogue::parse(bytes)?;
-        self.volumes.next_id = next_id;
+        let (whole, listed) = catalogue::parse(bytes)?;
+        (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
+        self.marks.blocks(&whole.live);
+        self.segments.set_live(whole.live, whole.unknown_bytes);
         // Snapshots share most of their nodes and leaves.
         let mut shared = Shared::default();
-        for Listed { traits, nodes } in listed {
+        let mut maps = Vec::with_capacity(listed.len());
+        for Listed { traits, copied, nodes } in listed {
             let mut frozen = Frozen::with_capacity(nodes.len());
             for home in nodes {
                 frozen.push(if home.is_hole() {
@@ -253,10 +290,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
                     Some(self.node(home, &mut shared)?)
                 });
             }
-            self.marks.maps(std::iter::once(&frozen));
-            let live = Live { traits, map: Map::new(frozen) };
+            maps.push(frozen.clone());
+            let live = Live { traits, map: Map::new(frozen, copied) };
             self.volumes.by_id.insert(live.traits.id, Arc::new(live));
         }
+        self.marks.pages(maps.iter());
         Ok(())
     }
 
@@ -267,16 +305,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(bytes)
     }
 
-    fn page(&self, home: Entry) -> Result<Buffer, VolumeError> {
-        let bytes = self.read(home.address(), PAGE_BYTES, "a page of the map")?;
-        let found = crc(&bytes);
-        if found != home.crc() {
-            let (what, want) = ("page of the map", home.crc());
-            return Err(FormatError::Checksum { what, found, want }.into());
-        }
-        Ok(bytes)
-    }
-
+    /// Reads a node. Its leaves are read when they are wanted.
     fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
         if let Some(node) = shared.nodes.get(&home) {
             return Ok(Arc::clone(node));
@@ -287,21 +316,13 @@ impl<'a, D: Directory> Recovery<'a, D> {
             value: home.address(),
             want: "a place on disk",
         };
-        let bytes = self.page(home)?;
-        let homes: [Entry; FAN] = page::parse(&bytes).ok_or_else(impossible)?;
+        let bytes = self.segments.read_page(home)?;
+        let homes = page::parse_node(&bytes).ok_or_else(impossible)?;
         let mut node = Node::default();
-        for (at, leaf_home) in homes.into_iter().enumerate().filter(|(_, home)| !home.is_hole()) {
-            let leaf = match shared.leaves.get(&leaf_home) {
-                Some(leaf) => Arc::clone(leaf),
-                None => {
-                    let bytes = self.page(leaf_home)?;
-                    let leaf = Leaf::parse(&bytes, leaf_home).ok_or_else(impossible)?;
-                    let leaf = Arc::new(leaf);
-                    shared.leaves.insert(leaf_home, Arc::clone(&leaf));
-                    leaf
-                }
-            };
-            node.put(at, leaf);
+        for (at, leaf) in homes.into_iter().enumerate() {
+            let Some((home, birth)) = leaf else { continue };
+            let leaf = shared.leaves.entry((home, birth));
+            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(home, birth)))));
         }
         node.settle(home);
         let node = Arc::new(node);
@@ -311,15 +332,18 @@ impl<'a, D: Directory> Recovery<'a, D> {
 
     /// Goes through the log.
     fn replay(&mut self) -> Result<(), VolumeError> {
-        while let Some(group) = self.next()? {
+        // What is no group at the first look is looked at again: a read may have gone astray.
+        while let Some(group) = self.next().transpose().or_else(|| self.next().transpose()) {
+            let group = group?;
             self.apply(&group)?;
             let Group { segment, offset, head, chain, bytes, .. } = group;
             self.used.insert(segment);
             self.epoch = head.epoch;
             self.durable = self.durable.max(head.durable);
-            self.loose.push((head.number, self.segments.address(segment, offset), bytes));
-            let durable = self.durable;
-            self.loose.retain(|(number, ..)| *number > durable);
+            self.loose.push_back((head.number, self.segments.address(segment, offset), bytes));
+            while self.loose.front().is_some_and(|(number, ..)| *number <= self.durable) {
+                self.loose.pop_front();
+            }
             self.place = LogPlace {
                 segment,
                 offset: offset + head.head_bytes + head.payload_bytes,
@@ -336,14 +360,19 @@ impl<'a, D: Directory> Recovery<'a, D> {
     /// The group that follows, if there is one.
     fn next(&self) -> Result<Option<Group>, VolumeError> {
         let LogPlace { segment, offset, next, .. } = self.place;
+        let mut found: Option<Group> = None;
         for (segment, offset) in [(segment, offset), (next, 0)] {
-            if segment != SEGMENT_NONE
-                && let Some(group) = self.group(segment, offset)?
+            if segment == SEGMENT_NONE {
+                continue;
+            }
+            // Of two the newer one: the other was torn when the pool was opened last.
+            if let Some(group) = self.group(segment, offset)?
+                && found.as_ref().is_none_or(|it| it.head.epoch < group.head.epoch)
             {
-                return Ok(Some(group));
+                found = Some(group);
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// The group at a place, if it is the one that follows.
@@ -391,21 +420,22 @@ impl<'a, D: Directory> Recovery<'a, D> {
         };
         let mut at = group.head.head_bytes;
         let mut moves = Moves::new();
+        let segments = self.segments;
+        let mut maps = Apply::new(segments, self.volumes.copies);
         for descriptor in &group.descriptors {
             // In the order of the log: what is written behind a move is not moved by it.
             if descriptor.kind != Kind::Move && !moves.is_empty() {
-                relocate::blocks(&self.volumes, std::mem::take(&mut moves));
+                relocate::blocks(&self.volumes, std::mem::take(&mut moves), &mut maps);
             }
             let Descriptor { kind, codec, volume, block, len, crc, .. } = *descriptor;
             let stored = descriptor.payload_bytes(align);
-            let address = self.segments.address(group.segment, group.offset + at);
+            let address = segments.address(group.segment, group.offset + at);
             if kind == Kind::Move {
                 let (from, to) = (descriptor.from, Entry::new(address, stored, codec, crc));
                 moves.push((block, Entry::new(from, stored, codec, crc), to));
             } else if kind == Kind::Catalogue {
                 let change = Change::parse(&group.bytes[at as usize..][..len as usize])?;
-                let applied = self.volumes.apply(&change);
-                applied.ok_or_else(|| impossible("change", group.head.number))?;
+                self.volumes.apply(&change, &mut maps)?;
             } else {
                 let live = self.volumes.by_id.get(&volume);
                 let live = live.ok_or_else(|| impossible("volume", volume.into()))?;
@@ -415,18 +445,14 @@ impl<'a, D: Directory> Recovery<'a, D> {
                     return Err(impossible("block", block));
                 }
                 if kind == Kind::Zero {
-                    Map::each_span(block, blocks, |span, from, to| {
-                        live.map.with(span, |span| span.clear(from, to));
-                    });
+                    maps.zero(&live.map, block, blocks)?;
                 } else {
-                    let (span, at) = Map::place(block);
-                    let entry = Entry::new(address, stored, codec, crc);
-                    live.map.with(span, |span| span.set(at, entry));
+                    maps.write(&live.map, block, &[Entry::new(address, stored, codec, crc)])?;
                 }
             }
             at += stored;
         }
-        relocate::blocks(&self.volumes, moves);
+        relocate::blocks(&self.volumes, moves, &mut maps);
         Ok(())
     }
 
@@ -448,5 +474,5 @@ impl<'a, D: Directory> Recovery<'a, D> {
 #[derive(Default)]
 struct Shared {
     nodes: std::collections::HashMap<Entry, Arc<Node>>,
-    leaves: std::collections::HashMap<Entry, Arc<Leaf>>,
+    leaves: std::collections::HashMap<(Entry, u32), Arc<Leaf>>,
 }

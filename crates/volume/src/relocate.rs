@@ -1,14 +1,16 @@
 //! Blocks and pages that go elsewhere, in all maps that have them. What snapshots and clones share
 //! stays shared: a page is changed once, whoever refers to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
+use crate::apply::Apply;
 use crate::format::FAN;
 use crate::format::entry::Entry;
-use crate::map::{Leaf, Map, Node};
+use crate::map::{Leaf, Map, Node, Page, Tally};
 use crate::pool::Volumes;
+use crate::store::Directory;
 
 /// Moves: the block's number, where it was, and where it is.
 pub(crate) type Moves = Vec<(u64, Entry, Entry)>;
@@ -26,7 +28,10 @@ struct Changed {
 }
 
 /// Blocks lie elsewhere now, unless they have been written since.
-pub(crate) fn blocks(volumes: &Volumes, moves: Moves) {
+pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: Moves, maps: &mut Apply<'_, D>) {
+    if moves.is_empty() {
+        return;
+    }
     let mut spans: BTreeMap<usize, NodeMoves> = BTreeMap::new();
     for (block, from, to) in moves {
         let (span, at) = Map::place(block);
@@ -34,47 +39,97 @@ pub(crate) fn blocks(volumes: &Volumes, moves: Moves) {
         leaf.push((at as usize % FAN, from, to));
     }
     for (number, moves) in spans {
+        let (mut done, mut kept) = (HashSet::new(), HashSet::new());
         each_node(volumes, Some(number), |node, changed| {
             let mut copy: Option<Node> = None;
             for (at, moves) in &moves {
                 let Some(leaf) = node.leaf(*at) else { continue };
                 let known = changed.leaves.get(&ptr::from_ref::<Leaf>(leaf)).cloned();
-                if let Some(moved) = known.or_else(|| moved(leaf, moves, changed)) {
+                let moved = match known {
+                    Some(known) => Some(known),
+                    None => match maps.segments().load(leaf) {
+                        Ok(page) => moved(leaf, &page, moves, changed, &mut done, maps.tally()),
+                        // Whoever looks for them there still needs the old ones.
+                        Err(error) => {
+                            tracing::error!("blocks stay where they were: {error}");
+                            kept.extend(moves.iter().map(|(_, from, _)| *from));
+                            None
+                        }
+                    },
+                };
+                if let Some(moved) = moved {
                     copy.get_or_insert_with(|| node.clone()).put(*at, moved);
                 }
             }
             copy
         });
+        for (from, to) in done {
+            maps.tally().born(&to);
+            if !kept.contains(&from) {
+                maps.tally().died(&from);
+            }
+        }
     }
 }
 
 /// A leaf with its blocks elsewhere; `None` if it has none of them.
 fn moved(
     leaf: &Arc<Leaf>,
+    page: &Arc<Page>,
     moves: &[(usize, Entry, Entry)],
     changed: &mut Changed,
+    done: &mut HashSet<(Entry, Entry)>,
+    tally: &mut Tally,
 ) -> Option<Arc<Leaf>> {
-    let is_there = |(at, from, _): &&(usize, Entry, Entry)| leaf.entries()[*at] == *from;
+    let is_there = |(at, from, _): &&(usize, Entry, Entry)| page.entries()[*at] == *from;
     moves.iter().find(is_there)?;
-    let mut copy = Leaf::clone(leaf);
-    moves.iter().filter(is_there).for_each(|(at, _, to)| copy.set(*at, *to));
+    tally.dirtied += u64::from(leaf.home().is_some());
+    let mut copy = leaf.twin(page);
+    copy.change(|page| {
+        for (at, from, to) in moves {
+            if page.entries()[*at] == *from {
+                page.set(*at, *to, page.is_fresh(*at));
+                done.insert((*from, *to));
+            }
+        }
+    });
+    leaf.pin(page);
     let copy = Arc::new(copy);
     changed.leaves.insert(ptr::from_ref::<Leaf>(leaf), Arc::clone(&copy));
     Some(copy)
 }
 
 /// Pages that lie where `is_left` says have no home any more: the next checkpoint writes them
-/// again.
-pub(crate) fn pages(volumes: &Volumes, is_left: impl Fn(Entry) -> bool) {
+/// again. One that cannot be read stays.
+pub(crate) fn pages<D: Directory>(
+    volumes: &Volumes,
+    is_left: impl Fn(Entry) -> bool,
+    maps: &mut Apply<'_, D>,
+) {
     each_node(volumes, None, |node, changed| {
         let mut copy = node.home().is_some_and(&is_left).then(|| node.clone());
         for (at, leaf) in node.leaves().iter().enumerate() {
             let Some(leaf) = leaf.as_ref().filter(|leaf| leaf.home().is_some_and(&is_left)) else {
                 continue;
             };
-            let known = changed.leaves.entry(ptr::from_ref::<Leaf>(leaf));
-            let leaf = Arc::clone(known.or_insert_with(|| Arc::new(Leaf::clone(leaf))));
-            copy.get_or_insert_with(|| node.clone()).put(at, leaf);
+            let key = ptr::from_ref::<Leaf>(leaf);
+            let twin = match changed.leaves.get(&key) {
+                Some(known) => Arc::clone(known),
+                None => match maps.segments().page(leaf) {
+                    Ok(page) => {
+                        maps.tally().dirtied += 1;
+                        leaf.pin(&page);
+                        let twin = Arc::new(leaf.twin(&page));
+                        changed.leaves.insert(key, Arc::clone(&twin));
+                        twin
+                    }
+                    Err(error) => {
+                        tracing::error!("it stays where it is: {error}");
+                        continue;
+                    }
+                },
+            };
+            copy.get_or_insert_with(|| node.clone()).put(at, twin);
         }
         copy
     });

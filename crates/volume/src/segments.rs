@@ -12,8 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_sync::published::{Published, Reader};
 
-use crate::error::VolumeError;
-use crate::format::entry::ADDRESS_END;
+use crate::buffer::{Buffer, Memory};
+use crate::bytes::crc;
+use crate::error::{FormatError, VolumeError};
+use crate::format::PAGE_BYTES;
+use crate::format::entry::{ADDRESS_END, Entry};
+use crate::map::{Cache, Leaf, Page, Tally};
 use crate::store::{self, Directory, StoreFile};
 
 /// Segments that only checkpoints and cleaning take: without them no space could be won back.
@@ -40,6 +44,12 @@ struct Table {
     full: bool,
     /// Those in which something is damaged that would have to be moved.
     spoiled: BTreeSet<u32>,
+    /// Of each how many bytes of blocks count, at most.
+    live: Vec<u64>,
+    /// Bytes of them that may not count any more.
+    unknown_bytes: u64,
+    /// Leaves that were changed since the last checkpoint began.
+    dirtied: u64,
 }
 
 impl Table {
@@ -91,6 +101,8 @@ pub struct Segments<D: Directory> {
     table: Mutex<Table>,
     /// Held while a file is made: two who made the same one would write over each other.
     making: Mutex<()>,
+    /// Leaves of maps that are in memory.
+    leaves: Cache,
 }
 
 fn name(number: usize) -> String {
@@ -113,7 +125,123 @@ fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> 
     }
 }
 
+/// Memory for clean leaves of maps where nothing else is said, in bytes.
+pub const MAP_CACHE_BYTES: u64 = 128 << 20;
+
 impl<D: Directory> Segments<D> {
+    /// The same with so much memory for leaves of maps.
+    #[must_use]
+    pub fn with_map_cache(self, bytes: u64) -> Segments<D> {
+        Segments { leaves: Cache::new(bytes), ..self }
+    }
+
+    /// The leaves of maps that are in memory.
+    pub fn leaves(&self) -> &Cache {
+        &self.leaves
+    }
+
+    /// Brings what a leaf contains into memory, and keeps it there for a while.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is damaged.
+    pub fn load(&self, leaf: &Arc<Leaf>) -> Result<Arc<Page>, VolumeError> {
+        let page = self.page(leaf)?;
+        if leaf.fill(&page) {
+            self.leaves.keep(leaf);
+        }
+        Ok(page)
+    }
+
+    /// What a leaf contains, for somebody who wants it once.
+    ///
+    /// # Errors
+    /// As [`Segments::load`].
+    pub fn page(&self, leaf: &Leaf) -> Result<Arc<Page>, VolumeError> {
+        loop {
+            if let Some(page) = leaf.page() {
+                return Ok(page);
+            }
+            // What has no home is in memory.
+            if let Some(home) = leaf.home() {
+                return self.page_at(home);
+            }
+        }
+    }
+
+    fn page_at(&self, home: Entry) -> Result<Arc<Page>, VolumeError> {
+        let bytes = self.read_page(home)?;
+        let page = Page::parse(&bytes).ok_or_else(|| FormatError::Field {
+            what: "page of the map",
+            field: "entry",
+            value: home.address(),
+            want: "a place on disk",
+        })?;
+        Ok(Arc::new(page))
+    }
+
+    /// Reads a page of a map and compares its checksum.
+    ///
+    /// # Errors
+    /// As [`Segments::load`].
+    pub fn read_page(&self, home: Entry) -> Result<Buffer, VolumeError> {
+        let mut bytes = Memory::new(PAGE_BYTES as u64).take_beyond(PAGE_BYTES);
+        let (segment, offset) = self.split(home.address());
+        let read = self.read(&self.files(), home.address(), &mut bytes);
+        read.map_err(VolumeError::io(format!(
+            "cannot read a page of the map, segment {segment} offset {offset}"
+        )))?;
+        let found = crc(&bytes);
+        if found != home.crc() {
+            return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
+        }
+        Ok(bytes)
+    }
+
+    /// More or fewer bytes count.
+    pub fn tally(&self, tally: &Tally) {
+        let mut table = self.table();
+        for (segment, change) in tally.changes() {
+            let segment = segment as usize;
+            if segment >= table.live.len() {
+                table.live.resize(segment + 1, 0);
+            }
+            let live = &mut table.live[segment];
+            debug_assert!(live.checked_add_signed(change).is_some(), "segment {segment}: {change}");
+            *live = live.saturating_add_signed(change);
+        }
+        table.unknown_bytes = table.unknown_bytes.saturating_add(tally.unknown_bytes);
+        table.dirtied += tally.dirtied;
+    }
+
+    /// How many bytes of leaves have changed since the last checkpoint began.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.table().dirtied * PAGE_BYTES as u64
+    }
+
+    /// Of each segment how many bytes of blocks count at most, and how many of all may not.
+    pub fn live(&self) -> (Vec<u64>, u64) {
+        let table = self.table();
+        (table.live.clone(), table.unknown_bytes)
+    }
+
+    /// Puts in how many bytes of blocks count.
+    pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
+        let mut table = self.table();
+        (table.live, table.unknown_bytes) = (live, unknown_bytes);
+    }
+
+    /// Somebody has counted: of each segment so many bytes counted when the counts were `before`,
+    /// with so many that were unknown.
+    pub fn recount(&self, counted: &[u64], before: &[u64], unknown_bytes: u64) {
+        let mut table = self.table();
+        table.unknown_bytes = table.unknown_bytes.saturating_sub(unknown_bytes);
+        for (number, live) in table.live.iter_mut().enumerate() {
+            let at = |counts: &[u64]| counts.get(number).copied().unwrap_or(0);
+            // What was too many then is too many now.
+            *live = live.saturating_sub(at(before).saturating_sub(at(counted)));
+        }
+    }
+
     /// The segments that are there, all of them used.
     ///
     /// # Errors
@@ -134,9 +262,19 @@ impl<D: Directory> Segments<D> {
         }
         no_gap(&directory, files.len())?;
         let states = vec![State::Used { round: 0 }; files.len()];
-        let table = Table { states, round: 1, full: false, spoiled: BTreeSet::new() };
+        let (spoiled, live) = (BTreeSet::new(), vec![0; files.len()]);
+        let table =
+            Table { states, round: 1, full: false, spoiled, live, unknown_bytes: 0, dirtied: 0 };
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
-        Ok(Segments { directory, bytes, count_max, files, table: Mutex::new(table), making })
+        Ok(Segments {
+            directory,
+            bytes,
+            count_max,
+            files,
+            table: Mutex::new(table),
+            making,
+            leaves: Cache::new(MAP_CACHE_BYTES),
+        })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -253,6 +391,7 @@ impl<D: Directory> Segments<D> {
     pub fn begin_round(&self) -> u64 {
         let mut table = self.table();
         table.round += 1;
+        table.dirtied = 0;
         table.round
     }
 

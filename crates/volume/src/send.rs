@@ -11,6 +11,7 @@ use crate::config::Compression;
 use crate::door::Door;
 use crate::error::VolumeError;
 use crate::format::stream::{Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
+use crate::map::Leaf;
 use crate::pool::Pool;
 use crate::record::Live;
 use crate::running::Running;
@@ -91,7 +92,9 @@ impl<D: Directory> Sending<D> {
             // At one moment: cleaning moves blocks of both.
             let _volumes = pool.volumes();
             let base = older.as_ref().map(|older| older.map.freeze());
-            Changes::between(base, live.map.freeze(), live.traits.blocks)
+            let pool = Arc::clone(pool);
+            let read = move |leaf: &Leaf| pool.segments().page(leaf);
+            Changes::between(base, live.map.freeze(), live.traits.blocks, read)
         };
         Ok(Sending { pool: Arc::clone(pool), live, _base: older, head, changes })
     }
@@ -112,7 +115,8 @@ impl<D: Directory> Sending<D> {
         let mut payload = Vec::with_capacity(PAYLOAD_MAX);
         let mut sent = Sent::default();
         let most = PAYLOAD_MAX as u64 / size;
-        for Run { first, count, is_hole } in changes {
+        for run in changes {
+            let Run { first, count, is_hole } = run?;
             if is_hole {
                 stream.record(Kind::Zeros, first, count, &[])?;
                 continue;

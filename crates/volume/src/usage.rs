@@ -24,10 +24,12 @@ impl Running {
         let live = self.pool().find(name)?;
         let mut usage = Usage { traits: live.traits.clone(), blocks: 0, stored_bytes: 0 };
         for node in live.map.freeze().iter().flatten() {
-            let leaves = node.leaves().iter().flatten();
-            for entry in leaves.flat_map(|leaf| leaf.entries()).filter(|entry| !entry.is_hole()) {
-                usage.blocks += 1;
-                usage.stored_bytes += u64::from(entry.stored_bytes());
+            for leaf in node.leaves().iter().flatten() {
+                let page = self.pool().segments().page(leaf)?;
+                for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
+                    usage.blocks += 1;
+                    usage.stored_bytes += u64::from(entry.stored_bytes());
+                }
             }
         }
         Ok(usage)

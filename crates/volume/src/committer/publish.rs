@@ -6,37 +6,42 @@ use blockyard_core::Status;
 use blockyard_sync::mailbox::Mailbox;
 
 use super::group::Group;
+use crate::apply::Apply;
+use crate::error::VolumeError;
 use crate::format::entry::Entry;
-use crate::map::Map;
 use crate::pool::Pool;
 use crate::record::{Body, Reply};
 use crate::relocate::{self, Moves};
 use crate::store::Directory;
 
-/// Puts a group's blocks into the maps; the first is at this address.
-pub(super) fn group<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) {
+/// Puts a group's blocks into the maps; the first is at this address. What is in the log and cannot
+/// be put there poisons the pool: opening it again says why.
+pub(super) fn group<D: Directory>(pool: &Pool<D>, group: &Group, address: u64) {
+    if let Err(error) = put(pool, group, address) {
+        pool.poison(&format!("a map cannot be changed: {error}"));
+    }
+}
+
+fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<(), VolumeError> {
     let align = pool.align();
+    let copies = pool.volumes().copies;
+    let mut maps = Apply::new(pool.segments(), copies);
+    let mut entries = Vec::new();
     for record in &group.records {
         match (&record.body, &record.volume) {
             (Body::Write(payload), Some(volume)) => {
-                let (number, from) = Map::place(record.first);
-                let to = from + payload.blocks().len() as u32;
-                volume.map.with(number, |span| {
-                    for (block, stored) in (from..to).zip(payload.blocks()) {
-                        let place = address + u64::from(stored.offset);
-                        let entry = Entry::new(place, stored.len, stored.codec, stored.crc);
-                        span.set(block, entry);
-                    }
-                    span.retire(from, to, record.serial);
-                });
+                entries.clear();
+                entries.extend(payload.blocks().iter().map(|stored| {
+                    let place = address + u64::from(stored.offset);
+                    Entry::new(place, stored.len, stored.codec, stored.crc)
+                }));
+                maps.write(&volume.map, record.first, &entries)?;
+                volume.retire(record.first, entries.len() as u32, record.serial);
                 address += payload.bytes().len() as u64;
             }
             (Body::Zero(blocks), Some(volume)) => {
-                let (number, from) = Map::place(record.first);
-                volume.map.with(number, |span| {
-                    span.clear(from, from + blocks);
-                    span.retire(from, from + blocks, record.serial);
-                });
+                maps.zero(&volume.map, record.first, u64::from(*blocks))?;
+                volume.retire(record.first, *blocks, record.serial);
             }
             (Body::Move(moved), _) => {
                 let stored = moved.payload.blocks();
@@ -50,34 +55,33 @@ pub(super) fn group<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u6
                 let segments = pool.segments();
                 let is_left = |home: Entry| moved.pages.contains(&segments.split(home.address()).0);
                 let volumes = pool.volumes();
-                relocate::blocks(&volumes, moves);
+                relocate::blocks(&volumes, moves, &mut maps);
                 if !moved.pages.is_empty() {
-                    relocate::pages(&volumes, is_left);
+                    relocate::pages(&volumes, is_left, &mut maps);
                 }
                 address += moved.payload.bytes().len() as u64;
             }
             (Body::Catalogue(change), _) if record.durable => {
-                let applied = pool.volumes().apply(change);
-                assert!(applied.is_some(), "{change:?} was checked");
+                pool.volumes().apply(change, &mut maps)?;
                 let len = change.print().len() as u64;
                 address += len.next_multiple_of(align.into());
             }
             _ => {}
         }
     }
+    Ok(())
 }
 
 /// Takes a group's blocks back, because there was no space for them.
 pub(super) fn take_back(group: &Group) {
     for record in &group.records {
         let Some(volume) = &record.volume else { continue };
-        let (number, from) = Map::place(record.first);
         let blocks = match &record.body {
             Body::Write(payload) => payload.blocks().len() as u32,
             Body::Zero(blocks) => *blocks,
             _ => continue,
         };
-        volume.map.with(number, |span| span.retire(from, from + blocks, record.serial));
+        volume.retire(record.first, blocks, record.serial);
     }
 }
 

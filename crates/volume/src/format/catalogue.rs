@@ -2,7 +2,7 @@
 //! changes between two checkpoints are in the log, in one order with the writes.
 
 use super::entry::{ENTRY_BYTES, Entry};
-use super::{BLOCK_BYTES_MAX, NODE_BLOCKS};
+use super::{BLOCK_BYTES_MAX, NODE_BLOCKS, UNIT};
 use crate::bytes::Reader;
 use crate::error::FormatError;
 
@@ -229,22 +229,64 @@ impl Change {
     }
 }
 
+/// What a catalogue says of the whole pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whole {
+    /// The next number to give away.
+    pub next_id: u32,
+    /// How many copies of maps have been made.
+    pub copies: u32,
+    /// Of each segment how many bytes of blocks count at most.
+    pub live: Vec<u64>,
+    /// Bytes of them that may not count any more.
+    pub unknown_bytes: u64,
+}
+
+/// Most segments: as many as addresses can name.
+const SEGMENTS_MAX: u32 = 1 << 26;
+
+impl Whole {
+    fn print(&self, out: &mut Vec<u8>) {
+        out.extend(self.next_id.to_le_bytes());
+        out.extend(self.copies.to_le_bytes());
+        out.extend(self.unknown_bytes.to_le_bytes());
+        out.extend((self.live.len() as u32).to_le_bytes());
+        for bytes in &self.live {
+            out.extend(((bytes / UNIT) as u32).to_le_bytes());
+        }
+    }
+
+    fn parse(reader: &mut Reader<'_>) -> Option<Whole> {
+        let (next_id, copies) = (reader.u32()?, reader.u32()?);
+        let (unknown_bytes, count) = (reader.u64()?, reader.u32()?);
+        if count > SEGMENTS_MAX || reader.left() / 4 < count as usize {
+            return None;
+        }
+        let bytes = |_| Some(u64::from(reader.u32()?) * UNIT);
+        let live = (0..count).map(bytes).collect::<Option<_>>()?;
+        Some(Whole { next_id, copies, live, unknown_bytes })
+    }
+}
+
 /// A volume or snapshot and where the nodes of its map are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// What it is.
     pub traits: Traits,
+    /// How many copies of maps had been made when its map was copied last.
+    pub copied: u32,
     /// Its nodes; as many as it can have.
     pub nodes: Vec<Entry>,
 }
 
 /// Writes a catalogue.
-pub fn print(next_id: u32, volumes: &[Listed]) -> Vec<u8> {
+pub fn print(whole: &Whole, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
-    out.extend(next_id.to_le_bytes());
+    whole.print(&mut out);
     out.extend((volumes.len() as u32).to_le_bytes());
-    for Listed { traits, nodes } in volumes {
+    for Listed { traits, copied, nodes } in volumes {
         traits.print(&mut out);
+        out.extend(copied.to_le_bytes());
         for node in nodes {
             let mut bytes = [0; ENTRY_BYTES];
             node.print(&mut bytes);
@@ -254,17 +296,17 @@ pub fn print(next_id: u32, volumes: &[Listed]) -> Vec<u8> {
     out
 }
 
-/// Reads a catalogue: the next number to give away, and what there is.
+/// Reads a catalogue: what it says of the pool, and what there is.
 ///
 /// # Errors
 /// If it is cut short, or impossible.
-pub fn parse(bytes: &[u8]) -> Result<(u32, Vec<Listed>), FormatError> {
+pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
     let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
     let mut reader = Reader::new(bytes);
     if reader.take(8).ok_or_else(short)? != MAGIC {
         return Err(FormatError::Magic { what: WHAT });
     }
-    let next_id = reader.u32().ok_or_else(short)?;
+    let whole = Whole::parse(&mut reader).ok_or_else(short)?;
     let count = reader.u32().ok_or_else(short)?;
     if count as usize > VOLUMES_MAX {
         let value = u64::from(count);
@@ -273,6 +315,7 @@ pub fn parse(bytes: &[u8]) -> Result<(u32, Vec<Listed>), FormatError> {
     let mut volumes = Vec::new();
     for _ in 0..count {
         let traits = Traits::parse(&mut reader)?;
+        let copied = reader.u32().ok_or_else(short)?;
         let count = traits.node_count();
         // What is there bounds what is asked for.
         if reader.left() / ENTRY_BYTES < count {
@@ -288,9 +331,9 @@ pub fn parse(bytes: &[u8]) -> Result<(u32, Vec<Listed>), FormatError> {
                 want: "a place on disk",
             })?);
         }
-        volumes.push(Listed { traits, nodes });
+        volumes.push(Listed { traits, copied, nodes });
     }
-    Ok((next_id, volumes))
+    Ok((whole, volumes))
 }
 
 #[cfg(test)]
@@ -313,10 +356,15 @@ mod tests {
     #[test]
     fn what_is_printed_is_read_back() {
         let nodes = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
-        let volumes = ["v0", "v0@monday"]
-            .map(|name| Listed { traits: traits(4, name), nodes: nodes.clone() });
-        let bytes = print(9, &volumes);
-        assert_eq!(parse(&bytes), Ok((9, volumes.to_vec())));
+        let volumes = ["v0", "v0@monday"].map(|name| Listed {
+            traits: traits(4, name),
+            copied: 3,
+            nodes: nodes.clone(),
+        });
+        let live = vec![0, 4096, 1 << 30];
+        let whole = Whole { next_id: 9, copies: 7, live, unknown_bytes: 5 };
+        let bytes = print(&whole, &volumes);
+        assert_eq!(parse(&bytes), Ok((whole, volumes.to_vec())));
         for len in 0..bytes.len() {
             assert!(parse(&bytes[..len]).is_err(), "{len}");
         }

@@ -111,7 +111,12 @@ impl Entry {
 
     /// Reads it; `None` if it is impossible.
     pub fn parse(bytes: &[u8]) -> Option<Entry> {
-        let entry = Entry { word: u64_at(bytes, 0), crc: u64_at(bytes, 8) };
+        Entry::of_words(u64_at(bytes, 0), u64_at(bytes, 8))
+    }
+
+    /// The same of its two words.
+    pub(crate) fn of_words(word: u64, crc: u64) -> Option<Entry> {
+        let entry = Entry { word, crc };
         let used = PRESENT | ((1 << (CODEC_SHIFT + CODEC_BITS)) - 1);
         let codec = (entry.word >> CODEC_SHIFT & ((1 << CODEC_BITS) - 1)) as u8;
         let known = Codec::from_number(codec).is_some() && entry.word & !used == 0;

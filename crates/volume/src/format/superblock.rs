@@ -170,9 +170,17 @@ impl Superblock {
     /// The newest of the slots that can be read.
     ///
     /// # Errors
+    /// As [`Superblock::all`].
+    pub fn newest(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        Ok(Superblock::all(bytes)?[0])
+    }
+
+    /// The slots that can be read, the newest one first; at least one.
+    ///
+    /// # Errors
     /// If there is none: what is wrong with the first of them, or, where one of them is of a newer
     /// version, that.
-    pub fn newest(bytes: &[u8]) -> Result<Superblock, FormatError> {
+    pub fn all(bytes: &[u8]) -> Result<Vec<Superblock>, FormatError> {
         let slots = bytes.chunks(SLOT_BYTES).take(SLOTS as usize).map(Superblock::parse);
         let slots: Vec<_> =
             (0..).zip(slots).map(|(slot, it)| Superblock::in_slot(it?, slot)).collect();
@@ -182,11 +190,12 @@ impl Superblock {
         if let Some(Err(error)) = slots.iter().find(version) {
             return Err(error.clone());
         }
-        let newest = slots.iter().flatten().max_by_key(|slot| slot.sequence).copied();
-        match (newest, slots.into_iter().next()) {
-            (Some(newest), _) => Ok(newest),
-            (None, Some(Err(error))) => Err(error),
-            (None, _) => Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 }),
+        let mut all: Vec<Superblock> = slots.iter().flatten().copied().collect();
+        all.sort_by_key(|slot| std::cmp::Reverse(slot.sequence));
+        match slots.into_iter().next() {
+            _ if !all.is_empty() => Ok(all),
+            Some(Err(error)) => Err(error),
+            _ => Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 }),
         }
     }
 }

@@ -101,7 +101,7 @@ fn what_is_read_elsewhere_is_never_served() {
         let store = Simulated::new(&directory);
         let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
         work(&mut rig, &mut random, &shape, 20);
-        let wanted = rig.contents();
+        let (wanted, history) = (rig.contents(), rig.history.clone());
         store.fail(Fault::MisdirectedReads(random.u64(1..4)));
         for _ in 0..4 {
             match rig::read(&mut rig.door, &shape) {
@@ -118,8 +118,8 @@ fn what_is_read_elsewhere_is_never_served() {
             Err(_) => refused += 1,
             Ok(mut rig) => {
                 store.fail(Fault::None);
-                let found = rig::read(&mut rig.door, &shape);
-                assert!(found.is_ok_and(|found| found == wanted.0), "nothing was lost");
+                // The last group may look as if it had not been written.
+                history.check_volume(&rig::read(&mut rig.door, &shape).unwrap());
             }
         }
     }

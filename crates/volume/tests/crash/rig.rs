@@ -46,6 +46,8 @@ impl Shape {
             checkpoint_bytes: 12 << 10,
             sync_bytes: 8 << 10,
             records_max: 128,
+            // One leaf: the others are read when they are wanted.
+            map_cache_bytes: 4096,
             ..Options::default()
         };
         let compression = Compression::None;

@@ -1,0 +1,95 @@
+//! Maps as the log changes them: blocks put in, blocks taken out. Pages that are not in memory are
+//! read first, with no lock held; and what becomes of the bytes of segments is counted.
+
+use crate::error::VolumeError;
+use crate::format::entry::Entry;
+use crate::map::{Away, Frozen, Map, Span, Tally};
+use crate::segments::Segments;
+use crate::store::Directory;
+
+/// See the module.
+pub(crate) struct Apply<'a, D: Directory> {
+    segments: &'a Segments<D>,
+    /// Births of leaves that begin now.
+    now: u32,
+    tally: Tally,
+}
+
+impl<'a, D: Directory> Apply<'a, D> {
+    /// Changes of maps after so many copies of maps.
+    pub(crate) fn new(segments: &'a Segments<D>, copies: u32) -> Apply<'a, D> {
+        let now = copies.saturating_add(1);
+        Apply { segments, now, tally: Tally::new(segments.bytes()) }
+    }
+
+    /// The segments that it counts for.
+    pub(crate) fn segments(&self) -> &'a Segments<D> {
+        self.segments
+    }
+
+    /// There have been so many copies by now.
+    pub(crate) fn copied(&mut self, copies: u32) {
+        self.now = copies.saturating_add(1);
+    }
+
+    /// Counts what becomes of segments.
+    pub(crate) fn tally(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+
+    /// Blocks of one span are in the log.
+    ///
+    /// # Errors
+    /// If a page cannot be read.
+    pub(crate) fn write(
+        &mut self,
+        map: &Map,
+        first: u64,
+        entries: &[Entry],
+    ) -> Result<(), VolumeError> {
+        let ((number, from), now) = (Map::place(first), self.now);
+        self.span(map, number, |span, tally| span.set(from, entries, now, tally))
+    }
+
+    /// Blocks are zeros in the log.
+    ///
+    /// # Errors
+    /// If a page cannot be read.
+    pub(crate) fn zero(&mut self, map: &Map, first: u64, blocks: u64) -> Result<(), VolumeError> {
+        let now = self.now;
+        let mut end = Ok(());
+        Map::each_span(first, blocks, |number, from, to| {
+            if end.is_ok() {
+                end = self.span(map, number, |span, tally| span.clear(from, to, now, tally));
+            }
+        });
+        end
+    }
+
+    /// Nobody needs a map any more, unless others share it.
+    pub(crate) fn forget(&mut self, nodes: &Frozen) {
+        let leaves = nodes.iter().flatten().flat_map(|node| node.leaves().iter().flatten());
+        self.tally.unknown(leaves.count() as u64 * crate::map::LEAF_UNKNOWN_BYTES);
+    }
+
+    fn span(
+        &mut self,
+        map: &Map,
+        number: usize,
+        mut change: impl FnMut(&mut Span, &mut Tally) -> Result<(), Away>,
+    ) -> Result<(), VolumeError> {
+        loop {
+            match map.with(number, |span| change(span, &mut self.tally)) {
+                Ok(()) => return Ok(()),
+                Err(Away(leaf)) => self.segments.load(&leaf)?,
+            };
+        }
+    }
+}
+
+/// What it has counted holds.
+impl<D: Directory> Drop for Apply<'_, D> {
+    fn drop(&mut self) {
+        self.segments.tally(&self.tally);
+    }
+}

@@ -1,0 +1,89 @@
+//! Counting again: how many bytes of blocks count in each segment, by a walk through all leaves of
+//! all maps as they were at one moment. It comes when much of what is counted may not count any
+//! more, and reads leaves without keeping them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::checkpoint::{Frozen, Marks};
+use crate::error::VolumeError;
+use crate::format::FAN;
+use crate::format::entry::Entry;
+use crate::map::{Leaf, Node, Page};
+use crate::pool::Pool;
+use crate::store::Directory;
+
+/// Counts again if that is worth it; says how many bytes were found not to count.
+pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, scarce: bool) -> u64 {
+    let whole = &frozen.whole;
+    let counted: u64 = whole.live.iter().sum();
+    // A quarter of what is there, where there is enough space.
+    let bearable = if scarce { 0 } else { counted / 4 };
+    if whole.unknown_bytes <= bearable {
+        return 0;
+    }
+    let segments = pool.segments();
+    match count(pool, frozen) {
+        Ok(Some(exact)) => {
+            segments.recount(&exact, &whole.live, whole.unknown_bytes);
+            counted.saturating_sub(exact.iter().sum())
+        }
+        // Somebody waits for this thread.
+        Ok(None) => 0,
+        Err(error) => {
+            tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
+            0
+        }
+    }
+}
+
+/// How many bytes of blocks count in each segment; `None` if somebody cannot wait for it.
+fn count<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Option<Vec<u64>>, VolumeError> {
+    let mut spans: BTreeMap<usize, Vec<&Arc<Node>>> = BTreeMap::new();
+    for (.., map) in &frozen.volumes {
+        for (number, node) in map.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let nodes = spans.entry(number).or_default();
+            if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+                nodes.push(node);
+            }
+        }
+    }
+    let mut marks = Marks::new(pool.segments().bytes());
+    let mut seen = HashSet::new();
+    for nodes in spans.values() {
+        if pool.is_hurried() {
+            return Ok(None);
+        }
+        for at in 0..FAN {
+            let leaves = nodes.iter().filter_map(|node| node.leaf(at));
+            seen.clear();
+            let leaves: Vec<&Arc<Leaf>> =
+                leaves.filter(|leaf| seen.insert(ptr::from_ref::<Leaf>(leaf))).collect();
+            let pages = leaves.iter().map(|leaf| pool.segments().page(leaf));
+            let pages = pages.collect::<Result<Vec<Arc<Page>>, VolumeError>>()?;
+            blocks(&pages, &mut marks);
+        }
+    }
+    Ok(Some(marks.into_bytes()))
+}
+
+/// Counts the blocks of leaves in the same place of their maps. What they share counts once.
+fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
+    if let [page] = pages {
+        page.entries().iter().for_each(|entry| marks.entry(entry));
+        return;
+    }
+    let mut known: Vec<Entry> = Vec::with_capacity(pages.len());
+    for at in 0..FAN {
+        known.clear();
+        for page in pages {
+            let entry = page.entries()[at];
+            if !known.contains(&entry) {
+                known.push(entry);
+                marks.entry(&entry);
+            }
+        }
+    }
+}

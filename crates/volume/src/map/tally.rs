@@ -1,0 +1,54 @@
+//! What becomes of the bytes of segments while maps change: of each how many more or fewer count.
+//!
+//! A count is never too small: what may still be needed counts. What is not known any more, because
+//! it was shared or not in memory, is noted, so that somebody counts again.
+
+use std::collections::BTreeMap;
+
+use crate::format::entry::Entry;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    segment_bytes: u64,
+    changes: BTreeMap<u32, i64>,
+    /// Bytes that may not count any more, and are counted.
+    pub unknown_bytes: u64,
+    /// Leaves that were clean and are to be written.
+    pub dirtied: u64,
+}
+
+impl Tally {
+    /// Nothing, in segments of this length.
+    pub fn new(segment_bytes: u32) -> Tally {
+        let changes = BTreeMap::new();
+        Tally { segment_bytes: segment_bytes.into(), changes, unknown_bytes: 0, dirtied: 0 }
+    }
+
+    fn change(&mut self, entry: &Entry, sign: i64) {
+        if !entry.is_hole() {
+            let segment = (entry.address() / self.segment_bytes) as u32;
+            *self.changes.entry(segment).or_default() += sign * i64::from(entry.stored_bytes());
+        }
+    }
+
+    /// Something is there that counts.
+    pub fn born(&mut self, entry: &Entry) {
+        self.change(entry, 1);
+    }
+
+    /// Something does not count any more.
+    pub fn died(&mut self, entry: &Entry) {
+        self.change(entry, -1);
+    }
+
+    /// Something may not count any more.
+    pub fn unknown(&mut self, bytes: u64) {
+        self.unknown_bytes = self.unknown_bytes.saturating_add(bytes);
+    }
+
+    /// Of each segment how many bytes more, or fewer, count.
+    pub fn changes(&self) -> impl Iterator<Item = (u32, i64)> {
+        self.changes.iter().map(|(segment, bytes)| (*segment, *bytes))
+    }
+}
