@@ -26,7 +26,7 @@ mod device;
 mod error;
 pub mod fill;
 mod form;
-pub mod pieces;
+pub mod parts;
 pub mod pool;
 mod queue;
 pub mod snapshot;

@@ -5,40 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, SECTOR_SHIFT, Single, Status, Work,
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Single, Status, Work,
 };
 
 use crate::blocks::Hand;
 use crate::device::Shared;
-use crate::pieces::Pieces;
+use crate::parts::{Part, parts};
 
 /// What one channel holds of a RAM disk.
 pub struct RamQueue {
     shared: Arc<Shared>,
     hand: Hand,
-}
-
-/// A request's part of one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    block: u64,
-    offset: usize,
-    len: usize,
-}
-
-/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
-fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
-    let (unit, end) = (1 << shift, at + len_bytes);
-    let mut next = at;
-    std::iter::from_fn(move || {
-        (next < end).then(|| {
-            let offset = next & (unit - 1);
-            let len = (unit - offset).min(end - next);
-            let block = next >> shift;
-            next += len;
-            Part { block, offset: offset as usize, len: len as usize }
-        })
-    })
 }
 
 impl RamQueue {
@@ -190,21 +167,5 @@ impl DeviceQueue for RamQueue {
 impl fmt::Debug for RamQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RamQueue").finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_cut_at_blocks() {
-        let cut = |at, len| -> Vec<(u64, usize, usize)> {
-            parts(at, len, 12).map(|Part { block, offset, len }| (block, offset, len)).collect()
-        };
-        assert_eq!(cut(0, 4096), [(0, 0, 4096)]);
-        assert_eq!(cut(512, 512), [(0, 512, 512)]);
-        assert_eq!(cut(7680, 5120), [(1, 3584, 512), (2, 0, 4096), (3, 0, 512)]);
-        assert_eq!(cut(4096, 0), []);
     }
 }

@@ -27,7 +27,6 @@ pub mod format;
 pub mod holder;
 mod log;
 pub mod map;
-mod pieces;
 pub mod pool;
 pub mod queue;
 pub mod receive;

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use blockyard_core::clock::Clock;
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, SECTOR_SHIFT, Single, Started, Status, Work,
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Single, Started, Status,
+    Work,
 };
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::door::{Door, Outcome};
-use crate::pieces::{Scatter, gather};
 use crate::store::{Directory, RealDirectory};
 
 /// Records that a queue has in the committer's mailbox at most.
@@ -87,14 +87,14 @@ impl<D: Directory> VolumeQueue<D> {
 
     fn read(&mut self, work: &impl Work) -> Status {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
-        let mut into = Scatter::new(work.segments());
-        self.door.read(work.sector().bytes(), len, |bytes| into.put(bytes))
+        let mut into = Pieces::new(work.segments());
+        self.door.read(work.sector().bytes(), len, |bytes| into.write(bytes))
     }
 
     /// Sends the records of a write; says how many, or how it ended.
     fn write(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
-        let fill = |into: &mut [u8]| gather(work.segments(), into);
+        let fill = |into: &mut [u8]| Pieces::new(work.segments()).read(into);
         let outcome = self.door.write(work.sector().bytes(), len, &fill, token, durable);
         (u32::from(outcome == Outcome::Taken), outcome)
     }

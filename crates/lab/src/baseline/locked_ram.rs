@@ -18,11 +18,11 @@ use blockyard_core::blocking::Io;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
     Batch, Device, DeviceError, DeviceQueue, Disk, Done, Due, Flags, Geometry, Limits, Nanos, Op,
-    SECTOR_BYTES, SECTOR_SHIFT, Sector, Segment, Single, Status, Work,
+    Pieces, SECTOR_BYTES, SECTOR_SHIFT, Sector, Segment, Single, Status, Work,
 };
 use blockyard_ram::codec::{Decoder, Encoder, packed_bytes_max};
 use blockyard_ram::fill::{fill, repeated_word};
-use blockyard_ram::pieces::Pieces;
+use blockyard_ram::parts::{Part, parts};
 use blockyard_ram::{Algo, Cache, Codec, Object, Pool, PoolConfig, RamConfig};
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
@@ -227,29 +227,6 @@ impl<T: Table> Shared<T> {
             unsafe { hand.cache.free(object) };
         }
     }
-}
-
-/// A request's part of one block.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    block: u64,
-    offset: usize,
-    len: usize,
-}
-
-/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
-fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
-    let (unit, end) = (1 << shift, at + len_bytes);
-    let mut next = at;
-    std::iter::from_fn(move || {
-        (next < end).then(|| {
-            let offset = next & (unit - 1);
-            let len = (unit - offset).min(end - next);
-            let block = next >> shift;
-            next += len;
-            Part { block, offset: offset as usize, len: len as usize }
-        })
-    })
 }
 
 impl<T: Table> LockedRamQueue<T> {

@@ -4,7 +4,7 @@
 //! copied in and out through raw pointers; no reference to them is made.
 #![allow(unsafe_code)]
 
-use blockyard_core::Segment;
+use crate::Segment;
 
 /// The data of a request, taken from the front.
 #[derive(Debug)]

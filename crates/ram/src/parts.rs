@@ -1,0 +1,47 @@
+//! A range of bytes, cut at the borders of blocks.
+//!
+//! A request of any sectors is carried out block by block: a part that is a whole block replaces
+//! it, and any other changes what is there.
+
+/// A request's part of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The block's number.
+    pub block: u64,
+    /// Where in the block it begins, in bytes.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub len: usize,
+}
+
+/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
+#[inline]
+pub fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
+    let (unit, end) = (1 << shift, at + len_bytes);
+    let mut next = at;
+    std::iter::from_fn(move || {
+        (next < end).then(|| {
+            let offset = next & (unit - 1);
+            let len = (unit - offset).min(end - next);
+            let block = next >> shift;
+            next += len;
+            Part { block, offset: offset as usize, len: len as usize }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_cut_at_blocks() {
+        let cut = |at, len| -> Vec<(u64, usize, usize)> {
+            parts(at, len, 12).map(|Part { block, offset, len }| (block, offset, len)).collect()
+        };
+        assert_eq!(cut(0, 4096), [(0, 0, 4096)]);
+        assert_eq!(cut(512, 512), [(0, 512, 512)]);
+        assert_eq!(cut(7680, 5120), [(1, 3584, 512), (2, 0, 4096), (3, 0, 512)]);
+        assert_eq!(cut(4096, 0), []);
+    }
+}
