@@ -229,6 +229,12 @@ impl Pool {
         }
     }
 
+    /// Fetches the bytes of what may be an object into the cache, for who is going to read them.
+    #[inline]
+    pub fn fetch(&self, object: Object) {
+        self.memory.fetch(self.layout.start(object.place()), object.len_bytes());
+    }
+
     /// An object's bytes, as long as it is pinned.
     ///
     /// # Safety

@@ -61,6 +61,14 @@ impl Store {
         self.entries.load(block)
     }
 
+    /// Fetches what a block's word refers to into the cache, for who is going to read the block.
+    #[inline]
+    pub fn fetch(&self, block: u64) {
+        if let Some(object) = Object::of(self.entries.load(block)) {
+            self.pool.fetch(object);
+        }
+    }
+
     /// A turn of idle tracking for one block.
     pub fn grow_older(&self, block: u64) {
         self.entries.grow_older(block);
@@ -103,6 +111,8 @@ impl Access {
     #[inline]
     pub fn read<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
         let store = &*self.store;
+        // Before the pin, whose fence waits for nothing that is only fetched.
+        store.fetch(block);
         let guard = self.seat.pin(&store.entries, block);
         store.entries.touch(block, guard.word());
         // SAFETY: pinned through the store's own entries and a seat of its pool.
