@@ -14,6 +14,7 @@ pub mod counted;
 pub mod error;
 pub mod experiment;
 pub mod experiments;
+pub mod fio_bytes;
 pub mod fractions;
 pub mod limits;
 pub mod load;

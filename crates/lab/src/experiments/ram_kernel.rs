@@ -1,10 +1,13 @@
 //! `ram-kernel`: our RAM disk beside the running kernel's zram, with the same data and algorithm.
 //!
-//! Twice: by stock fio with the same line, and by a loop of the lab's own, which costs less than
-//! fio and writes real data. A zram device is made for each measurement and removed after it.
+//! Twice: by a loop of the lab's own, and by stock fio with the same line. With two kinds of data:
+//! the corpus, whose compression and decompression are most of what both sides do, and fio's own,
+//! which compress four times as fast. A zram device is made for each measurement and removed after
+//! it.
 
 use std::fmt;
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +20,15 @@ use fastrand::Rng;
 use crate::corpus::{CORPUS_BYTES, corpus};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
+use crate::fio_bytes::{self, HALF};
 use crate::load::crew::{self, Work};
 use crate::load::records::{Does, Order, Part, Passed, Records, Task, Way, pass};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
+use crate::stop::Stop;
 use crate::tools::direct;
-use crate::tools::fio::Fio;
+use crate::tools::fio::{Fio, Report};
 use crate::tools::zram_device::ZramDevice;
 
 /// The name on the command line.
@@ -52,9 +57,6 @@ const OVERHEAD_FIO: Duration = Duration::from_millis(1000);
 const OVERHEAD: Duration = Duration::from_millis(250);
 /// The part of the fio lines that is the same for all.
 const COMMON: &str = "--bs=4k --direct=1 --norandommap --randrepeat=0 --gtod_reduce=1";
-/// What makes buffers that compress by half. fio then fills a buffer before each write.
-const HALF: &str = "--buffer_compress_percentage=50 --buffer_compress_chunk=4k";
-
 /// Stored bytes for each byte that is kept, the other way round: how many times smaller it became.
 const RATIO: Metric = Metric::more("compression_ratio", "");
 /// Memory in total, with the table.
@@ -62,59 +64,112 @@ const MEMORY: Metric = Metric::less("memory", "B");
 /// The part of it that is no compressed data.
 const OVERHEAD_PART: Metric = Metric::less("memory_overhead", "%");
 
-/// What is asked, and the least ratio that is aimed at.
-struct Ask {
-    by_fio: Workload,
-    direct: Workload,
-    does: Does,
-    part: &'static str,
-    aim: f64,
+/// What the devices are filled with, and what is written to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Data {
+    /// [`crate::corpus`].
+    Corpus,
+    /// [`crate::fio_bytes`].
+    Half,
 }
 
-static ASKS: [Ask; 3] = [
-    Ask {
-        by_fio: Workload {
-            name: "fio-read",
-            about: "stock fio: --bs=4k --rw=randread, of the corpus",
-        },
-        direct: Workload {
-            name: "read",
-            about: "4 KiB reads anywhere, of the corpus, one at a time per job: pread on the \
-                    kernel's device, the same on the spot on ours",
-        },
-        does: Does::Read,
-        part: "--rw=randread",
-        aim: 2.5,
-    },
-    Ask {
-        by_fio: Workload {
-            name: "fio-write",
-            about: "stock fio: --bs=4k --rw=randwrite --buffer_compress_percentage=50",
-        },
-        direct: Workload {
-            name: "write",
-            about: "4 KiB writes anywhere, of the corpus, one at a time per job: pwrite and the \
-                    same on the spot",
-        },
-        does: Does::Write,
-        part: "--rw=randwrite",
-        aim: 1.2,
-    },
-    Ask {
-        by_fio: Workload {
-            name: "fio-mixed",
-            about: "stock fio: --bs=4k --rw=randrw --buffer_compress_percentage=50",
-        },
-        direct: Workload {
-            name: "mixed",
-            about: "4 KiB reads and writes anywhere, equally often, of the corpus, one at a time \
-                    per job",
-        },
-        does: Does::Either,
-        part: "--rw=randrw",
-        aim: 2.0,
-    },
+impl Data {
+    /// A name for files.
+    fn name(self) -> &'static str {
+        match self {
+            Data::Corpus => "corpus",
+            Data::Half => "half",
+        }
+    }
+
+    /// As many bytes as there are of the corpus.
+    fn bytes(self, scratch: &Path, stop: &Stop) -> Result<&'static Arc<Region>, LabError> {
+        match self {
+            Data::Corpus => corpus(),
+            Data::Half => fio_bytes::half(scratch, stop),
+        }
+    }
+}
+
+/// What is measured: who does what with which data, and the least ratio that is aimed at.
+struct Row {
+    workload: Workload,
+    does: Does,
+    data: Data,
+    /// By stock fio, not by the lab's own loop.
+    by_fio: bool,
+}
+
+const fn row(name: &'static str, does: Does, data: Data, by_fio: bool, about: &'static str) -> Row {
+    Row { workload: Workload { name, about }, does, data, by_fio }
+}
+
+static ROWS: [Row; 10] = [
+    row(
+        "read",
+        Does::Read,
+        Data::Corpus,
+        false,
+        "4 KiB reads anywhere, of the corpus, one at a time per job: pread on the kernel's device, \
+         the same on the spot on ours",
+    ),
+    row(
+        "fio-read",
+        Does::Read,
+        Data::Corpus,
+        true,
+        "stock fio: --bs=4k --rw=randread, of the corpus",
+    ),
+    row("read-50", Does::Read, Data::Half, false, "as `read`, of fio's bytes"),
+    row(
+        "fio-read-50",
+        Does::Read,
+        Data::Half,
+        true,
+        "stock fio: --bs=4k --rw=randread, of bytes that it wrote with \
+         --buffer_compress_percentage=50",
+    ),
+    row(
+        "write",
+        Does::Write,
+        Data::Corpus,
+        false,
+        "4 KiB writes anywhere, of the corpus, one at a time per job: pwrite and the same on the \
+         spot",
+    ),
+    row("write-50", Does::Write, Data::Half, false, "as `write`, of fio's bytes"),
+    row(
+        "fio-write-50",
+        Does::Write,
+        Data::Half,
+        true,
+        "stock fio: --bs=4k --rw=randwrite --buffer_compress_percentage=50",
+    ),
+    row(
+        "mixed",
+        Does::Either,
+        Data::Corpus,
+        false,
+        "4 KiB reads and writes anywhere, equally often, of the corpus, one at a time per job",
+    ),
+    row("mixed-50", Does::Either, Data::Half, false, "as `mixed`, of fio's bytes"),
+    row(
+        "fio-mixed-50",
+        Does::Either,
+        Data::Half,
+        true,
+        "stock fio: --bs=4k --rw=randrw --buffer_compress_percentage=50",
+    ),
 ];
+
+/// fio's word for it, and the least ratio that is aimed at.
+fn asked(does: Does) -> (&'static str, f64) {
+    match does {
+        Does::Read => ("--rw=randread", 2.5),
+        Does::Write => ("--rw=randwrite", 1.2),
+        Does::Either => ("--rw=randrw", 2.0),
+    }
+}
 
 const FULL: Workload = Workload {
     name: "memory",
@@ -129,7 +184,7 @@ const VARIANTS: [Variant; 5] = [
     Variant {
         name: ZRAM_URING,
         kind: Kind::Peer,
-        about: "the same by fio's io_uring, 32 in flight per job",
+        about: "the same by fio's io_uring, 32 in flight per job; by the wall only",
     },
     Variant {
         name: OURS,
@@ -148,17 +203,44 @@ const VARIANTS: [Variant; 5] = [
     },
 ];
 
+/// fio's way to the kernel's device.
+#[derive(Clone, Copy)]
+enum Engine {
+    Psync,
+    Uring,
+}
+
+impl Engine {
+    fn options(self) -> &'static str {
+        match self {
+            Engine::Psync => "--ioengine=psync",
+            Engine::Uring => "--ioengine=io_uring --iodepth=32",
+        }
+    }
+
+    /// The kernel carries out what io_uring is given on threads of its own, because zram does not
+    /// promise not to wait. fio counts the time of its jobs' threads only, which would be a part.
+    fn sample(self, report: &Report, processors: usize) -> Sample {
+        let mut sample = report.sample(processors);
+        if let Engine::Uring = self {
+            let of_cpu = [Metric::CPU_PER_IO, Metric::IOS_PER_CPU_SECOND, Metric::CPUS];
+            sample.values.retain(|(metric, _)| !of_cpu.contains(metric));
+        }
+        sample
+    }
+}
+
 /// What fio drives.
 #[derive(Clone, Copy)]
 enum By {
-    Zram(&'static str),
+    Zram(Engine),
     Ours(&'static str),
     Nothing,
 }
 
 const BY_FIO: [(&str, By); 5] = [
-    (ZRAM, By::Zram("--ioengine=psync")),
-    (ZRAM_URING, By::Zram("--ioengine=io_uring --iodepth=32")),
+    (ZRAM, By::Zram(Engine::Psync)),
+    (ZRAM_URING, By::Zram(Engine::Uring)),
     (OURS, By::Ours("--iodepth=1")),
     (OURS_DEEP, By::Ours("--iodepth=32 --iodepth_batch_submit=8 --iodepth_batch_complete_max=8")),
     (FIO_ALONE, By::Nothing),
@@ -169,32 +251,38 @@ pub fn build(settings: &Settings) -> Experiment {
     let jobs: &[u32] = if settings.quick { &[2] } else { &[1, 2, 4] };
     let bytes = if settings.quick { DEVICE_BYTES_QUICK } else { DEVICE_BYTES };
     let mut cells = Vec::new();
-    for ask in &ASKS {
+    for row in &ROWS {
         for &jobs in jobs {
-            cells.extend(by_fio(settings, ask, jobs, bytes));
-            cells.extend(directly(settings, ask, jobs, bytes));
+            match row.by_fio {
+                true => cells.extend(by_fio(settings, row, jobs, bytes)),
+                false => cells.extend(directly(settings, row, jobs, bytes)),
+            }
         }
     }
     cells.push(Cell::new(ZRAM, FULL.name, 1, move |round| zram_memory(bytes, round)));
     cells.push(Cell::new(OURS, FULL.name, 1, move |round| our_memory(bytes, round)));
     let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
-    let all = ASKS.iter().flat_map(|ask| [ask.direct, ask.by_fio]).chain([FULL]);
+    let all = ROWS.iter().map(|row| row.workload).chain([FULL]);
     let workloads: Vec<Workload> = all.filter(listed).collect();
     Experiment {
         name: NAME,
         title: "our RAM disk beside the kernel's zram",
-        about: "The same data (pieces of /usr/bin, text, and noise that compresses by half), the \
-                same algorithm (lz4), the same size. A zram device is made for each measurement \
-                and removed after it, which needs root; where it cannot be had its rows are \
-                missing, with the reason. CPU time is that of the threads that read and write, \
-                which is all there is: zram works in the thread that calls it, and ours in the \
-                process. First by a loop of the lab's own that costs next to nothing, with real \
-                data; then by stock fio, whose own cost is on both sides and is the row \
-                `fio-alone`: it makes every ratio smaller than that of the devices. fio reads \
-                what was filled in before; for writes of 50 % it must fill a buffer before each, \
-                because in 3.33 a pattern has 512 bytes at most, which compress like nothing real. \
-                Clocks (`--gtod_reduce`) and the map of blocks are off. Memory is what mm_stat \
-                says and the table: 16 bytes a page for zram, 8 for ours.",
+        about: "The same data, the same algorithm (lz4), the same size. The data are a corpus \
+                (pieces of /usr/bin, text, and noise that compresses by half), and, where the row's \
+                name ends in 50, what fio itself makes of --buffer_compress_percentage=50. Of the \
+                corpus, lz4 is most of what either side does, and it is the same on both, so it \
+                bounds the ratio; fio's data cost it a fourth. A zram device is made for each \
+                measurement and removed after it, which needs root; where it cannot be had its \
+                rows are missing, with the reason. CPU time is that of the threads that read and \
+                write, which is all there is: zram works in the thread that calls it, and ours in \
+                the process. Not so by io_uring, which carries the kernel's I/Os out on threads \
+                that fio does not count: those rows have none. The loop is the lab's own and costs \
+                next to nothing; fio's own cost is on both sides and is the row `fio-alone`: it \
+                makes every ratio smaller than that of the devices. fio reads what was filled in \
+                before; for writes it must fill a buffer before each, because in 3.33 a pattern \
+                has 512 bytes at most, which compress like nothing real. Clocks \
+                (`--gtod_reduce`) and the map of blocks are off. Memory is what mm_stat says and \
+                the table: 16 bytes a page for zram, 8 for ours.",
         published: published(&workloads),
         variants: VARIANTS.to_vec(),
         workloads,
@@ -204,17 +292,16 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// The cells of an ask that fio drives.
-fn by_fio(settings: &Settings, ask: &'static Ask, jobs: u32, bytes: u64) -> Vec<Cell> {
-    let few = settings.quick;
-    let listed = BY_FIO
-        .iter()
-        .filter(|(name, _)| !few || (ask.does != Does::Either && [ZRAM, OURS].contains(name)));
+/// The cells of a row that fio drives.
+fn by_fio(settings: &Settings, row: &'static Row, jobs: u32, bytes: u64) -> Vec<Cell> {
+    // What fio itself makes is what its lines are about; of the corpus the two sides are enough.
+    let few = settings.quick || row.data == Data::Corpus;
+    let listed = BY_FIO.iter().filter(|(name, _)| !few || [ZRAM, OURS].contains(name));
     let mut cells = Vec::new();
     for &(name, by) in listed {
         let settings = settings.clone();
-        let body = move |round: &Round<'_>| measure_by_fio(round, &settings, ask, by, jobs, bytes);
-        cells.push(Cell::new(name, ask.by_fio.name, jobs, body).overhead(OVERHEAD_FIO));
+        let body = move |round: &Round<'_>| measure_by_fio(round, &settings, row, by, jobs, bytes);
+        cells.push(Cell::new(name, row.workload.name, jobs, body).overhead(OVERHEAD_FIO));
     }
     cells
 }
@@ -222,58 +309,70 @@ fn by_fio(settings: &Settings, ask: &'static Ask, jobs: u32, bytes: u64) -> Vec<
 fn measure_by_fio(
     round: &Round<'_>,
     settings: &Settings,
-    ask: &Ask,
+    row: &Row,
     by: By,
     jobs: u32,
     bytes: u64,
 ) -> Result<Sample, LabError> {
-    let half = if ask.does == Does::Read { "" } else { HALF };
-    let options = format!("{COMMON} {} {half} --numjobs={jobs}", ask.part);
+    let half = if row.does == Does::Read { "" } else { HALF };
+    let options = format!("{COMMON} {} {half} --numjobs={jobs}", asked(row.does).0);
     let runtime = round.duration.max(RUNTIME_MIN);
-    let run =
-        |fio: Fio| Ok(fio.run(round.warm_up, runtime, round.stop)?.sample(settings.processors));
+    let run = |fio: Fio| fio.run(round.warm_up, runtime, round.stop);
     match by {
         By::Zram(engine) => {
-            let device = filled_zram(bytes, round)?;
-            let fio = Fio::new(&format!("{engine} {options}"));
-            run(fio.option("filename", device.path().display()))
+            let source = row.data.bytes(&settings.scratch, round.stop)?;
+            let device = filled_zram(bytes, source, round)?;
+            let fio = Fio::new(&format!("{} {options}", engine.options()));
+            let report = run(fio.option("filename", device.path().display()))?;
+            Ok(engine.sample(&report, settings.processors))
         }
         By::Ours(depth) => {
-            let snapshot = settings.scratch.join(format!("ram-kernel-{bytes}.ram"));
+            let name = format!("ram-kernel-{bytes}-{}.ram", row.data.name());
+            let snapshot = settings.scratch.join(name);
             if !snapshot.exists() {
-                let saved = filled_ram(bytes, round)?.save(&snapshot);
+                let source = row.data.bytes(&settings.scratch, round.stop)?;
+                let saved = filled_ram(bytes, source, round)?.save(&snapshot);
                 saved.map_err(|error| LabError::failed(snapshot.display().to_string(), error))?;
             }
             let load = snapshot.display();
             let dev = format!("ram:///r?size={bytes}&algo={ALGORITHM}&load={load}");
             let fio = Fio::on_engine(settings, &dev, None, &format!("{depth} {options}"))?;
-            run(fio.option("filename", "r"))
+            Ok(run(fio.option("filename", "r"))?.sample(settings.processors))
         }
-        By::Nothing => run(Fio::new(&format!("--ioengine=null {options}")).option("size", bytes)),
+        By::Nothing => {
+            let fio = Fio::new(&format!("--ioengine=null {options}")).option("size", bytes);
+            Ok(run(fio)?.sample(settings.processors))
+        }
     }
 }
 
-/// The cells of an ask that the lab drives itself.
-fn directly(settings: &Settings, ask: &'static Ask, jobs: u32, bytes: u64) -> [Cell; 2] {
-    let processors = settings.processors;
+/// The cells of a row that the lab drives itself.
+fn directly(settings: &Settings, row: &'static Row, jobs: u32, bytes: u64) -> [Cell; 2] {
+    let (processors, does) = (settings.processors, row.does);
+    let scratch = settings.scratch.clone();
     let kernel = move |round: &Round<'_>| {
-        let device = filled_zram(bytes, round)?;
-        let thread = |number: u64| ZramLoop::open(&device, ask.does, bytes, round.seed ^ number);
+        let source = row.data.bytes(&scratch, round.stop)?;
+        let device = filled_zram(bytes, source, round)?;
+        let thread =
+            |number: u64| ZramLoop::open(&device, source, does, bytes, round.seed ^ number);
         let works = (0..u64::from(jobs)).map(thread).collect::<Result<Vec<_>, LabError>>()?;
         sample(crew::run(works, round, || ())?, jobs, processors)
     };
+    let scratch = settings.scratch.clone();
     let ours = move |round: &Round<'_>| {
-        let disk = disk(&filled_ram(bytes, round)?);
-        let (does, order, way) = (ask.does, Order::Random, Way::Carry);
+        let source = row.data.bytes(&scratch, round.stop)?;
+        let disk = disk(&filled_ram(bytes, source, round)?);
+        let (order, way) = (Order::Random, Way::Carry);
         let task = Task { does, order, way, record_bytes: BLOCK_BYTES };
         let part = Part { from: 0, len_bytes: bytes };
-        let thread = |number: u64| Records::open(&disk, task, part, round.seed ^ number);
+        let thread =
+            |number: u64| Records::open_with(source, &disk, task, part, round.seed ^ number);
         let works = (0..u64::from(jobs)).map(thread).collect::<Result<Vec<_>, LabError>>()?;
         sample(crew::run(works, round, || ())?, jobs, processors)
     };
     [
-        Cell::new(ZRAM, ask.direct.name, jobs, kernel).overhead(OVERHEAD),
-        Cell::new(OURS, ask.direct.name, jobs, ours).overhead(OVERHEAD),
+        Cell::new(ZRAM, row.workload.name, jobs, kernel).overhead(OVERHEAD),
+        Cell::new(OURS, row.workload.name, jobs, ours).overhead(OVERHEAD),
     ]
 }
 
@@ -291,30 +390,30 @@ fn sample<W>(
     Ok(sample.with(Metric::IOS_PER_CPU_SECOND, per_second))
 }
 
-/// A zram device that is full of the corpus.
-fn filled_zram(bytes: u64, round: &Round<'_>) -> Result<ZramDevice, LabError> {
+/// A zram device that is full of the bytes, again and again.
+fn filled_zram(bytes: u64, source: &Region, round: &Round<'_>) -> Result<ZramDevice, LabError> {
     let device = ZramDevice::new(bytes, ALGORITHM)?;
-    let (file, corpus) = (device.open()?, corpus()?);
+    let file = device.open()?;
     let what = || device.path().display().to_string();
     for at in (0..bytes).step_by(FILL_BYTES) {
         if round.stop.is_set() {
             return Err(LabError::Interrupted);
         }
         let from = at % CORPUS_BYTES as u64;
-        let written = direct::write(&file, corpus, from, FILL_BYTES, at);
+        let written = direct::write(&file, source, from, FILL_BYTES, at);
         written.map_err(|error| LabError::io(what())(error))?;
     }
     Ok(device)
 }
 
 /// Our RAM disk, full of the same bytes at the same places.
-fn filled_ram(bytes: u64, round: &Round<'_>) -> Result<Arc<Ram>, LabError> {
+fn filled_ram(bytes: u64, source: &Arc<Region>, round: &Round<'_>) -> Result<Arc<Ram>, LabError> {
     let ram = Ram::open(RamConfig { size: bytes, ..RamConfig::default() });
     let ram = ram.map_err(|error| LabError::failed(OURS, error))?;
     let (does, order, way) = (Does::Write, Order::Forward, Way::Push);
     let task = Task { does, order, way, record_bytes: FILL_BYTES as u64 };
     let part = Part { from: 0, len_bytes: bytes };
-    pass(vec![Records::open(&disk(&ram), task, part, 0)?], round)?;
+    pass(vec![Records::open_with(source, &disk(&ram), task, part, 0)?], round)?;
     Ok(ram)
 }
 
@@ -324,13 +423,13 @@ fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
 }
 
 fn zram_memory(bytes: u64, round: &Round<'_>) -> Result<Sample, LabError> {
-    let device = filled_zram(bytes, round)?;
+    let device = filled_zram(bytes, corpus()?, round)?;
     let stat = device.mm_stat()?;
     memory(stat.orig_data_size, stat.compr_data_size, stat.mem_used_total + device.table_bytes())
 }
 
 fn our_memory(bytes: u64, round: &Round<'_>) -> Result<Sample, LabError> {
-    let stats = filled_ram(bytes, round)?.stats();
+    let stats = filled_ram(bytes, corpus()?, round)?.stats();
     let mm = stats.mm;
     memory(mm.orig_data_size, mm.compr_data_size, mm.mem_used_total + stats.table_bytes)
 }
@@ -348,7 +447,7 @@ fn memory(plain: u64, compressed: u64, total: u64) -> Result<Sample, LabError> {
 /// One thread that reads and writes a zram device as [`Records`] does ours.
 struct ZramLoop {
     file: File,
-    corpus: &'static Arc<Region>,
+    source: &'static Arc<Region>,
     buffer: Arc<Region>,
     does: Does,
     blocks: u64,
@@ -362,10 +461,16 @@ impl fmt::Debug for ZramLoop {
 }
 
 impl ZramLoop {
-    fn open(device: &ZramDevice, does: Does, bytes: u64, seed: u64) -> Result<ZramLoop, LabError> {
+    fn open(
+        device: &ZramDevice,
+        source: &'static Arc<Region>,
+        does: Does,
+        bytes: u64,
+        seed: u64,
+    ) -> Result<ZramLoop, LabError> {
         Ok(ZramLoop {
             file: device.open()?,
-            corpus: corpus()?,
+            source,
             buffer: Region::alloc(BLOCK_BYTES as usize),
             does,
             blocks: bytes / BLOCK_BYTES,
@@ -384,9 +489,9 @@ impl Work for ZramLoop {
         };
         let len = BLOCK_BYTES as usize;
         let done = if write {
-            // The next block of the corpus after the one that is there.
+            // The next block after the one that is there.
             let from = (at + BLOCK_BYTES) % CORPUS_BYTES as u64;
-            direct::write(&self.file, self.corpus, from, len, at)
+            direct::write(&self.file, self.source, from, len, at)
         } else {
             direct::read(&self.file, &self.buffer, 0, len, at)
         };
@@ -397,15 +502,15 @@ impl Work for ZramLoop {
 
 fn comparisons() -> Vec<Comparison> {
     let mut comparisons = Vec::new();
-    for ask in &ASKS {
-        for workload in [ask.direct.name, ask.by_fio.name] {
-            for metric in [Metric::IOS_PER_CPU_SECOND, Metric::IOPS] {
-                let comparison = Comparison::new(ZRAM, OURS, metric);
-                comparisons.push(comparison.under(workload).aim(ask.aim));
-            }
+    for row in &ROWS {
+        for metric in [Metric::IOS_PER_CPU_SECOND, Metric::IOPS] {
+            let comparison = Comparison::new(ZRAM, OURS, metric);
+            comparisons.push(comparison.under(row.workload.name).aim(asked(row.does).1));
         }
-        let deep = Comparison::new(ZRAM_URING, OURS_DEEP, Metric::IOS_PER_CPU_SECOND);
-        comparisons.push(deep.under(ask.by_fio.name));
+        if row.by_fio && row.data == Data::Half {
+            let deep = Comparison::new(ZRAM_URING, OURS_DEEP, Metric::IOPS);
+            comparisons.push(deep.under(row.workload.name));
+        }
     }
     comparisons.push(Comparison::new(ZRAM, OURS, MEMORY).under(FULL.name).aim(AIM_MEMORY));
     comparisons.push(Comparison::new(ZRAM, OURS, RATIO).under(FULL.name).aim(AIM_RATIO));
@@ -425,14 +530,14 @@ fn published(workloads: &[Workload]) -> Vec<Published> {
         source: SOURCE,
     };
     let rows = [
-        row(ZRAM, "fio-read", 1, 360.0),
-        row(ZRAM, "fio-read", 2, 773.0),
-        row(ZRAM, "fio-write", 1, 210.0),
-        row(ZRAM, "fio-write", 2, 420.0),
-        row(ZRAM_URING, "fio-read", 1, 278.0),
-        row(ZRAM_URING, "fio-read", 2, 566.0),
-        row(ZRAM_URING, "fio-write", 1, 175.0),
-        row(ZRAM_URING, "fio-write", 2, 325.0),
+        row(ZRAM, "fio-read-50", 1, 360.0),
+        row(ZRAM, "fio-read-50", 2, 773.0),
+        row(ZRAM, "fio-write-50", 1, 210.0),
+        row(ZRAM, "fio-write-50", 2, 420.0),
+        row(ZRAM_URING, "fio-read-50", 1, 278.0),
+        row(ZRAM_URING, "fio-read-50", 2, 566.0),
+        row(ZRAM_URING, "fio-write-50", 1, 175.0),
+        row(ZRAM_URING, "fio-write-50", 2, 325.0),
     ];
     let listed = |row: &Published| workloads.iter().any(|workload| workload.name == row.workload);
     rows.into_iter().filter(listed).collect()
@@ -442,7 +547,6 @@ fn published(workloads: &[Workload]) -> Vec<Published> {
 mod tests {
     use super::*;
     use crate::scratch::Scratch;
-    use crate::stop::Stop;
 
     const SMALL: u64 = 16 << 20;
 
@@ -460,8 +564,8 @@ mod tests {
             scratch: scratch.path().to_owned(),
             processors: 2,
         };
-        for ask in &ASKS {
-            for cell in directly(&settings, ask, 2, SMALL) {
+        for row in ROWS.iter().filter(|row| !row.by_fio) {
+            for cell in directly(&settings, row, 2, SMALL) {
                 let sample =
                     (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));
                 assert!(sample.values.iter().all(|value| value.1 > 0.0), "{cell:?}");
@@ -475,13 +579,17 @@ mod tests {
         assert!((ours / zrams - 1.0).abs() < 0.02, "the same algorithm: {ours} and {zrams}");
         let [zrams, ours] = both.each_ref().map(|sample| value(sample, MEMORY));
         assert!(ours < zrams, "{ours} bytes and {zrams}");
-        let ask = &ASKS[0];
-        let by = |by| measure_by_fio(&round, &settings, ask, by, 1, SMALL);
-        assert!(by(By::Zram("--ioengine=psync")).is_ok());
+        let row = ROWS.iter().find(|row| row.by_fio && row.data == Data::Half).unwrap();
+        let by = |by| measure_by_fio(&round, &settings, row, by, 1, SMALL);
+        let psync = by(By::Zram(Engine::Psync)).unwrap();
+        assert!(psync.values.iter().any(|value| value.0 == Metric::CPU_PER_IO));
+        let uring = by(By::Zram(Engine::Uring)).unwrap();
+        assert!(uring.values.iter().all(|value| value.0 != Metric::CPU_PER_IO), "{uring:?}");
         assert!(by(By::Nothing).is_ok());
         let error = by(By::Ours("--iodepth=1")).unwrap_err().to_string();
         assert_eq!(error, "libblockyard_fio-*.so is missing; run `make fio`");
         stop.set();
-        assert!(matches!(filled_zram(SMALL, &round), Err(LabError::Interrupted)));
+        let filled = filled_zram(SMALL, corpus().unwrap(), &round);
+        assert!(matches!(filled, Err(LabError::Interrupted)));
     }
 }

@@ -89,7 +89,7 @@ pub struct Part {
 /// One thread.
 pub struct Records {
     channel: Box<dyn Channel>,
-    corpus: RegionId,
+    source: RegionId,
     buffer: RegionId,
     task: Task,
     part: Part,
@@ -122,13 +122,30 @@ impl Records {
     /// # Panics
     /// If the part has no record.
     pub fn open(disk: &dyn Disk, task: Task, part: Part, seed: u64) -> Result<Records, LabError> {
+        Records::open_with(corpus()?, disk, task, part, seed)
+    }
+
+    /// The same with other bytes than the corpus, of which there are as many.
+    ///
+    /// # Errors
+    /// If the disk opens no channel.
+    ///
+    /// # Panics
+    /// As [`Records::open`].
+    pub fn open_with(
+        bytes: &Arc<Region>,
+        disk: &dyn Disk,
+        task: Task,
+        part: Part,
+        seed: u64,
+    ) -> Result<Records, LabError> {
         let channel = disk.open();
         let mut channel =
             channel.map_err(|error| LabError::failed(format!("opening {}", disk.name()), error))?;
         let records = part.len_bytes / task.record_bytes;
         assert!(records > 0, "{part:?} has no record of {task:?}");
         Ok(Records {
-            corpus: channel.register(Arc::clone(corpus()?)),
+            source: channel.register(Arc::clone(bytes)),
             buffer: channel.register(Region::alloc(task.record_bytes as usize)),
             channel,
             task,
@@ -200,7 +217,7 @@ impl Records {
         let (op, buf) = if write {
             // Another part of the corpus in each pass, so that what is written differs.
             let source = (record + self.shift) % self.sources;
-            (Op::Write, BufRef { region: self.corpus, offset: source * bytes })
+            (Op::Write, BufRef { region: self.source, offset: source * bytes })
         } else {
             (Op::Read, BufRef { region: self.buffer, offset: 0 })
         };

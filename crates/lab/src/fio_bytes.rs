@@ -1,0 +1,80 @@
+//! Bytes as stock fio makes them for `--buffer_compress_percentage=50`: what the published figures
+//! of zram were taken with. They compress and decompress four times as fast as real ones.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use blockyard_core::Region;
+
+use crate::corpus::CORPUS_BYTES;
+use crate::error::LabError;
+use crate::stop::Stop;
+use crate::tools::fio::Fio;
+
+/// What makes fio's buffers compress by half, block by block. It fills one before each write.
+pub const HALF: &str = "--buffer_compress_percentage=50 --buffer_compress_chunk=4k";
+/// The line that writes them to a file, once from the first byte to the last.
+const LINE: &str = "--ioengine=psync --rw=write --bs=64k --time_based=0 --refill_buffers \
+                    --randrepeat=1 --randseed=100";
+/// Far more than it takes.
+const RUNTIME_MAX: Duration = Duration::from_secs(20);
+
+/// As many of them as there are of the corpus, in memory that channels can be told of; made once in
+/// a process, by way of a file in the `scratch` directory.
+///
+/// # Errors
+/// If there is no fio, or it fails.
+pub fn half(scratch: &Path, stop: &Stop) -> Result<&'static Arc<Region>, LabError> {
+    static HALVES: OnceLock<Arc<Region>> = OnceLock::new();
+    if HALVES.get().is_none() {
+        let bytes = make(scratch, stop)?;
+        // Of two that come at once the first one's is kept; they are equal.
+        HALVES.get_or_init(|| {
+            let region = Region::alloc(CORPUS_BYTES);
+            region.write(0, &bytes);
+            region
+        });
+    }
+    Ok(HALVES.get().expect("it was put there just now"))
+}
+
+fn make(scratch: &Path, stop: &Stop) -> Result<Vec<u8>, LabError> {
+    let path = scratch.join(format!("fio-{}.bytes", std::process::id()));
+    let fio = Fio::new(&format!("{LINE} {HALF}"));
+    let fio = fio.option("filename", path.display()).option("size", CORPUS_BYTES);
+    fio.run(Duration::ZERO, RUNTIME_MAX, stop)?;
+    let bytes = fs::read(&path).map_err(LabError::io(path.display().to_string()))?;
+    // What is left behind goes with the directory.
+    let _ = fs::remove_file(&path);
+    match bytes.len() == CORPUS_BYTES {
+        true => Ok(bytes),
+        false => Err(LabError::failed("fio", format!("it wrote {} bytes", bytes.len()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_ram::codec::packed_bytes_max;
+    use blockyard_ram::{Codec, CodecConfig};
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const BLOCK_BYTES: usize = 4096;
+
+    #[test]
+    fn every_block_compresses_by_half() {
+        let scratch = Scratch::new().unwrap();
+        let bytes = make(scratch.path(), &Stop::new()).unwrap();
+        let codec = Codec::new(&CodecConfig::default(), "algo").unwrap();
+        let mut encoder = codec.encoder(BLOCK_BYTES).unwrap();
+        let mut packed = vec![0; packed_bytes_max(BLOCK_BYTES)];
+        for (number, block) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+            let len = codec.compress(&mut encoder, block, &mut packed, BLOCK_BYTES);
+            let len = len.unwrap_or(BLOCK_BYTES);
+            assert!((1900..2300).contains(&len), "block {number} takes {len} bytes");
+        }
+    }
+}
