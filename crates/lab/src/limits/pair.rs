@@ -95,7 +95,7 @@ pub fn together(
         let first = thread::Builder::new().name("limits-first".into());
         let first = first.spawn_scoped(scope, || {
             pin(cpus[0]);
-            first_of_pair(round, batch, &board, &mut first_run)
+            first_of_pair(round, sleeps, batch, &board, &mut first_run)
         });
         let slices = first.map_err(LabError::io("starting a first thread")).and_then(|first| {
             first.join().map_err(|_| LabError::failed("measurement", "its thread panicked"))?
@@ -159,13 +159,14 @@ fn second_of_pair(cpu: usize, batch: u32, board: &Board, run: &mut impl FnMut(u3
 
 fn first_of_pair(
     round: &Round<'_>,
+    sleeps: bool,
     batch: u32,
     board: &Board,
     run: &mut impl FnMut(u32) -> Turns,
 ) -> Result<Vec<Slice>, LabError> {
     let span = Span::begin(round);
     let mut slices = Vec::new();
-    while !span.is_over() {
+    while !(if sleeps { span.is_over() } else { span.is_over_with(&slices) }) {
         let counts = span.counts();
         let clock = board.clock.load(Ordering::Relaxed);
         if clock == 0 {

@@ -23,6 +23,8 @@ const TRIES: u32 = 3;
 const UNDISTURBED: f64 = 0.97;
 /// Fewer undisturbed slices than this say nothing.
 const SLICES_MIN: usize = 3;
+/// So many times as long as it was to take a measurement goes on for the sake of them.
+const PATIENCE: u32 = 8;
 
 /// Operations between two of the same thread that another one has had its turn in between.
 pub const OPS_PER_TURN: Metric = Metric::more("ops_per_turn", "");
@@ -38,6 +40,13 @@ pub struct Slice {
     pub ops: u64,
     /// How often the turn went from one thread to the other.
     pub turns: u64,
+}
+
+impl Slice {
+    /// Whether its threads had their processors to themselves.
+    fn is_undisturbed(&self) -> bool {
+        self.cpu_ns >= UNDISTURBED * self.wall_ns
+    }
 }
 
 /// What a limit's measurement gave.
@@ -94,6 +103,17 @@ impl<'a> Span<'a> {
             || self.round.stop.is_set()
     }
 
+    /// Whether the time is over, and there are undisturbed slices; or there were none in several
+    /// times as long.
+    pub fn is_over_with(&self, slices: &[Slice]) -> bool {
+        let Round { warm_up, duration, .. } = *self.round;
+        let enough = || slices.iter().filter(|slice| slice.is_undisturbed()).count() >= SLICES_MIN;
+        self.is_over()
+            && (self.round.stop.is_set()
+                || enough()
+                || self.started.elapsed() >= warm_up + duration * PATIENCE)
+    }
+
     /// The measurement's random seed.
     pub fn seed(&self) -> u64 {
         self.round.seed
@@ -147,7 +167,7 @@ pub fn alone(round: &Round<'_>, mut run: impl FnMut(u32)) -> Result<Reading, Lab
     let span = Span::begin(round);
     let batch = batch_of(&mut run);
     let mut slices = Vec::new();
-    while !span.is_over() {
+    while !span.is_over_with(&slices) {
         let counts = span.counts();
         let (started, cpu) = (Instant::now(), thread_cpu_ns());
         let mut ops = 0;
@@ -170,8 +190,7 @@ pub fn alone(round: &Round<'_>, mut run: impl FnMut(u32)) -> Result<Reading, Lab
 /// # Errors
 /// If there are too few of them.
 pub fn undisturbed(slices: &[Slice]) -> Result<Reading, LabError> {
-    let kept = slices.iter().filter(|slice| slice.cpu_ns >= UNDISTURBED * slice.wall_ns);
-    let kept: Vec<Slice> = kept.copied().collect();
+    let kept: Vec<Slice> = slices.iter().filter(|slice| slice.is_undisturbed()).copied().collect();
     if kept.len() < SLICES_MIN {
         let why = format!(
             "only {} of {} slices had the processors to themselves; the machine is too busy, try \
