@@ -99,7 +99,7 @@ fn what_overwriting_has_left_is_won_back() {
 fn turns_beside_writers() {
     let ram = Ram::open(RamConfig { size: SIZE, ..RamConfig::default() }).unwrap();
     std::thread::scope(|scope| {
-        for number in 0..4u64 {
+        let writers = [0, 1, 2, 3u64].map(|number| {
             let ram = &ram;
             scope.spawn(move || {
                 let mut io = io(ram);
@@ -117,9 +117,13 @@ fn turns_beside_writers() {
                     io.read(Sector((mine as u64 * 4 + number) * 8), &mut found).unwrap();
                     assert!(found == *data, "thread {number}, block {mine}");
                 }
-            });
+            })
+        });
+        // However late they begin, or how long they take.
+        while !writers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            ram.compact_in_background();
         }
-        scope.spawn(|| (0..50).for_each(|_| ram.compact_in_background()));
     });
+    ram.compact_in_background();
     assert!(ram.stats().mm.pages_compacted > 0);
 }
