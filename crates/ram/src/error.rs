@@ -4,6 +4,7 @@ use std::io;
 
 use blockyard_core::{DeviceError, Status};
 
+use crate::background::WrittenBack;
 use crate::snapshot::SnapshotError;
 
 /// Why a RAM disk refused something.
@@ -61,6 +62,21 @@ pub enum RamError {
         /// How a read of it ends.
         status: Status,
     },
+    /// The backing file could not be written, after some of it was.
+    #[error(
+        "backing: `{path}`: cannot be written: {source}; {} in {} bytes there before, the \
+         others stay in memory",
+        written(done.blocks),
+        done.bytes
+    )]
+    WriteBack {
+        /// The file.
+        path: String,
+        /// What was written back and stays so.
+        done: WrittenBack,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A file that a parameter names cannot be used.
     #[error("{field}: `{path}`: {what}: {source}")]
     File {
@@ -73,6 +89,10 @@ pub enum RamError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+fn written(blocks: u64) -> String {
+    if blocks == 1 { "1 block went".to_owned() } else { format!("{blocks} blocks went") }
 }
 
 /// What is wrong with a block that ends a read so.
@@ -103,6 +123,7 @@ impl RamError {
             | RamError::Memory { field, .. }
             | RamError::File { field, .. } => field,
             RamError::Thread { .. } => "compact",
+            RamError::WriteBack { .. } => "backing",
             RamError::Crowded { .. } => "size",
             RamError::Snapshot { .. } => "load",
             RamError::Unreadable { .. } => "block",
@@ -129,7 +150,7 @@ impl From<RamError> for DeviceError {
             RamError::Snapshot { .. } | RamError::Unreadable { .. } => {
                 DeviceError::Os { what: "reading the device's blocks", errno: libc::EIO }
             }
-            RamError::File { source, .. } => DeviceError::Os {
+            RamError::File { source, .. } | RamError::WriteBack { source, .. } => DeviceError::Os {
                 what: "using the device's file",
                 errno: source.raw_os_error().unwrap_or(libc::EIO),
             },

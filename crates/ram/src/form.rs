@@ -197,6 +197,23 @@ impl Form {
         unsafe { self.unpack(unpacker, word, stored, into.as_mut_ptr()) }
     }
 
+    /// Makes a block of bytes that the codec of this word has made, without their checksum.
+    ///
+    /// # Panics
+    /// If `into` is not a block long, or the word says that they are as the block is.
+    pub(crate) fn decode(
+        &self,
+        unpacker: &mut Unpacker,
+        word: Word,
+        bytes: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), Status> {
+        assert!(into.len() == self.unit && !word.is_huge(), "a block is made as a whole");
+        let codec = self.codecs.get(usize::from(word.codec())).ok_or(Status::Medium)?;
+        let done = codec.decompress_here(&mut unpacker.decoder, bytes, into);
+        done.map_err(|_| Status::Medium)
+    }
+
     /// Reads what a word refers to on the backing file.
     #[cold]
     pub(crate) fn fetch<'b>(&self, word: Word, into: &'b mut [u8]) -> Result<&'b [u8], Status> {

@@ -87,6 +87,12 @@ pub enum SnapshotError {
         /// Blocks that were whole.
         records: u64,
     },
+    /// A block is not what its codec makes, though it is what was written.
+    #[error("it is damaged: block {block} does not decompress")]
+    Undecodable {
+        /// Its number.
+        block: u64,
+    },
     /// A byte is not what was written.
     #[error("it is damaged: {what}, after {records} blocks")]
     Damaged {

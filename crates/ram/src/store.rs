@@ -61,6 +61,11 @@ impl Store {
         self.entries.load(block)
     }
 
+    /// The same, once no writer of a part of the block has it for himself: waits for him, asleep.
+    pub fn settled_word(&self, block: u64) -> Word {
+        self.entries.settled(block)
+    }
+
     /// Fetches what a block's word refers to into the cache, for who is going to read the block.
     #[inline]
     pub fn fetch(&self, block: u64) {

@@ -10,6 +10,7 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, Op, Sector, Status};
+use blockyard_ram::snapshot::{Header, Record, Stored, Writer};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Which};
 
 const SIZE: u64 = 4 << 20;
@@ -226,8 +227,22 @@ fn a_full_file_loses_nothing() {
     assert!(text.contains("cannot be written") && text.contains("No space left"), "{text}");
     compare(&mut io, &data);
     assert!(ram.states(0, 2000).iter().all(|state| state.flags[1] == b'.'));
+    // So does a snapshot that does not fit, of which nothing is left.
+    let error = ram.save(&dir.join("snapshot")).unwrap_err().to_string();
+    assert!(error.contains("cannot be written") && error.contains("No space left"), "{error}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "the backing file");
     // What fits goes there after all.
     assert!(ram.write_back(&selection(Which::All), 32 << 10).unwrap().blocks > 0);
+    compare(&mut io, &data);
+    // A file that is full after a while says what went there before: it is there, and nowhere else.
+    run("mount", &["-o", "remount,size=1300k", at]);
+    let before = ram.stats().bd.bd_count;
+    let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err();
+    let RamError::WriteBack { done, .. } = &error else { panic!("{error}") };
+    assert!(done.blocks > 0 && done.bytes > 0, "{done:?}");
+    assert_eq!(ram.stats().bd.bd_count, before + done.blocks);
+    let want = format!("; {} blocks went in {} bytes there before", done.blocks, done.bytes);
+    assert!(error.to_string().contains(&want), "{error}");
     compare(&mut io, &data);
 }
 
@@ -406,6 +421,16 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
         assert!(text.starts_with("load: `") && text.contains(want), "{text}");
         assert!(text.contains("snapshot`: it is"), "{text}");
     }
+    // All checksums are right, but a block is not what its codec makes.
+    let header = Header { size: SIZE, unit: BLOCK as u32, codecs: vec![CodecConfig::default()] };
+    let mut writer = Writer::new(Vec::new(), &header).unwrap();
+    let bytes = &[0x11; 900];
+    writer.record(Record { block: 77, stored: Stored::Packed(0), bytes }).unwrap();
+    std::fs::write(&file, writer.finish().unwrap()).unwrap();
+    for dedup in [false, true] {
+        let text = refused(RamConfig { dedup, ..plain() }).to_string();
+        assert!(text.ends_with("it is damaged: block 77 does not decompress"), "{text}");
+    }
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(plain()).field(), "load");
     // A file that cannot be written is an error, and leaves what was there.
@@ -498,6 +523,36 @@ fn a_changed_bit_is_an_error_and_not_data() {
     assert!(flip(1).is_err() && flip(3).is_err() && flip(4096).is_err());
     compare(&mut io, &data);
     assert_eq!(ram.stats().io.failed_reads, 4);
+}
+
+/// Without checksums a codec notices at least what is no block any more. It was saved once, and the
+/// snapshot had a block that nobody could read.
+#[test]
+fn a_block_that_is_none_is_not_saved() {
+    let scratch = Scratch::new("none");
+    let ram = Ram::open(plain()).unwrap();
+    // Few words that come again and again: what is stored tells how long and where from, mostly.
+    let mut rng = fastrand::Rng::with_seed(4);
+    let words: Vec<[u8; 12]> = (0..40).map(|_| std::array::from_fn(|_| rng.u8(..))).collect();
+    let (mut io, mut found, mut refused) = (io(&ram), vec![0; BLOCK], 0);
+    for block in 0..40 {
+        let text = std::iter::repeat_with(|| words[rng.usize(0..words.len())]).flatten();
+        let data: Vec<u8> = text.take(BLOCK).collect();
+        let sector = Sector(block * 8);
+        io.write(sector, &data, Flags::NONE).unwrap();
+        let value = sector.0.to_string();
+        ram.inject(&Injection::Device { name: "flip".to_owned(), value }).unwrap();
+        let read = io.read(sector, &mut found);
+        let saved = ram.save(&scratch.file("snapshot"));
+        assert_eq!(read.is_ok(), saved.is_ok(), "block {block}: {read:?}, {saved:?}");
+        if let Err(error) = saved {
+            let want = format!("block {block} is damaged, and what it was is lost (MEDIUM)");
+            assert_eq!((read, error.to_string()), (Err(Status::Medium), want));
+            refused += 1;
+        }
+        io.write(sector, &data, Flags::NONE).unwrap();
+    }
+    assert!(refused > 0, "no changed bit was noticed");
 }
 
 #[cfg(feature = "c-codecs")]

@@ -371,6 +371,37 @@ fn a_limit_is_met_by_contents_and_not_by_holes() {
     check_accounts(&mut access, 5);
 }
 
+/// A page was left, fewer than a large object takes, and nobody compacted for the sake of it.
+#[test]
+fn a_page_that_is_left_is_no_room_for_a_large_object() {
+    let store = store(60, |config| {
+        config.object_bytes_max = 4 * BLOCK;
+        config.segment_bytes = Some(16 * BLOCK);
+        config.shards = NonZeroU32::new(1);
+        // Six segments, two pages, and one that is kept for compaction.
+        config.limit_bytes = Some(99 * BLOCK as u64);
+    });
+    let mut access = store.access().unwrap();
+    let mut put = |block, blocks: usize| {
+        let bytes = stamped(block, 1, blocks * BLOCK);
+        access.replace(block, New::Bytes(&bytes, Word::NOTHING)).map(drop)
+    };
+    (0..30).for_each(|block| put(block, 3).unwrap());
+    assert_eq!(store.pool().usage().used_bytes, 96 * BLOCK as u64);
+    for block in (0..30).filter(|block| block % 5 % 2 == 0) {
+        access.replace(block, New::Word(Word::NOTHING)).unwrap();
+    }
+    // No hole is that large.
+    for block in 40..45 {
+        let bytes = stamped(block, 1, 4 * BLOCK);
+        access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+    }
+    assert!(store.pool().usage().pages_compacted > 0);
+    (0..60).for_each(|block| {
+        read(&mut access, block);
+    });
+}
+
 #[test]
 fn another_channels_retired_memory_is_not_out_of_reach() {
     let store = store(100, |config| config.limit_bytes = Some(20 * 4096));

@@ -134,6 +134,12 @@ impl Entries {
         Word(self.words[block as usize].load(Ordering::Acquire))
     }
 
+    /// The word as soon as nobody has the block for himself; sleeps until then.
+    pub fn settled(&self, block: u64) -> Word {
+        let word = self.load(block);
+        if word.is_locked() { self.wait(block) } else { word }
+    }
+
     /// Puts a word there, whatever stands there, and says what did. Waits while a writer of a part
     /// has the block.
     ///

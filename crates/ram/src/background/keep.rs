@@ -19,7 +19,7 @@ use crate::config::RamConfig;
 use crate::dedup;
 use crate::error::RamError;
 use crate::form::word_of;
-use crate::snapshot::{Header, Reader, Record, Stored, Writer};
+use crate::snapshot::{Header, Reader, Record, SnapshotError, Stored, Writer};
 use crate::store::New;
 
 /// Bytes that are read or written at once.
@@ -89,16 +89,20 @@ impl Blocks {
             if self.store.word(block).kind() == Kind::Nothing {
                 continue;
             }
-            blocks += hand.access.peek(block, |word, stored| {
-                let record = self.record(word, stored, &mut spare);
-                let Some(record) = record.map_err(|status| SaveError::Block(block, status))? else {
-                    return Ok::<u64, SaveError>(0);
-                };
+            let Hand { access, unpacker, plain, .. } = &mut *hand;
+            blocks += access.peek(block, |word, stored| {
+                let damaged = |status| SaveError::Block(block, status);
+                let record = self.record(word, stored, &mut spare).map_err(damaged)?;
+                let Some(record) = record else { return Ok::<u64, SaveError>(0) };
                 match record {
                     Kept::Same(bytes) => {
                         writer.record(Record { block, stored: Stored::Same, bytes: &bytes })?;
                     }
                     Kept::Bytes(stored, bytes) => {
+                        if let Stored::Packed(_) = stored {
+                            // A file with a block that is none would be refused as a whole.
+                            self.form.decode(unpacker, word, bytes, plain).map_err(damaged)?;
+                        }
                         writer.record(Record { block, stored, bytes })?;
                     }
                 }
@@ -217,26 +221,21 @@ impl Blocks {
         while let Some(record) = reader.next_record().map_err(unreadable)? {
             let Record { block, stored, bytes } = record;
             let done = match stored {
-                Stored::Packed(codec) => match &theirs[usize::from(codec)] {
-                    (codec, Some(own)) => {
-                        let like = match &self.hints {
-                            None => None,
-                            Some(hints) => {
-                                let (plain, damaged) = (&mut hand.plain, Status::Medium);
-                                let done = codec.decompress_here(&mut decoder, bytes, plain);
-                                done.map_err(|_| RamError::Unreadable { block, status: damaged })?;
-                                Some((hints, dedup::key(&hand.plain)))
-                            }
-                        };
-                        self.put(&mut hand, block, bytes, *own, like)
+                Stored::Packed(codec) => {
+                    let (codec, own) = &theirs[usize::from(codec)];
+                    // Of a block that is none somebody would hear when it is read, if ever.
+                    codec
+                        .decompress_here(&mut decoder, bytes, &mut hand.plain)
+                        .map_err(|_| unreadable(SnapshotError::Undecodable { block }))?;
+                    match own {
+                        Some(own) => {
+                            let hints = self.hints.as_ref();
+                            let like = hints.map(|hints| (hints, dedup::key(&hand.plain)));
+                            self.put(&mut hand, block, bytes, *own, like)
+                        }
+                        None => self.write(&mut hand, block),
                     }
-                    (codec, None) => {
-                        codec
-                            .decompress_here(&mut decoder, bytes, &mut hand.plain)
-                            .map_err(|_| RamError::Unreadable { block, status: Status::Medium })?;
-                        self.write(&mut hand, block)
-                    }
-                },
+                }
                 Stored::Raw => {
                     hand.plain.copy_from_slice(bytes);
                     self.write(&mut hand, block)

@@ -120,7 +120,7 @@ impl Blocks {
         true
     }
 
-    /// Writes the batch and shows it. If it cannot be written, everything stays in memory.
+    /// Writes the batch and shows it. If it cannot be written, all of it stays in memory.
     fn commit(
         &self,
         backing: &Backing,
@@ -133,12 +133,7 @@ impl Blocks {
                 self.unmark(hand, copied.block);
             }
             let path = backing.path().display().to_string();
-            return Err(RamError::File {
-                field: "backing",
-                path,
-                what: "cannot be written",
-                source,
-            });
+            return Err(RamError::WriteBack { path, done: *done, source });
         }
         for Copied { block, place, len, .. } in batch.blocks.drain(..) {
             let mut made = Word::NOTHING;
@@ -165,12 +160,15 @@ impl Blocks {
         Ok(())
     }
 
+    /// Takes the mark away, unless a writer has. Who writes a part of the block is waited for, and
+    /// takes it away himself if he does not fail.
     fn unmark(&self, hand: &mut Hand, block: u64) {
-        let mut word = self.store.word(block);
-        while word.is_under_writeback()
-            && !hand.access.mark(block, word, |word| word.with_under_writeback(false))
-        {
-            word = self.store.word(block);
+        loop {
+            let word = self.store.settled_word(block);
+            let unmark = |word: Word| word.with_under_writeback(false);
+            if !word.is_under_writeback() || hand.access.mark(block, word, unmark) {
+                return;
+            }
         }
     }
 }

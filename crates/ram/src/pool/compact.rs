@@ -121,21 +121,23 @@ impl Cache {
         let pool = Arc::clone(self.pool());
         pool.compacting.with(|()| {
             let pages = pool.arena.look();
-            // Who held the lock before may have done it.
-            if pages.limit.is_some() && pages.free(Purpose::Write) > 0 {
+            let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
+            // Who held the lock before may have done it. A page or two are not enough for a large
+            // object, which finds no place in them however often it is tried.
+            if left >= u64::from(pool.layout.units_max.div_ceil(PAGE_UNITS)) {
                 return true;
             }
             let used = pages.used * PAGE_BYTES as u64;
             let free: u64 =
                 pool.shards.iter().map(|shard| shard.with(|shard| shard.free_units())).sum();
             if free * UNIT_BYTES as u64 * ROOM_PART < used {
-                return false;
+                return left > 0;
             }
             let enough = (pages.used / u64::from(RESERVE_PART)).max(ROOM_PAGES);
             let bounds = Bounds { pages: enough, ..Bounds::NONE };
             // SAFETY: by this function's contract.
             let done = unsafe { self.compact_until(entries, seat, bounds, || false) };
-            done.pages_freed > 0
+            done.pages_freed > 0 || left > 0
         })
     }
 
