@@ -205,11 +205,12 @@ fn limited_by(measured: &Measured) -> Option<String> {
 
 /// A comparison under every workload and number of jobs that it speaks of.
 fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured]) -> Vec<Ratio> {
-    let Comparison { before, value, after, metric, workload, jobs_min, aim, is_cost } = *comparison;
+    let Comparison { before, value, after, metric, workload, jobs_min, jobs_max, aim, is_cost } =
+        *comparison;
     let cells = experiment.cells.iter().zip(measured);
     let wanted = cells.clone().filter(|(cell, _)| {
         cell.variant == after
-            && cell.jobs >= jobs_min
+            && (jobs_min..=jobs_max).contains(&cell.jobs)
             && workload.is_none_or(|workload| workload == cell.workload)
     });
     wanted
@@ -393,7 +394,8 @@ mod tests {
 
     #[test]
     fn a_value_is_a_measure_as_a_variant_is() {
-        let asked = Comparison::to("150 ns", 150.0, "new", Metric::CPU_PER_IO).from_jobs(2);
+        let asked = Comparison::to("150 ns", 150.0, "new", Metric::CPU_PER_IO);
+        let asked = asked.from_jobs(2).up_to_jobs(2);
         let (old, new) = (measured(&[]), measured(&[100.0, 105.0, 95.0, 102.5, 97.5]));
         let ratios =
             ratios(&experiment(), &asked.aim(1.0), &[measured(&[]), measured(&[]), old, new]);

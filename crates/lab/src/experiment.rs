@@ -113,6 +113,8 @@ pub struct Comparison {
     pub workload: Option<&'static str>,
     /// Only from so many jobs on.
     pub jobs_min: u32,
+    /// Only up to so many jobs.
+    pub jobs_max: u32,
     /// The least ratio that is aimed at.
     pub aim: Option<f64>,
     /// Whether it is asked what `after` costs on top of `before`, of which it is made: a
@@ -130,6 +132,7 @@ impl Comparison {
             metric,
             workload: None,
             jobs_min: 1,
+            jobs_max: u32::MAX,
             aim: None,
             is_cost: false,
         }
@@ -154,6 +157,12 @@ impl Comparison {
     /// Only from so many jobs on.
     pub const fn from_jobs(mut self, jobs_min: u32) -> Comparison {
         self.jobs_min = jobs_min;
+        self
+    }
+
+    /// Only up to so many jobs.
+    pub const fn up_to_jobs(mut self, jobs_max: u32) -> Comparison {
+        self.jobs_max = jobs_max;
         self
     }
 

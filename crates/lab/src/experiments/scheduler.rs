@@ -15,7 +15,6 @@ pub const NAME: &str = "scheduler";
 /// The device: without data, as in the published command line.
 const DEVICE: &str = "null:///s?size=250G&bs=512&hw_queue_depth=128";
 
-const AIM: &str = "aim-100-ns";
 const ALONE: &str = "product-alone";
 /// CPU time that one submitter's I/O may take, in nanoseconds.
 const AIM_NS: f64 = 100.0;
@@ -81,9 +80,7 @@ fn at(settings: &Settings, workload: &'static str, depth: usize, jobs: u32) -> V
     if jobs as usize <= processors {
         cells.insert(0, cell(sched_lock::QUEUED, sched_lock::QUEUED, jobs, depth));
     }
-    if jobs == 1 {
-        cells.push(Cell::new(AIM, workload, 1, |_| Ok(Sample::of(Metric::CPU_PER_IO, AIM_NS))));
-    } else {
+    if jobs > 1 {
         cells.push(cell(ALONE, PRODUCT, 1, ALONE_DEPTH));
     }
     cells
@@ -116,17 +113,15 @@ fn variants() -> Vec<Variant> {
         kind: Kind::Limit,
         about: "the product with one submitter at depth 128, whatever the jobs of its row",
     });
-    variants.push(Variant {
-        name: AIM,
-        kind: Kind::Limit,
-        about: "what one submitter's I/O may cost through the whole stack, by this project's aim",
-    });
     variants
 }
 
 fn comparisons() -> Vec<Comparison> {
     let mut comparisons = vec![
-        Comparison::new(AIM, PRODUCT, Metric::CPU_PER_IO).under(DEEP).aim(1.0),
+        Comparison::to("100 ns", AIM_NS, PRODUCT, Metric::CPU_PER_IO)
+            .under(DEEP)
+            .up_to_jobs(1)
+            .aim(1.0),
         Comparison::new(ALONE, PRODUCT, Metric::IOPS).from_jobs(2).aim(1.0),
     ];
     for metric in [Metric::IOPS, Metric::CPU_PER_IO] {

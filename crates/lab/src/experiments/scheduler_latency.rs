@@ -4,7 +4,7 @@ use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::{Disk, Prio};
 
 use crate::error::LabError;
-use crate::experiment::{Cell, Comparison, Experiment, Kind, Variant, Workload};
+use crate::experiment::{Cell, Comparison, Experiment, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
 use crate::load::crew;
 use crate::load::mixed::{Mix, Mixed};
@@ -23,10 +23,11 @@ const READS: Metric = Metric::more("reads", "1/s");
 const ONE_CHANNEL: &str = "one-channel";
 const OWN_CHANNELS: &str = "own-channels";
 const IDLE: &str = "idle-class";
-const AIM: &str = "aim-aging";
 
 /// When a lower class may overtake, in milliseconds: Linux's ten seconds are longer than a round.
 const AGING_MS: i64 = 100;
+/// What a read of the class IDLE may take: twice that, in nanoseconds.
+const AGED_NS: f64 = 2e6 * AGING_MS as f64;
 /// Writers beside an idle read.
 const IDLE_WRITERS: usize = 4;
 
@@ -64,8 +65,6 @@ pub fn build(settings: &Settings) -> Experiment {
     if !settings.quick {
         let body = |round: &Round<'_>| measure(round, PRODUCT, IDLE);
         cells.push(Cell::new(PRODUCT, IDLE, 5, body));
-        let aim = |_: &Round<'_>| Ok(Sample::of(LONGEST, 2e6 * AGING_MS as f64));
-        cells.push(Cell::new(AIM, IDLE, 5, aim));
     }
     Experiment {
         name: NAME,
@@ -77,27 +76,17 @@ pub fn build(settings: &Settings) -> Experiment {
                 IDLE waits for prio_aging_expire and then for its turn: at most twice that is \
                 allowed, for a machine that gives threads their turns late.",
         published: Vec::new(),
-        variants: variants(),
+        variants: schedulers::variants(),
         workloads: WORKLOADS.to_vec(),
         comparisons: vec![
             Comparison::new(NONE, PRODUCT, Metric::P99).under(ONE_CHANNEL).aim(5.0),
             Comparison::new(NONE, PRODUCT, Metric::P50).under(ONE_CHANNEL),
             Comparison::new(NONE, PRODUCT, Metric::P99).under(OWN_CHANNELS),
-            Comparison::new(AIM, PRODUCT, LONGEST).under(IDLE).aim(1.0),
+            Comparison::to("200 ms", AGED_NS, PRODUCT, LONGEST).under(IDLE).aim(1.0),
         ],
         plots: vec![Metric::P99, Metric::P50],
         cells,
     }
-}
-
-fn variants() -> Vec<Variant> {
-    let mut variants = schedulers::variants();
-    variants.push(Variant {
-        name: AIM,
-        kind: Kind::Limit,
-        about: "twice prio_aging_expire: what a read of the class IDLE may take",
-    });
-    variants
 }
 
 /// Who reads and writes in a workload.
