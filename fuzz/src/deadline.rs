@@ -60,9 +60,10 @@ fn config(input: &mut Input<'_>) -> DeadlineConfig {
 fn step(input: &mut Input<'_>) -> Step {
     match input.below(17) {
         16 => Step::Pass {
-            op: input.choose(&[Op::Read, Op::Write, Op::Discard]),
+            op: input.choose(&[Op::Write, Op::Discard]),
             prio: input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]),
-            places: input.word() & input.word(),
+            reads: input.word() & input.word() & input.choose(&[0, u64::MAX]),
+            writes: input.word() & input.word() & input.choose(&[0, u64::MAX]),
         },
         0..8 => insert(input),
         8..11 => Step::Dispatch(1 + input.below(9) as usize),

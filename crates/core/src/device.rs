@@ -99,10 +99,6 @@ pub trait DeviceQueue: Send + 'static {
     /// When `poll` will next find something.
     fn due(&self) -> Due;
 
-    /// A batch comes soon: fetches what only one processor can have at a time.
-    #[inline]
-    fn expect(&mut self) {}
-
     /// Whether what it starts now would be complete when `start` returns, so that whoever starts it
     /// spends the time and nothing is left to poll.
     #[inline]

@@ -87,9 +87,20 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A few requests that come together and may pass on.
 fn pass() -> impl Strategy<Value = Step> {
-    let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Discard)];
-    let places = (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(a, b, c)| a & b & c);
-    (op, prio(), places).prop_map(|(op, prio, places)| Step::Pass { op, prio, places })
+    let op = prop_oneof![4 => Just(Op::Write), 1 => Just(Op::Discard)];
+    let few = || (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(a, b, c)| a & b & c);
+    let both = prop_oneof![
+        2 => few().prop_map(|reads| (reads, 0)),
+        2 => few().prop_map(|writes| (0, writes)),
+        1 => (few(), few()),
+        1 => (any::<u64>(), any::<u64>()),
+    ];
+    (op, prio(), both).prop_map(|(op, prio, (reads, writes))| Step::Pass {
+        op,
+        prio,
+        reads,
+        writes,
+    })
 }
 
 proptest! {
@@ -112,6 +123,7 @@ proptest! {
     /// Mostly nothing waits, and what comes passes on.
     #[test]
     fn what_passes_on_goes_as_the_model_says(
+        zoned: bool,
         tuned in proptest::collection::vec(tune(), 0..3),
         steps in proptest::collection::vec(
             prop_oneof![6 => pass(), 1 => insert(), 2 => (1..90_usize).prop_map(Step::Dispatch),
@@ -120,7 +132,7 @@ proptest! {
         ),
         completed in proptest::collection::vec(0..40_usize, 100),
     ) {
-        let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 400) });
+        let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(zoned, 400) });
         for step in tuned {
             both.step(step);
         }
@@ -176,10 +188,14 @@ fn passing_on_is_what_happens_where_nothing_waits() {
     let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 400) });
     let mut places = 0x1111_1111_1111_1111_u64;
     for round in 0..200 {
-        let op = if round % 7 < 4 { Op::Read } else { Op::Write };
-        both.step(Step::Pass { op, prio: Prio::BestEffort, places });
+        let [reads, writes] = match round % 7 {
+            0..=2 => [places, 0],
+            3..=4 => [0, places],
+            _ => [places, places.rotate_left(17)],
+        };
+        both.step(Step::Pass { op: Op::Write, prio: Prio::BestEffort, reads, writes });
         assert_eq!(both.passed(), round + 1);
-        for _ in 0..places.count_ones() {
+        for _ in 0..reads.count_ones() + writes.count_ones() {
             both.step(Step::Complete(0));
         }
         places = places.rotate_left(5) & 0x5555_5555_5555_5555 | 1 << (round % 64);

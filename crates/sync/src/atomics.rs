@@ -1,5 +1,4 @@
 //! The one door to atomics: the standard library's, or those of loom or shuttle in a model.
-#![allow(unsafe_code)]
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{
@@ -23,23 +22,6 @@ pub fn spin_hint() {
     shuttle::hint::spin_loop();
     #[cfg(not(any(loom, shuttle)))]
     std::hint::spin_loop();
-}
-
-/// Fetches the cache line on which a value begins, as one that is to be written to. By the time
-/// that it is, it has come from the processor that had it.
-#[inline]
-pub fn fetch_to_write<T>(value: &T) {
-    #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-    // SAFETY: a prefetch reads and writes nothing, and traps nowhere; it takes a register.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) value, options(nostack, preserves_flags));
-    }
-    #[cfg(all(target_arch = "aarch64", not(any(loom, shuttle, miri))))]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) value, options(nostack, preserves_flags));
-    }
-    let _ = value;
 }
 
 /// Lets another thread run.

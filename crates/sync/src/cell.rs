@@ -29,4 +29,18 @@ impl<T> RoomCell<T> {
         // SAFETY: the pointer is that of a live cell, and the caller's contract excludes others.
         return f(unsafe { &mut *self.0.get() });
     }
+
+    /// Lets `f` look at the value.
+    ///
+    /// # Safety
+    /// Nobody may change the value until `f` returns.
+    #[inline]
+    pub unsafe fn with<R>(&self, f: impl FnOnce(&T) -> R) -> R {
+        #[cfg(loom)]
+        // SAFETY: the caller's contract; loom checks it in the model.
+        return self.0.with(|value| f(unsafe { &*value }));
+        #[cfg(not(loom))]
+        // SAFETY: the pointer is that of a live cell, and the caller's contract excludes writers.
+        return f(unsafe { &*self.0.get() });
+    }
 }

@@ -27,7 +27,7 @@
 //! read-modify-write of the word, also where it changes nothing, and so is the holder's answer.
 #![allow(unsafe_code)]
 
-use crate::atomics::{AtomicU32, Ordering, fetch_to_write, spin_hint};
+use crate::atomics::{AtomicU32, Ordering, spin_hint};
 use crate::cell::RoomCell;
 
 const IDLE: u32 = 0;
@@ -122,12 +122,6 @@ impl<T> Role<T> {
                 Err(now) => state = now,
             }
         }
-    }
-
-    /// Fetches what is needed to take the role, because that comes soon.
-    #[inline]
-    pub fn expect(&self) {
-        fetch_to_write(&self.word);
     }
 
     /// Takes the role for a moment, if nobody has it, or if whoever has it for a moment gives it up

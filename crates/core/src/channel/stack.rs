@@ -485,7 +485,6 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
 
     fn submit(&mut self) {
         if !self.plug.is_empty() {
-            self.queue.expect();
             let now = self.clock.now();
             self.unplug(now);
         }

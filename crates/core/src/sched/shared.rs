@@ -75,8 +75,9 @@ impl FrontConfig {
 pub enum Report {
     /// So many requests of this kind are complete.
     Completed(Kind, u32),
-    /// The device did not start it, or its first part: it goes before everything else.
-    Undone(Queued),
+    /// The device did not start it, or its first part: it goes before everything else. It had been
+    /// given out, or passed on by the channel of this number ([`Front::passer`]).
+    Undone(Queued, Option<u16>),
     /// The rest of a request that the device wants in parts: it goes before everything else, too.
     Rest(Queued),
 }
@@ -95,8 +96,6 @@ impl Report {
 /// How requests pass on to the device that need not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passing {
-    /// The index, in the sheaf, of the one that is first; behind the last one comes index 0.
-    pub first: usize,
     /// Something came in meanwhile that waits for a [`Front::dispatch`].
     pub is_called: bool,
 }
@@ -142,7 +141,7 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Lets requests that nothing else waits with pass on to the device at once: inserts them and
     /// takes them out again, each of them or none. They are the caller's to start then, in the
-    /// order that is answered, and it tells [`Front::passed`] when they are complete; what the
+    /// order that the sheaf has, and it tells [`Front::passed`] when they are complete; what the
     /// device does not start is reported as not done.
     ///
     /// # Errors
@@ -150,21 +149,24 @@ pub trait Front: Send + Sync + Sized + 'static {
     fn pass(
         &self,
         lane: &mut Self::Lane,
-        sheaf: &Sheaf,
+        sheaf: &mut Sheaf,
         now: Nanos,
     ) -> Result<Passing, NotPassing> {
         let _ = (lane, sheaf, now);
         Err(NotPassing::Unfit)
     }
 
-    /// A batch comes soon that may pass on: fetches what that needs.
-    fn expect(&self) {}
-
-    /// So many requests of this kind that have passed on are complete. Says whether the caller has
-    /// to call [`Front::dispatch`], because that may have made something possible.
-    fn passed(&self, lane: &mut Self::Lane, kind: Kind, count: usize) -> bool {
-        let _ = (lane, kind, count);
+    /// So many reads and writes that have passed on are complete. Says whether the caller has to
+    /// call [`Front::dispatch`], because that may have made something possible.
+    fn passed(&self, lane: &mut Self::Lane, counts: [u32; 2]) -> bool {
+        let _ = (lane, counts);
         false
+    }
+
+    /// The number by which a channel reports what has passed on and was not started.
+    fn passer(&self, lane: &Self::Lane) -> u16 {
+        let _ = lane;
+        0
     }
 
     /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another

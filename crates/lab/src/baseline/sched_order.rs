@@ -102,7 +102,7 @@ impl Waiting {
     pub fn hear(&mut self, report: Report, now: Nanos) {
         match report {
             Report::Completed(kind, count) => self.completed(kind, count as usize),
-            Report::Undone(request) => {
+            Report::Undone(request, _) => {
                 self.order.requeue(request, now);
                 self.in_flight -= 1;
             }

@@ -28,12 +28,14 @@ pub enum Step {
     /// Requests of 8 sectors come together, at eight times the numbers of the bits that are set and
     /// have none right below them, and pass on to the device if they may; else they stay.
     Pass {
-        /// What to do.
+        /// What changes the device does this to it.
         op: Op,
         /// Their class.
         prio: Prio,
-        /// Where.
-        places: u64,
+        /// Where it is read.
+        reads: u64,
+        /// Where it is changed.
+        writes: u64,
     },
     /// Up to so many requests go to the device.
     Dispatch(usize),
@@ -53,6 +55,7 @@ pub struct Lockstep {
     fast: Deadline<Piece>,
     slow: SlowDeadline,
     in_flight_max: usize,
+    zone_sectors: Option<u64>,
     in_flight: Vec<Piece>,
     now_ms: u64,
     bios: u32,
@@ -67,6 +70,7 @@ impl Lockstep {
     pub fn new(config: DeadlineConfig) -> Lockstep {
         Lockstep {
             in_flight_max: config.in_flight_max,
+            zone_sectors: config.zones.as_ref().map(|zones| zones.zone_sectors),
             fast: Deadline::new(config.clone()),
             slow: SlowDeadline::new(config),
             in_flight: Vec::new(),
@@ -93,11 +97,13 @@ impl Lockstep {
                 let bios = vec![self.bios];
                 self.insert(Piece { op, prio, sector, sectors, merges, bios }, at_head);
             }
-            Step::Pass { op, prio, places } => {
-                let places = places & !(places << 1);
-                let bits = (0..64).filter(|bit| places >> bit & 1 == 1);
-                let sectors: Vec<u64> = bits.map(|bit| bit * 8).collect();
-                self.pass(op, prio, &sectors);
+            Step::Pass { op, prio, reads, writes } => {
+                let pieces = [(Op::Read, reads), (op, writes)].map(|(op, places)| {
+                    let places = places & !(places << 1);
+                    let bits = (0..64).filter(|bit| places >> bit & 1 == 1);
+                    bits.map(|bit| self.piece(op, prio, bit * 8)).collect()
+                });
+                self.pass(prio, pieces);
             }
             Step::Dispatch(room) => self.dispatch(room),
             Step::Complete(which) => {
@@ -137,35 +143,43 @@ impl Lockstep {
         self.taken += usize::from(fast.is_ok());
     }
 
-    fn pass(&mut self, op: Op, prio: Prio, sectors: &[u64]) {
+    fn piece(&mut self, op: Op, prio: Prio, sector: u64) -> Piece {
+        self.bios += 1;
+        Piece { op, prio, sector, sectors: 8, merges: true, bios: vec![self.bios] }
+    }
+
+    fn pass(&mut self, prio: Prio, pieces: [Vec<Piece>; 2]) {
         let now = self.now();
-        let pieces: Vec<Piece> = sectors
-            .iter()
-            .map(|&sector| {
-                self.bios += 1;
-                Piece { op, prio, sector, sectors: 8, merges: true, bios: vec![self.bios] }
-            })
-            .collect();
-        let (kind, count) = (Kind::of(op, prio), self.in_flight.len() + pieces.len());
-        let has_room = count <= self.in_flight_max.min(self.fast.passing_max(kind));
-        let sweep = if has_room { self.fast.lend(kind, now) } else { None };
-        let first = sweep.and_then(|mut sweep| {
-            let first = sweep.pass(sectors, |sector| *sector);
-            self.fast.settle(sweep);
-            first
+        let [reads, writes] = &pieces;
+        let (count, room) = (reads.len() + writes.len(), self.in_flight_max - self.in_flight.len());
+        let may_write = writes.len() <= self.fast.throttled_room();
+        let has_room = count > 0 && count <= room;
+        // More than one write to a zone has an order to be kept.
+        let zone = |piece: &Piece| self.zone_sectors.map(|sectors| piece.sector / sectors);
+        let is_free = writes.is_sorted_by(|a, b| zone(a).is_none() || zone(a) != zone(b));
+        let lends = has_room && may_write && is_free;
+        let sweep = lends.then(|| self.fast.lend(prio, [true; 2], count as u32, now)).flatten();
+        let mut order = Vec::new();
+        let passes = sweep.is_some_and(|mut sweep| {
+            let take = |piece: &Piece| order.push(piece.clone());
+            let passes = sweep.pass([reads, writes], |piece| piece.sector, now, take);
+            self.fast.settle(&sweep, true);
+            passes
         });
-        let Some(first) = first else {
-            return pieces.into_iter().for_each(|piece| self.insert(piece, false));
-        };
-        for piece in &pieces {
-            assert_eq!(self.slow.insert(piece.clone(), now), Ok(()), "room");
+        let all = pieces.concat();
+        if !passes {
+            return all.into_iter().for_each(|piece| self.insert(piece, false));
         }
-        for piece in pieces[first..].iter().chain(&pieces[..first]) {
-            assert_eq!(self.slow.next(now).as_ref(), Some(piece), "whose turn it is");
-            self.in_flight.push(piece.clone());
-        }
+        assert_eq!(order.len(), count, "each goes once");
         self.passed += 1;
-        self.taken += pieces.len();
+        self.taken += count;
+        for piece in all {
+            assert_eq!(self.slow.insert(piece, now), Ok(()), "room");
+        }
+        for piece in order {
+            assert_eq!(self.slow.next(now).as_ref(), Some(&piece), "whose turn it is");
+            self.in_flight.push(piece);
+        }
     }
 
     /// How often requests passed on to the device at once.

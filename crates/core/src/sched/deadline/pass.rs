@@ -1,142 +1,280 @@
 //! Requests that need not wait: they come in and go out in one decision.
 //!
 //! Where nothing waits and the device takes all that comes, the order has nothing to hold: whose
-//! turn it is follows from where the sweep stands. So a sorted batch is passed on as it is, from
+//! turn it is follows from where the sweeps stand. So a sorted batch is passed on as it is, from
 //! the latest position to its end and then from its start, and what is left to do is to count, and
-//! to note where the sweep and the batch of `fifo_batch` stand then. That costs the same for any
-//! number of requests. It needs few words, which are lent out as long as nothing else is asked of
-//! the order, so that threads that take turns have one cache line to hand over.
+//! to note where sweep and batch stand then. Where reads and writes come together, they take turns
+//! by `fifo_batch` and `writes_starved` as they always do.
+//!
+//! That needs few words, which are lent out as long as nothing else is asked of the order: to one
+//! thread, or to several. Each of these sweeps for itself then, as if what the others pass on came
+//! before or behind it; where the order goes on is decided by the one who was the last.
 
 use super::insert::is_before;
 use super::kind::{Direction, Kind};
 use super::order::SECTOR_END;
 use super::tunables::Tunable;
 use super::{Deadline, Item};
+use crate::bio::Prio;
 use crate::units::Nanos;
 
-/// Where the sweep of one kind stands, while requests of that kind pass on.
+/// Where the sweeps of one class stand, while requests of that class pass on.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
-    /// The first sector of the latest request.
-    latest: u64,
-    /// How many have passed on.
-    taken: u32,
-    /// Most that can at a time.
-    most: u32,
+    /// The first sector of the latest request, by direction.
+    latest: [u64; 2],
+    /// When the last ones have passed on.
+    at: u64,
+    /// How many have, by direction.
+    taken: [u32; 2],
     /// Requests of the batch so far, and the most.
     batching: u32,
     fifo_batch: u32,
-    kind: Kind,
-    /// The latest batch is of this direction, so that what comes goes on with it.
-    goes_on: bool,
-    /// Another batch has begun.
-    has_begun: bool,
+    /// How often reads were preferred to writes that came with them, and how often they may be.
+    starved: u32,
+    writes_starved: u32,
+    /// Most requests that may be under way at a time.
+    most: u32,
+    prio: Prio,
+    /// The direction of the batch.
+    direction: Direction,
+    /// Which directions may pass on.
+    may: [bool; 2],
+}
+
+impl Sweep {
+    /// A sweep that lets nothing pass.
+    pub const NONE: Sweep = Sweep {
+        latest: [0; 2],
+        at: 0,
+        taken: [0; 2],
+        batching: 0,
+        fifo_batch: 0,
+        starved: 0,
+        writes_starved: 0,
+        most: 0,
+        prio: Prio::BestEffort,
+        direction: Direction::Write,
+        may: [false; 2],
+    };
 }
 
 impl<T: Item> Deadline<T> {
-    /// Lends the sweep of a kind out, if requests of it that are submitted at `now` or later can
-    /// pass on: nothing waits, and no other class has anything at the device. Until it is back,
-    /// nothing else is asked of the order.
-    pub fn lend(&self, kind: Kind, now: Nanos) -> Option<Sweep> {
-        let others = super::CLASSES.into_iter().filter(|prio| *prio != kind.prio);
-        let deadline = now.0.wrapping_add(self.expire[kind.direction as usize]);
-        let may_pass = self.is_empty()
-            && others.map(|prio| self.queued[prio as usize]).sum::<usize>() == 0
-            // What is expired when it comes goes by its age.
-            && is_before(now.0, deadline)
-            && self.lines.is_none();
+    /// Lends the sweeps of a class out, if requests of it that are submitted at `now` or later can
+    /// pass on, of any direction that `may`, up to `most` at a time: nothing waits, and no other
+    /// class has anything at the device. Until it is back, and all others that are out too, nothing
+    /// but this is asked of the order.
+    pub fn lend(&self, prio: Prio, may: [bool; 2], most: u32, now: Nanos) -> Option<Sweep> {
+        let others = super::CLASSES.into_iter().filter(|other| *other != prio);
+        // What is expired when it comes goes by its age.
+        let is_young = self.expire.map(|expire| is_before(now.0, now.0.wrapping_add(expire)));
+        let may_pass =
+            self.is_empty() && others.map(|other| self.queued[other as usize]).sum::<usize>() == 0;
+        let row = |direction| Kind { prio, direction }.row();
         let sweep = Sweep {
-            latest: self.rows[kind.row()].latest,
-            taken: 0,
-            most: self.room().min(u32::MAX as usize) as u32,
+            latest: Direction::ALL.map(|direction| self.rows[row(direction)].latest),
+            at: now.0,
+            taken: [0; 2],
             batching: self.batching,
             fifo_batch: self.tunables.unsigned(Tunable::FifoBatch),
-            kind,
-            goes_on: self.last_direction == kind.direction,
-            has_begun: false,
+            starved: self.starved,
+            writes_starved: self.tunables.unsigned(Tunable::WritesStarved),
+            most: most.min(self.room().min(u32::MAX as usize) as u32),
+            prio,
+            direction: self.last_direction,
+            may: [may[0] && is_young[0], may[1] && is_young[1]],
         };
         may_pass.then_some(sweep)
     }
 
-    /// How many requests of a kind may be at the device, with all others there, so that what
-    /// passes on is not held back by `async_depth`.
-    pub fn passing_max(&self, kind: Kind) -> usize {
-        if kind.is_throttled() { self.throttled_max } else { usize::MAX }
+    /// How many more requests that change the device may go there before `async_depth` holds them
+    /// back.
+    pub fn throttled_room(&self) -> usize {
+        self.throttled_max.saturating_sub(self.throttled)
     }
 
-    /// Takes the sweep back that was lent, and counts what has passed on.
-    pub fn settle(&mut self, sweep: Sweep) {
-        if sweep.taken == 0 {
-            return;
+    /// Takes a sweep back that was lent, and counts what has passed on. If it is the `latest` one
+    /// of those that were out, the order goes on where it stands.
+    pub fn settle(&mut self, sweep: &Sweep, latest: bool) {
+        for (direction, taken) in Direction::ALL.into_iter().zip(sweep.taken) {
+            if taken == 0 {
+                continue;
+            }
+            let (kind, count) = (Kind { prio: sweep.prio, direction }, taken as usize);
+            let row = &mut self.rows[kind.row()];
+            row.counters.inserted += count as u64;
+            row.counters.dispatched += count as u64;
+            self.queued[kind.prio as usize] += count;
+            if kind.is_throttled() {
+                self.throttled += count;
+            }
+            if latest {
+                row.latest = sweep.latest[direction as usize];
+            }
         }
-        let (kind, count) = (sweep.kind, sweep.taken as usize);
-        let row = &mut self.rows[kind.row()];
-        row.latest = sweep.latest;
-        row.counters.inserted += count as u64;
-        row.counters.dispatched += count as u64;
-        self.queued[kind.prio as usize] += count;
-        if kind.is_throttled() {
-            self.throttled += count;
-        }
-        self.batching = sweep.batching;
-        self.last_direction = kind.direction;
-        if sweep.has_begun && kind.direction == Direction::Write {
-            self.starved = 0;
+        if latest && sweep.taken != [0; 2] {
+            self.batching = sweep.batching;
+            self.last_direction = sweep.direction;
+            self.starved = sweep.starved;
         }
     }
 }
 
 impl Sweep {
-    /// The kind of what can pass on.
+    /// The class of what can pass on.
     #[inline]
-    pub fn kind(&self) -> Kind {
-        self.kind
+    pub fn prio(&self) -> Prio {
+        self.prio
     }
 
-    /// Inserts requests and takes all of them out again at once. It is what
-    /// [`Deadline::insert_batch`] and then [`Deadline::next_batch`] do, if there is room at the
-    /// device for all, and no more are there than [`Deadline::passing_max`].
-    ///
-    /// All are of the sweep's kind and have a range, and they are sorted by `sector`, their first
-    /// one; none ends where the next one starts. They go out from the one whose index is answered
-    /// to the last one, and then from the first one on. None if it is not to be: then nothing has
-    /// happened.
+    /// When the last ones have passed on.
     #[inline]
-    pub fn pass<K>(&mut self, sorted: &[K], sector: impl Fn(&K) -> u64) -> Option<usize> {
-        let (first, last) = (sorted.first()?, sorted.last()?);
-        debug_assert!(sorted.is_sorted_by_key(&sector));
-        let count = sorted.len() as u32;
-        let taken = self.taken.checked_add(count)?;
-        if count > self.most || sector(last) >= SECTOR_END - 1 {
-            return None;
+    pub fn at(&self) -> Nanos {
+        Nanos(self.at)
+    }
+
+    /// Most requests that may be under way at a time.
+    #[inline]
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// Whether what changes the device may pass on.
+    #[inline]
+    pub fn may_write(&self) -> bool {
+        self.may[Direction::Write as usize]
+    }
+
+    /// How many have passed on, reads and writes.
+    #[inline]
+    pub fn taken(&self) -> [u32; 2] {
+        self.taken
+    }
+
+    /// Inserts requests and takes all of them out again at once, which goes to `take` in the order
+    /// in which they go out. It is what [`Deadline::insert_batch`] and then
+    /// [`Deadline::next_batch`] do, if there is room at the device for all.
+    ///
+    /// They are given by direction, reads first. All are of the sweep's class and have a range, and
+    /// they are sorted by `sector`, their first one; none of a direction ends where the next one
+    /// starts. False if it is not to be: then nothing was taken, and the sweep is as it was.
+    #[inline]
+    pub fn pass<K>(
+        &mut self,
+        sorted: [&[K]; 2],
+        sector: impl Fn(&K) -> u64 + Copy,
+        now: Nanos,
+        take: impl FnMut(&K),
+    ) -> bool {
+        let mut taken = self.taken;
+        for direction in Direction::ALL {
+            let keys = sorted[direction as usize];
+            debug_assert!(keys.is_sorted_by_key(sector));
+            let Some(last) = keys.last() else { continue };
+            let sum = taken[direction as usize].checked_add(keys.len() as u32);
+            match sum.filter(|_| self.may[direction as usize] && sector(last) < SECTOR_END - 1) {
+                Some(sum) => taken[direction as usize] = sum,
+                None => return false,
+            }
         }
-        let behind = if sector(first) >= self.latest {
+        self.at = now.0;
+        self.taken = taken;
+        match sorted {
+            [reads, []] => self.pass_one(Direction::Read, reads, sector, take),
+            [[], writes] => self.pass_one(Direction::Write, writes, sector, take),
+            both => self.pass_both(both, sector, take),
+        }
+        true
+    }
+
+    /// The same for requests of one direction.
+    #[inline]
+    fn pass_one<K>(
+        &mut self,
+        direction: Direction,
+        sorted: &[K],
+        sector: impl Fn(&K) -> u64,
+        take: impl FnMut(&K),
+    ) {
+        let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return };
+        let latest = &mut self.latest[direction as usize];
+        let behind = if sector(first) >= *latest {
             0
         } else {
-            sorted.partition_point(|key| sector(key) < self.latest)
+            sorted.partition_point(|key| sector(key) < *latest)
         };
-        self.latest = sector(if behind > 0 { &sorted[behind - 1] } else { last });
-        self.taken = taken;
+        *latest = sector(if behind > 0 { &sorted[behind - 1] } else { last });
         // Up to the end of the sweep, and once more from its start.
-        self.count(count - behind as u32);
-        self.goes_on = false;
-        self.count(behind as u32);
-        self.goes_on = true;
-        Some(if behind < sorted.len() { behind } else { 0 })
+        let (low, high) = sorted.split_at(behind);
+        self.count(direction, high.len() as u32, self.direction == direction);
+        self.count(direction, low.len() as u32, false);
+        high.iter().chain(low).for_each(take);
     }
 
     /// Counts requests of one sweep in batches of `fifo_batch`.
     #[inline]
-    fn count(&mut self, count: u32) {
+    fn count(&mut self, direction: Direction, count: u32, goes_on: bool) {
         if count == 0 {
             return;
         }
-        let left = if self.goes_on { self.fifo_batch.saturating_sub(self.batching) } else { 0 };
+        let left = if goes_on { self.fifo_batch.saturating_sub(self.batching) } else { 0 };
         if count <= left {
             self.batching += count;
             return;
         }
         self.batching = (count - left - 1) % self.fifo_batch.max(1) + 1;
-        self.has_begun = true;
+        self.direction = direction;
+        if direction == Direction::Write {
+            self.starved = 0;
+        }
+    }
+
+    /// The same for reads and writes that come together: they take turns.
+    fn pass_both<K>(
+        &mut self,
+        sorted: [&[K]; 2],
+        sector: impl Fn(&K) -> u64,
+        mut take: impl FnMut(&K),
+    ) {
+        let latest = self.latest;
+        // Of either direction those from the latest position on, and behind them the others.
+        let ahead = Direction::ALL.map(|direction| {
+            let (keys, latest) = (sorted[direction as usize], latest[direction as usize]);
+            keys.len() - keys.partition_point(|key| sector(key) < latest)
+        });
+        let mut gone = [0; 2];
+        while gone[0] + gone[1] < sorted[0].len() + sorted[1].len() {
+            let waits = [gone[0] < sorted[0].len(), gone[1] < sorted[1].len()];
+            let last = self.direction as usize;
+            let goes_on = waits[last] && gone[last] != ahead[last];
+            if !goes_on || self.batching >= self.fifo_batch {
+                self.direction = self.choose(waits);
+                self.batching = 0;
+            }
+            self.batching = self.batching.saturating_add(1);
+            let at = self.direction as usize;
+            let behind = sorted[at].len() - ahead[at];
+            let index = if gone[at] < ahead[at] { behind + gone[at] } else { gone[at] - ahead[at] };
+            let key = &sorted[at][index];
+            self.latest[at] = sector(key);
+            gone[at] += 1;
+            take(key);
+        }
+    }
+
+    /// The direction of the next batch.
+    fn choose(&mut self, waits: [bool; 2]) -> Direction {
+        if waits == [true, false] {
+            return Direction::Read;
+        }
+        if waits[0] {
+            let starved = self.starved;
+            self.starved = starved.wrapping_add(1);
+            if starved < self.writes_starved {
+                return Direction::Read;
+            }
+        }
+        self.starved = 0;
+        Direction::Write
     }
 }

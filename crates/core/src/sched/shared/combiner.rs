@@ -5,10 +5,12 @@
 //! it finds with what waits, and takes out what is next. While the device has no room everything
 //! stays in the lanes, unless one of them fills up; what waits there or in order holds no tag.
 //!
-//! Where nothing waits and the device has room, what comes passes on instead: the role is taken for
-//! a moment, long enough to count and to move the sweep on, and the requests stay with the thread
-//! that has them. That they are complete is noted on a sheet of that thread's own. Whoever leaves
-//! something waiting behind collects the sheets, and leaves word there that more is awaited.
+//! Where nothing waits and the device has room, what comes passes on instead, and the requests stay
+//! with the thread that has them. For that a lane gets a permit: so many requests at the device at
+//! a time, and a sweep of its own, which its channel moves on by itself, without the role and on a
+//! line that nobody else looks at. Whoever has to ask the order for something else takes the
+//! permits back, so that the order knows what has passed on; and whoever leaves something waiting
+//! behind leaves word where something is at the device yet that its end is awaited.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use std::sync::Arc;
 use blockyard_sync::atomics::yield_now;
 use blockyard_sync::lanes::{Lane, Lanes};
 use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::permits::Permits;
 use blockyard_sync::role::{Ran, Role, Round};
-use blockyard_sync::tallies::Tallies;
 
 use super::{Front, FrontConfig, NotPassing, Passing, Queued, Report, Sheaf};
 use crate::bio::{Op, Prio};
@@ -39,37 +41,31 @@ const ROUNDS_MAX: usize = 4;
 /// now, is done: less than a microsecond, where to be served by that one costs several.
 const LOOKS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
-/// The order knows of more than so many completions at the latest.
-const COMPLETED_MAX: u32 = 1 << 30;
+/// A permit is for so many requests at least, so that a channel need not have another one for every
+/// batch that is a little larger.
+const PERMIT_MIN: u32 = 4;
 
 /// See the module.
 pub struct Combiner {
     lanes: Arc<Lanes<Queued>>,
     role: Role<Core>,
     reports: Arc<Mailbox<Report>>,
-    /// What has passed on and is complete, by lane: reads and writes, all of one class.
-    sheets: Tallies,
+    /// By lane: how far what passes on has swept, and how much of it is at the device.
+    permits: Permits<Sweep>,
 }
 
-/// What requests that pass on need of the order and of the device: a cache line of it with the
-/// role's word, so that nothing else goes from processor to processor.
-#[derive(Debug)]
-struct Express {
-    /// Lent out by the order, if anything may pass on.
-    sweep: Option<Sweep>,
-    /// Requests at the device, and how many there may be so that more of that kind pass on.
-    in_flight: u32,
-    in_flight_max: u32,
-    /// Requests of the sweep's kind that are complete, which the order does not know yet.
-    completed: u32,
+/// What is known of a lane whose requests pass on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passer {
+    /// Most requests that it may have at the device; 0 while it has no permit.
+    most: u32,
+    may_write: bool,
+    /// Reads and writes that the order takes for being at the device.
+    in_flight: [u32; 2],
 }
-
-const _: () = assert!(size_of::<Express>() <= 56, "with the role's word it is one line");
 
 /// What the holder of the role works on.
-#[repr(C)]
 struct Core {
-    express: Express,
     order: Deadline<Queued>,
     reports: Owner<Report>,
     drained: Vec<Queued>,
@@ -79,154 +75,226 @@ struct Core {
     /// What was taken in together may be inserted in any order: there are no zones.
     sorts: bool,
     depth: usize,
+    /// Requests at the device, but those that are there by a permit which is out.
+    in_flight: usize,
     /// The last round left something waiting, here or in the lanes.
     is_behind: bool,
-    /// Lanes whose sheets may have something or will have, a bit each; all of them are clear once
-    /// nothing is in flight.
-    passing: [u64; LANES / 64],
-    /// The class of what has passed on and is not known to be complete.
+    passers: Box<[Passer; LANES]>,
+    /// Lanes with a permit, and lanes that have something at the device without one, a bit each.
+    permitted: Bits,
+    passing: Bits,
+    /// What all permits that are out allow at the device together, and of that for writes too.
+    reserved: usize,
+    reserved_writes: usize,
+    /// The class of all permits.
     class: Prio,
+    /// When the latest requests of a permit that was taken back have passed on.
+    swept_at: Nanos,
+    /// Where the look for a permit that can be taken back begins.
+    next_idle: usize,
+}
+
+/// A bit for each lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bits([u64; LANES / 64]);
+
+impl Bits {
+    const NONE: Bits = Bits([0; LANES / 64]);
+
+    #[inline]
+    fn set(&mut self, lane: usize, is_set: bool) {
+        let bit = 1 << (lane % 64);
+        let word = &mut self.0[lane / 64];
+        *word = if is_set { *word | bit } else { *word & !bit };
+    }
+
+    /// The first one from `from` on that is set.
+    #[inline]
+    fn next(&self, from: usize) -> Option<usize> {
+        (from / 64..LANES / 64).find_map(|index| {
+            let low = if index == from / 64 { from % 64 } else { 0 };
+            let word = self.0[index] & (u64::MAX << low);
+            (word != 0).then(|| index * 64 + word.trailing_zeros() as usize)
+        })
+    }
+
+    /// Calls `each` with all that are set.
+    #[inline]
+    fn each(self, mut each: impl FnMut(usize)) {
+        let mut from = 0;
+        while from < LANES
+            && let Some(lane) = self.next(from)
+        {
+            each(lane);
+            from = lane + 1;
+        }
+    }
 }
 
 impl Core {
-    /// Lets requests pass on that nothing else waits with; answers the index of the first one.
-    #[inline]
-    fn pass(
-        &mut self,
-        sheets: &Tallies,
-        lane: usize,
-        sheaf: &Sheaf,
-        now: Nanos,
-    ) -> Result<usize, NotPassing> {
-        if let Express { sweep: Some(sweep), in_flight, completed, .. } = &mut self.express
-            && sweep.kind() == sheaf.kind()
-        {
-            let mut counts = sheets.collect(lane, false);
-            let own = std::mem::take(&mut counts[sheaf.kind().direction as usize]) as u32;
-            (*in_flight, *completed) = (*in_flight - own, *completed + own);
-            if counts != [0; 2] {
-                self.settle();
-                self.note_completed(counts);
-            } else if let Some(first) = self.try_pass(lane, sheaf) {
-                return Ok(first);
-            }
-        }
-        self.pass_first(sheets, lane, sheaf, now)
-    }
-
-    #[inline]
-    fn try_pass(&mut self, lane: usize, sheaf: &Sheaf) -> Option<usize> {
-        let Express { sweep, in_flight, in_flight_max, completed } = &mut self.express;
-        let after = *in_flight + sheaf.count() as u32;
-        if after > *in_flight_max || *completed > COMPLETED_MAX {
-            return None;
-        }
-        let first = sweep.as_mut()?.pass(sheaf.keys(), Sheaf::sector)?;
-        *in_flight = after;
-        let (word, bit) = (lane / 64, 1 << (lane % 64));
-        if self.passing[word] & bit == 0 {
-            self.passing[word] |= bit;
-        }
-        Some(first)
-    }
-
-    /// The same where the sweep of another kind is out, or none, or there is no room before all
-    /// that was completed is known.
+    /// Lets requests pass on that nothing else waits with, if they may, and gives their lane a
+    /// permit to go on doing so. The lane is one channel's own.
     #[cold]
-    fn pass_first(
+    fn admit(
         &mut self,
-        sheets: &Tallies,
+        permits: &Permits<Sweep>,
         lane: usize,
-        sheaf: &Sheaf,
+        sheaf: &mut Sheaf,
         now: Nanos,
-    ) -> Result<usize, NotPassing> {
-        let kind = sheaf.kind();
+    ) -> Result<(), NotPassing> {
         if self.is_behind {
             // What comes goes before what waits in a lower class.
-            let mut lower = CLASSES.into_iter().skip(kind.prio as usize + 1);
+            let mut lower = CLASSES.into_iter().skip(sheaf.prio() as usize + 1);
             let goes_before = lower.any(|prio| self.order.queued(prio) > 0);
             return Err(if goes_before { NotPassing::Unfit } else { NotPassing::Behind });
         }
-        self.settle();
-        self.hear(now);
-        self.collect_all(sheets, false);
-        let sweep = self.order.lend(kind, now).ok_or(NotPassing::Unfit)?;
-        self.class = kind.prio;
-        let most = self.depth.min(self.order.passing_max(kind));
-        self.express = Express { sweep: Some(sweep), in_flight_max: most as u32, ..self.express };
-        match self.try_pass(lane, sheaf) {
-            Some(first) => Ok(first),
-            None if sheaf.count() > most => Err(NotPassing::Unfit),
-            None => Err(NotPassing::Busy),
+        self.take_back(permits, lane);
+        self.hear(permits, now);
+        if self.class != sheaf.prio() {
+            self.take_all_back(permits);
         }
-    }
-
-    /// Takes the sweep back, because something else is to be asked of the order.
-    #[inline]
-    fn settle(&mut self) {
-        if let Some(sweep) = self.express.sweep.take() {
-            self.order.settle(sweep);
-            let completed = std::mem::take(&mut self.express.completed);
-            self.order.completed_many(sweep.kind(), completed as usize);
+        self.count_all(permits, false);
+        if self.passers[lane].in_flight != [0; 2]
+            || (self.class != sheaf.prio() && self.passing != Bits::NONE)
+        {
+            return Err(NotPassing::Unfit);
         }
+        self.class = sheaf.prio();
+        let [reads, writes] = sheaf.counts();
+        let (count, depth) = (reads + writes, self.depth as u32);
+        let most = count.next_power_of_two().max(PERMIT_MIN.min(depth / 4)).min(depth);
+        let may_write = self.reserved_writes + most as usize <= self.order.throttled_room();
+        if count > most || (writes > 0 && !may_write) {
+            return Err(NotPassing::Unfit);
+        }
+        if !self.makes_room(permits, most as usize) {
+            return Err(NotPassing::Busy);
+        }
+        let sweep = self.order.lend(sheaf.prio(), [true, may_write], most, now);
+        let mut sweep = sweep.ok_or(NotPassing::Unfit)?;
+        if !sheaf.pass(&mut sweep, now) {
+            return Err(NotPassing::Unfit);
+        }
+        self.reserved += most as usize;
+        self.reserved_writes += if may_write { most as usize } else { 0 };
+        self.passers[lane] = Passer { most, may_write, in_flight: [0; 2] };
+        self.permitted.set(lane, true);
+        self.passing.set(lane, false);
+        // SAFETY: this thread has the role, so it is the keeper; the lane is its own, and the
+        // permit was taken back above.
+        unsafe { permits.grant(lane, sweep, [reads, writes]) };
+        Ok(())
     }
 
-    /// Takes what is noted on a sheet; says whether that was anything. The sweep is not out.
-    #[inline]
-    fn collect(&mut self, sheets: &Tallies, lane: usize, awaits: bool) -> bool {
-        let counts = sheets.collect(lane, awaits);
-        self.note_completed(counts);
-        counts != [0; 2]
+    /// Takes permits back from lanes that have nothing at the device now, until so many more
+    /// requests may go there; says whether they may.
+    fn makes_room(&mut self, permits: &Permits<Sweep>, count: usize) -> bool {
+        let mut looks = self.permitted.0.iter().map(|word| word.count_ones()).sum::<u32>();
+        while self.in_flight + self.reserved + count > self.depth {
+            if looks == 0 {
+                return false;
+            }
+            looks -= 1;
+            let next = self.permitted.next(self.next_idle).or_else(|| self.permitted.next(0));
+            let Some(lane) = next else { return false };
+            self.next_idle = (lane + 1) % LANES;
+            if permits.under_way(lane, false) == [0; 2] {
+                self.take_back(permits, lane);
+            }
+        }
+        true
     }
 
-    /// Notes that so many reads and writes that have passed on are complete. The sweep is not out.
+    /// Takes the permit of a lane back, if it has one: the order knows then what has passed on.
+    fn take_back(&mut self, permits: &Permits<Sweep>, lane: usize) {
+        // SAFETY: this thread has the role, so it is the keeper.
+        let Some(sweep) = (unsafe { permits.withdraw(lane) }) else { return };
+        // Of several the one that was the last says where the sweep stands.
+        let is_latest = sweep.at() >= self.swept_at;
+        if is_latest {
+            self.swept_at = sweep.at();
+        }
+        self.order.settle(&sweep, is_latest);
+        let passer = &mut self.passers[lane];
+        let Passer { most, may_write, .. } = std::mem::take(passer);
+        self.reserved -= most as usize;
+        self.reserved_writes -= if may_write { most as usize } else { 0 };
+        // All of it is at the device, until that is looked at.
+        passer.in_flight = sweep.taken();
+        self.in_flight += sweep.taken().iter().sum::<u32>() as usize;
+        self.permitted.set(lane, false);
+        self.passing.set(lane, true);
+        self.count(permits, lane, false);
+    }
+
+    /// Takes all permits back, because something else is to be asked of the order.
     #[inline]
-    fn note_completed(&mut self, counts: [usize; 2]) {
-        for (direction, count) in Direction::ALL.into_iter().zip(counts) {
+    fn take_all_back(&mut self, permits: &Permits<Sweep>) {
+        if self.permitted != Bits::NONE {
+            self.permitted.each(|lane| self.take_back(permits, lane));
+        }
+        self.swept_at = Nanos(0);
+    }
+
+    /// Counts what is complete of what a lane without a permit had at the device; says whether that
+    /// was anything. With `awaits`, whoever completes something of that later is told to come.
+    fn count(&mut self, permits: &Permits<Sweep>, lane: usize, awaits: bool) -> bool {
+        let in_flight = permits.under_way(lane, awaits);
+        let before = std::mem::replace(&mut self.passers[lane].in_flight, in_flight);
+        for direction in Direction::ALL {
+            let at = direction as usize;
+            let count = (before[at] - in_flight[at]) as usize;
             if count > 0 {
                 self.order.completed_many(Kind { prio: self.class, direction }, count);
-                self.express.in_flight -= count as u32;
+                self.in_flight -= count;
             }
         }
+        if in_flight == [0; 2] {
+            self.passing.set(lane, false);
+        }
+        before != in_flight
     }
 
-    /// The same for all that have something or will have. With `awaits`, whoever completes
-    /// something of that later is told to come.
+    /// The same for all that have something there.
     #[inline]
-    fn collect_all(&mut self, sheets: &Tallies, awaits: bool) -> bool {
-        self.passing != [0; LANES / 64] && self.collect_each(sheets, awaits)
-    }
-
-    #[cold]
-    fn collect_each(&mut self, sheets: &Tallies, awaits: bool) -> bool {
+    fn count_all(&mut self, permits: &Permits<Sweep>, awaits: bool) -> bool {
         let mut is_any = false;
-        for word in 0..self.passing.len() {
-            let mut lanes = self.passing[word];
-            while lanes != 0 {
-                let lane = word * 64 + lanes.trailing_zeros() as usize;
-                lanes &= lanes - 1;
-                is_any |= self.collect(sheets, lane, awaits);
-            }
-        }
-        if self.express.in_flight == 0 {
-            self.passing = Default::default();
+        if self.passing != Bits::NONE {
+            self.passing.each(|lane| is_any |= self.count(permits, lane, awaits));
         }
         is_any
     }
 
+    /// Takes a request back that had passed on by a lane's permit and was not started.
+    #[cold]
+    fn take_undone(&mut self, permits: &Permits<Sweep>, lane: usize, queued: Queued, now: Nanos) {
+        // From here on it is the order's: it waits, and nothing passes on.
+        self.take_all_back(permits);
+        let mut counts = [0; 2];
+        counts[queued.kind().direction as usize] = 1;
+        permits.end(lane, counts);
+        let in_flight = &mut self.passers[lane].in_flight;
+        *in_flight = [in_flight[0] - counts[0], in_flight[1] - counts[1]];
+        self.in_flight -= 1;
+        self.order.requeue(queued, now);
+    }
+
     /// Takes what was reported.
     #[inline]
-    fn hear(&mut self, now: Nanos) {
+    fn hear(&mut self, permits: &Permits<Sweep>, now: Nanos) {
         while let Some(report) = self.reports.take() {
             match report {
                 Report::Completed(kind, count) => {
                     let count = count as usize;
                     self.order.completed_many(kind, count);
-                    self.express.in_flight -= count as u32;
+                    self.in_flight -= count;
                 }
-                Report::Undone(queued) => {
+                Report::Undone(queued, None) => {
                     self.order.requeue(queued, now);
-                    self.express.in_flight -= 1;
+                    self.in_flight -= 1;
+                }
+                Report::Undone(queued, Some(lane)) => {
+                    self.take_undone(permits, lane.into(), queued, now);
                 }
                 Report::Rest(queued) => {
                     if let Err(queued) = self.order.insert_at_head(queued, now) {
@@ -273,15 +341,15 @@ impl Core {
         end: usize,
         out: &mut Vec<Queued>,
     ) -> bool {
-        self.settle();
-        self.hear(now);
-        self.collect_all(&front.sheets, false);
-        let free = self.depth - self.express.in_flight as usize;
+        self.take_all_back(&front.permits);
+        self.hear(&front.permits, now);
+        self.count_all(&front.permits, false);
+        let free = self.depth - self.in_flight;
         let holds_back = !is_room || free == 0;
         self.take_in(&front.lanes, if holds_back { HIGH } else { 0 }, now);
         let room = free.min(end - out.len());
         let taken = self.order.next_batch(room, now, |queued| out.push(queued));
-        self.express.in_flight += taken as u32;
+        self.in_flight += taken;
         holds_back
     }
 
@@ -321,7 +389,6 @@ impl Front for Combiner {
             lanes: Lanes::new(LANES, LANE_LEN),
             reports: Arc::clone(reports.mailbox()),
             role: Role::new(Core {
-                express: Express { sweep: None, in_flight: 0, in_flight_max: 0, completed: 0 },
                 order: config.order(),
                 reports,
                 drained: Vec::with_capacity(PASS),
@@ -329,11 +396,18 @@ impl Front for Combiner {
                 refused: Vec::with_capacity(2 * PASS),
                 sorts: config.zones.is_none(),
                 depth,
+                in_flight: 0,
                 is_behind: false,
-                passing: Default::default(),
+                passers: Box::new([Passer::default(); LANES]),
+                permitted: Bits::NONE,
+                passing: Bits::NONE,
+                reserved: 0,
+                reserved_writes: 0,
                 class: Prio::BestEffort,
+                swept_at: Nanos(0),
+                next_idle: 0,
             }),
-            sheets: Tallies::new(LANES),
+            permits: Permits::new(LANES, Sweep::NONE),
         }
     }
 
@@ -368,7 +442,7 @@ impl Front for Combiner {
             // told that it is awaited, or has completed it before, and there is more to do.
             while core.note_behind(self)
                 && !(is_room && out.len() == end)
-                && core.collect_all(&self.sheets, true)
+                && core.count_all(&self.permits, true)
             {
                 holds_back = core.round(self, now, is_room, end, out);
             }
@@ -383,28 +457,40 @@ impl Front for Combiner {
     fn pass(
         &self,
         lane: &mut Lane<Queued>,
-        sheaf: &Sheaf,
+        sheaf: &mut Sheaf,
         now: Nanos,
     ) -> Result<Passing, NotPassing> {
+        if lane.is_shared() {
+            // Two channels cannot have one permit.
+            return Err(NotPassing::Unfit);
+        }
         let lane = lane.number();
-        let pass = |core: &mut Core| core.pass(&self.sheets, lane, sheaf, now);
-        match self.role.brief(LOOKS, pass) {
+        let counts = sheaf.counts();
+        let step = |sweep: &mut Sweep, under_way: u32| {
+            under_way + counts[0] + counts[1] <= sweep.most()
+                && sheaf.prio() == sweep.prio()
+                && sheaf.pass(sweep, now)
+        };
+        // SAFETY: the lane is this channel's own, and borrowed mutably.
+        if unsafe { self.permits.begin(lane, counts, step) } {
+            return Ok(Passing { is_called: false });
+        }
+        let admit = |core: &mut Core| core.admit(&self.permits, lane, sheaf, now);
+        match self.role.brief(LOOKS, admit) {
             None => Err(NotPassing::Busy),
-            Some((Ok(first), is_called)) => Ok(Passing { first, is_called }),
+            Some((Ok(()), is_called)) => Ok(Passing { is_called }),
             Some((Err(_), true)) => Err(NotPassing::Behind),
             Some((Err(why), false)) => Err(why),
         }
     }
 
     #[inline]
-    fn expect(&self) {
-        self.role.expect();
+    fn passed(&self, lane: &mut Lane<Queued>, counts: [u32; 2]) -> bool {
+        self.permits.end(lane.number(), counts)
     }
 
-    #[inline]
-    fn passed(&self, lane: &mut Lane<Queued>, kind: Kind, count: usize) -> bool {
-        let is_write = kind.direction == Direction::Write;
-        self.sheets.add(lane.number(), is_write, count as u32)
+    fn passer(&self, lane: &Lane<Queued>) -> u16 {
+        lane.number() as u16
     }
 
     #[inline]
@@ -430,9 +516,9 @@ impl Front for Combiner {
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {
         loop {
             let ran = self.role.run(|core| {
-                core.settle();
-                core.hear(Nanos(0));
-                core.collect_all(&self.sheets, false);
+                core.take_all_back(&self.permits);
+                core.hear(&self.permits, Nanos(0));
+                core.count_all(&self.permits, false);
                 work(&mut core.order);
                 // Who has kicked meanwhile is not served here.
                 Round::Enough

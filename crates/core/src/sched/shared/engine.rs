@@ -83,7 +83,7 @@ impl<Q: DeviceQueue> Engine<Q> {
 
     fn start(&mut self, now: Nanos, landed: &mut Vec<Landed>) {
         for queued in self.picked.drain(..) {
-            self.flights.launch(queued, &mut self.batch);
+            self.flights.launch(queued, None, &mut self.batch);
         }
         self.queue.start(now, &mut self.batch, &mut self.done);
         self.blocked_until = None;

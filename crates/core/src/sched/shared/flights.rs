@@ -20,6 +20,8 @@ struct Flight {
     /// The tag that its channel gave the first request.
     tag: Tag,
     kind: Kind,
+    /// It has passed on, by the channel of this number.
+    passer: Option<u16>,
 }
 
 /// A chain that has ended, on its way home.
@@ -45,6 +47,8 @@ impl Landed {
 pub(super) struct Flights {
     free: Vec<u16>,
     table: Box<[Flight]>,
+    /// Reads and writes that had passed on, and are complete.
+    passed: [u32; 2],
 }
 
 // SAFETY: as for `Request`.
@@ -54,8 +58,10 @@ impl Flights {
     /// Room for so many.
     pub(super) fn new(count: u16) -> Flights {
         let kind = Kind::of(Op::Read, Prio::BestEffort);
-        let empty = Flight { head: None, first_tail: NonNull::dangling(), tag: Tag(0), kind };
-        Flights { free: (0..count).rev().collect(), table: vec![empty; count.into()].into() }
+        let empty =
+            Flight { head: None, first_tail: NonNull::dangling(), tag: Tag(0), kind, passer: None };
+        let table = vec![empty; count.into()].into();
+        Flights { free: (0..count).rev().collect(), table, passed: [0; 2] }
     }
 
     /// How many more can start.
@@ -70,9 +76,10 @@ impl Flights {
         self.table.len() - self.free.len()
     }
 
-    /// Gives a request a tag and puts it into the batch. There is room.
+    /// Gives a request a tag and puts it into the batch. There is room. It was given out, or has
+    /// passed on by the channel of the number `passer`.
     #[inline]
-    pub(super) fn launch(&mut self, queued: Queued, batch: &mut Batch) {
+    pub(super) fn launch(&mut self, queued: Queued, passer: Option<u16>, batch: &mut Batch) {
         let tag = self.free.pop().expect("the caller has asked for room");
         let mut request = queued.request();
         let flight = Flight {
@@ -80,9 +87,25 @@ impl Flights {
             first_tail: queued.first_tail(),
             tag: request.exchange_tag(Tag(tag)),
             kind: queued.kind(),
+            passer,
         };
         self.table[usize::from(tag)] = flight;
         batch.start(request, Tag(tag));
+    }
+
+    /// Counts the completion of a flight, or reports it.
+    #[inline]
+    fn complete(&mut self, flight: Flight, reports: &mut Vec<Report>) {
+        match flight.passer {
+            None => Report::add_completed(reports, flight.kind),
+            Some(_) => self.passed[flight.kind.direction as usize] += 1,
+        }
+    }
+
+    /// Reads and writes that had passed on and are complete, which are not reported.
+    #[inline]
+    pub(super) fn take_passed(&mut self) -> [u32; 2] {
+        std::mem::take(&mut self.passed)
     }
 
     /// Takes what the queue has completed: it is on its way home, and reported.
@@ -102,8 +125,9 @@ impl Flights {
             _ => return Err(ended),
         };
         flight.head = None;
+        let flight = *flight;
         self.free.push(tag as u16);
-        Report::add_completed(reports, flight.kind);
+        self.complete(flight, reports);
         let mut request = ended.into_request();
         request.exchange_tag(flight.tag);
         home.push(Landed { ended: request.into_ended(), first_tail: flight.first_tail });
@@ -133,20 +157,21 @@ impl Flights {
         while let Some((mut request, tag)) = batch.unstart_last() {
             let flight = &mut self.table[usize::from(tag.0)];
             flight.head = None;
+            let flight = *flight;
             self.free.push(tag.0);
             request.exchange_tag(flight.tag);
             let queued = Queued::again(request, flight.first_tail);
             if !(broken && batch.is_empty()) {
-                reports.push(Report::Undone(queued));
+                reports.push(Report::Undone(queued, flight.passer));
                 continue;
             }
             match queued.break_up() {
                 (first, Some(rest)) => {
                     reports.push(Report::Rest(rest));
-                    reports.push(Report::Undone(first));
+                    reports.push(Report::Undone(first, flight.passer));
                 }
                 (single, None) => {
-                    Report::add_completed(reports, flight.kind);
+                    self.complete(flight, reports);
                     let first_tail = single.first_tail();
                     home.push(Landed { ended: single.request().give_back(), first_tail });
                 }

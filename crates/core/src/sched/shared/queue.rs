@@ -94,8 +94,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             out: 0,
             refused: false,
             arrived: Done::with_capacity(requests),
-            sheaf: Sheaf::new(),
-            pass_most: if shared.is_zoned { 0 } else { passing::most_of(shared.depth) },
+            sheaf: Sheaf::new(shared.zone_sectors),
+            pass_most: passing::most_of(shared.depth),
             staged: Vec::with_capacity(STAGE_MAX),
             picked: Vec::with_capacity(picks.into()),
             flights: Flights::new(picks),
@@ -147,15 +147,16 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             return (0, left);
         }
         for queued in picked.drain(..) {
-            flights.launch(queued, batch);
+            flights.launch(queued, None, batch);
         }
         self.own.start(now, batch, &mut self.results);
-        self.settle();
-        (count, left)
+        let is_awaited = self.settle();
+        (count, left || is_awaited)
     }
 
-    /// Takes what the channel's own queue has made of a batch of flights, and reports it.
-    fn settle(&mut self) {
+    /// Takes what the channel's own queue has made of a batch of flights, and reports it. Says
+    /// whether somebody waits for that.
+    fn settle(&mut self) -> bool {
         if !self.batch.is_empty() {
             let ScheduledQueue { flights, batch, reports, landed, .. } = self;
             flights.take_leftovers(batch, reports, landed);
@@ -163,7 +164,15 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         while let Some(ended) = self.results.take() {
             self.land(ended, None);
         }
-        self.shared.front.report(&mut self.reports);
+        self.report()
+    }
+
+    /// Reports what has become of requests. Says whether somebody waits for that.
+    fn report(&mut self) -> bool {
+        let ScheduledQueue { shared, lane, reports, flights, .. } = self;
+        shared.front.report(reports);
+        let passed = flights.take_passed();
+        passed != [0; 2] && shared.front.passed(lane, passed)
     }
 
     /// Takes what the channel's own queue has completed: of a batch that it ran, or past the
@@ -303,13 +312,6 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
     }
 
     #[inline]
-    fn expect(&mut self) {
-        if F::PASSES && self.active && !self.by_engine {
-            self.shared.front.expect();
-        }
-    }
-
-    #[inline]
     fn carry(&mut self, single: Single) -> Option<Status> {
         let active = **self.mode.get();
         if active || self.out > 0 { None } else { self.own.carry(single) }
@@ -323,8 +325,11 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             while let Some(ended) = self.results.take() {
                 self.land(ended, Some(done));
             }
-            self.shared.front.report(&mut self.reports);
+            let is_awaited = self.report();
             self.out -= self.home.send(&mut self.landed, done);
+            if is_awaited {
+                self.help(now, Some(done));
+            }
         }
         if !self.has_out() {
             return;
@@ -398,7 +403,11 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         while let Some(ended) = self.results.take() {
             self.land(ended, Some(done));
         }
-        self.shared.front.report(&mut self.reports);
+        if self.report() {
+            // This channel goes away: somebody else looks.
+            self.shared.front.abandon();
+            self.home.ring_one();
+        }
         self.out -= self.home.send(&mut self.landed, done);
         if self.out > 0 {
             let home = self.home.number();

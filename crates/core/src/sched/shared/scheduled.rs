@@ -34,8 +34,8 @@ pub(super) struct Shared<Q, F> {
     /// Whether the scheduler is at work; else requests go past it.
     pub(super) active: Arc<Published<bool>>,
     pub(super) depth: u16,
-    /// Nothing passes on past the order of a device with zones.
-    pub(super) is_zoned: bool,
+    /// Sectors of a zone; 0 without zones.
+    pub(super) zone_sectors: u64,
 }
 
 impl<Q, F> Shared<Q, F> {
@@ -86,7 +86,7 @@ impl<D: Device, F: Front> Scheduled<D, F> {
             watch: Watch::new(),
             active: Arc::new(Published::new(active)),
             depth,
-            is_zoned: config.zones.is_some(),
+            zone_sectors: config.zones.as_ref().map_or(0, |zones| zones.zone_sectors),
         };
         let queue_depth = shared.requests_max();
         let limits = Limits { queue_depth, ordered: false, ..inner.limits().clone() };

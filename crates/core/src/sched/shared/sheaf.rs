@@ -1,11 +1,13 @@
 //! Some requests of one channel, sorted, that could pass on to the device together.
 //!
-//! What can be found out about them without the others is found out before anybody is kept from the
-//! order for it: whether they are of one kind, how they are sorted, and that none can be merged.
+//! What can be found out about them without the others is found out before anything is asked of
+//! them: whether they are of one class, how they are sorted, that none can be merged, and that no
+//! zone gets two writes, whose order would have to be kept.
 
-use crate::bio::Op;
+use crate::bio::{Op, Prio};
 use crate::request::{Batch, Started};
-use crate::sched::deadline::Kind;
+use crate::sched::deadline::{Kind, Sweep};
+use crate::units::Nanos;
 
 /// Bits of a key that say which request it is.
 const INDEX_BITS: u32 = 6;
@@ -16,28 +18,34 @@ pub(super) const SHEAF_MAX: usize = 1 << INDEX_BITS;
 /// Above the sectors that a key has place for: a device ends before that.
 const SECTOR_END: u64 = 1 << 56;
 
-/// Requests of one kind, by their first sectors.
+/// Requests of one class, by direction and by their first sectors.
 #[derive(Debug)]
 pub struct Sheaf {
-    kind: Kind,
-    /// First sector and place in the batch of each, ascending.
-    keys: Vec<u64>,
+    prio: Prio,
+    /// First sector and place in the batch of each, ascending, by direction.
+    keys: [Vec<u64>; 2],
     /// The first sector behind each, by its place in the batch.
     ends: Vec<u64>,
     /// Greatest tag of them.
     tag_max: u16,
+    /// Sectors of a zone; 0 for a device without zones.
+    zone_sectors: u64,
+    /// Places in the batch, in the order in which they pass on.
+    turns: Vec<u8>,
     /// The requests by their place in the batch, on their way to that in the order.
     lifted: Vec<Option<Started>>,
 }
 
 impl Sheaf {
-    /// No requests yet.
-    pub(super) fn new() -> Sheaf {
+    /// No requests yet, of a device with zones of so many sectors, or with none.
+    pub(super) fn new(zone_sectors: u64) -> Sheaf {
         Sheaf {
-            kind: Kind::of(Op::Read, crate::bio::Prio::BestEffort),
-            keys: Vec::with_capacity(SHEAF_MAX),
+            prio: Prio::BestEffort,
+            keys: [Vec::with_capacity(SHEAF_MAX), Vec::with_capacity(SHEAF_MAX)],
             ends: Vec::with_capacity(SHEAF_MAX),
             tag_max: 0,
+            zone_sectors,
+            turns: Vec::with_capacity(SHEAF_MAX),
             lifted: Vec::with_capacity(SHEAF_MAX),
         }
     }
@@ -46,7 +54,7 @@ impl Sheaf {
     /// nothing else waits.
     #[inline]
     pub(super) fn look_at(&mut self, batch: &Batch, most: usize) -> bool {
-        self.keys.clear();
+        self.keys.iter_mut().for_each(Vec::clear);
         self.ends.clear();
         let count = batch.len().min(most).min(SHEAF_MAX);
         let mut tag_max = 0;
@@ -54,45 +62,57 @@ impl Sheaf {
             let Some(request) = batch.get(index) else { return false };
             let kind = Kind::of(request.op(), request.prio());
             if index == 0 {
-                self.kind = kind;
+                self.prio = kind.prio;
             }
             let (sector, sectors) = (request.sector().0, request.sectors());
             let is_plain = request.op() != Op::Flush && sectors > 0 && sector < SECTOR_END;
-            if kind != self.kind || !is_plain {
+            if kind.prio != self.prio || !is_plain {
                 return false;
             }
             tag_max = tag_max.max(request.tag().0);
-            self.keys.push(sector << INDEX_BITS | index as u64);
+            self.keys[kind.direction as usize].push(sector << INDEX_BITS | index as u64);
             self.ends.push(sector.saturating_add(sectors));
         }
         self.tag_max = tag_max;
-        self.keys.sort_unstable();
-        let ends = &self.ends;
-        count > 0 && self.keys.windows(2).all(|pair| ends[index_of(pair[0])] != sector_of(pair[1]))
+        self.keys.iter_mut().for_each(|keys| keys.sort_unstable());
+        let (ends, [reads, writes]) = (&self.ends, &self.keys);
+        let touch = |pair: &[u64]| ends[index_of(pair[0])] == sector_of(pair[1]);
+        let is_apart = |pair: &[u64]| !touch(pair) && !self.are_of_one_zone(pair);
+        count > 0 && !reads.windows(2).any(touch) && writes.windows(2).all(is_apart)
     }
 
-    /// The kind of all.
+    /// Zones have a power of two of sectors, their capacity may be less.
     #[inline]
-    pub fn kind(&self) -> Kind {
-        self.kind
+    fn are_of_one_zone(&self, pair: &[u64]) -> bool {
+        sector_of(pair[0]) ^ sector_of(pair[1]) < self.zone_sectors
     }
 
-    /// How many there are.
+    /// The class of all.
+    #[inline]
+    pub fn prio(&self) -> Prio {
+        self.prio
+    }
+
+    /// How many reads there are and how many writes.
+    #[inline]
+    pub fn counts(&self) -> [u32; 2] {
+        self.keys.each_ref().map(|keys| keys.len() as u32)
+    }
+
+    /// How many requests there are.
     #[inline]
     pub fn count(&self) -> usize {
-        self.keys.len()
+        self.ends.len()
     }
 
-    /// What they are sorted by; [`Sheaf::sector`] has the first sector of each.
+    /// Has all of them pass through a sweep, which decides in which order they are lifted; says
+    /// whether they may.
     #[inline]
-    pub fn keys(&self) -> &[u64] {
-        &self.keys
-    }
-
-    /// The first sector of the request with this key.
-    #[inline]
-    pub fn sector(key: &u64) -> u64 {
-        sector_of(*key)
+    pub fn pass(&mut self, sweep: &mut Sweep, now: Nanos) -> bool {
+        let Sheaf { keys: [reads, writes], turns, .. } = self;
+        turns.clear();
+        let take = |key: &u64| turns.push(index_of(*key) as u8);
+        sweep.pass([reads, writes], |key| sector_of(*key), now, take)
     }
 
     /// Whether all tags are below `depth`.
@@ -101,18 +121,29 @@ impl Sheaf {
         self.tag_max < depth
     }
 
-    /// Moves the requests from the batch that was looked at to another one, in ascending order from
-    /// index `first` on, and then from the start.
+    /// Moves the requests, which have passed, from the batch that was looked at to another one.
     #[inline]
-    pub(super) fn lift(&mut self, first: usize, from: &mut Batch, to: &mut Batch) {
-        self.lifted.extend((0..self.keys.len()).map(|_| from.next()));
-        let (last, others) = self.keys.split_at(first);
-        for key in others.iter().chain(last) {
-            if let Some(started) = self.lifted[index_of(*key)].take() {
+    pub(super) fn lift(&mut self, from: &mut Batch, to: &mut Batch) {
+        self.lifted.extend((0..self.ends.len()).map(|_| from.next()));
+        for turn in &self.turns {
+            if let Some(started) = self.lifted[usize::from(*turn)].take() {
                 to.push(started);
             }
         }
         self.lifted.clear();
+    }
+
+    /// How many reads and writes have been started of those that were lifted, if the others are
+    /// still in the batch.
+    #[inline]
+    pub(super) fn started(&self, left: &Batch) -> [u32; 2] {
+        let mut counts = self.counts();
+        for index in 0..left.len() {
+            if let Some(request) = left.get(index) {
+                counts[Kind::of(request.op(), self.prio).direction as usize] -= 1;
+            }
+        }
+        counts
     }
 }
 

@@ -64,14 +64,15 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     #[inline]
     fn run(&mut self, now: Nanos, passing: Passing, batch: &mut Batch, done: &mut Done) {
         let ScheduledQueue { shared, lane, sheaf, .. } = self;
-        sheaf.lift(passing.first, batch, &mut self.batch);
+        sheaf.lift(batch, &mut self.batch);
         let keeps_tags = sheaf.has_tags_below(shared.depth);
         if keeps_tags {
             self.own.start(now, &mut self.batch, done);
         }
-        let count = sheaf.count() - self.batch.len();
-        let is_awaited = count > 0 && shared.front.passed(lane, sheaf.kind(), count);
-        if !self.batch.is_empty() {
+        let is_whole = self.batch.is_empty();
+        let counts = if is_whole { sheaf.counts() } else { sheaf.started(&self.batch) };
+        let is_awaited = counts != [0; 2] && shared.front.passed(lane, counts);
+        if !is_whole {
             self.pass_with_tags(now, !keeps_tags, done);
         } else if is_awaited || passing.is_called {
             self.help(now, Some(done));
@@ -82,11 +83,12 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     /// What is left then goes back to be given out again.
     #[cold]
     fn pass_with_tags(&mut self, now: Nanos, starts: bool, done: &mut Done) {
-        let home = self.home.number();
+        let (home, passer) = (self.home.number(), self.shared.front.passer(&self.lane));
         self.out += self.batch.len();
         for _ in 0..self.batch.len() {
             if let Some(started) = self.batch.next() {
-                self.flights.launch(Queued::take(started, home), &mut self.batch);
+                let queued = Queued::take(started, home);
+                self.flights.launch(queued, Some(passer), &mut self.batch);
             }
         }
         if starts {
