@@ -19,7 +19,7 @@ use blockyard_sync::hints::Hints;
 use crate::config::RamConfig;
 use crate::counters::{Count, Counters, Sum, Tally};
 use crate::error::RamError;
-use crate::form::{Form, Packer, Unpacker, is_zero, word_of};
+use crate::form::{Foreign, Form, Packer, Unpacker, is_zero, word_of};
 use crate::pool::{NoSpace, Pool, PoolConfig, PoolError};
 use crate::store::{Access, New, Store};
 
@@ -185,6 +185,41 @@ impl Blocks {
     pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
         let Hand { access, plain, packer, tally, .. } = hand;
         let new = packer.pack(&self.form, plain);
+        let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
+        self.form.replaced(tally, old, word_of(&new));
+        Status::Ok
+    }
+
+    /// Stores a block that lies in memory that others may change meanwhile: what is stored is then
+    /// a mixture, as with any write whose data change under it. It is not copied before it is
+    /// compressed, where that can be.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of a block.
+    #[inline]
+    pub(crate) unsafe fn write_from(&self, hand: &mut Hand, block: u64, from: *const u8) -> Status {
+        let todo = if self.hints.is_some() {
+            // Equal blocks are compared byte by byte, which takes bytes that stay.
+            Foreign::Unpacked
+        } else {
+            let Hand { access, packer, tally, .. } = hand;
+            // SAFETY: this function's own contract.
+            match unsafe { packer.pack_foreign(&self.form, from) } {
+                Ok(new) => {
+                    let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
+                    self.form.replaced(tally, old, word_of(&new));
+                    return Status::Ok;
+                }
+                Err(todo) => todo,
+            }
+        };
+        // SAFETY: this function's own contract; the hand's block is nobody's buffer.
+        unsafe { hand.plain.as_mut_ptr().copy_from_nonoverlapping(from, self.form.unit) };
+        if todo == Foreign::Unpacked {
+            return self.write(hand, block);
+        }
+        let Hand { access, plain, packer, tally, .. } = hand;
+        let new = packer.keep(&self.form, plain);
         let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
         self.form.replaced(tally, old, word_of(&new));
         Status::Ok

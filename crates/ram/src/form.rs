@@ -20,7 +20,7 @@ use crate::codec::{Algo, Codec, Decoder, Encoder, packed_bytes_max};
 use crate::config::{RECOMPRESS_FIELDS, RamConfig};
 use crate::counters::{Count, Tally};
 use crate::error::RamError;
-use crate::fill::{fill, repeated_word};
+use crate::fill::{fill, may_repeat, repeated_word};
 use crate::store::New;
 
 /// Bytes of a checksum.
@@ -50,6 +50,15 @@ pub(crate) struct Packer {
     codec: u8,
     encoder: Encoder,
     packed: Box<[u8]>,
+}
+
+/// What is to be done with a block that lies in foreign memory, once it is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Foreign {
+    /// It is packed: it may be one word repeated, or its codec takes no foreign memory.
+    Unpacked,
+    /// It is kept as it is: its codec makes it no smaller.
+    Raw,
 }
 
 /// What makes a block of contents; belongs to one thread.
@@ -98,6 +107,13 @@ impl Form {
     /// Most stored bytes of a block.
     pub(crate) fn stored_bytes_max(&self) -> usize {
         self.unit + self.tail
+    }
+
+    /// The most that a codec may make of a block: less than a sixteenth is not worth a
+    /// decompression at every read.
+    #[inline]
+    fn worth_max(&self) -> usize {
+        self.unit - self.unit / 16
     }
 
     /// A packer by the codec of this number.
@@ -280,18 +296,51 @@ impl Packer {
             self.packed[..WORD_BYTES].copy_from_slice(&word.to_ne_bytes());
             return New::Bytes(self.sealed(form, WORD_BYTES), raw);
         }
-        // Less than a sixteenth is not worth a decompression at every read.
-        match self.compress(form, plain, form.unit - form.unit / 16) {
+        match self.compress(form, plain, form.worth_max()) {
             Some(len) => {
                 let word = Word::NOTHING.with_codec(self.codec);
                 New::Bytes(self.sealed(form, len), word)
             }
-            None if form.tail == 0 => New::Bytes(plain, raw),
-            None => {
-                self.packed[..form.unit].copy_from_slice(plain);
-                New::Bytes(self.sealed(form, form.unit), raw)
-            }
+            None => self.keep(form, plain),
         }
+    }
+
+    /// What a block is to be stored as that lies in memory that others may change meanwhile.
+    ///
+    /// # Errors
+    /// If it has to be copied first.
+    ///
+    /// # Safety
+    /// `plain` must be valid for reads of a block.
+    #[inline]
+    pub(crate) unsafe fn pack_foreign<'b>(
+        &'b mut self,
+        form: &Form,
+        plain: *const u8,
+    ) -> Result<New<'b>, Foreign> {
+        let codec = &form.codecs[usize::from(self.codec)];
+        // SAFETY: this function's own contract.
+        if !codec.takes_foreign() || unsafe { may_repeat(plain, form.unit) } {
+            return Err(Foreign::Unpacked);
+        }
+        let Packer { encoder, packed, .. } = self;
+        let len_max = form.worth_max();
+        // SAFETY: as above; a unit is 64 KiB at most.
+        let len = unsafe { codec.compress_foreign(encoder, plain, form.unit, packed, len_max) };
+        let Some(len) = len else { return Err(Foreign::Raw) };
+        let word = Word::NOTHING.with_codec(self.codec);
+        Ok(New::Bytes(self.sealed(form, len), word))
+    }
+
+    /// What a block is to be stored as that no codec makes smaller.
+    #[inline]
+    pub(crate) fn keep<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {
+        let raw = Word::NOTHING.with_huge(true);
+        if form.tail == 0 {
+            return New::Bytes(plain, raw);
+        }
+        self.packed[..form.unit].copy_from_slice(plain);
+        New::Bytes(self.sealed(form, form.unit), raw)
     }
 
     /// Contents that take less than `len_max` stored bytes, if this codec can make them.

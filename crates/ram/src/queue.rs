@@ -76,12 +76,15 @@ impl RamQueue {
         let unit = shared.blocks.unit();
         let mut pieces = Pieces::new(work.segments());
         for Part { block, offset, len } in parts {
-            let status = if len == unit {
-                pieces.read(hand.block());
-                shared.blocks.write(hand, block)
-            } else {
+            let status = if len < unit {
                 pieces.read(hand.patch(len));
                 shared.blocks.patch(hand, block, offset, len)
+            } else if let Some(from) = pieces.take_whole(unit) {
+                // SAFETY: it is the request's, valid for a block until it is completed.
+                unsafe { shared.blocks.write_from(hand, block, from) }
+            } else {
+                pieces.read(hand.block());
+                shared.blocks.write(hand, block)
             };
             if !status.is_ok() {
                 return status;
