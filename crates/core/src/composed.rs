@@ -95,6 +95,8 @@ impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
         &self,
         stats: Arc<ChannelStats>,
     ) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
+        // The first reading of a process looks in files whether the processor's counter will do.
+        self.clock.now();
         let floors = Floors {
             gate: self.gates.open(self.config.depth),
             sched: (self.scheduler)(usize::from(self.config.depth)),
