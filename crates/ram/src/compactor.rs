@@ -1,6 +1,8 @@
 //! Compaction in the background: a thread of the device's looks once a second how much of the pool
 //! is lost, and moves some objects together when it is more than a threshold.
 //!
+//! Then it asks the system for huge pages in place of the small ones that objects have filled.
+//!
 //! The data path has no part in it. A look costs a few instructions; a turn moves [`TURN_BYTES`] at
 //! most and loses to every writer, as any compaction does. What could not be won is not tried again
 //! until the pool has changed.
@@ -18,6 +20,8 @@ use crate::store::Access;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Objects of so many bytes are moved in a turn, which takes some 20 ms.
 const TURN_BYTES: u64 = 64 << 20;
+/// So many huge pages are asked for in a turn: 64 MiB, which takes some 20 ms as well.
+const TURN_HUGE_PAGES: u64 = 32;
 /// A turn has won little if it was less than one part in so many of what was lost.
 const WON_PART: u64 = 8;
 /// After such a turn there is none until so many percent of what is stored were stored anew.
@@ -135,7 +139,9 @@ fn run(desk: &Desk, mut access: Access) {
     let _end = End(desk);
     let mut turns = Turns::default();
     while let Some(percent) = desk.next_turn() {
-        turns.turn(&mut access, percent, || desk.orders().stopped);
+        let stopped = || desk.orders().stopped;
+        turns.turn(&mut access, percent, stopped);
+        access.store().pool().gather(TURN_HUGE_PAGES, stopped);
         desk.end_turn();
     }
 }

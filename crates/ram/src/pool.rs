@@ -44,7 +44,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 
 use arena::{Arena, Purpose};
 use layout::{Layout, UNIT_BYTES};
-use memory::{Memory, PAGE_BYTES};
+use memory::{HUGE_BYTES, Memory, PAGE_BYTES};
 use shard::{Failing, Ground, Shard};
 
 pub use compact::Compacted;
@@ -124,7 +124,10 @@ impl PoolConfig {
         let each = (wanted / shards).div_ceil(segment as u64) + SEGMENTS_SPARE;
         let each = each.min(SHARD_BYTES_MAX.min(most / shards) / segment as u64);
         let segment_units = (segment / UNIT_BYTES) as u32;
-        Ok(Layout::new(shards as u32, segment_units, each as u32, object, head))
+        // What a shard fills can become huge pages, if it is that much.
+        let is_large = wanted / shards >= HUGE_BYTES as u64;
+        let stretch = if is_large { (HUGE_BYTES / segment).max(1) } else { 1 };
+        Ok(Layout::new(shards as u32, segment_units, stretch as u32, each as u32, object, head))
     }
 }
 
@@ -270,6 +273,25 @@ impl Pool {
 
     fn ground(&self, purpose: Purpose) -> Ground<'_> {
         Ground { memory: &self.memory, arena: &self.arena, purpose }
+    }
+
+    /// Asks the system to make huge pages of what is filled, `count_max` at most, and says of how
+    /// many: they cost no memory, and spare address translations. `stop` is asked in between.
+    pub fn gather(&self, count_max: u64, mut stop: impl FnMut() -> bool) -> u64 {
+        let mut count = 0;
+        for (number, shard) in (0u32..).zip(&self.shards) {
+            let mut from = 0;
+            while count < count_max && !stop() {
+                let Some(first) = shard.with(|shard| shard.begin_gathering(&mut from)) else {
+                    break;
+                };
+                // Without the lock: it takes some hundred microseconds.
+                self.memory.gather(self.layout.segment_start(number, first));
+                shard.with(|shard| shard.end_gathering(self.ground(Purpose::Write)));
+                count += 1;
+            }
+        }
+        count
     }
 
     /// Gives back what was retired through one shard, and is not pinned.

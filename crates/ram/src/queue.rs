@@ -45,11 +45,15 @@ impl RamQueue {
 
     #[inline]
     fn read(&mut self, work: &impl Work) -> Status {
-        let parts = self.parts(work);
+        let mut parts = self.parts(work).peekable();
         let RamQueue { shared, hand } = self;
         let unit = shared.blocks.unit();
         let mut pieces = Pieces::new(work.segments());
-        for part in parts {
+        while let Some(part) = parts.next() {
+            // Memory answers while this one is decompressed.
+            if let Some(soon) = parts.peek() {
+                shared.blocks.store.fetch(soon.block);
+            }
             let buffer = if part.len == unit { pieces.take_whole(unit) } else { None };
             let status = match buffer {
                 // SAFETY: the buffer is the request's, valid for a block until it is completed.
@@ -135,6 +139,10 @@ impl DeviceQueue for RamQueue {
     #[inline]
     fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut Done) {
         while let Some(started) = batch.next() {
+            if let Some(soon) = batch.get(0).filter(|soon| soon.op() == Op::Read) {
+                let block = soon.sector().bytes() >> self.shared.blocks.unit().trailing_zeros();
+                self.shared.blocks.store.fetch(block);
+            }
             let status = self.carry_out(&started);
             // Some of its bios may have found room, and may find it again.
             if !status.is_ok() && started.is_merged() {

@@ -371,6 +371,42 @@ fn a_limit_is_met_by_contents_and_not_by_holes() {
     check_accounts(&mut access, 5);
 }
 
+/// Filled stretches become huge pages where the system can do that, and nobody sees it: contents
+/// and accounts stay, and what is emptied goes back. Too much for Miri.
+#[cfg(not(miri))]
+#[test]
+fn what_is_filled_is_gathered_once() {
+    let blocks = 4 * 512 + 100;
+    let store = store(blocks, |config| config.shards = NonZeroU32::new(2));
+    let (mut one, mut two) = (store.access().unwrap(), store.access().unwrap());
+    for block in 0..blocks {
+        let access = if block % 2 == 0 { &mut one } else { &mut two };
+        access.replace(block, New::Bytes(&stamped(block, 1, BLOCK), Word::NOTHING)).unwrap();
+    }
+    let used = store.pool().usage().used_bytes;
+    assert_eq!(store.pool().gather(1, || false), 1);
+    assert_eq!(store.pool().gather(u64::MAX, || true), 0);
+    assert_eq!(store.pool().gather(u64::MAX, || false), 3);
+    assert_eq!(store.pool().gather(u64::MAX, || false), 0, "they are huge");
+    assert_eq!(store.pool().usage().used_bytes, used);
+    for block in 0..blocks {
+        assert_eq!(read(&mut one, block), Some(1));
+    }
+    for block in 0..blocks / 2 {
+        one.replace(block, New::Word(Word::NOTHING)).unwrap();
+    }
+    one.reclaim();
+    assert!(store.pool().usage().used_bytes <= used * 6 / 10);
+    for block in 0..blocks {
+        one.replace(block, New::Bytes(&stamped(block, 2, BLOCK), Word::NOTHING)).unwrap();
+    }
+    assert!(store.pool().gather(u64::MAX, || false) > 0, "they were small again");
+    for block in 0..blocks {
+        assert_eq!(read(&mut two, block), Some(2));
+    }
+    check_accounts(&mut one, 0);
+}
+
 /// A page was left, fewer than a large object takes, and nobody compacted for the sake of it.
 #[test]
 fn a_page_that_is_left_is_no_room_for_a_large_object() {

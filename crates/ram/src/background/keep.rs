@@ -252,6 +252,9 @@ impl Blocks {
                 return Err(RamError::invalid("mem_limit", config.mem_limit, wanted));
             }
         }
+        if config.compact > 0 {
+            self.store.pool().gather(u64::MAX, || false);
+        }
         Ok(())
     }
 

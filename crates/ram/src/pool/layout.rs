@@ -1,6 +1,7 @@
-//! Where a place lies: shards have every n-th segment, so that the place alone says whose it is.
+//! Where a place lies: shards have every n-th stretch of segments, so that the place alone says
+//! whose it is. A stretch is as long as a huge page, unless the pool is small: then it is a segment.
 
-use super::memory::PAGE_BYTES;
+use super::memory::{HUGE_BYTES, PAGE_BYTES};
 
 /// What places count in: the grain of objects, and the step of size classes.
 pub(super) const UNIT_BYTES: usize = blockyard_sync::entry_words::PLACE_BYTES as usize;
@@ -20,15 +21,19 @@ pub(super) struct Layout {
     /// Segments that a shard can have.
     pub(super) segments_max: u32,
     segment_shift: u32,
+    /// Segments of a stretch.
+    stretch_shift: u32,
     shard_shift: u32,
 }
 
 impl Layout {
-    /// A pool of so many shards, whose segments have so many units: whole pages; both powers of
-    /// two.
+    /// A pool of so many shards, whose segments have so many units, whole pages, and whose
+    /// stretches have so many segments; all powers of two. `segments_max` is rounded up to
+    /// stretches.
     pub(super) fn new(
         shards: u32,
         segment_units: u32,
+        stretch: u32,
         segments_max: u32,
         object_bytes_max: usize,
         head_bytes: usize,
@@ -36,8 +41,16 @@ impl Layout {
         let units_max = (object_bytes_max + head_bytes).div_ceil(UNIT_BYTES) as u32;
         assert!(shards.is_power_of_two() && segment_units.is_power_of_two());
         assert!(segment_units >= PAGE_UNITS.max(units_max));
-        let (segment_shift, shard_shift) = (segment_units.ilog2(), shards.ilog2());
-        Layout { object_bytes_max, units_max, head_bytes, segments_max, segment_shift, shard_shift }
+        assert!(stretch.is_power_of_two());
+        Layout {
+            object_bytes_max,
+            units_max,
+            head_bytes,
+            segments_max: segments_max.next_multiple_of(stretch),
+            segment_shift: segment_units.ilog2(),
+            stretch_shift: stretch.ilog2(),
+            shard_shift: shards.ilog2(),
+        }
     }
 
     /// Into how many shards the pool is cut.
@@ -93,24 +106,48 @@ impl Layout {
         place >> self.segment_shift
     }
 
+    /// Units of a stretch less one, as a mask.
+    #[inline]
+    fn within(self) -> u32 {
+        (1 << (self.segment_shift + self.stretch_shift)) - 1
+    }
+
     /// The place of an offset in a shard.
     #[inline]
     pub(super) fn place(self, shard: u32, at: u32) -> u64 {
-        let segment = u64::from(self.segment_of(at)) << self.shard_shift | u64::from(shard);
-        segment << self.segment_shift | u64::from(at & (self.segment_units() - 1))
+        let shift = self.segment_shift + self.stretch_shift;
+        let stretch = u64::from(at >> shift) << self.shard_shift | u64::from(shard);
+        stretch << shift | u64::from(at & self.within())
     }
 
     /// The shard that a place belongs to.
     #[inline]
     pub(super) fn shard(self, place: u64) -> u32 {
-        self.pool_segment(place) as u32 & (self.shards() - 1)
+        (self.pool_segment(place) >> self.stretch_shift) as u32 & (self.shards() - 1)
     }
 
     /// A place's offset in its shard.
     #[inline]
     pub(super) fn offset(self, place: u64) -> u32 {
-        let segment = (self.pool_segment(place) >> self.shard_shift) as u32;
-        segment << self.segment_shift | place as u32 & (self.segment_units() - 1)
+        let shift = self.segment_shift + self.stretch_shift;
+        let stretch = (place >> (shift + self.shard_shift)) as u32;
+        stretch << shift | place as u32 & self.within()
+    }
+
+    /// Segments of a stretch, if it is as long as a huge page.
+    pub(super) fn huge_stretch(self) -> Option<u32> {
+        let bytes = Layout::bytes(self.segment_units()) << self.stretch_shift;
+        (bytes == HUGE_BYTES).then_some(1 << self.stretch_shift)
+    }
+
+    /// The stretch of a shard that one of its segments lies in.
+    pub(super) fn stretch_of(self, segment: u32) -> u32 {
+        segment >> self.stretch_shift
+    }
+
+    /// The segments of a stretch of a shard.
+    pub(super) fn segments_of(self, stretch: u32) -> std::ops::Range<u32> {
+        stretch << self.stretch_shift..(stretch + 1) << self.stretch_shift
     }
 
     /// Where a shard's segment begins, in bytes.
@@ -125,17 +162,23 @@ mod tests {
 
     #[test]
     fn a_place_says_whose_it_is() {
-        let layout = Layout::new(4, 256, 9, 4096, 0);
-        let mut places = Vec::new();
-        for shard in 0..4 {
-            for at in 0..9 * 256 {
-                let place = layout.place(shard, at);
-                assert_eq!((layout.shard(place), layout.offset(place)), (shard, at));
-                places.push(place);
+        for (stretch, segments) in [(1, 9), (2, 10), (4, 12)] {
+            let layout = Layout::new(4, 256, stretch, 9, 4096, 0);
+            let mut places = Vec::new();
+            for shard in 0..4 {
+                for at in 0..segments * 256 {
+                    let place = layout.place(shard, at);
+                    assert_eq!((layout.shard(place), layout.offset(place)), (shard, at));
+                    places.push(place);
+                }
             }
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..layout.len_bytes() / 16), "every place has one owner");
         }
-        places.sort_unstable();
-        assert!(places.into_iter().eq(0..layout.len_bytes() / 16), "every place has one owner");
+        let layout = Layout::new(4, 256, 1, 9, 4096, 0);
         assert_eq!(layout.segment_start(2, 1), (4 + 2) * 256 * 16);
+        let layout = Layout::new(4, 256, 4, 9, 4096, 0);
+        assert_eq!(layout.segment_start(2, 1), (2 * 4 + 1) * 256 * 16);
+        assert_eq!((layout.stretch_of(3), layout.stretch_of(4)), (0, 1));
     }
 }

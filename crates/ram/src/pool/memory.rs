@@ -9,14 +9,19 @@ use std::ptr::NonNull;
 
 /// What the system counts memory in.
 pub(super) const PAGE_BYTES: usize = 4096;
+/// A huge page of the system's, which is what [`Memory::gather`] makes.
+pub(super) const HUGE_BYTES: usize = 2 << 20;
 /// What the cache counts in.
 const LINE_BYTES: usize = 64;
 
 /// A range of addresses.
 #[derive(Debug)]
 pub(super) struct Memory {
+    /// At a multiple of [`HUGE_BYTES`], in the mapping, which is longer by as much.
     base: NonNull<u8>,
     len_bytes: usize,
+    #[cfg(not(miri))]
+    mapping: NonNull<u8>,
 }
 
 // SAFETY: the memory is reached through raw pointers only, by the contracts of the functions below.
@@ -109,11 +114,28 @@ impl Memory {
     /// # Errors
     /// The system's error number.
     pub(super) fn reserve(len_bytes: usize) -> Result<Memory, i32> {
-        let base = map(len_bytes)?;
+        let mapping = map(len_bytes.checked_add(HUGE_BYTES).ok_or(libc::ENOMEM)?)?;
+        let skip = mapping.as_ptr().align_offset(HUGE_BYTES);
+        // SAFETY: `skip` is below HUGE_BYTES, by which the mapping is longer.
+        let base = unsafe { mapping.add(skip) };
         // A page that is asked for must not become a huge one: the limit counts what is used.
         // SAFETY: the range is the mapping. Where the advice is not known it fails without harm.
         unsafe { libc::madvise(base.as_ptr().cast(), len_bytes, libc::MADV_NOHUGEPAGE) };
-        Ok(Memory { base, len_bytes })
+        Ok(Memory { base, len_bytes, mapping })
+    }
+
+    /// Asks for one huge page in place of those from there on, all of which are there. Whoever
+    /// reads or writes them meanwhile is not in its way.
+    pub(super) fn gather(&self, at: u64) {
+        let start = self.address(at, HUGE_BYTES).cast();
+        // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A system
+        // that cannot do it answers with an error, and the small pages stay.
+        unsafe {
+            libc::madvise(start, HUGE_BYTES, libc::MADV_HUGEPAGE);
+            libc::madvise(start, HUGE_BYTES, libc::MADV_COLLAPSE);
+            // What is huge stays so; what is given back comes again in small pages.
+            libc::madvise(start, HUGE_BYTES, libc::MADV_NOHUGEPAGE);
+        }
     }
 
     /// Asks for the pages of a range; `false` if the system has none.
@@ -140,7 +162,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever could refer to it is gone with the pool.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.len_bytes + HUGE_BYTES) };
     }
 }
 
@@ -156,6 +178,8 @@ impl Memory {
         let base = unsafe { std::alloc::alloc(Memory::layout(len_bytes)) };
         Ok(Memory { base: NonNull::new(base).ok_or(libc::ENOMEM)?, len_bytes })
     }
+
+    pub(super) fn gather(&self, _: u64) {}
 
     pub(super) fn populate(&self, _: u64, _: usize) -> bool {
         true

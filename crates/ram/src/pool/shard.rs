@@ -47,6 +47,8 @@ struct Segment {
     free: u32,
     /// Holes of it that are noted.
     holes: u32,
+    /// It was asked for as part of a huge page since its pages came.
+    gathered: bool,
 }
 
 /// A segment that compaction may choose.
@@ -108,6 +110,9 @@ pub(super) struct Shard {
     tally: Tally,
     /// Objects by their size in units.
     live: Box<[u32]>,
+    /// The stretch that a huge page is asked for now: its pages do not go meanwhile, or they would
+    /// come again with it.
+    gathering: Option<u32>,
 }
 
 impl Shard {
@@ -132,6 +137,7 @@ impl Shard {
             failing: None,
             tally: Tally::default(),
             live: vec![0; layout.units_max as usize + 1].into_boxed_slice(),
+            gathering: None,
         })
     }
 
@@ -291,6 +297,9 @@ impl Shard {
     /// Gives the pages of a segment back that holds nothing.
     #[cold]
     fn empty(&mut self, number: u32, ground: Ground<'_>) {
+        if self.gathering == Some(self.layout.stretch_of(number)) {
+            return;
+        }
         let segment = &mut self.segments[number as usize];
         debug_assert_eq!(segment.free, segment.granted);
         let (granted, holes) = (segment.granted, segment.holes);
@@ -323,6 +332,38 @@ impl Shard {
             if segment.state == State::Empty {
                 segment.state = State::Unused;
                 self.unused.push(number as u32);
+            }
+        }
+    }
+
+    /// The next stretch from segment `from` on that has all its pages and was not made a huge page
+    /// yet, by its first segment; its pages stay until [`Shard::end_gathering`]. Leaves in `from`
+    /// where to go on; `None` at the end.
+    pub(super) fn begin_gathering(&mut self, from: &mut u32) -> Option<u32> {
+        let stretch = self.layout.huge_stretch()?;
+        debug_assert!(self.gathering.is_none());
+        let full = self.layout.segment_units();
+        while (*from + stretch) as usize <= self.segments.len() {
+            let first = *from;
+            *from += stretch;
+            let segments = &self.segments[first as usize..(first + stretch) as usize];
+            let is_whole = segments.iter().all(|segment| segment.granted == full);
+            if is_whole && segments.iter().any(|segment| !segment.gathered) {
+                self.gathering = Some(self.layout.stretch_of(first));
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    /// Gives back what has become empty meanwhile.
+    pub(super) fn end_gathering(&mut self, ground: Ground<'_>) {
+        let Some(stretch) = self.gathering.take() else { return };
+        for number in self.layout.segments_of(stretch) {
+            let segment = &mut self.segments[number as usize];
+            segment.gathered = true;
+            if segment.state != State::Open && segment.free == segment.granted {
+                self.empty(number, ground);
             }
         }
     }
@@ -364,7 +405,8 @@ impl State {
 }
 
 impl Segment {
-    const UNUSED: Segment = Segment { state: State::Unused, end: 0, granted: 0, free: 0, holes: 0 };
+    const UNUSED: Segment =
+        Segment { state: State::Unused, end: 0, granted: 0, free: 0, holes: 0, gathered: false };
 
     /// Asks for pages up to `end` and some more; `false` if there are none within the limit.
     #[cold]
