@@ -42,10 +42,12 @@ lint: deps
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 # Unit and contract tests, tidy, and the whole program against clients that others wrote. The tests of
-# fio's engine fail without one.
+# fio's engine fail without one. Then RAM disks without codecs in C.
 unit: deps
 	BLOCKYARD_FIO_ENGINE=$$(FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/fio dev || echo none) \
 		$(CARGO) test --locked --workspace --no-fail-fast
+	$(CARGO) test --locked -p blockyard-ram --no-default-features --lib --test contract --test store \
+		--test background
 
 # Every interleaving of every room, within the bounds of its model.
 loom: deps
