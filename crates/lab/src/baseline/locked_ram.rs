@@ -112,13 +112,14 @@ impl<T: Table> LockedRam<T> {
 fn refuse_features(config: &RamConfig) -> Result<(), StackError> {
     let RamConfig { size, bs, unit, codec, load, .. } = config.clone();
     let plain = RamConfig { size, bs, unit, codec, load, ..RamConfig::default() };
-    if plain == *config {
+    // It has no background, and may be told so.
+    if plain == *config || (RamConfig { compact: 0, ..plain }) == *config {
         return Ok(());
     }
     Err(StackError::Refused {
         field: "before",
-        message: "before: a baseline of the RAM disk has size, bs, unit, algo, level, dict and \
-                  load; leave the other parameters out"
+        message: "before: a baseline of the RAM disk has size, bs, unit, algo, level, dict, \
+                  load and compact=0; leave the other parameters out"
             .to_owned(),
     })
 }

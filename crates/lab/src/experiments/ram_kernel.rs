@@ -48,6 +48,8 @@ const BLOCK_BYTES: u64 = 4096;
 /// The devices.
 const DEVICE_BYTES: u64 = 256 << 20;
 const DEVICE_BYTES_QUICK: u64 = 64 << 20;
+/// What a turn of our background gets through at least, of data that compress by half.
+const TURN_BYTES: usize = 64 << 20;
 /// How much is written at a time when a device is filled, in bytes.
 const FILL_BYTES: usize = 1 << 20;
 /// So many jobs need so long until each has had its turn.
@@ -406,7 +408,9 @@ fn filled_zram(bytes: u64, source: &Region, round: &Round<'_>) -> Result<ZramDev
     Ok(device)
 }
 
-/// Our RAM disk, full of the same bytes at the same places.
+/// Our RAM disk, full of the same bytes at the same places, as it is some seconds later: its
+/// background has looked at the pool, and has asked the system for huge pages. The kernel's memory
+/// is mapped by such from the beginning.
 fn filled_ram(bytes: u64, source: &Arc<Region>, round: &Round<'_>) -> Result<Arc<Ram>, LabError> {
     let ram = Ram::open(RamConfig { size: bytes, ..RamConfig::default() });
     let ram = ram.map_err(|error| LabError::failed(OURS, error))?;
@@ -414,6 +418,9 @@ fn filled_ram(bytes: u64, source: &Arc<Region>, round: &Round<'_>) -> Result<Arc
     let task = Task { does, order, way, record_bytes: FILL_BYTES as u64 };
     let part = Part { from: 0, len_bytes: bytes };
     pass(vec![Records::open_with(source, &disk(&ram), task, part, 0)?], round)?;
+    for _ in (0..bytes).step_by(TURN_BYTES) {
+        ram.compact_in_background();
+    }
     Ok(ram)
 }
 

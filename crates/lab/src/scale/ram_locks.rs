@@ -44,7 +44,7 @@ const RECORD_BYTES: u64 = 16 << 10;
 const BLOCKS: u32 = 4;
 /// The part of a thread, and the device.
 const PART_BYTES: u64 = 16 << 20;
-const DEVICE: &str = "ram:///s?size=64M&algo=lz4";
+const DEVICE: &str = "ram:///s?size=64M&algo=lz4&compact=0";
 /// How long a writer has the lock: an entry is changed, and nothing else done.
 const WRITE_HOLD_NS: f64 = 5.0;
 /// How many times the devices are opened and measured.

@@ -146,7 +146,7 @@ fn measure(
     line: &Line,
 ) -> Result<Sample, LabError> {
     let snapshot = snapshot(&settings.scratch, line.half)?;
-    let dev = format!("ram:///r?size={BYTES}&algo=lz4&load={}", snapshot.display());
+    let dev = format!("ram:///r?size={BYTES}&algo=lz4&compact=0&load={}", snapshot.display());
     let half = if line.half { HALF } else { "" };
     let options = format!("{COMMON} {} {half}", line.part);
     let fio = Fio::on_engine(settings, &dev, before, &options)?;

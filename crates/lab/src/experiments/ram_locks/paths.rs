@@ -72,9 +72,9 @@ pub(super) const WORKLOADS: [Workload; 5] = [
 /// A block, as one hot one.
 const BLOCK_BYTES: u64 = 4096;
 /// The device of one thread's way, as large as the corpus.
-const PATH_DEVICE: &str = "ram:///p?size=16M&algo=lz4";
+const PATH_DEVICE: &str = "ram:///p?size=16M&algo=lz4&compact=0";
 /// The device of hot blocks, and how many of those a crowd has.
-const HOT_DEVICE: &str = "ram:///h?size=64M&algo=lz4";
+const HOT_DEVICE: &str = "ram:///h?size=64M&algo=lz4&compact=0";
 const HOT_DEVICE_BYTES: u64 = 64 << 20;
 const HOT_BLOCKS: u64 = 8;
 /// The crowd.

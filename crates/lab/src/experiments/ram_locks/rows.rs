@@ -192,7 +192,7 @@ pub(super) fn cells(settings: &Settings, sizes: Sizes) -> Vec<Cell> {
 }
 
 fn device(sizes: Sizes) -> String {
-    format!("ram:///r?size={}&algo=lz4", sizes.device)
+    format!("ram:///r?size={}&algo=lz4&compact=0", sizes.device)
 }
 
 fn measure(
