@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
+#[cfg(feature = "c-codecs")]
+use blockyard_ram::{Algo, CodecConfig};
+use blockyard_ram::{Ram, RamConfig};
 use blockyard_sim::contract;
 
 /// 8 MiB of 4 KiB blocks.
