@@ -1,5 +1,6 @@
 //! Where a place lies: shards have every n-th stretch of segments, so that the place alone says
-//! whose it is. A stretch is as long as a huge page, unless the pool is small: then it is a segment.
+//! whose it is. A stretch is as long as a huge page, unless the pool is small: then it is one
+//! segment.
 
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
 

@@ -128,8 +128,8 @@ impl Memory {
     /// reads or writes them meanwhile is not in its way.
     pub(super) fn gather(&self, at: u64) {
         let start = self.address(at, HUGE_BYTES).cast();
-        // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A system
-        // that cannot do it answers with an error, and the small pages stay.
+        // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A
+        // system that cannot do it answers with an error, and the small pages stay.
         unsafe {
             libc::madvise(start, HUGE_BYTES, libc::MADV_HUGEPAGE);
             libc::madvise(start, HUGE_BYTES, libc::MADV_COLLAPSE);
