@@ -1,5 +1,6 @@
 //! The front door: one thread's door to a device.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,6 +77,19 @@ pub trait Channel: Send {
     /// here: for callers that sleep on other things as well. Without it `due` says when to look.
     fn call(&mut self, caller: Caller) {
         let _ = caller;
+    }
+
+    /// A descriptor that can be read when others have brought something for who sleeps, if the
+    /// device has one: for callers that sleep on other things as well. Once it was asked for, `due`
+    /// says only what time brings.
+    fn descriptor(&mut self) -> Option<RawFd> {
+        None
+    }
+
+    /// The caller is about to sleep on the descriptor until it reaps again; `false` if there would
+    /// be something to reap now.
+    fn may_sleep(&mut self) -> bool {
+        true
     }
 
     /// How many bios were pushed and not yet reaped.

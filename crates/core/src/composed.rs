@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_types)] // The registry of channels is control plane.
 
 use std::fmt;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::channel::{Caller, Channel, ChannelConfig, ChannelStats, Floors, Stack, Stats};
@@ -267,6 +268,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, 
 
     fn call(&mut self, caller: Caller) {
         self.stack.call(caller);
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.stack.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.stack.may_sleep()
     }
 
     fn in_flight(&self) -> usize {

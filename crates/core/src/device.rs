@@ -1,6 +1,7 @@
 //! The two traits that a device is: its control plane, and what one channel holds of it.
 
 use std::fmt;
+use std::os::fd::RawFd;
 
 use crate::clock::Clock;
 use crate::geometry::Geometry;
@@ -119,6 +120,19 @@ pub trait DeviceQueue: Send + 'static {
         if let Due::At(at) = self.due().earlier(until) {
             clock.sleep_until(at);
         }
+    }
+
+    /// A descriptor that can be read when others have brought something for who sleeps: for callers
+    /// that sleep on other things as well. Once it was asked for, [`DeviceQueue::due`] says only
+    /// what time brings.
+    fn descriptor(&mut self) -> Option<RawFd> {
+        None
+    }
+
+    /// The caller is about to sleep on the descriptor until it calls `poll` again; `false` if that
+    /// would find something now.
+    fn may_sleep(&mut self) -> bool {
+        true
     }
 
     /// Completes at once what only waits for a time to come, because nobody waits for it any more.

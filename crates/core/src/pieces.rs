@@ -51,6 +51,21 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         self.at = unsafe { self.at.add(len_bytes) };
     }
 
+    /// Passes over so many bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn skip(&mut self, mut len_bytes: usize) {
+        while len_bytes > 0 {
+            self.settle();
+            let len = self.left.min(len_bytes);
+            assert!(len > 0, "a request has as many bytes as its range");
+            self.advance(len);
+            len_bytes -= len;
+        }
+    }
+
     /// Copies the next bytes out of the request.
     ///
     /// # Panics
@@ -115,6 +130,9 @@ mod tests {
         some.write(&[200, 201, 202, 203, 204]);
         assert_eq!(some.take_whole(11).map(|at| at as usize), Some(base as usize + 21));
         assert!(some.take_whole(1).is_none());
+        let mut last = pieces();
+        last.skip(13);
+        assert_eq!(last.take_whole(2).map(|at| at as usize), Some(base as usize + 21));
         assert_eq!((&memory[..4], memory[20]), (&[200, 201, 202, 203][..], 204));
     }
 }

@@ -4,6 +4,8 @@
 //! A write that is not whole blocks reads what it does not cover, and goes in only if those blocks
 //! are still what was read; otherwise it begins again. So no range is ever locked.
 
+mod blocks;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +61,9 @@ pub struct Door<D: Directory> {
     replies: Owner<Reply>,
     /// Records that were not answered yet.
     out: usize,
+    /// The committer is woken when all of a batch is there.
+    holds: bool,
+    wakes: bool,
     /// Places in the committer's mailbox for the parts of the request that is begun now.
     reserved: Option<u32>,
     found: Vec<Found>,
@@ -84,6 +89,8 @@ impl<D: Directory> Door<D> {
             tight: pool.tight(),
             replies: Mailbox::open(records),
             out: 0,
+            holds: false,
+            wakes: false,
             reserved: None,
             found: Vec::with_capacity(LOOK_MAX as usize),
             stored: pool.memory().take_beyond(SCRATCH_BYTES),
@@ -118,7 +125,28 @@ impl<D: Directory> Door<D> {
         self.replies.mailbox()
     }
 
-    fn block_bytes(&self) -> usize {
+    /// From now on the committer is not woken for each record, but by [`Door::release_all`].
+    pub(crate) fn hold(&mut self) {
+        self.holds = true;
+    }
+
+    /// Wakes the committer if there is something for it.
+    pub(crate) fn release_all(&mut self) {
+        self.holds = false;
+        if std::mem::take(&mut self.wakes) {
+            self.pool.mail().bell().ring();
+        }
+    }
+
+    fn wake(&mut self) {
+        if self.holds {
+            self.wakes = true;
+        } else {
+            self.pool.mail().bell().ring();
+        }
+    }
+
+    pub(crate) fn block_bytes(&self) -> usize {
         self.volume.traits.block_bytes as usize
     }
 
@@ -479,7 +507,8 @@ impl<D: Directory> Door<D> {
     ) -> bool {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;
-        let mail = self.pool.mail();
+        let pool = Arc::clone(&self.pool);
+        let mail = pool.mail();
         let volume = Arc::clone(&self.volume);
         let begun = self.volume.map.with(number, |span| {
             let is_same =
@@ -494,7 +523,7 @@ impl<D: Directory> Door<D> {
         });
         if begun {
             self.out += 1;
-            mail.bell().ring();
+            self.wake();
         }
         begun
     }
@@ -507,7 +536,9 @@ impl<D: Directory> Door<D> {
         if !self.pool.admit() {
             return Outcome::Full;
         }
-        self.pool.send(Record::of(Body::Flush, self.reply(token)));
+        let record = Record::of(Body::Flush, self.reply(token));
+        self.pool.mail().post([record].into_iter());
+        self.wake();
         self.out += 1;
         Outcome::Taken
     }

@@ -1,22 +1,26 @@
-//! What one channel holds of a volume: requests become reads on the spot, and records.
+//! What one channel holds of a volume: requests become reads, and records.
 //!
 //! A write that nobody wants to be durable is answered when it is in memory, in its place among the
-//! others; one with FUA, and a flush, when the committer says so.
+//! others; one with FUA, and a flush, when the committer says so; a read when the disk has it.
+
+mod reading;
 
 use std::fmt;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::clock::Clock;
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Single, Started, Status,
-    Work,
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Started, Status, Work,
 };
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::door::{Door, Outcome};
-use crate::store::{Directory, RealDirectory};
+use crate::store::{Directory, Doorbell, RealDirectory};
+
+use reading::Reading;
 
 /// Records that a queue has in the committer's mailbox at most.
 pub(crate) const RECORDS: usize = 128;
@@ -46,6 +50,14 @@ struct Waiting {
 pub struct VolumeQueue<D: Directory = RealDirectory> {
     shared: Arc<Shared<D>>,
     door: Door<D>,
+    /// Made by the first request.
+    reading: Option<Reading<D>>,
+    /// Rung by the committer while the owner dozes, and by reads that have ended.
+    doorbell: Option<Doorbell>,
+    /// The owner listens to the doorbell when it sleeps.
+    listens: bool,
+    /// It may have been rung.
+    dozed: bool,
     waiting: Vec<Waiting>,
     free: Vec<u32>,
     /// What is left of the last request found no memory.
@@ -61,6 +73,10 @@ impl<D: Directory> VolumeQueue<D> {
         VolumeQueue {
             shared,
             door,
+            reading: None,
+            doorbell: None,
+            listens: false,
+            dozed: false,
             waiting: (0..DEPTH).map(|_| empty()).collect(),
             free: (0..u32::from(DEPTH)).rev().collect(),
             blocked: false,
@@ -85,10 +101,92 @@ impl<D: Directory> VolumeQueue<D> {
         }
     }
 
-    fn read(&mut self, work: &impl Work) -> Status {
+    /// The doorbell, which is made when it is needed first; none if the system refuses it.
+    fn doorbell(&mut self) -> Option<&Doorbell> {
+        if self.doorbell.is_none()
+            && let Ok(doorbell) = Doorbell::new()
+        {
+            self.door.mailbox().bell().call(doorbell.caller());
+            self.doorbell = Some(doorbell);
+        }
+        self.doorbell.as_ref()
+    }
+
+    fn reading(&mut self) -> (&mut Reading<D>, &mut Door<D>) {
+        if self.reading.is_none() {
+            self.doorbell();
+        }
+        let VolumeQueue { reading, door, doorbell, .. } = self;
+        let directory = door.pool().segments();
+        let make = || Reading::new(directory.directory().reads(doorbell.as_ref()));
+        let reading = reading.get_or_insert_with(make);
+        (reading, door)
+    }
+
+    /// Reads on the spot.
+    fn read_now(&mut self, work: &impl Work) -> Status {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
         let mut into = Pieces::new(work.segments());
         self.door.read(work.sector().bytes(), len, |bytes| into.write(bytes))
+    }
+
+    /// Begins to read; gives the request back if there is no slot for it.
+    fn read(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
+        if self.in_flight() == 0 {
+            self.since = now;
+        }
+        let Some(slot) = self.free.pop() else { return Some(started) };
+        let (reading, door) = self.reading();
+        let (left, status) = reading.begin(door, &started, slot);
+        if left == 0 {
+            self.free.push(slot);
+            done.complete(started, status);
+        } else {
+            self.waiting[slot as usize] = Waiting { started: Some(started), left, status };
+        }
+        None
+    }
+
+    /// Takes reads that have ended; says whether there were any.
+    fn take_reads(&mut self, done: &mut Done) -> bool {
+        let VolumeQueue { reading: Some(reading), door, waiting, free, .. } = self else {
+            return false;
+        };
+        let mut found = false;
+        while let Some(ended) = reading.take() {
+            found = true;
+            let waits = &mut waiting[ended.slot as usize];
+            let Some(started) = waits.started.take() else { continue };
+            let status = reading.finish(door, &ended, &started);
+            if !status.is_ok() {
+                waits.status = status;
+            }
+            waits.left -= 1;
+            if waits.left == 0 {
+                done.complete(started, waits.status);
+                free.push(ended.slot);
+            } else {
+                waits.started = Some(started);
+            }
+        }
+        // What was short is on its way again.
+        reading.submit();
+        found
+    }
+
+    /// Is awake again.
+    fn rise(&mut self) {
+        if std::mem::take(&mut self.dozed)
+            && let Some(doorbell) = &self.doorbell
+        {
+            self.door.mailbox().bell().rise();
+            doorbell.hush();
+        }
+    }
+
+    /// Whether something is there for `poll`.
+    fn is_any(&mut self) -> bool {
+        self.door.is_any() || self.reading.as_mut().is_some_and(Reading::is_any)
     }
 
     /// Sends the records of a write; says how many, or how it ended.
@@ -186,16 +284,21 @@ impl<D: Directory> VolumeQueue<D> {
 impl<D: Directory> DeviceQueue for VolumeQueue<D> {
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         self.blocked = false;
+        self.door.hold();
         while let Some(started) = batch.next() {
-            if started.op() == Op::Read {
-                let status = self.read(&started);
-                if !status.is_ok() && started.is_merged() {
-                    return batch.break_up(started);
+            if started.op() == Op::Read && started.is_merged() {
+                // Neighbours, which one call reads. If one fails, the others are read alone.
+                let status = self.read_now(&started);
+                if !status.is_ok() {
+                    batch.break_up(started);
+                    break;
                 }
                 done.complete(started, status);
                 continue;
             }
-            let left = if self.door.out() + RECORDS_EACH > RECORDS {
+            let left = if started.op() == Op::Read {
+                self.read(started, now, done)
+            } else if self.door.out() + RECORDS_EACH > RECORDS {
                 Some(started)
             } else {
                 self.change(started, now, done)
@@ -206,15 +309,17 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
                 break;
             }
         }
+        self.door.release_all();
+        if let Some(reading) = &mut self.reading {
+            reading.submit();
+            self.take_reads(done);
+        }
         self.plan(now);
     }
 
-    fn carry(&mut self, single: Single) -> Option<Status> {
-        if single.op() == Op::Read { Some(self.read(&single)) } else { None }
-    }
-
     fn poll(&mut self, now: Nanos, done: &mut Done) {
-        let mut found = false;
+        self.rise();
+        let mut found = self.take_reads(done);
         while let Some(reply) = self.door.take() {
             found = true;
             let Some(waiting) = self.waiting.get_mut(reply.token as usize) else { continue };
@@ -245,7 +350,8 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         if self.door.is_any() {
             return Due::At(Nanos(0));
         }
-        if self.waits_for_others() { Due::At(self.look_at) } else { Due::Never }
+        let looks = self.blocked || !self.listens;
+        if looks && self.waits_for_others() { Due::At(self.look_at) } else { Due::Never }
     }
 
     fn waits_for_others(&self) -> bool {
@@ -261,7 +367,32 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
             Due::At(at) => longest.min(Duration::from_nanos(at.since(clock.now()))),
             Due::Never => longest,
         };
-        self.door.mailbox().bell().sleep(longest, || self.door.is_any());
+        let reads = self.reading.as_ref().map_or(0, Reading::under_way);
+        if reads == 0 {
+            self.door.mailbox().bell().sleep(longest, || self.door.is_any());
+        } else if self.door.out() == 0
+            && let Some(reading) = &mut self.reading
+        {
+            reading.sleep(longest);
+        } else if self.may_sleep()
+            && let Some(doorbell) = &self.doorbell
+        {
+            doorbell.wait(longest);
+        }
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        let descriptor = self.doorbell().map(AsRawFd::as_raw_fd);
+        self.listens = descriptor.is_some();
+        descriptor
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        if self.is_any() {
+            return false;
+        }
+        self.dozed = true;
+        self.door.mailbox().bell().doze(|| self.door.is_any())
     }
 }
 

@@ -5,6 +5,7 @@
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
 pub mod lane;
+pub mod reads;
 mod real;
 pub(crate) mod ring;
 
@@ -13,7 +14,9 @@ use std::io;
 use std::sync::Arc;
 
 pub use lane::{Blocking, Durability, Lane, Parcel};
-pub use real::{RealDirectory, RealFile, RealLane};
+pub use reads::{BlockingReads, Reads};
+pub use real::{RealDirectory, RealFile, RealLane, RealReads};
+pub use ring::Doorbell;
 
 /// By what files are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     type File: StoreFile;
     /// The way of groups into its files.
     type Lane: Lane<Self::File>;
+    /// The way of reads out of its files.
+    type Reads: Reads<Self::File>;
 
     /// What it is called in messages.
     fn title(&self) -> String;
@@ -40,6 +45,10 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a
     /// file that nobody needs, to see how fast that is.
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> Self::Lane;
+
+    /// A way of reads out of files, for one thread at a time. What ends rings the doorbell, unless
+    /// it has ended when it has begun.
+    fn reads(&self, doorbell: Option<&Doorbell>) -> Self::Reads;
 
     /// Opens a file, if there is one of this name.
     ///

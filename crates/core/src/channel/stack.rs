@@ -9,6 +9,7 @@
 //! read once a batch.
 #![allow(unsafe_code)]
 
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -546,6 +547,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
 
     fn call(&mut self, caller: Caller) {
         self.gate.call(caller);
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.queue.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.queue.may_sleep()
     }
 
     fn in_flight(&self) -> usize {

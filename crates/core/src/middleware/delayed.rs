@@ -1,6 +1,7 @@
 //! A device whose completions take longer.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 
 use super::forward_control_plane;
 use crate::clock::Clock;
@@ -88,6 +89,14 @@ impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
 
     fn waits_for_others(&self) -> bool {
         self.inner.waits_for_others()
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.inner.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.inner.may_sleep()
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {

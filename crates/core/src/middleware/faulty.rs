@@ -5,6 +5,7 @@
 //! device, so it cannot move a write pointer. A request of several bios that a rule might take is
 //! broken up first: rules see bios as they were pushed.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use blockyard_sync::published::{Published, Reader};
@@ -207,6 +208,14 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     #[inline]
     fn waits_for_others(&self) -> bool {
         self.inner.waits_for_others()
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.inner.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.inner.may_sleep()
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {

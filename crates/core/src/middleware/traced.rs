@@ -7,6 +7,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use super::forward_control_plane;
@@ -223,6 +224,14 @@ impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
     #[inline]
     fn waits_for_others(&self) -> bool {
         self.inner.waits_for_others()
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.inner.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.inner.may_sleep()
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {

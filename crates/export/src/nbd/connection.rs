@@ -10,6 +10,7 @@
 //! finds its socket full.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -106,6 +107,8 @@ pub(crate) struct Connection {
     client: Arc<Client>,
     export: Arc<Export>,
     channel: Box<dyn Channel>,
+    /// What is waited on for the device, beside the link, if it has such a thing.
+    descriptor: Option<RawFd>,
     region: RegionId,
     rules: Rules,
     buffers: Buffers,
@@ -151,6 +154,7 @@ impl Connection {
             link,
             client,
             export,
+            descriptor: channel.descriptor(),
             channel,
             region,
             rules,
@@ -583,10 +587,12 @@ impl Connection {
     fn wait_for_either(&mut self) -> io::Result<()> {
         let timeout = match self.channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
+            Due::Never if self.descriptor.is_some() => CUT_LOOK,
             Due::Never => POLL,
         };
-        if !timeout.is_zero() {
-            self.link.wait(timeout)?;
+        let sleeps = !timeout.is_zero() && (self.descriptor.is_none() || self.channel.may_sleep());
+        if sleeps {
+            self.link.wait_either(self.descriptor, timeout)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! path: one system call receives, one sends a batch.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,6 +156,22 @@ impl Link {
             }
             Link::Pipes(pipes) => pipes.wait(Some(timeout)),
             Link::Tls(tls) => tls.wait(timeout),
+        }
+    }
+
+    /// Sleeps until there is something to receive, or another descriptor can be read, at most for
+    /// `timeout`.
+    pub(crate) fn wait_either(
+        &mut self,
+        other: Option<RawFd>,
+        timeout: Duration,
+    ) -> io::Result<Ready> {
+        match self {
+            Link::Socket(socket) => sys::wait_either(socket.as_ref(), other, None, timeout),
+            Link::Pipes(pipes) => {
+                sys::wait_either(&pipes.input, other, Some(&pipes.drain), timeout)
+            }
+            Link::Tls(tls) => tls.wait_either(other, timeout),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -199,6 +199,26 @@ pub(crate) fn wait(
         [_, wake] if count == 2 && wake.revents != 0 => Ready::Woken,
         [entry, _] if entry.revents != 0 => Ready::Yes,
         _ => Ready::No,
+    })
+}
+
+/// Waits until a descriptor has something to read, or its end, or another one has, or the time is
+/// up. A wake counts where there is nothing else.
+pub(crate) fn wait_either(
+    fd: impl AsFd,
+    other: Option<RawFd>,
+    wake: Option<&Wake>,
+    timeout: Duration,
+) -> io::Result<Ready> {
+    let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // One that is not there is not waited for.
+    let wake = wake.map_or(-1, |wake| wake.0.as_fd().as_raw_fd());
+    let mut entries = [entry(fd.as_fd().as_raw_fd()), entry(other.unwrap_or(-1)), entry(wake)];
+    poll(&mut entries, Some(timeout))?;
+    Ok(match entries.map(|entry| entry.revents != 0) {
+        [false, false, false] => Ready::No,
+        [false, false, true] => Ready::Woken,
+        _ => Ready::Yes,
     })
 }
 

@@ -7,14 +7,21 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockyard_sync::bell::Bell;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::ReadWriteFlags;
 
 use super::lane::Ended;
-use super::ring::{self, writes::RingLane};
-use super::{Blocking, Directory, Durability, Lane, Parcel, StoreFile, StoreKind};
+use super::reads::Got;
+use super::ring::reads::RingReads;
+use super::ring::writes::RingLane;
+use super::ring::{self, Doorbell};
+use super::{
+    Blocking, BlockingReads, Directory, Durability, Lane, Parcel, Reads, StoreFile, StoreKind,
+};
+use crate::buffer::Buffer;
 use crate::buffer::Memory;
 use crate::error::VolumeError;
 use crate::holder::Holder;
@@ -142,6 +149,22 @@ fn direct(options: &mut OpenOptions) -> &mut OpenOptions {
 impl Directory for RealDirectory {
     type File = RealFile;
     type Lane = RealLane;
+    type Reads = RealReads;
+
+    fn reads(&self, doorbell: Option<&Doorbell>) -> RealReads {
+        if self.uring
+            && let Some(doorbell) = doorbell
+        {
+            match RingReads::new(doorbell) {
+                Ok(reads) => return RealReads::Ring(Box::new(reads)),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("{path}: no ring for a queue ({error}): blocking calls");
+                }
+            }
+        }
+        RealReads::Blocking(BlockingReads::default())
+    }
 
     fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
         if self.uring {
@@ -260,6 +283,57 @@ impl Lane<RealFile> for RealLane {
         match self {
             RealLane::Ring(lane) => lane.end(),
             RealLane::Blocking(lane) => Lane::<RealFile>::end(lane),
+        }
+    }
+}
+
+/// The way of reads out of real files.
+#[derive(Debug)]
+pub enum RealReads {
+    /// By io_uring.
+    Ring(Box<RingReads>),
+    /// By calls that block.
+    Blocking(BlockingReads),
+}
+
+impl Reads<RealFile> for RealReads {
+    fn begin(&mut self, token: u32, file: &Arc<RealFile>, offset: u64, buffer: Buffer) {
+        match self {
+            RealReads::Ring(reads) => reads.begin(token, file, offset, buffer),
+            RealReads::Blocking(reads) => reads.begin(token, file, offset, buffer),
+        }
+    }
+
+    fn submit(&mut self) {
+        if let RealReads::Ring(reads) = self {
+            reads.submit();
+        }
+    }
+
+    fn take(&mut self) -> Option<Got> {
+        match self {
+            RealReads::Ring(reads) => reads.take(),
+            RealReads::Blocking(reads) => Reads::<RealFile>::take(reads),
+        }
+    }
+
+    fn is_any(&mut self) -> bool {
+        match self {
+            RealReads::Ring(reads) => reads.is_any(),
+            RealReads::Blocking(reads) => Reads::<RealFile>::is_any(reads),
+        }
+    }
+
+    fn under_way(&self) -> usize {
+        match self {
+            RealReads::Ring(reads) => reads.under_way(),
+            RealReads::Blocking(reads) => Reads::<RealFile>::under_way(reads),
+        }
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        if let RealReads::Ring(reads) = self {
+            reads.sleep(at_most);
         }
     }
 }

@@ -1,15 +1,17 @@
 //! io_uring: a ring for one thread, and the files that it knows by number.
 
 pub(crate) mod files;
+pub(crate) mod reads;
 pub(crate) mod writes;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockyard_sync::bell::Caller;
 use io_uring::{IoUring, opcode};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 /// The operations that are used.
 const NEEDED: [u8; 5] = [
@@ -20,10 +22,22 @@ const NEEDED: [u8; 5] = [
     opcode::FilesUpdate::CODE,
 ];
 
-/// A ring with room for so many submissions, to be used by the calling thread alone.
-pub(crate) fn open(entries: u32) -> io::Result<IoUring> {
+/// Who uses a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The thread that opens it, and no other ever.
+    Thread,
+    /// One thread at a time.
+    Anybody,
+}
+
+/// A ring with room for so many submissions.
+pub(crate) fn open(entries: u32, owner: Owner) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    match owner {
+        Owner::Thread => builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag(),
+        Owner::Anybody => builder.setup_coop_taskrun().setup_taskrun_flag(),
+    };
     match builder.build(entries) {
         // Before Linux 6.1.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
@@ -36,7 +50,7 @@ pub(crate) fn open(entries: u32) -> io::Result<IoUring> {
 /// # Errors
 /// Why not.
 pub(crate) fn probe() -> io::Result<()> {
-    let ring = open(4)?;
+    let ring = open(4, Owner::Anybody)?;
     let mut probe = io_uring::Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     match NEEDED.iter().find(|code| !probe.is_supported(**code)) {
@@ -49,11 +63,14 @@ pub(crate) fn probe() -> io::Result<()> {
 
 /// What is written to wakes who waits for a ring, or polls.
 #[derive(Clone, Debug)]
-pub(crate) struct Doorbell(Arc<OwnedFd>);
+pub struct Doorbell(Arc<OwnedFd>);
 
 impl Doorbell {
     /// A silent one.
-    pub(crate) fn new() -> io::Result<Doorbell> {
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub fn new() -> io::Result<Doorbell> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Doorbell(Arc::new(eventfd(0, flags)?)))
     }
@@ -75,8 +92,22 @@ impl Doorbell {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
+    /// Sleeps until it is rung, but not for longer.
+    pub(crate) fn wait(&self, at_most: Duration) {
+        let mut entry = [PollFd::new(&self.0, PollFlags::IN)];
+        let time = Timespec::try_from(at_most).ok();
+        // A signal, or no memory: it is looked again.
+        let _ = rustix::event::poll(&mut entry, time.as_ref());
+    }
+
     pub(crate) fn raw(&self) -> i32 {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsRawFd for Doorbell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw()
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use blockyard_sim::directory::{self, SECTOR};
 use blockyard_volume::store::lane::Ended;
-use blockyard_volume::store::{Directory, Durability, Lane, Parcel, StoreFile};
+use blockyard_volume::store::{
+    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile,
+};
 
 /// What goes wrong, of what a pool does with segments from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +116,11 @@ impl fmt::Debug for SimulatedFile {
 impl Directory for Simulated {
     type File = SimulatedFile;
     type Lane = SimulatedLane;
+    type Reads = BlockingReads;
+
+    fn reads(&self, _: Option<&Doorbell>) -> BlockingReads {
+        BlockingReads::default()
+    }
 
     fn lane(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
         SimulatedLane { depth: self.depth, under_way: VecDeque::new() }

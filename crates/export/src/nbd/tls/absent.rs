@@ -1,7 +1,7 @@
 //! TLS in a build without it: there is no acceptor, so there is never a link.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,10 @@ pub(crate) enum TlsLink {}
 
 impl TlsLink {
     pub(crate) fn wait(&mut self, _: Duration) -> io::Result<Ready> {
+        match *self {}
+    }
+
+    pub(crate) fn wait_either(&mut self, _: Option<RawFd>, _: Duration) -> io::Result<Ready> {
         match *self {}
     }
 

@@ -1,7 +1,7 @@
 //! TLS by rustls.
 
 use std::io::{self, BufRead, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,6 +122,18 @@ impl TlsLink {
             return Ok(Ready::Yes);
         }
         sys::wait(&self.socket, Interest::Readable, None, Some(timeout))
+    }
+
+    /// The same, or until another descriptor can be read.
+    pub(crate) fn wait_either(
+        &mut self,
+        other: Option<RawFd>,
+        timeout: Duration,
+    ) -> io::Result<Ready> {
+        if self.session.reader().fill_buf().is_ok() {
+            return Ok(Ready::Yes);
+        }
+        sys::wait_either(&self.socket, other, None, timeout)
     }
 
     /// Hands plaintext to `take`, which says how much of it it took. 0 is the end.

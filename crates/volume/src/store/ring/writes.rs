@@ -15,7 +15,7 @@ use io_uring::{IoUring, opcode};
 use rustix::io::ReadWriteFlags;
 
 use super::files::Files;
-use super::{Doorbell, open};
+use super::{Doorbell, Owner, open};
 use crate::buffer::{ALIGN, Memory};
 use crate::store::RealFile;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
@@ -96,7 +96,7 @@ impl RingLane {
     /// # Errors
     /// If the system refuses it.
     pub(crate) fn new(scratch: Option<&Arc<RealFile>>) -> io::Result<RingLane> {
-        let ring = open(4 * DEPTH as u32)?;
+        let ring = open(4 * DEPTH as u32, Owner::Thread)?;
         let mut lane = RingLane {
             files: Files::new(&ring, FILES)?,
             ring,

@@ -1,0 +1,215 @@
+//! Reads of one queue: cut into rows of blocks that lie one behind the other on disk, all of which
+//! are under way at once. What is in memory, or known to be zeros, is there at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::{Pieces, Started, Status};
+
+use crate::buffer::Buffer;
+use crate::door::Door;
+use crate::format::BLOCK_BYTES_MAX;
+use crate::format::entry::Entry;
+use crate::map::Found;
+use crate::store::{Directory, Reads};
+
+/// Zeros of a block.
+static ZEROS: [u8; BLOCK_BYTES_MAX as usize] = [0; BLOCK_BYTES_MAX as usize];
+
+/// Blocks of a request that are read at once.
+#[derive(Debug, Default)]
+struct Row {
+    /// Of the request.
+    slot: u32,
+    /// The first block.
+    first: u64,
+    entries: Vec<Entry>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Reading<D: Directory> {
+    reads: D::Reads,
+    /// By the number that reads are told by.
+    rows: Vec<Row>,
+    free: Vec<u32>,
+    found: Vec<Found>,
+}
+
+/// Copies bytes into a request, from a place on.
+fn put_at(started: &Started, at: usize, bytes: &[u8]) {
+    let mut pieces = Pieces::new(started.segments());
+    pieces.skip(at);
+    pieces.write(bytes);
+}
+
+/// Which bytes of a request a block is, and which of the block.
+fn window(started: &Started, size: u64, block: u64) -> (usize, std::ops::Range<usize>) {
+    let (at, end) = (started.sector().bytes(), started.end().bytes());
+    let (start, stop) = (block * size, (block + 1) * size);
+    let (from, to) = (at.max(start), end.min(stop));
+    ((from - at) as usize, (from - start) as usize..(to - start) as usize)
+}
+
+impl<D: Directory> Reading<D> {
+    pub(super) fn new(reads: D::Reads) -> Reading<D> {
+        Reading { reads, rows: Vec::new(), free: Vec::new(), found: Vec::new() }
+    }
+
+    /// Begins to read for a request; says how many rows are under way then, and what has failed.
+    pub(super) fn begin(
+        &mut self,
+        door: &mut Door<D>,
+        started: &Started,
+        slot: u32,
+    ) -> (u32, Status) {
+        let size = door.block_bytes() as u64;
+        let (mut block, end) =
+            (started.sector().bytes() / size, started.end().bytes().div_ceil(size));
+        let (mut rows, mut status) = (0, Status::Ok);
+        let mut found = std::mem::take(&mut self.found);
+        while block < end {
+            door.look_at(block, end - block, &mut found);
+            let mut next = 0;
+            while next < found.len() {
+                let at = block + next as u64;
+                let (place, part) = window(started, size, at);
+                match &found[next] {
+                    Found::Zero | Found::Cleared { .. } => {
+                        put_at(started, place, &ZEROS[part]);
+                        next += 1;
+                    }
+                    Found::Memory { payload, index, .. } => {
+                        let bytes = door.remember(payload, *index);
+                        put_at(started, place, &bytes[part]);
+                        next += 1;
+                    }
+                    // One read of a page in a thousand or so: it is waited for.
+                    Found::Away(_) => {
+                        if let Err(error) = door.fetch_for(at) {
+                            status = error;
+                            next += 1;
+                        } else {
+                            door.look_at(at, end - at, &mut found);
+                            (block, next) = (at, 0);
+                        }
+                    }
+                    Found::Disk(_) => {
+                        let (count, bytes) = door.row(&found[next..]);
+                        self.begin_row(door, slot, at, &found[next..next + count], bytes);
+                        rows += 1;
+                        next += count;
+                    }
+                }
+            }
+            block += found.len() as u64;
+        }
+        found.clear();
+        self.found = found;
+        (rows, status)
+    }
+
+    fn begin_row(
+        &mut self,
+        door: &mut Door<D>,
+        slot: u32,
+        first: u64,
+        found: &[Found],
+        bytes: usize,
+    ) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.rows.push(Row::default());
+            self.rows.len() as u32 - 1
+        });
+        let row = &mut self.rows[number as usize];
+        (row.slot, row.first) = (slot, first);
+        row.entries.clear();
+        row.entries.extend(found.iter().filter_map(|found| match found {
+            Found::Disk(entry) => Some(*entry),
+            _ => None,
+        }));
+        // What is under way is bounded by the requests of a queue and their length.
+        let buffer = door.pool().memory().take_beyond(bytes);
+        match door.place(&row.entries[0]) {
+            Some((file, offset)) => self.reads.begin(number, &file, offset, buffer),
+            // No such file: the second look says what is wrong.
+            None => {
+                let missing = Arc::clone(&door.pool().segments().files()[0]);
+                self.reads.begin(number, &missing, u64::MAX >> 1, buffer);
+            }
+        }
+    }
+
+    /// Hands over what was begun.
+    pub(super) fn submit(&mut self) {
+        self.reads.submit();
+    }
+
+    /// Takes a row that has ended: the request's slot, and the row's number.
+    pub(super) fn take(&mut self) -> Option<Ended> {
+        let got = self.reads.take()?;
+        let row = &self.rows[got.token as usize];
+        let buffer = got.buffer.filter(|_| got.result.is_ok());
+        Some(Ended { slot: row.slot, number: got.token, buffer })
+    }
+
+    /// Puts what was read into the request; says how that ended.
+    pub(super) fn finish(
+        &mut self,
+        door: &mut Door<D>,
+        ended: &Ended,
+        started: &Started,
+    ) -> Status {
+        let row = std::mem::take(&mut self.rows[ended.number as usize]);
+        let size = door.block_bytes() as u64;
+        let mut status = Status::Ok;
+        let mut from = 0;
+        for (block, entry) in (row.first..).zip(&row.entries) {
+            let len = entry.stored_bytes() as usize;
+            let (place, part) = window(started, size, block);
+            let stored = ended.buffer.as_ref().map(|buffer| &buffer[from..from + len]);
+            from += len;
+            if let Some(plain) = stored.and_then(|stored| door.unpack(entry, stored)) {
+                put_at(started, place, &plain[part]);
+                continue;
+            }
+            // It may have moved; if not, this says what is wrong with it, and to the log too.
+            let mut at = place;
+            let bytes = started.sector().bytes() + place as u64;
+            let read = door.read(bytes, part.len(), |bytes| {
+                put_at(started, at, bytes);
+                at += bytes.len();
+            });
+            if !read.is_ok() {
+                status = read;
+            }
+        }
+        self.rows[ended.number as usize] = row;
+        self.free.push(ended.number);
+        status
+    }
+
+    /// Whether a row has ended.
+    pub(super) fn is_any(&mut self) -> bool {
+        self.reads.is_any()
+    }
+
+    /// How many rows are under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.reads.under_way()
+    }
+
+    /// Sleeps until a row has ended.
+    pub(super) fn sleep(&mut self, at_most: Duration) {
+        self.reads.sleep(at_most);
+    }
+}
+
+/// A row that has ended.
+pub(super) struct Ended {
+    /// The request's slot.
+    pub(super) slot: u32,
+    number: u32,
+    /// What was read, if all of it was.
+    buffer: Option<Buffer>,
+}

@@ -1,0 +1,230 @@
+//! Reads by io_uring: as many at once as a queue has, handed over and taken by few calls.
+#![allow(unsafe_code)] // Submissions name memory by address.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode};
+
+use super::files::Files;
+use super::{Doorbell, Owner, open};
+use crate::buffer::Buffer;
+use crate::store::RealFile;
+use crate::store::reads::{Got, Reads};
+
+/// Reads that the ring takes at once.
+const ENTRIES: u32 = 128;
+
+/// Files that the ring knows at once.
+const FILES: u32 = 64;
+
+/// How often a read is begun again that a signal has interrupted.
+const INTERRUPTED_MAX: u32 = 100;
+
+/// A read under way.
+struct Flight {
+    token: u32,
+    file: Arc<RealFile>,
+    offset: u64,
+    buffer: Buffer,
+    /// So much of it is there.
+    filled: usize,
+    interrupted: u32,
+}
+
+/// See the module.
+pub struct RingReads {
+    ring: IoUring,
+    files: Files,
+    /// By the number that the ring tells them by.
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Pushed and not submitted.
+    pushed: usize,
+    /// Ended, and not taken.
+    ended: VecDeque<Got>,
+    /// Nobody knows what the system still has: what is under way is never given back.
+    lost: bool,
+}
+
+impl RingReads {
+    /// A ring for the calling thread; what ends rings the doorbell.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub(crate) fn new(doorbell: &Doorbell) -> io::Result<RingReads> {
+        let ring = open(ENTRIES, Owner::Anybody)?;
+        ring.submitter().register_eventfd(doorbell.raw())?;
+        Ok(RingReads {
+            files: Files::new(&ring, FILES)?,
+            ring,
+            flights: Vec::new(),
+            free: Vec::new(),
+            pushed: 0,
+            ended: VecDeque::new(),
+            lost: false,
+        })
+    }
+
+    fn push(&mut self, entry: &Entry) -> io::Result<()> {
+        // SAFETY: the buffer that the entry points to lives in its flight, which is kept until its
+        // completion has come.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submitter().submit()?;
+        }
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// Submits what is left of a flight.
+    fn fly(&mut self, mut flight: Flight) {
+        let number = match self.files.number(&self.ring, &flight.file) {
+            Ok(number) => number,
+            Err(error) => return self.end(flight, Err(error)),
+        };
+        let rest = &mut flight.buffer[flight.filled..];
+        let at = flight.offset + flight.filled as u64;
+        let read = opcode::Read::new(number, rest.as_mut_ptr(), rest.len() as u32).offset(at);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() as u32 - 1
+        });
+        match self.push(&read.build().user_data(slot.into())) {
+            Ok(()) => self.flights[slot as usize] = Some(flight),
+            Err(error) => {
+                self.free.push(slot);
+                self.end(flight, Err(error));
+            }
+        }
+    }
+
+    fn end(&mut self, flight: Flight, result: io::Result<()>) {
+        let Flight { token, buffer, .. } = flight;
+        self.ended.push_back(Got { token, buffer: Some(buffer), result });
+    }
+
+    /// Takes what is complete out of the ring.
+    fn reap(&mut self) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return };
+            let slot = entry.user_data() as u32;
+            let flight = self.flights.get_mut(slot as usize).and_then(Option::take);
+            let Some(mut flight) = flight else { continue };
+            self.free.push(slot);
+            match entry.result() {
+                bytes @ 1.. => {
+                    flight.filled += bytes as usize;
+                    if flight.filled >= flight.buffer.len() {
+                        self.end(flight, Ok(()));
+                    } else {
+                        self.fly(flight);
+                    }
+                }
+                0 => self.end(flight, Err(io::ErrorKind::UnexpectedEof.into())),
+                code if [-libc::EINTR, -libc::EAGAIN].contains(&code)
+                    && flight.interrupted < INTERRUPTED_MAX =>
+                {
+                    flight.interrupted += 1;
+                    self.fly(flight);
+                }
+                code => self.end(flight, Err(io::Error::from_raw_os_error(-code))),
+            }
+        }
+    }
+
+    /// Hands over what was pushed, and waits for so many completions.
+    fn enter(&mut self, want: usize, at_most: Option<Duration>) {
+        let result = match at_most {
+            None => self.ring.submitter().submit_and_wait(want),
+            Some(at_most) => {
+                let time = Timespec::new().sec(at_most.as_secs()).nsec(at_most.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(want, &args)
+            }
+        };
+        self.pushed = 0;
+        match result {
+            Ok(_) => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::Interrupted
+                    || [Some(libc::ETIME), Some(libc::EBUSY), Some(libc::EAGAIN)]
+                        .contains(&error.raw_os_error()) => {}
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// The ring is of no use any more. The system may still write to the buffers.
+    #[cold]
+    fn lose(&mut self, error: &io::Error) {
+        self.lost = true;
+        for flight in self.flights.iter_mut().filter_map(Option::take) {
+            let result = Err(io::Error::new(error.kind(), error.to_string()));
+            self.ended.push_back(Got { token: flight.token, buffer: None, result });
+            std::mem::forget(flight);
+        }
+    }
+}
+
+impl Reads<RealFile> for RingReads {
+    fn begin(&mut self, token: u32, file: &Arc<RealFile>, offset: u64, buffer: Buffer) {
+        let file = Arc::clone(file);
+        self.fly(Flight { token, file, offset, buffer, filled: 0, interrupted: 0 });
+    }
+
+    fn submit(&mut self) {
+        if self.pushed > 0 {
+            self.enter(0, None);
+        }
+    }
+
+    fn take(&mut self) -> Option<Got> {
+        if self.ended.is_empty() {
+            self.is_any();
+        }
+        self.ended.pop_front()
+    }
+
+    fn is_any(&mut self) -> bool {
+        if self.ended.is_empty() && self.under_way() > 0 {
+            // What the kernel keeps until somebody asks comes now.
+            if self.ring.submission().taskrun() || self.pushed > 0 {
+                self.enter(0, None);
+            }
+            self.reap();
+        }
+        !self.ended.is_empty()
+    }
+
+    fn under_way(&self) -> usize {
+        self.flights.len() - self.free.len() + self.ended.len()
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        if !self.is_any() && self.under_way() > 0 {
+            self.enter(1, Some(at_most));
+        }
+    }
+}
+
+/// Waits for what is under way: the system has its memory.
+impl Drop for RingReads {
+    fn drop(&mut self) {
+        while !self.lost && self.flights.iter().any(Option::is_some) {
+            self.enter(1, None);
+            self.reap();
+        }
+    }
+}
+
+impl fmt::Debug for RingReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (under_way, ring) = (self.under_way(), self.ring.as_raw_fd());
+        f.debug_struct("RingReads").field("under_way", &under_way).field("ring", &ring).finish()
+    }
+}
