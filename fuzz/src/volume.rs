@@ -48,7 +48,7 @@ fn entry(input: &mut Input<'_>) -> Entry {
     }
     let address = input.word() % ADDRESS_END / 512 * 512;
     let len = (input.below(256) as u32 + 1) * 512;
-    Entry::new(address, len, input.choose(&[Codec::Raw, Codec::Lz4]), input.word())
+    Entry::new(address, len, input.choose(&[Codec::Raw, Codec::Lz4, Codec::Zstd]), input.word())
 }
 
 fn superblock(input: &mut Input<'_>) {
@@ -90,11 +90,17 @@ fn group(input: &mut Input<'_>) {
             let moves = kind == Kind::Move;
             Descriptor {
                 kind,
-                codec: input.choose(&[Codec::Raw, Codec::Lz4]),
-                volume: if moves { 0 } else { input.word() as u32 },
+                codec: input.choose(&[Codec::Raw, Codec::Lz4, Codec::Zstd]),
+                volume: input.word() as u32,
+                to: if moves { input.word() % ADDRESS_END / 512 * 512 } else { 0 },
                 from: if moves { input.word() % ADDRESS_END / 512 * 512 } else { 0 },
-                block: input.word(),
-                len: input.below(STORED_MAX.into()) as u32 + 1,
+                block: if moves { input.word() >> 24 } else { input.word() },
+                len: match kind {
+                    Kind::Data => input.below(STORED_MAX.into()) as u32 + 1,
+                    Kind::Move => (input.below(256) as u32 + 1) * 512,
+                    Kind::Zero => input.below(1 << 16) as u32 + 1,
+                    Kind::Catalogue => input.below(2048) as u32 + 1,
+                },
                 crc: input.word(),
             }
         })
@@ -132,7 +138,12 @@ fn listed(input: &mut Input<'_>) {
             blocks: input.below(300_000) + 1,
         };
         let nodes = (0..traits.node_count()).map(|_| entry(input)).collect();
-        volumes.push(Listed { traits, copied: input.word() as u32, nodes });
+        volumes.push(Listed {
+            traits,
+            family: input.word() as u32,
+            copied: input.word() as u32,
+            nodes,
+        });
     }
     let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();
     let (copies, unknown_bytes) = (input.word() as u32, input.word());

@@ -23,6 +23,15 @@ use crate::store::{Directory, StoreFile};
 /// What is written at once, in bytes.
 const WRITE_BYTES: usize = 256 << 10;
 
+/// What a map has in common with others.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied {
+    /// The number of the volume that all of them come from.
+    pub family: u32,
+    /// How many copies of maps had been made when this one was copied last.
+    pub last: u32,
+}
+
 /// The maps of a pool at one moment, and the end of the log then.
 #[derive(Debug)]
 pub struct Frozen {
@@ -33,7 +42,7 @@ pub struct Frozen {
     /// Of the pool as a whole.
     pub whole: Whole,
     /// The volumes and snapshots, each with the number of the last copy of its map.
-    pub volumes: Vec<(Traits, u32, map::Frozen)>,
+    pub volumes: Vec<(Traits, Copied, map::Frozen)>,
 }
 
 /// The segments that something needs, and how many bytes of it are there.
@@ -136,7 +145,8 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
         Ok(marks) => {
             let LogPlace { segment, next, .. } = frozen.log;
             let pages = pool.page_place().map_or(SEGMENT_NONE, |(segment, _)| segment);
-            let is_open = |number| [segment, next, pages].contains(&number);
+            let cold = pool.cold().map_or(SEGMENT_NONE, |cold| cold.segment);
+            let is_open = |number| [segment, next, pages, cold].contains(&number);
             pool.segments().settle(frozen.round, |it| marks.is_needed(it) || is_open(it));
             Some(marks)
         }
@@ -162,7 +172,12 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
                 Some(node) => pages.node(node)?,
             });
         }
-        listed.push(Listed { traits: traits.clone(), copied: *copied, nodes: entries });
+        listed.push(Listed {
+            traits: traits.clone(),
+            family: copied.family,
+            copied: copied.last,
+            nodes: entries,
+        });
     }
     let bytes = catalogue::print(&frozen.whole, &listed);
     let address = pages.long(&bytes)?;
@@ -183,6 +198,15 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
         ..superblock
     };
     write_superblock(pool.segments(), &next)?;
+    // A log that was moved is named by no group: both slots have to say where it goes on.
+    let next = match frozen.log.offset {
+        0 => {
+            let next = Superblock { sequence: next.sequence.saturating_add(1), ..next };
+            write_superblock(pool.segments(), &next)?;
+            next
+        }
+        _ => next,
+    };
     *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner) = next;
     Ok(marks)
 }

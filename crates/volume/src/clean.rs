@@ -1,37 +1,42 @@
-//! Cleaning: what still counts in segments with little of it is written again at the end of the
-//! log, so that they become free as a whole.
+//! Cleaning: what still counts in segments with little of it is written again elsewhere, so that
+//! they become free as a whole.
 //!
-//! It comes behind a checkpoint, whose walk through the maps has found how much of each segment
-//! counts, and looks at the same maps. What is written meanwhile is not undone: a move changes an
-//! entry only if it is still what it was.
+//! It comes behind a checkpoint, and goes by what is counted of each segment. The groups of a
+//! segment name what is in it, the maps say what of that counts. It is written into segments of its
+//! own, made durable, and only then named by a group of the log. What is written meanwhile is not
+//! undone: a move changes an entry only if it is still what it was.
 
+mod cold;
 mod count;
+mod summary;
 
-use std::collections::HashSet;
-use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_sync::mailbox::{Mailbox, Owner};
 
+use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::checkpoint::{Frozen, Marks};
-use crate::format::FAN;
-use crate::format::NODE_BLOCKS;
-use crate::format::entry::Entry;
-use crate::map::{Leaf, Node};
+use crate::format::entry::STORED_MAX;
 use crate::pool::Pool;
-use crate::record::{Body, Moved, Payload, Record, Reply, Return, Stored};
+use crate::record::{Body, Move, Moved, Record, Reply, Return};
 use crate::store::Directory;
 
+pub(crate) use cold::Cold;
+use summary::Block;
+
 /// What is moved by one record, in bytes.
-const MOVE_BYTES: usize = 256 << 10;
+const MOVE_BYTES: usize = 1 << 20;
+
+/// Blocks that are moved by one record at most.
+const MOVES_MAX: usize = 1024;
 
 /// Segments that may be garbage before any is cleaned.
 const GARBAGE_SEGMENTS: u64 = 4;
 
-/// Free segments below which cleaning goes on until there is next to no garbage.
-const SCARCE: usize = 8;
+/// Free segments below which cleaning goes on until there is next to no garbage, at least.
+const SCARCE_MIN: usize = 8;
 
 /// Longest sleep before another look whether the committer has answered.
 const LOOK: Duration = Duration::from_millis(5);
@@ -62,29 +67,81 @@ pub(crate) fn each<D: Directory>(
     marks: &Marks,
     mut hand: impl FnMut(Moved) -> bool,
 ) {
-    let scarce = pool.segments().available() < SCARCE;
+    let scarce = is_scarce(pool);
     count::again(pool, frozen, scarce);
     let victims = choose(pool, frozen, marks);
-    if victims.is_empty() {
+    let old = &frozen.whole.live;
+    let has_pages =
+        |number: &u32| marks.live_bytes(*number) > old.get(*number as usize).copied().unwrap_or(0);
+    let pages: Vec<u32> = victims.iter().copied().filter(has_pages).collect();
+    let round = pool.segments().round();
+    if !pages.is_empty() && !hand(Moved { moves: Vec::new(), pages, round }) {
         return;
     }
-    let found = Found::new(pool, frozen, &victims);
-    let mut pages = found.pages;
-    let mut left = &found.blocks[..];
-    while !pool.is_poisoned() && (!left.is_empty() || !pages.is_empty()) {
-        let (moved, rest) = read(pool, left, std::mem::take(&mut pages));
-        left = rest;
-        if !hand(moved) {
+    for victim in victims {
+        // A checkpoint that is due goes first.
+        if pool.is_hurried() || !empty(pool, victim, &mut hand) {
             return;
         }
     }
 }
 
+/// Moves what counts out of a segment; says whether others may follow.
+fn empty<D: Directory>(pool: &Pool<D>, victim: u32, hand: &mut impl FnMut(Moved) -> bool) -> bool {
+    if pool.segments().live_bytes(victim) == 0 {
+        return true;
+    }
+    let found = summary::counting(pool, &summary::named(pool, victim));
+    let bytes: u64 = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
+    if pool.segments().live_bytes(victim) > bytes {
+        // Something in it was not found, or does not count: it stays until all are counted again.
+        pool.segments().spoil(victim);
+    }
+    let mut left = &found[..];
+    while !left.is_empty() {
+        if pool.is_poisoned() || pool.is_hurried() {
+            return false;
+        }
+        let (batch, bytes, rest) = read(pool, left);
+        left = rest;
+        if batch.is_empty() {
+            continue;
+        }
+        let round = pool.segments().round();
+        let places = match cold::write(pool, &batch, &bytes) {
+            Ok(Some(places)) => places,
+            Ok(None) => return false,
+            Err(error) => {
+                pool.poison(&format!("blocks could not be moved: {error}"));
+                return false;
+            }
+        };
+        let moves = batch.iter().zip(places).map(|(block, to)| {
+            let Block { family, number, entry } = *block;
+            Move { family, block: number, from: entry, to }
+        });
+        if !hand(Moved { moves: moves.collect(), pages: Vec::new(), round }) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether cleaning goes on until there is next to no garbage: what is written until what is
+/// cleaned now is free, two checkpoints on, has to find a place.
+fn is_scarce<D: Directory>(pool: &Pool<D>) -> bool {
+    let segments = pool.segments();
+    let wanted = 3 * pool.options().checkpoint_bytes / u64::from(segments.bytes());
+    let most = (segments.count_max() / 8) as u64;
+    segments.available() < (wanted.min(most) as usize).max(SCARCE_MIN)
+}
+
 /// The segments to be cleaned: those with least in them, until the rest has little garbage.
 fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u32> {
     let pages = pool.page_place().map(|(segment, _)| segment);
-    let is_open =
-        |number| [frozen.log.segment, frozen.log.next].contains(&number) || pages == Some(number);
+    let cold = pool.cold().map(|cold| cold.segment);
+    let log = [frozen.log.segment, frozen.log.next];
+    let is_open = |number| log.contains(&number) || [pages, cold].contains(&Some(number));
     let size = u64::from(pool.segments().bytes());
     let mut used = pool.segments().used_before(frozen.round);
     used.retain(|number| !is_open(*number));
@@ -96,7 +153,7 @@ fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u
     };
     let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
     let garbage = (used.len() as u64 * size).saturating_sub(live);
-    let scarce = pool.segments().available() < SCARCE;
+    let scarce = is_scarce(pool);
     // A third of the space, where there is enough.
     let bearable = if scarce { size } else { live / 2 + GARBAGE_SEGMENTS * size };
     let mut excess = garbage.saturating_sub(bearable);
@@ -116,91 +173,42 @@ fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u
     victims
 }
 
-/// What counts in some segments.
-#[derive(Default)]
-struct Found {
-    /// Blocks, by their numbers in the volumes that have them, in the order of their addresses.
-    blocks: Vec<(u64, Entry)>,
-    /// Segments with pages of maps.
-    pages: Vec<u32>,
-}
-
-impl Found {
-    fn new<D: Directory>(pool: &Pool<D>, frozen: &Frozen, victims: &[u32]) -> Found {
-        let victims: HashSet<u32> = victims.iter().copied().collect();
-        let segment = |entry: &Entry| pool.segments().split(entry.address()).0;
-        let is_in = |entry: &Entry| !entry.is_hole() && victims.contains(&segment(entry));
-        let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
-        let mut blocks: HashSet<(u64, Entry)> = HashSet::new();
-        let mut pages = HashSet::new();
-        for (.., map) in &frozen.volumes {
-            for (number, node) in (0..).zip(map) {
-                let Some(node) = node else { continue };
-                if !nodes.insert(ptr::from_ref::<Node>(node)) {
-                    continue;
-                }
-                pages.extend(node.home().filter(is_in).map(|home| segment(&home)));
-                for (at, leaf) in node.leaves().iter().enumerate() {
-                    let Some(leaf) = leaf else { continue };
-                    if !leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
-                        continue;
-                    }
-                    pages.extend(leaf.home().filter(is_in).map(|home| segment(&home)));
-                    let first = number * NODE_BLOCKS + (at * FAN) as u64;
-                    let page = match pool.segments().page(leaf) {
-                        Ok(page) => page,
-                        Err(error) => {
-                            tracing::error!("blocks that it names are not moved: {error}");
-                            continue;
-                        }
-                    };
-                    let entries = (first..).zip(page.entries()).filter(|(_, entry)| is_in(entry));
-                    blocks.extend(entries.map(|(block, entry)| (block, *entry)));
-                }
-            }
-        }
-        let mut blocks: Vec<_> = blocks.into_iter().collect();
-        blocks.sort_by_key(|(block, entry)| (entry.address(), *block));
-        let mut pages: Vec<u32> = pages.into_iter().collect();
-        pages.sort_unstable();
-        Found { blocks, pages }
-    }
-}
-
-/// Reads the first of some blocks; answers the rest. A damaged block stays where it is, and its
-/// segment is left alone from then on: it would be the emptiest one for ever.
+/// Reads the first of some blocks; answers those that are whole, their bytes, and the rest. A
+/// damaged block stays where it is, and its segment is left alone from then on: it would be the
+/// emptiest one for ever.
 fn read<'a, D: Directory>(
     pool: &Pool<D>,
-    blocks: &'a [(u64, Entry)],
-    pages: Vec<u32>,
-) -> (Moved, &'a [(u64, Entry)]) {
-    let size = MOVE_BYTES.min(pool.segments().bytes() as usize / 4);
+    blocks: &'a [Block],
+) -> (Vec<Block>, Buffer, &'a [Block]) {
+    // A block at least, and a segment has room for two.
+    let size = MOVE_BYTES.min(pool.segments().bytes() as usize / 4).max(STORED_MAX as usize);
+    let size = size.min(pool.segments().bytes() as usize / 2);
     let mut buffer = pool.memory().take_beyond(size);
-    let files = pool.segments().files();
-    let (mut stored, mut from) = (Vec::new(), Vec::new());
+    let (files, mut whole) = (pool.segments().files(), Vec::new());
     let (mut filled, mut done) = (0, 0);
-    for (block, entry) in blocks {
-        let len = entry.stored_bytes() as usize;
-        if filled + len > size || stored.len() >= 1024 {
+    // Direct I/O wants memory that begins at a page.
+    let mut stored = pool.memory().take_beyond(STORED_MAX as usize);
+    for block in blocks {
+        let len = block.entry.stored_bytes() as usize;
+        if (filled + len > size && done > 0) || whole.len() >= MOVES_MAX {
             break;
         }
         done += 1;
-        let bytes = &mut buffer[filled..filled + len];
-        let read = pool.segments().read(&files, entry.address(), bytes);
-        if read.is_err() || crc(bytes) != entry.crc() {
-            let address = entry.address();
-            tracing::error!("block {block}, at {address} of the pool, is damaged: not moved");
+        let (number, address) = (block.number, block.entry.address());
+        let bytes = &mut stored[..len];
+        let read = pool.segments().read(&files, address, bytes);
+        if read.is_err() || crc(bytes) != block.entry.crc() || filled + len > size {
+            tracing::error!("block {number}, at {address} of the pool, is damaged: not moved");
             let (segment, _) = pool.segments().split(address);
             if pool.segments().spoil(segment) {
                 tracing::warn!("segment {segment} keeps its damage, and is not cleaned any more");
             }
             continue;
         }
-        let (offset, codec, crc) = (filled as u32, entry.codec(), entry.crc());
-        stored.push(Stored { offset, len: len as u32, codec, crc });
-        from.push((*block, *entry));
+        buffer[filled..filled + len].copy_from_slice(bytes);
         filled += len;
+        whole.push(*block);
     }
     buffer.truncate(filled);
-    (Moved { payload: Payload::new(buffer, stored), from, pages }, &blocks[done..])
+    (whole, buffer, &blocks[done..])
 }

@@ -1,46 +1,115 @@
 //! How a block is stored: as it is, or compressed where that saves at least one unit of the disk.
 
+use std::fmt;
+
+use crate::config::Compression;
 use crate::format::BLOCK_BYTES_MAX;
 use crate::format::entry::Codec;
 
-/// What stands before an LZ4 block: its length in bytes.
+/// What stands before a compressed block: its length in bytes.
 const LEN_BYTES: usize = 4;
 
 /// What a compressed block may take while it is made, in bytes.
 pub(crate) const PACKED_MAX: usize =
     LEN_BYTES + lz4_flex::block::get_maximum_output_size(BLOCK_BYTES_MAX as usize);
 
-/// Compresses a block into memory of [`PACKED_MAX`] bytes; answers how long it became, with its
-/// padding, which is zeros. `None` if that saves nothing.
-pub(crate) fn compress(block: &[u8], into: &mut [u8], align: usize) -> Option<usize> {
-    let len = lz4_flex::block::compress_into(block, &mut into[LEN_BYTES..]).ok()?;
-    into[..LEN_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
-    let end = (LEN_BYTES + len).next_multiple_of(align);
-    if end >= block.len() {
-        return None;
+/// Compresses blocks, one after the other.
+pub(crate) struct Packer {
+    compression: Compression,
+    #[cfg(feature = "c-codecs")]
+    zstd: Option<zstd_safe::CCtx<'static>>,
+}
+
+impl Packer {
+    pub(crate) fn new(compression: Compression) -> Packer {
+        Packer {
+            compression,
+            #[cfg(feature = "c-codecs")]
+            zstd: matches!(compression, Compression::Zstd(_)).then(zstd_safe::CCtx::create),
+        }
     }
-    into[LEN_BYTES + len..end].fill(0);
-    Some(end)
+
+    /// Whether it leaves all blocks as they are.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.compression == Compression::None
+    }
+
+    /// Compresses a block into memory of [`PACKED_MAX`] bytes; answers how, and how long it became
+    /// with its padding, which is zeros. `None` if that saves nothing.
+    pub(crate) fn compress(
+        &mut self,
+        block: &[u8],
+        into: &mut [u8],
+        align: usize,
+    ) -> Option<(Codec, usize)> {
+        let rest = &mut into[LEN_BYTES..];
+        let (codec, len) = match self.compression {
+            Compression::None => return None,
+            Compression::Lz4 => (Codec::Lz4, lz4_flex::block::compress_into(block, rest).ok()?),
+            Compression::Zstd(level) => (Codec::Zstd, self.zstd(block, rest, level)?),
+        };
+        into[..LEN_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
+        let end = (LEN_BYTES + len).next_multiple_of(align);
+        if end >= block.len() {
+            return None;
+        }
+        into[LEN_BYTES + len..end].fill(0);
+        Some((codec, end))
+    }
+
+    #[cfg(feature = "c-codecs")]
+    fn zstd(&mut self, block: &[u8], into: &mut [u8], level: u8) -> Option<usize> {
+        // What does not fit into less than it was is not worth it.
+        let room = into.len().min(block.len());
+        self.zstd.as_mut()?.compress(&mut into[..room], block, level.into()).ok()
+    }
+
+    #[cfg(not(feature = "c-codecs"))]
+    fn zstd(&mut self, _: &[u8], _: &mut [u8], _: u8) -> Option<usize> {
+        None
+    }
+}
+
+impl fmt::Debug for Packer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packer").field("compression", &self.compression).finish_non_exhaustive()
+    }
 }
 
 /// Makes a block of what is stored; `false` if it is none.
 #[must_use]
 pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
-    match codec {
-        Codec::Raw => {
-            let whole = stored.len() == block.len();
-            if whole {
-                block.copy_from_slice(stored);
-            }
-            whole
+    if codec == Codec::Raw {
+        let whole = stored.len() == block.len();
+        if whole {
+            block.copy_from_slice(stored);
         }
-        Codec::Lz4 => {
-            let Some((len, rest)) = stored.split_first_chunk::<LEN_BYTES>() else { return false };
-            let Some(packed) = rest.get(..u32::from_le_bytes(*len) as usize) else { return false };
-            let len = lz4_flex::block::decompress_into(packed, block);
-            len.is_ok_and(|len| len == block.len())
-        }
+        return whole;
     }
+    let Some((len, rest)) = stored.split_first_chunk::<LEN_BYTES>() else { return false };
+    let Some(packed) = rest.get(..u32::from_le_bytes(*len) as usize) else { return false };
+    let len = match codec {
+        Codec::Zstd => unpack_zstd(packed, block),
+        _ => lz4_flex::block::decompress_into(packed, block).ok(),
+    };
+    len == Some(block.len())
+}
+
+#[cfg(feature = "c-codecs")]
+fn unpack_zstd(packed: &[u8], block: &mut [u8]) -> Option<usize> {
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// Making one costs more than a block.
+        static BACK: RefCell<zstd_safe::DCtx<'static>> = RefCell::new(zstd_safe::DCtx::create());
+    }
+    BACK.with_borrow_mut(|back| back.decompress(block, packed).ok())
+}
+
+#[cfg(not(feature = "c-codecs"))]
+fn unpack_zstd(_: &[u8], _: &mut [u8]) -> Option<usize> {
+    tracing::error!("a block is compressed by zstd, which this build does not have");
+    None
 }
 
 #[cfg(test)]
@@ -51,18 +120,27 @@ mod tests {
     fn blocks_come_back_and_what_does_not_shrink_stays() {
         let mut into = vec![9; PACKED_MAX];
         let text: Vec<u8> = b"all work and no play ".iter().copied().cycle().take(16_384).collect();
-        let len = compress(&text, &mut into, 4096).unwrap();
-        assert_eq!(len, 4096);
-        let mut back = vec![0; text.len()];
-        assert!(decode(Codec::Lz4, &into[..len], &mut back));
-        assert_eq!(back, text);
-        assert!(!decode(Codec::Lz4, &into[..3], &mut back), "cut short");
-        assert!(!decode(Codec::Lz4, &[0xff; 64], &mut back), "no length");
-        assert!(!decode(Codec::Raw, &text[1..], &mut back));
         let mut noise = vec![0; 16_384];
         fastrand::Rng::with_seed(1).fill(&mut noise);
-        assert_eq!(compress(&noise, &mut into, 4096), None);
-        assert_eq!(compress(&text[..4096], &mut into, 4096), None, "a unit cannot be saved");
-        assert_eq!(compress(&text[..4096], &mut into, 512), Some(512));
+        let mut all = vec![Compression::Lz4];
+        if cfg!(feature = "c-codecs") {
+            all.extend([Compression::Zstd(1), Compression::Zstd(19)]);
+        }
+        for compression in all {
+            let mut packer = Packer::new(compression);
+            let (codec, len) = packer.compress(&text, &mut into, 4096).unwrap();
+            assert_eq!(len, 4096);
+            let mut back = vec![0; text.len()];
+            assert!(decode(codec, &into[..len], &mut back));
+            assert_eq!(back, text);
+            assert!(!decode(codec, &into[..len], &mut back[1..]), "another length");
+            assert!(!decode(codec, &into[..3], &mut back), "cut short");
+            assert!(!decode(codec, &[0xff; 64], &mut back), "no length");
+            assert_eq!(packer.compress(&noise, &mut into, 4096), None);
+            assert_eq!(packer.compress(&text[..4096], &mut into, 4096), None, "no unit is saved");
+            assert_eq!(packer.compress(&text[..4096], &mut into, 512), Some((codec, 512)));
+        }
+        assert!(!decode(Codec::Raw, &text[1..], &mut vec![0; text.len()]));
+        assert_eq!(Packer::new(Compression::None).compress(&text, &mut into, 512), None);
     }
 }

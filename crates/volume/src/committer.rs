@@ -21,7 +21,7 @@ use std::time::Duration;
 use blockyard_core::Status;
 use blockyard_sync::mailbox::Owner;
 
-use crate::checkpoint::{self, Frozen};
+use crate::checkpoint::{self, Copied, Frozen};
 use crate::clean;
 use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
 use crate::format::group as format;
@@ -49,7 +49,7 @@ const DIRTY_BYTES_MIN: u64 = 256 << 10;
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How often space is looked for where there is none, by a checkpoint and cleaning each time.
-const ROOM_TRIES: usize = 5;
+const ROOM_TRIES: usize = 8;
 
 /// So many groups are refused without looking for space again, after it was in vain.
 const VAIN_MAX: u32 = 16;
@@ -201,7 +201,7 @@ impl<D: Directory> Committer<D> {
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
-                Body::Move(moved) => (moved.from.len(), moved.payload.bytes().len() as u32),
+                Body::Move(moved) => (moved.moves.len(), 0),
                 Body::Catalogue(_) => (1, (CHANGE_BYTES_MAX as u32).next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
             };
@@ -314,7 +314,10 @@ impl<D: Directory> Committer<D> {
         let round = self.pool.segments().begin_round();
         let volumes = self.pool.volumes();
         let maps = volumes.by_id.values();
-        let maps = maps.map(|live| (live.traits.clone(), live.map.copied(), live.map.freeze()));
+        let maps = maps.map(|live| {
+            let copied = Copied { family: live.family, last: live.map.copied() };
+            (live.traits.clone(), copied, live.map.freeze())
+        });
         let (live, unknown_bytes) = self.pool.segments().live();
         let (next_id, copies) = (volumes.next_id, volumes.copies);
         let whole = Whole { next_id, copies, live, unknown_bytes };

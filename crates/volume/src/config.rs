@@ -13,7 +13,12 @@ pub enum Compression {
     /// By LZ4, where that saves anything.
     #[default]
     Lz4,
+    /// By Zstandard of a level, 1 to 19, where that saves anything.
+    Zstd(u8),
 }
+
+/// The level of Zstandard where nothing else is said.
+pub const ZSTD_LEVEL: u8 = 3;
 
 /// What is durable when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +47,12 @@ pub struct VolumeConfig {
     pub compress: Compression,
     /// What is durable when.
     pub sync: SyncMode,
+    /// Most reads and writes that begin in a second; 0: any number.
+    pub iops: u64,
+    /// Most bytes of them in a second; 0: any number.
+    pub bandwidth: u64,
+    /// Memory for the maps of the pool in bytes, if it is opened now; 0: 128 MiB.
+    pub map_cache: u64,
 }
 
 /// Length of a block where nothing else is said.
@@ -61,6 +72,9 @@ impl VolumeConfig {
             volblocksize: 0,
             compress: Compression::default(),
             sync: SyncMode::default(),
+            iops: 0,
+            bandwidth: 0,
+            map_cache: 0,
         }
     }
 
@@ -83,6 +97,15 @@ impl VolumeConfig {
         if block != 0 && (!block.is_power_of_two() || !(4096..=65_536).contains(&block)) {
             return refused("volblocksize", block.to_string(), "4k, 8k, 16k, 32k or 64k");
         }
+        if let Compression::Zstd(level) = self.compress {
+            if !(1..=19).contains(&level) {
+                return refused("compress", format!("zstd:{level}"), "zstd:1 to zstd:19");
+            }
+            if !cfg!(feature = "c-codecs") {
+                let wanted = "lz4 or none: this build has no zstd";
+                return refused("compress", format!("zstd:{level}"), wanted);
+            }
+        }
         let unit = if block == 0 { BLOCK_BYTES } else { block };
         if !self.size.is_multiple_of(unit.into()) {
             let wanted = format!("a multiple of volblocksize, {unit}");
@@ -101,19 +124,16 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_by_field() {
-        let good = VolumeConfig {
-            path: "/pool".into(),
-            name: "v0".to_owned(),
-            size: 1 << 30,
-            volblocksize: 0,
-            compress: Compression::Lz4,
-            sync: SyncMode::Standard,
-        };
+        let good = VolumeConfig { size: 1 << 30, ..VolumeConfig::new("/pool", "v0") };
         assert!(good.check().is_ok());
         for (config, want) in [
             (VolumeConfig { path: "".into(), ..good.clone() }, "path: `` will not do"),
             (VolumeConfig { name: "v@1".into(), ..good.clone() }, "name: `v@1` will not do"),
             (VolumeConfig { volblocksize: 6000, ..good.clone() }, "volblocksize: `6000`"),
+            (
+                VolumeConfig { compress: Compression::Zstd(20), ..good.clone() },
+                "compress: `zstd:20` will not do",
+            ),
             (VolumeConfig { size: 4096, ..good.clone() }, "size: `4096` will not do"),
             (VolumeConfig { size: 2 << 50, ..good }, "size: "),
         ] {

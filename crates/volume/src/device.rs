@@ -15,6 +15,7 @@ use crate::format::catalogue::{Change, Traits};
 use crate::map::{Away, Found, Map};
 use crate::pool::Options;
 use crate::queue::{RECORDS, VolumeQueue};
+use crate::rates::Rates;
 use crate::record::Live;
 use crate::running::Running;
 use crate::store::{Directory, RealDirectory};
@@ -38,6 +39,7 @@ pub(crate) struct Shared<D: Directory> {
     pub(crate) config: VolumeConfig,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
+    pub(crate) rates: Rates,
     pub(crate) live: Arc<Live>,
     pub(crate) running: Arc<Running<D>>,
 }
@@ -57,6 +59,11 @@ impl Volume {
     /// As [`Volume::open`].
     pub fn open_with(config: VolumeConfig, options: Options) -> Result<Arc<Volume>, VolumeError> {
         config.check()?;
+        let map_cache_bytes = match config.map_cache {
+            0 => options.map_cache_bytes,
+            bytes => bytes,
+        };
+        let options = Options { map_cache_bytes, ..options };
         Volume::open_in(Running::open(&config.path, options)?, config)
     }
 }
@@ -95,7 +102,8 @@ impl<D: Directory> Volume<D> {
             fua: true,
             ..Limits::unlimited(DEPTH)
         };
-        let shared = Shared { config, geometry, limits, live, running };
+        let rates = Rates::new(config.iops, config.bandwidth);
+        let shared = Shared { config, geometry, limits, rates, live, running };
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 

@@ -16,7 +16,7 @@ use blockyard_sync::published::Reader;
 
 use crate::buffer::Buffer;
 use crate::bytes::crc;
-use crate::codec;
+use crate::codec::{self, Packer};
 use crate::config::Compression;
 use crate::error::VolumeError;
 use crate::format::BLOCK_BYTES_MAX;
@@ -54,7 +54,7 @@ pub enum Outcome {
 pub struct Door<D: Directory> {
     pool: Arc<Pool<D>>,
     volume: Arc<Live>,
-    compression: Compression,
+    packer: Packer,
     files: Reader<Files<D::File>>,
     poisoned: Reader<bool>,
     tight: Reader<bool>,
@@ -98,7 +98,7 @@ impl<D: Directory> Door<D> {
             packing: pool.memory().take_beyond(codec::PACKED_MAX),
             pool: Arc::clone(pool),
             volume,
-            compression,
+            packer: Packer::new(compression),
         }
     }
 
@@ -444,7 +444,7 @@ impl<D: Directory> Door<D> {
     fn seal(&mut self, raw: Buffer) -> Option<Arc<Payload>> {
         let size = self.block_bytes();
         let mut blocks = Vec::with_capacity(raw.len() / size);
-        if self.compression == Compression::None {
+        if self.packer.is_idle() {
             for (index, block) in raw.chunks(size).enumerate() {
                 let (offset, len) = ((index * size) as u32, size as u32);
                 blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
@@ -455,8 +455,8 @@ impl<D: Directory> Door<D> {
         let mut packed = self.memory(raw.len())?;
         let mut at = 0;
         for block in raw.chunks(size) {
-            let (codec, stored) = match codec::compress(block, &mut self.packing, align) {
-                Some(len) => (Codec::Lz4, &self.packing[..len]),
+            let (codec, stored) = match self.packer.compress(block, &mut self.packing, align) {
+                Some((codec, len)) => (codec, &self.packing[..len]),
                 None => (Codec::Raw, block),
             };
             let (len, crc) = (stored.len(), crc(stored));
@@ -477,7 +477,9 @@ impl<D: Directory> Door<D> {
         debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
         let (first, end) = (at / size, (at + len) / size);
         // Whole leaves go without being read.
-        for edge in [first, end - 1] {
+        let fan = crate::format::FAN as u64;
+        let edges = [(first, first % fan), (end - 1, end % fan)];
+        for (edge, _) in edges.into_iter().filter(|(_, part)| *part > 0) {
             if let Err(status) = self.prefetch(edge, edge + 1) {
                 return Outcome::Ended(status);
             }

@@ -29,6 +29,7 @@ mod log;
 pub mod map;
 pub mod pool;
 pub mod queue;
+mod rates;
 pub mod receive;
 pub mod record;
 pub mod recovery;

@@ -17,6 +17,7 @@ use blockyard_sync::tag_budget::TagBudget;
 
 use crate::apply::Apply;
 use crate::buffer::Memory;
+use crate::clean::Cold;
 use crate::committer::Committer;
 use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
@@ -150,11 +151,12 @@ impl Volumes {
     ) -> Result<(), VolumeError> {
         match change {
             Change::Create(traits) => {
-                self.put(traits, vec![None; traits.node_count()], 0);
+                self.put(traits, traits.id, vec![None; traits.node_count()], 0);
             }
             Change::Copy(traits) => {
+                let family = self.live(traits.origin)?.family;
                 let (nodes, copies) = self.copy(traits.origin, traits, maps)?;
-                self.put(traits, nodes, copies);
+                self.put(traits, family, nodes, copies);
             }
             Change::Several(changes) => {
                 changes.iter().try_for_each(|change| self.apply(change, maps))?;
@@ -167,7 +169,7 @@ impl Volumes {
                 let gone = Arc::clone(self.live(*id)?);
                 let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
                 maps.forget(&gone.map.freeze());
-                self.put(&gone.traits, nodes, copies);
+                self.put(&gone.traits, gone.family, nodes, copies);
             }
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
@@ -178,7 +180,7 @@ impl Volumes {
                 let mut nodes = live.map.freeze();
                 traits.blocks = *blocks;
                 nodes.resize(traits.node_count(), None);
-                self.put(&traits, nodes, live.map.copied());
+                self.put(&traits, live.family, nodes, live.map.copied());
             }
         }
         Ok(())
@@ -202,9 +204,9 @@ impl Volumes {
         Ok((nodes, self.copies))
     }
 
-    fn put(&mut self, traits: &Traits, nodes: Frozen, copied: u32) {
+    fn put(&mut self, traits: &Traits, family: u32, nodes: Frozen, copied: u32) {
         self.next_id = self.next_id.max(traits.id.saturating_add(1));
-        let live = Live { traits: traits.clone(), map: Map::new(nodes, copied) };
+        let live = Live { traits: traits.clone(), family, map: Map::new(nodes, copied) };
         self.by_id.insert(traits.id, Arc::new(live));
     }
 }
@@ -231,6 +233,8 @@ pub struct Pool<D: Directory> {
     pub(crate) superblock: Mutex<Superblock>,
     /// Where the next checkpoint writes its pages.
     pages: Mutex<Option<(u32, u32)>>,
+    /// Where the next blocks go that are moved.
+    cold: Mutex<Option<Cold>>,
     /// Who makes segments before they are needed.
     maker: Mutex<Option<JoinHandle<()>>>,
 }
@@ -261,6 +265,7 @@ impl<D: Directory> Pool<D> {
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(None),
+            cold: Mutex::new(None),
             maker: Mutex::new(None),
         };
         let pool = Arc::new(pool);
@@ -414,6 +419,16 @@ impl<D: Directory> Pool<D> {
     /// Notes where the next checkpoint writes its pages.
     pub(crate) fn set_page_place(&self, place: Option<(u32, u32)>) {
         *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+
+    /// Where the next blocks go that are moved.
+    pub(crate) fn cold(&self) -> Option<Cold> {
+        *self.cold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where the next blocks go that are moved.
+    pub(crate) fn set_cold(&self, cold: Option<Cold>) {
+        *self.cold.lock().unwrap_or_else(PoisonError::into_inner) = cold;
     }
 
     /// The volumes and snapshots, under their lock.

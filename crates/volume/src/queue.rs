@@ -62,6 +62,8 @@ pub struct VolumeQueue<D: Directory = RealDirectory> {
     free: Vec<u32>,
     /// What is left of the last request found no memory.
     blocked: bool,
+    /// The limits of the volume let nothing more begin until then.
+    limited: Option<Nanos>,
     /// Since when the oldest waits, and when to look next.
     since: Nanos,
     look_at: Nanos,
@@ -80,6 +82,7 @@ impl<D: Directory> VolumeQueue<D> {
             waiting: (0..DEPTH).map(|_| empty()).collect(),
             free: (0..u32::from(DEPTH)).rev().collect(),
             blocked: false,
+            limited: None,
             since: Nanos(0),
             look_at: Nanos(0),
         }
@@ -286,6 +289,14 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         self.blocked = false;
         self.door.hold();
         while let Some(started) = batch.next() {
+            let bytes = limited_bytes(&started);
+            if let Some(bytes) = bytes
+                && let Err(at) = self.shared.rates.take(now.0, bytes)
+            {
+                self.limited = Some(Nanos(at));
+                batch.put_back(started);
+                break;
+            }
             if started.op() == Op::Read && started.is_merged() {
                 // Neighbours, which one call reads. If one fails, the others are read alone.
                 let status = self.read_now(&started);
@@ -304,6 +315,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
                 self.change(started, now, done)
             };
             if let Some(started) = left {
+                bytes.inspect(|bytes| self.shared.rates.give_back(*bytes));
                 self.blocked = true;
                 batch.put_back(started);
                 break;
@@ -339,11 +351,12 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         }
         // There may be memory now; what is left is offered again.
         self.blocked = false;
+        self.limited.take_if(|at| *at <= now);
         self.plan(now);
     }
 
     fn room(&self) -> usize {
-        if self.blocked { 0 } else { self.free.len() }
+        if self.blocked || self.limited.is_some() { 0 } else { self.free.len() }
     }
 
     fn due(&self) -> Due {
@@ -351,7 +364,12 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
             return Due::At(Nanos(0));
         }
         let looks = self.blocked || !self.listens;
-        if looks && self.waits_for_others() { Due::At(self.look_at) } else { Due::Never }
+        let look = (looks && self.waits_for_others()).then_some(self.look_at);
+        match (look, self.limited) {
+            (Some(look), Some(limited)) => Due::At(look.min(limited)),
+            (Some(at), None) | (None, Some(at)) => Due::At(at),
+            (None, None) => Due::Never,
+        }
     }
 
     fn waits_for_others(&self) -> bool {
@@ -359,7 +377,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
     }
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
-        if !self.waits_for_others() {
+        if !self.waits_for_others() && self.limited.is_none() {
             return;
         }
         let longest = if self.blocked { SLEEP_BLOCKED } else { SLEEP_MAX };
@@ -394,6 +412,11 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         self.dozed = true;
         self.door.mailbox().bell().doze(|| self.door.is_any())
     }
+}
+
+/// The bytes that a volume's limits count; none for what they do not limit.
+fn limited_bytes(work: &impl Work) -> Option<u64> {
+    matches!(work.op(), Op::Read | Op::Write).then(|| work.sectors() << SECTOR_SHIFT)
 }
 
 impl<D: Directory> fmt::Debug for VolumeQueue<D> {

@@ -17,6 +17,8 @@ use crate::map::Map;
 pub struct Live {
     /// What it is.
     pub traits: Traits,
+    /// The number of the volume that it and all that share blocks with it come from.
+    pub family: u32,
     /// Where its blocks are.
     pub map: Map,
 }
@@ -78,15 +80,28 @@ impl Payload {
     }
 }
 
-/// Blocks that are moved out of segments with little in them.
+/// A block that lies elsewhere now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The family of the volumes that may have it.
+    pub family: u32,
+    /// Its number in them.
+    pub block: u64,
+    /// Where it was.
+    pub from: Entry,
+    /// Where it is.
+    pub to: Entry,
+}
+
+/// Blocks that were moved out of segments with little in them.
 #[derive(Debug)]
 pub struct Moved {
-    /// What is stored of them.
-    pub payload: Payload,
-    /// Each one's number in its volumes, and where it is now.
-    pub from: Vec<(u64, Entry)>,
+    /// The blocks.
+    pub moves: Vec<Move>,
     /// Segments whose pages are to be written again, elsewhere.
     pub pages: Vec<u32>,
+    /// How many checkpoints had begun when they were written.
+    pub round: u64,
 }
 
 /// What is to be done.

@@ -7,7 +7,8 @@
 
 mod end;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -21,10 +22,10 @@ use crate::format::entry::Entry;
 use crate::format::group::{self, Descriptor, Head, Kind};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use crate::log::LogEnd;
-use crate::map::{Frozen, Leaf, Map, Node, page};
+use crate::map::{Away, Frozen, Leaf, Map, Node, page};
 use crate::pool::{Options, Volumes};
-use crate::record::Live;
-use crate::relocate::{self, Moves};
+use crate::record::{Live, Move};
+use crate::relocate;
 use crate::segments::Segments;
 use crate::store::{Directory, StoreFile};
 
@@ -32,6 +33,12 @@ use end::End;
 
 /// Longest catalogue that is read, in bytes.
 const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
+
+/// What is read of the log at once, in bytes.
+const AHEAD_BYTES: usize = 1 << 20;
+
+/// Leaves that are read at once.
+const READERS: usize = 16;
 
 /// Segments that a new pool has.
 const FIRST_SEGMENTS: usize = 3;
@@ -181,6 +188,10 @@ struct Recovery<'a, D: Directory> {
     durable: u64,
     /// Segments that groups were found in.
     used: BTreeSet<u32>,
+    /// The segment that was looked at last, and the number of its first group.
+    peeked: Cell<Option<(u32, u64)>>,
+    /// A piece of the log that was read ahead: where it begins, and its bytes.
+    ahead: RefCell<Option<(u64, Buffer)>>,
     /// Where each group is that may not be durable: it is in the log, and so it has to be.
     loose: VecDeque<(u64, u64, Buffer)>,
 }
@@ -197,6 +208,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
             epoch: 0,
             durable: superblock.log.number.saturating_sub(1),
             used: BTreeSet::new(),
+            peeked: Cell::new(None),
+            ahead: RefCell::new(None),
             loose: VecDeque::new(),
         }
     }
@@ -281,7 +294,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         // Snapshots share most of their nodes and leaves.
         let mut shared = Shared::default();
         let mut maps = Vec::with_capacity(listed.len());
-        for Listed { traits, copied, nodes } in listed {
+        for Listed { traits, family, copied, nodes } in listed {
             let mut frozen = Frozen::with_capacity(nodes.len());
             for home in nodes {
                 frozen.push(if home.is_hole() {
@@ -291,7 +304,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 });
             }
             maps.push(frozen.clone());
-            let live = Live { traits, map: Map::new(frozen, copied) };
+            let live = Live { traits, family, map: Map::new(frozen, copied) };
             self.volumes.by_id.insert(live.traits.id, Arc::new(live));
         }
         self.marks.pages(maps.iter());
@@ -303,6 +316,26 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let read = self.segments.read(&self.segments.files(), address, &mut bytes);
         read.map_err(VolumeError::io(format!("cannot read {what} at {address} of the pool")))?;
         Ok(bytes)
+    }
+
+    /// Reads a part of the log, which is read in long pieces: groups may be short.
+    fn read_log(&self, address: u64, len: usize, what: &str) -> Result<Buffer, VolumeError> {
+        let mut ahead = self.ahead.borrow_mut();
+        let is_in = |(at, bytes): &(u64, Buffer)| {
+            address >= *at && address + len as u64 <= at + bytes.len() as u64
+        };
+        if !ahead.as_ref().is_some_and(is_in) {
+            let (_, offset) = self.segments.split(address);
+            let left = u64::from(self.segments.bytes()) - offset;
+            let long = left.min(AHEAD_BYTES as u64).max(len as u64) as usize;
+            // Where the long piece cannot be read the short one may.
+            let read = self.read(address, long, what).or_else(|_| self.read(address, len, what));
+            *ahead = Some((address, read?));
+        }
+        let (at, bytes) = ahead.as_ref().expect("it was read just now");
+        let mut part = self.memory.take_beyond(len);
+        part.copy_from_slice(&bytes[(address - at) as usize..][..len]);
+        Ok(part)
     }
 
     /// Reads a node. Its leaves are read when they are wanted.
@@ -333,8 +366,13 @@ impl<'a, D: Directory> Recovery<'a, D> {
     /// Goes through the log.
     fn replay(&mut self) -> Result<(), VolumeError> {
         // What is no group at the first look is looked at again: a read may have gone astray.
-        while let Some(group) = self.next().transpose().or_else(|| self.next().transpose()) {
+        while let Some(group) = self.next().transpose().or_else(|| {
+            self.ahead.take();
+            self.peeked.take();
+            self.next().transpose()
+        }) {
             let group = group?;
+            self.bring(&group)?;
             self.apply(&group)?;
             let Group { segment, offset, head, chain, bytes, .. } = group;
             self.used.insert(segment);
@@ -360,19 +398,34 @@ impl<'a, D: Directory> Recovery<'a, D> {
     /// The group that follows, if there is one.
     fn next(&self) -> Result<Option<Group>, VolumeError> {
         let LogPlace { segment, offset, next, .. } = self.place;
-        let mut found: Option<Group> = None;
-        for (segment, offset) in [(segment, offset), (next, 0)] {
-            if segment == SEGMENT_NONE {
-                continue;
-            }
+        let mut found = match segment {
+            SEGMENT_NONE => None,
+            _ => self.group(segment, offset)?,
+        };
+        if next != SEGMENT_NONE && self.first_number(next).is_none_or(|it| it == self.place.number)
+        {
             // Of two the newer one: the other was torn when the pool was opened last.
-            if let Some(group) = self.group(segment, offset)?
+            if let Some(group) = self.group(next, 0)?
                 && found.as_ref().is_none_or(|it| it.head.epoch < group.head.epoch)
             {
                 found = Some(group);
             }
         }
         Ok(found)
+    }
+
+    /// What the first group of a segment says that its number is, unless that cannot be read.
+    fn first_number(&self, segment: u32) -> Option<u64> {
+        if let Some((known, number)) = self.peeked.get()
+            && known == segment
+        {
+            return Some(number);
+        }
+        let align = self.superblock.align;
+        let first = self.read(self.segments.address(segment, 0), align as usize, "the log").ok()?;
+        let number = group::head_len(&first, align).map_or(0, |_| group::number(&first));
+        self.peeked.set(Some((segment, number)));
+        Some(number)
     }
 
     /// The group at a place, if it is the one that follows.
@@ -385,11 +438,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let address = self.segments.address(segment, offset);
         // What cannot be read is no end: it may be there the next time.
         let what = format!("the log, segment {segment} offset {offset},");
-        let first = self.read(address, align as usize, &what)?;
+        let first = self.read_log(address, align as usize, &what)?;
         let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
             return Ok(None);
         };
-        let bytes = self.read(address, len, &what)?;
+        let bytes = self.read_log(address, len, &what)?;
         let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
         let follows = head.pool == mark_of(&self.superblock)
             && head.number == self.place.number
@@ -399,7 +452,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         if !follows || whole > room {
             return Ok(None);
         }
-        let bytes = self.read(address, whole, &what)?;
+        let bytes = self.read_log(address, whole, &what)?;
         let mut at = len;
         for descriptor in &descriptors {
             let len = descriptor.payload_bytes(align) as usize;
@@ -411,6 +464,34 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(Some(Group { segment, offset, head, chain, descriptors, bytes }))
     }
 
+    /// Reads the leaves that a group changes, several at once: one after the other they would take
+    /// longer than the log.
+    fn bring(&self, group: &Group) -> Result<(), VolumeError> {
+        let mut leaves: HashMap<*const Leaf, Arc<Leaf>> = HashMap::new();
+        for Descriptor { kind, volume, block, .. } in &group.descriptors {
+            let live = self.volumes.by_id.get(volume).filter(|_| *kind == Kind::Data);
+            let Some(live) = live.filter(|live| *block < live.traits.blocks) else { continue };
+            let (span, at) = Map::place(*block);
+            if let Some(Away(leaf)) = live.map.with(span, |span| span.away(at, at + 1)) {
+                leaves.insert(Arc::as_ptr(&leaf), leaf);
+            }
+        }
+        if leaves.len() < READERS {
+            return Ok(());
+        }
+        let leaves: Vec<Arc<Leaf>> = leaves.into_values().collect();
+        let segments = self.segments;
+        let load = |some: &[Arc<Leaf>]| some.iter().try_for_each(|it| segments.load(it).map(drop));
+        std::thread::scope(|scope| {
+            let load = &load;
+            let some = leaves.chunks(leaves.len().div_ceil(READERS));
+            let readers: Vec<_> = some.map(|some| scope.spawn(move || load(some))).collect();
+            readers.into_iter().try_for_each(|reader| {
+                reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    }
+
     /// Carries out what a group says.
     fn apply(&mut self, group: &Group) -> Result<(), VolumeError> {
         let align = self.superblock.align;
@@ -419,20 +500,22 @@ impl<'a, D: Directory> Recovery<'a, D> {
             VolumeError::Format(FormatError::Field { what, field, value, want })
         };
         let mut at = group.head.head_bytes;
-        let mut moves = Moves::new();
+        let mut moves: Vec<Move> = Vec::new();
         let segments = self.segments;
         let mut maps = Apply::new(segments, self.volumes.copies);
         for descriptor in &group.descriptors {
             // In the order of the log: what is written behind a move is not moved by it.
             if descriptor.kind != Kind::Move && !moves.is_empty() {
-                relocate::blocks(&self.volumes, std::mem::take(&mut moves), &mut maps);
+                relocate::blocks(&self.volumes, &moves, &mut maps);
+                moves.clear();
             }
             let Descriptor { kind, codec, volume, block, len, crc, .. } = *descriptor;
             let stored = descriptor.payload_bytes(align);
             let address = segments.address(group.segment, group.offset + at);
             if kind == Kind::Move {
-                let (from, to) = (descriptor.from, Entry::new(address, stored, codec, crc));
-                moves.push((block, Entry::new(from, stored, codec, crc), to));
+                let place = |address| Entry::new(address, len, codec, crc);
+                let (from, to) = (place(descriptor.from), place(descriptor.to));
+                moves.push(Move { family: volume, block, from, to });
             } else if kind == Kind::Catalogue {
                 let change = Change::parse(&group.bytes[at as usize..][..len as usize])?;
                 self.volumes.apply(&change, &mut maps)?;
@@ -452,7 +535,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             }
             at += stored;
         }
-        relocate::blocks(&self.volumes, moves, &mut maps);
+        relocate::blocks(&self.volumes, &moves, &mut maps);
         Ok(())
     }
 

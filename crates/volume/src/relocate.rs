@@ -10,10 +10,8 @@ use crate::format::FAN;
 use crate::format::entry::Entry;
 use crate::map::{Leaf, Map, Node, Page, Tally};
 use crate::pool::Volumes;
+use crate::record::Move;
 use crate::store::Directory;
-
-/// Moves: the block's number, where it was, and where it is.
-pub(crate) type Moves = Vec<(u64, Entry, Entry)>;
 
 /// The moves in a node, by leaf: the place in the leaf, and from where to where.
 type NodeMoves = BTreeMap<usize, Vec<(usize, Entry, Entry)>>;
@@ -28,19 +26,20 @@ struct Changed {
 }
 
 /// Blocks lie elsewhere now, unless they have been written since.
-pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: Moves, maps: &mut Apply<'_, D>) {
+pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut Apply<'_, D>) {
     if moves.is_empty() {
         return;
     }
-    let mut spans: BTreeMap<usize, NodeMoves> = BTreeMap::new();
-    for (block, from, to) in moves {
-        let (span, at) = Map::place(block);
-        let leaf = spans.entry(span).or_default().entry(at as usize / FAN).or_default();
-        leaf.push((at as usize % FAN, from, to));
+    let mut spans: BTreeMap<(u32, usize), NodeMoves> = BTreeMap::new();
+    for Move { family, block, from, to } in moves {
+        let (span, at) = Map::place(*block);
+        let leaves = spans.entry((*family, span)).or_default();
+        let leaf = leaves.entry(at as usize / FAN).or_default();
+        leaf.push((at as usize % FAN, *from, *to));
     }
-    for (number, moves) in spans {
+    for ((family, number), moves) in spans {
         let (mut done, mut kept) = (HashSet::new(), HashSet::new());
-        each_node(volumes, Some(number), |node, changed| {
+        each_node(volumes, Some((family, number)), |node, changed| {
             let mut copy: Option<Node> = None;
             for (at, moves) in &moves {
                 let Some(leaf) = node.leaf(*at) else { continue };
@@ -135,16 +134,18 @@ pub(crate) fn pages<D: Directory>(
     });
 }
 
-/// Asks of each node once what is to be in its place; of one span's nodes, or of all.
+/// Asks of each node once what is to be in its place; of those of one family's span, or of all.
 fn each_node(
     volumes: &Volumes,
-    span: Option<usize>,
+    place: Option<(u32, usize)>,
     mut change: impl FnMut(&Node, &mut Changed) -> Option<Node>,
 ) {
     let mut changed = Changed::default();
-    for live in volumes.by_id.values() {
+    let family = place.map(|(family, _)| family);
+    for live in volumes.by_id.values().filter(|it| family.is_none_or(|family| it.family == family))
+    {
         let count = live.map.span_count();
-        let spans = span.map_or(0..count, |span| span.min(count)..(span + 1).min(count));
+        let spans = place.map_or(0..count, |(_, span)| span.min(count)..(span + 1).min(count));
         for number in spans {
             // Only the committer changes trees, and this is the committer.
             let Some(node) = live.map.with(number, |span| span.node().cloned()) else { continue };

@@ -21,7 +21,7 @@ use crate::map::{Cache, Leaf, Page, Tally};
 use crate::store::{self, Directory, StoreFile};
 
 /// Segments that only checkpoints and cleaning take: without them no space could be won back.
-pub(crate) const RESERVE: usize = 2;
+pub(crate) const RESERVE: usize = 3;
 
 /// What a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,6 +218,11 @@ impl<D: Directory> Segments<D> {
         self.table().dirtied * PAGE_BYTES as u64
     }
 
+    /// How many bytes of blocks count at most in a segment.
+    pub fn live_bytes(&self, segment: u32) -> u64 {
+        self.table().live.get(segment as usize).copied().unwrap_or(0)
+    }
+
     /// Of each segment how many bytes of blocks count at most, and how many of all may not.
     pub fn live(&self) -> (Vec<u64>, u64) {
         let table = self.table();
@@ -234,6 +239,8 @@ impl<D: Directory> Segments<D> {
     /// with so many that were unknown.
     pub fn recount(&self, counted: &[u64], before: &[u64], unknown_bytes: u64) {
         let mut table = self.table();
+        // What could not be emptied may be empty now.
+        table.spoiled.clear();
         table.unknown_bytes = table.unknown_bytes.saturating_sub(unknown_bytes);
         for (number, live) in table.live.iter_mut().enumerate() {
             let at = |counts: &[u64]| counts.get(number).copied().unwrap_or(0);
@@ -297,6 +304,11 @@ impl<D: Directory> Segments<D> {
         let count = |want| table.states.iter().filter(|state| **state == want).count();
         let (free, idle) = (count(State::Free), count(State::Idle));
         Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
+    }
+
+    /// Most that there may be.
+    pub fn count_max(&self) -> usize {
+        self.count_max
     }
 
     /// How many could be had: those that are free, or could be made.
@@ -393,6 +405,11 @@ impl<D: Directory> Segments<D> {
         table.round += 1;
         table.dirtied = 0;
         table.round
+    }
+
+    /// How many checkpoints have begun.
+    pub fn round(&self) -> u64 {
+        self.table().round
     }
 
     /// The checkpoint of this round is durable, and needs these segments.

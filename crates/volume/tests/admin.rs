@@ -24,6 +24,7 @@ fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
         volblocksize: 0,
         compress: Compression::None,
         sync: SyncMode::Standard,
+        ..VolumeConfig::new("", "")
     })
     .unwrap()
 }

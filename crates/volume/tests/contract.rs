@@ -21,6 +21,7 @@ fn plain() -> VolumeConfig {
         volblocksize: 4096,
         compress: Compression::None,
         sync: SyncMode::Standard,
+        ..VolumeConfig::new("", "")
     }
 }
 

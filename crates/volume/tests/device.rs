@@ -30,6 +30,7 @@ fn config(path: PathBuf) -> VolumeConfig {
         volblocksize: 0,
         compress: Compression::Lz4,
         sync: SyncMode::Standard,
+        ..VolumeConfig::new("", "")
     }
 }
 
@@ -216,4 +217,39 @@ fn a_small_pool_takes_any_amount_of_writes() {
         io.read(Sector(block * 32), &mut found).unwrap();
         assert!(found.iter().all(|it| *it == 255), "block {block} of the snapshot");
     }
+}
+
+/// What was written with one way of compression is read with every other.
+#[test]
+fn zstd_and_lz4_live_side_by_side() {
+    let place = place("zstd");
+    let path = place.path().join("pool");
+    let ways = [Compression::Zstd(3), Compression::Lz4, Compression::Zstd(9), Compression::None];
+    let block = |round: usize, at: usize| -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed((round * 100 + at) as u64);
+        // Every third one does not become shorter.
+        match at % 3 {
+            0 => std::iter::repeat_with(|| random.u8(..)).take(16 << 10).collect(),
+            _ => std::iter::repeat_with(|| random.u8(..4)).take(16 << 10).collect(),
+        }
+    };
+    for (round, compress) in ways.into_iter().enumerate() {
+        let volume = Volume::open(VolumeConfig { compress, ..config(path.clone()) }).unwrap();
+        let mut io = door(&volume);
+        for at in 0..30 {
+            io.write(Sector((round * 30 + at) as u64 * 32), &block(round, at), Flags::NONE)
+                .unwrap();
+        }
+    }
+    let volume = Volume::open(config(path.clone())).unwrap();
+    let (mut io, mut found) = (door(&volume), vec![0; 16 << 10]);
+    for round in 0..ways.len() {
+        for at in 0..30 {
+            io.read(Sector((round * 30 + at) as u64 * 32), &mut found).unwrap();
+            assert!(found == block(round, at), "round {round}, block {at}");
+        }
+    }
+    drop((io, volume));
+    let report = check(&path, &mut |_| {}).unwrap();
+    assert_eq!((report.blocks, report.damaged), (120, 0));
 }

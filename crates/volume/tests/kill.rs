@@ -42,6 +42,7 @@ fn open(directory: &Path) -> Arc<Volume> {
         volblocksize: 16 << 10,
         compress: Compression::Lz4,
         sync: SyncMode::Standard,
+        ..VolumeConfig::new("", "")
     };
     // Small segments and frequent checkpoints: a kill finds them under way.
     let options =

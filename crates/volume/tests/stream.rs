@@ -36,6 +36,7 @@ fn door(running: &Running, name: &str) -> (Arc<Volume>, Io) {
         volblocksize: 0,
         compress: Compression::Lz4,
         sync: SyncMode::Standard,
+        ..VolumeConfig::new("", "")
     };
     let volume = Volume::open(config).unwrap();
     let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());

@@ -209,7 +209,6 @@ impl Group {
         for record in &self.records {
             match &record.body {
                 Body::Write(payload) => parcel.push(Part::Write(payload.clone())),
-                Body::Move(moved) => parcel.push(Part::Move(moved.clone())),
                 Body::Catalogue(_) if record.durable => {
                     changes.next().into_iter().for_each(|bytes| parcel.push(Part::Bytes(bytes)));
                 }

@@ -1,10 +1,12 @@
 //! What the committer writes together.
 
+use std::sync::Arc;
+
 use crate::buffer::Buffer;
 use crate::format::entry::Codec;
 use crate::format::group::{Descriptor, Kind};
 use crate::pool::Pool;
-use crate::record::{Body, Record};
+use crate::record::{Body, Moved, Record};
 use crate::store::Directory;
 
 /// Records that are written together.
@@ -53,6 +55,7 @@ impl Group {
                     codec: stored.codec,
                     volume,
                     from: 0,
+                    to: 0,
                     block,
                     len: stored.len,
                     crc: stored.crc,
@@ -63,22 +66,28 @@ impl Group {
                 self.frees = true;
                 let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
                 let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
-                let (from, len, crc) = (0, *blocks, 0);
-                let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
+                let (from, to, len, crc) = (0, 0, *blocks, 0);
+                let descriptor = Descriptor { kind, codec, volume, from, to, block, len, crc };
                 self.descriptors.push(descriptor);
             }
             Body::Move(moved) => {
-                let blocks = moved.from.iter().zip(moved.payload.blocks());
-                self.descriptors.extend(blocks.map(|((block, from), stored)| Descriptor {
+                // After two checkpoints their new place may be another's: they stay where they were.
+                if pool.segments().round() >= moved.round + 2 {
+                    let (moves, pages, round) = (Vec::new(), Vec::new(), moved.round);
+                    record.body = Body::Move(Arc::new(Moved { moves, pages, round }));
+                    self.records.push(record);
+                    return;
+                }
+                self.descriptors.extend(moved.moves.iter().map(|moved| Descriptor {
                     kind: Kind::Move,
-                    codec: stored.codec,
-                    volume: 0,
-                    from: from.address(),
-                    block: *block,
-                    len: stored.len,
-                    crc: stored.crc,
+                    codec: moved.to.codec(),
+                    volume: moved.family,
+                    from: moved.from.address(),
+                    to: moved.to.address(),
+                    block: moved.block,
+                    len: moved.to.stored_bytes(),
+                    crc: moved.to.crc(),
                 }));
-                self.payload_bytes += moved.payload.bytes().len() as u32;
             }
             Body::Catalogue(change) => {
                 self.frees = true;
@@ -110,8 +119,8 @@ impl Group {
         bytes[..change.len()].copy_from_slice(change);
         self.payload_bytes += bytes.len() as u32;
         let (kind, crc) = (Kind::Catalogue, crate::bytes::crc(&bytes));
-        let (codec, volume, from, block) = (Codec::Raw, 0, 0, 0);
-        let descriptor = Descriptor { kind, codec, volume, from, block, len, crc };
+        let (codec, volume, from, to, block) = (Codec::Raw, 0, 0, 0, 0);
+        let descriptor = Descriptor { kind, codec, volume, from, to, block, len, crc };
         self.descriptors.push(descriptor);
         self.changes.push(bytes);
     }

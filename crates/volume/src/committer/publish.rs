@@ -11,7 +11,7 @@ use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::pool::Pool;
 use crate::record::{Body, Reply};
-use crate::relocate::{self, Moves};
+use crate::relocate;
 use crate::store::Directory;
 
 /// Puts a group's blocks into the maps; the first is at this address. What is in the log and cannot
@@ -44,22 +44,13 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                 volume.retire(record.first, *blocks, record.serial);
             }
             (Body::Move(moved), _) => {
-                let stored = moved.payload.blocks();
-                let moves: Moves = (moved.from.iter().zip(stored))
-                    .map(|((block, from), stored)| {
-                        let place = address + u64::from(stored.offset);
-                        let to = Entry::new(place, stored.len, stored.codec, stored.crc);
-                        (*block, *from, to)
-                    })
-                    .collect();
                 let segments = pool.segments();
                 let is_left = |home: Entry| moved.pages.contains(&segments.split(home.address()).0);
                 let volumes = pool.volumes();
-                relocate::blocks(&volumes, moves, &mut maps);
+                relocate::blocks(&volumes, &moved.moves, &mut maps);
                 if !moved.pages.is_empty() {
                     relocate::pages(&volumes, is_left, &mut maps);
                 }
-                address += moved.payload.bytes().len() as u64;
             }
             (Body::Catalogue(change), _) if record.durable => {
                 pool.volumes().apply(change, &mut maps)?;

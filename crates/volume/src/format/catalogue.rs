@@ -273,6 +273,8 @@ impl Whole {
 pub struct Listed {
     /// What it is.
     pub traits: Traits,
+    /// The number of the volume that it and all that share blocks with it come from.
+    pub family: u32,
     /// How many copies of maps had been made when its map was copied last.
     pub copied: u32,
     /// Its nodes; as many as it can have.
@@ -284,8 +286,9 @@ pub fn print(whole: &Whole, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     whole.print(&mut out);
     out.extend((volumes.len() as u32).to_le_bytes());
-    for Listed { traits, copied, nodes } in volumes {
+    for Listed { traits, family, copied, nodes } in volumes {
         traits.print(&mut out);
+        out.extend(family.to_le_bytes());
         out.extend(copied.to_le_bytes());
         for node in nodes {
             let mut bytes = [0; ENTRY_BYTES];
@@ -315,6 +318,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
     let mut volumes = Vec::new();
     for _ in 0..count {
         let traits = Traits::parse(&mut reader)?;
+        let family = reader.u32().ok_or_else(short)?;
         let copied = reader.u32().ok_or_else(short)?;
         let count = traits.node_count();
         // What is there bounds what is asked for.
@@ -331,7 +335,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
                 want: "a place on disk",
             })?);
         }
-        volumes.push(Listed { traits, copied, nodes });
+        volumes.push(Listed { traits, family, copied, nodes });
     }
     Ok((whole, volumes))
 }
@@ -358,6 +362,7 @@ mod tests {
         let nodes = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
         let volumes = ["v0", "v0@monday"].map(|name| Listed {
             traits: traits(4, name),
+            family: 2,
             copied: 3,
             nodes: nodes.clone(),
         });

@@ -34,6 +34,8 @@ pub enum Codec {
     Raw = 0,
     /// An LZ4 block behind four bytes that say how long it is.
     Lz4 = 1,
+    /// The same by Zstandard.
+    Zstd = 2,
 }
 
 impl Codec {
@@ -42,6 +44,7 @@ impl Codec {
         match number {
             0 => Some(Codec::Raw),
             1 => Some(Codec::Lz4),
+            2 => Some(Codec::Zstd),
             _ => None,
         }
     }
@@ -132,7 +135,7 @@ mod tests {
     fn what_is_printed_is_read_back() {
         let mut bytes = [0; ENTRY_BYTES];
         for (address, len) in [(0, 512), (512, 4096), (ADDRESS_END - 512, STORED_MAX)] {
-            for codec in [Codec::Raw, Codec::Lz4] {
+            for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {
                 let entry = Entry::new(address, len, codec, 0x1234);
                 entry.print(&mut bytes);
                 let read = Entry::parse(&bytes).unwrap();
@@ -152,7 +155,7 @@ mod tests {
         };
         assert_eq!(parse(0), Some(Entry::HOLE));
         assert_eq!(parse(1), None, "something that is not there");
-        assert_eq!(parse(PRESENT | 2 << CODEC_SHIFT), None, "a codec of the future");
+        assert_eq!(parse(PRESENT | 3 << CODEC_SHIFT), None, "a codec of the future");
         assert_eq!(parse(PRESENT | 1 << 60), None, "a bit that means nothing");
         let mut hole = [0; ENTRY_BYTES];
         hole[9] = 1;

@@ -10,8 +10,9 @@
 
 use super::superblock::SEGMENT_NONE;
 use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
-use crate::format::UNIT;
+use crate::format::catalogue::CHANGE_BYTES_MAX;
 use crate::format::entry::{ADDRESS_END, Codec, STORED_MAX};
+use crate::format::{NODE_BLOCKS, UNIT};
 
 const MAGIC: [u8; 8] = *b"BLKYGRP\n";
 
@@ -57,7 +58,7 @@ pub enum Kind {
     Zero = 2,
     /// The catalogue changes; how, follows the head.
     Catalogue = 3,
-    /// A block that lay elsewhere lies here now, in every volume and snapshot: cleaning.
+    /// A block lies elsewhere now, in every volume and snapshot: cleaning.
     Move = 4,
 }
 
@@ -75,10 +76,12 @@ pub struct Descriptor {
     pub kind: Kind,
     /// How the stored bytes are compressed.
     pub codec: Codec,
-    /// To which volume; not of a block that is moved.
+    /// To which volume; of a block that is moved, the family of those that may have it.
     pub volume: u32,
     /// Where a block lay that is moved: the address.
     pub from: u64,
+    /// Where it is: the address.
+    pub to: u64,
     /// To which block, or from which on.
     pub block: u64,
     /// Length of the stored bytes without padding; of zeros, the number of blocks.
@@ -91,42 +94,63 @@ impl Descriptor {
     /// How many bytes of the payload are its own.
     pub fn payload_bytes(&self, align: u32) -> u32 {
         match self.kind {
-            Kind::Zero => 0,
-            Kind::Data | Kind::Catalogue | Kind::Move => self.len.next_multiple_of(align),
+            Kind::Zero | Kind::Move => 0,
+            Kind::Data | Kind::Catalogue => self.len.next_multiple_of(align),
         }
     }
 
     fn print(&self, into: &mut [u8]) {
         into[0] = self.kind as u8;
         into[1] = self.codec as u8;
-        let from = self.from / UNIT;
-        put_u32(into, 4, if self.kind == Kind::Move { from as u32 } else { self.volume });
+        put_u32(into, 4, self.volume);
         put_u64(into, 8, self.block);
         put_u32(into, 16, self.len);
-        put_u32(into, 20, (from >> 32) as u32);
         put_u64(into, 24, self.crc);
+        if self.kind == Kind::Move {
+            let (from, to) = (self.from / UNIT, self.to / UNIT);
+            (into[2], into[3]) = ((from >> 32) as u8, (to >> 32) as u8);
+            into[13] = (u64::from(self.len) / UNIT).saturating_sub(1) as u8;
+            put_u32(into, 16, to as u32);
+            put_u32(into, 20, from as u32);
+        }
     }
 
     fn parse(bytes: &[u8]) -> Option<Descriptor> {
         let kind = Kind::from_number(bytes[0])?;
-        let (low, high) = (u32_at(bytes, 4), u32_at(bytes, 20));
-        let moves = kind == Kind::Move;
-        let from = (u64::from(high) << 32 | u64::from(low)) * u64::from(moves);
-        let descriptor = Descriptor {
-            kind,
-            codec: Codec::from_number(bytes[1])?,
-            volume: if moves { 0 } else { low },
-            from: from.checked_mul(UNIT)?,
-            block: u64_at(bytes, 8),
-            len: u32_at(bytes, 16),
-            crc: u64_at(bytes, 24),
+        let codec = Codec::from_number(bytes[1])?;
+        let (volume, crc) = (u32_at(bytes, 4), u64_at(bytes, 24));
+        if kind == Kind::Move {
+            let address =
+                |low, high: u8| (u64::from(high) << 32 | u64::from(u32_at(bytes, low))) * UNIT;
+            let (from, to) = (address(20, bytes[2]), address(16, bytes[3]));
+            let block = u64_at(bytes, 8) & ((1 << MOVED_BLOCK_BITS) - 1);
+            let len = (u32::from(bytes[13]) + 1) * UNIT as u32;
+            let known = bytes[14..16] == [0; 2] && from < ADDRESS_END && to < ADDRESS_END;
+            return known.then_some(Descriptor { kind, codec, volume, from, to, block, len, crc });
+        }
+        let (block, len) = (u64_at(bytes, 8), u32_at(bytes, 16));
+        let longest = match kind {
+            Kind::Data => STORED_MAX,
+            Kind::Catalogue => CHANGE_BYTES_MAX as u32,
+            _ => NODE_BLOCKS as u32,
         };
-        let stored = matches!(kind, Kind::Data | Kind::Move);
-        let len_fits = descriptor.len > 0 && (!stored || descriptor.len <= STORED_MAX);
-        let known = bytes[2..4] == [0; 2] && (moves || high == 0);
-        (len_fits && known && descriptor.from < ADDRESS_END).then_some(descriptor)
+        let known = bytes[2..4] == [0; 2] && bytes[20..24] == [0; 4];
+        let (from, to) = (0, 0);
+        (known && (1..=longest).contains(&len)).then_some(Descriptor {
+            kind,
+            codec,
+            volume,
+            from,
+            to,
+            block,
+            len,
+            crc,
+        })
     }
 }
+
+/// Bits of the number of a block that is moved.
+const MOVED_BLOCK_BITS: u32 = 40;
 
 /// Length of the head of a group with so many descriptors.
 pub fn head_bytes(count: usize, align: u32) -> u32 {
@@ -169,6 +193,11 @@ pub fn head_len(bytes: &[u8], align: u32) -> Option<usize> {
     (count <= DESCRIPTORS_MAX && len == head_bytes(count, align)).then_some(len as usize)
 }
 
+/// The number that a head says it has, which may be damaged.
+pub fn number(bytes: &[u8]) -> u64 {
+    u64_at(bytes, 32)
+}
+
 /// Reads a head, all of which is there: with its checksum and its descriptors. `None` if it is
 /// none, or damaged; the end of a log looks like that.
 pub fn parse(bytes: &[u8], align: u32) -> Option<(Head, u64, Vec<Descriptor>)> {
@@ -206,8 +235,8 @@ mod tests {
 
     fn descriptor(block: u64) -> Descriptor {
         let (kind, codec) = (Kind::Data, Codec::Lz4);
-        let (volume, from) = (3, 0);
-        Descriptor { kind, codec, volume, from, block, len: 700, crc: block * 7 }
+        let (volume, from, to) = (3, 0, 0);
+        Descriptor { kind, codec, volume, from, to, block, len: 700, crc: block * 7 }
     }
 
     fn printed(count: u64) -> (Head, Vec<Descriptor>, Vec<u8>) {
@@ -239,13 +268,13 @@ mod tests {
 
     #[test]
     fn a_move_says_from_where() {
-        let from = ADDRESS_END - 512;
-        let moved = Descriptor { kind: Kind::Move, volume: 0, from, ..descriptor(7) };
+        let (from, to, len) = (ADDRESS_END - 512, ADDRESS_END - 1024, STORED_MAX);
+        let moved = Descriptor { kind: Kind::Move, from, to, len, ..descriptor((1 << 40) - 1) };
         let mut bytes = [0; DESCRIPTOR_BYTES];
         moved.print(&mut bytes);
         assert_eq!(Descriptor::parse(&bytes), Some(moved));
-        bytes[23] = 0xff;
-        assert_eq!(Descriptor::parse(&bytes), None, "beyond all segments");
+        bytes[14] = 1;
+        assert_eq!(Descriptor::parse(&bytes), None, "a bit that means nothing");
     }
 
     #[test]

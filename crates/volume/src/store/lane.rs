@@ -12,7 +12,7 @@ use blockyard_sync::bell::Bell;
 
 use super::StoreFile;
 use crate::buffer::Buffer;
-use crate::record::{Moved, Payload};
+use crate::record::Payload;
 
 /// How much is to be durable when a parcel is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,6 @@ pub enum Durability {
 pub enum Part {
     /// Blocks that are written.
     Write(Arc<Payload>),
-    /// Blocks that are moved.
-    Move(Arc<Moved>),
     /// Bytes of anything else.
     Bytes(Buffer),
 }
@@ -41,7 +39,6 @@ impl Part {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Part::Write(payload) => payload.bytes(),
-            Part::Move(moved) => moved.payload.bytes(),
             Part::Bytes(bytes) => bytes,
         }
     }

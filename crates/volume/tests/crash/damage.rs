@@ -224,3 +224,30 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
     assert_eq!(read(7), Status::Protection);
     assert!((0..40).filter(|block| *block != 7).all(|block| read(block).is_ok()));
 }
+
+/// Either superblock is enough: where one of them is lost, the pool opens with everything that was
+/// durable, also where the log has been moved because there was no space.
+#[test]
+fn a_lost_superblock_slot_loses_nothing() {
+    let seed = Seed::from_env();
+    for stream in 8600..8680 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = shape(&mut random);
+        shape.options.segments_max = random.usize(7..14);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 40);
+        assert!(rig.take(Step::Flush).is_ok());
+        let history = rig.history.clone();
+        let wanted = rig.contents();
+        drop(rig);
+        let file = directory.open("superblock").unwrap();
+        let slot = random.u64(..2) * 4096;
+        file.write_at(slot, &[random.u8(..); 512]).unwrap();
+        let mut rig = Rig::open(&directory, &shape);
+        assert_eq!(rig.contents(), wanted);
+        history.check(usize::MAX, &wanted);
+    }
+}

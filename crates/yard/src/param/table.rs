@@ -347,20 +347,35 @@ const VOLUME: &[Param] = &[
         "0",
         "block size of a volume that is made: 4k to 64k; 0: what it has, or 16k",
     ),
-    param("compress", Form::Choice(&["none", "lz4"]), "lz4", "how blocks are compressed"),
+    param("compress", Form::Choice(VOLUME_COMPRESS), "lz4", "how blocks are compressed"),
     param(
         "sync",
         Form::Choice(&["standard", "always", "disabled"]),
         "standard",
         "durable is what asks to be, every write, or nothing by request",
     ),
+    param("iops", count(0, 1 << 32), "0", "most reads and writes in a second; 0: any number"),
+    param("bandwidth", size(0, PIB), "0", "most of their bytes in a second; 0: any number"),
+    param(
+        "map_cache",
+        size(0, PIB),
+        "0",
+        "memory for the maps of the pool, of the volume that opens it; 0: 128m",
+    ),
+];
+
+/// Ways to compress blocks: zstd of level 3, or of the level that is named.
+const VOLUME_COMPRESS: &[&str] = &[
+    "none", "lz4", "zstd", "zstd:1", "zstd:2", "zstd:3", "zstd:4", "zstd:5", "zstd:6", "zstd:7",
+    "zstd:8", "zstd:9", "zstd:10", "zstd:11", "zstd:12", "zstd:13", "zstd:14", "zstd:15",
+    "zstd:16", "zstd:17", "zstd:18", "zstd:19",
 ];
 
 /// zvol's properties that have another form here, or none.
 const VOLUME_HINTS: &[(&str, &str)] = &[
     ("volsize", "write size=100G"),
     ("capacity", "write size=100G"),
-    ("compression", "write compress=lz4"),
+    ("compression", "write compress=lz4 or compress=zstd"),
     ("bs", "it is 4k; write volblocksize=16k for what is checksummed as one"),
     ("blocksize", "write volblocksize=16k"),
     ("pool", "write path=DIRECTORY"),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockyard_volume::config::ZSTD_LEVEL;
 use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
 
 use super::{Made, StackError, as_given, with_delay};
@@ -45,8 +46,21 @@ fn config(spec: &DeviceSpec) -> VolumeConfig {
         name: spec.name().to_owned(),
         size: spec.number("size"),
         volblocksize: spec.small("volblocksize"),
-        compress: [Compression::None, Compression::Lz4][spec.choice("compress")],
+        compress: compression(spec.choice("compress")),
         sync: [SyncMode::Standard, SyncMode::Always, SyncMode::Disabled][spec.choice("sync")],
+        iops: spec.number("iops"),
+        bandwidth: spec.number("bandwidth"),
+        map_cache: spec.number("map_cache"),
+    }
+}
+
+/// By the place in the table of parameters: behind the plain names the levels of zstd.
+fn compression(choice: usize) -> Compression {
+    match choice {
+        0 => Compression::None,
+        1 => Compression::Lz4,
+        2 => Compression::Zstd(ZSTD_LEVEL),
+        level => Compression::Zstd(level as u8 - 2),
     }
 }
 

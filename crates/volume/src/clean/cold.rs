@@ -1,0 +1,83 @@
+//! Where blocks go that are moved: segments of their own. What has outlived others is likely to live
+//! on, so that these segments stay full, and what is written now goes where much dies soon.
+//!
+//! A batch has a head as a group of the log has, with the pool's mark turned over: it names its
+//! blocks, and recovery takes it for nothing. It is durable before the log says that its blocks are
+//! there.
+
+use std::io;
+
+use super::summary::Block;
+use crate::format::entry::Entry;
+use crate::format::group::{self, Descriptor, Head, Kind};
+use crate::format::superblock::SEGMENT_NONE;
+use crate::pool::Pool;
+use crate::segments::Want;
+use crate::store::Directory;
+
+/// Where the next batch goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cold {
+    pub(crate) segment: u32,
+    offset: u32,
+    number: u64,
+}
+
+/// Writes blocks, whose bytes lie one behind the other, durably; answers where they are, or `None`
+/// if there is no space.
+pub(super) fn write<D: Directory>(
+    pool: &Pool<D>,
+    blocks: &[Block],
+    bytes: &[u8],
+) -> io::Result<Option<Vec<Entry>>> {
+    let (segments, align) = (pool.segments(), pool.align());
+    let head_bytes = group::head_bytes(blocks.len(), align);
+    let len = head_bytes + bytes.len() as u32;
+    let open = pool.cold().filter(|cold| len <= segments.bytes() - cold.offset);
+    let place = match open {
+        Some(cold) => cold,
+        None => match segments.take(Want::Reserve) {
+            Some(segment) => Cold { segment, offset: 0, number: 1 },
+            None => return Ok(None),
+        },
+    };
+    let head = Head {
+        pool: !crate::checkpoint::pool_mark(pool),
+        epoch: 0,
+        number: place.number,
+        chain: 0,
+        durable: 0,
+        next: SEGMENT_NONE,
+        count: blocks.len() as u32,
+        head_bytes,
+        payload_bytes: bytes.len() as u32,
+    };
+    let descriptors: Vec<Descriptor> = blocks
+        .iter()
+        .map(|block| Descriptor {
+            kind: Kind::Data,
+            codec: block.entry.codec(),
+            volume: block.family,
+            from: 0,
+            to: 0,
+            block: block.number,
+            len: block.entry.stored_bytes(),
+            crc: block.entry.crc(),
+        })
+        .collect();
+    let mut printed = pool.memory().take_beyond(head_bytes as usize);
+    group::print(&head, &descriptors, &mut printed);
+    let address = segments.address(place.segment, place.offset);
+    segments.write(address, &[&printed, bytes])?;
+    segments.sync(place.segment)?;
+    let (offset, number) = (place.offset + len, place.number + 1);
+    pool.set_cold(Some(Cold { offset, number, ..place }));
+    let mut at = address + u64::from(head_bytes);
+    let entries = blocks.iter().map(|block| {
+        let (len, codec) = (block.entry.stored_bytes(), block.entry.codec());
+        let entry = Entry::new(at, len, codec, block.entry.crc());
+        at += u64::from(len);
+        entry
+    });
+    Ok(Some(entries.collect()))
+}

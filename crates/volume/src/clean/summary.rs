@@ -1,0 +1,137 @@
+//! What a segment has: its groups name every block in it, so that nobody has to look through maps
+//! for those that may be there. Which of them count, the maps say.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::buffer::Memory;
+use crate::format::FAN;
+use crate::format::entry::Entry;
+use crate::format::group::{self, Kind};
+use crate::map::{Leaf, Map, Node, Page};
+use crate::pool::Pool;
+use crate::store::Directory;
+
+/// A block that lies, or lay, in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// The volumes that may have it; 0: any.
+    pub(super) family: u32,
+    /// Its number in them.
+    pub(super) number: u64,
+    /// Where it is.
+    pub(super) entry: Entry,
+}
+
+/// The blocks that groups of a segment name.
+pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32) -> Vec<Block> {
+    let (segments, align) = (pool.segments(), pool.align());
+    let (files, mark) = (segments.files(), crate::checkpoint::pool_mark(pool));
+    let families: HashMap<u32, u32> =
+        pool.volumes().by_id.iter().map(|(id, live)| (*id, live.family)).collect();
+    let memory = Memory::new(1 << 20);
+    let mut first = memory.take_beyond(align as usize);
+    let mut blocks = Vec::new();
+    let (mut offset, mut before) = (0, None);
+    while offset + align <= segments.bytes() {
+        let address = segments.address(segment, offset);
+        if segments.read(&files, address, &mut first).is_err() {
+            break;
+        }
+        let room = (segments.bytes() - offset) as usize;
+        let len = group::head_len(&first, align).filter(|len| *len <= room);
+        let Some(len) = len else { break };
+        let mut head = memory.take_beyond(len);
+        if segments.read(&files, address, &mut head).is_err() {
+            break;
+        }
+        let Some((head, _, descriptors)) = group::parse(&head, align) else { break };
+        // What an earlier use of the segment has left does not follow.
+        let is_cold = head.pool == !mark;
+        let follows = before.is_none_or(|before| before + 1 == head.number);
+        if !follows || (!is_cold && head.pool != mark) {
+            break;
+        }
+        let mut at = address + u64::from(head.head_bytes);
+        for descriptor in descriptors {
+            let stored = descriptor.payload_bytes(align);
+            if descriptor.kind == Kind::Data {
+                let volume = descriptor.volume;
+                let family = if is_cold { Some(volume) } else { families.get(&volume).copied() };
+                let entry = Entry::new(at, stored, descriptor.codec, descriptor.crc);
+                let family = family.unwrap_or(0);
+                blocks.push(Block { family, number: descriptor.block, entry });
+            }
+            at += u64::from(stored);
+        }
+        before = Some(head.number);
+        let whole = u64::from(head.head_bytes) + u64::from(head.payload_bytes);
+        offset = offset.saturating_add(whole.min(u32::MAX.into()) as u32);
+    }
+    blocks
+}
+
+/// Those of the blocks that count, in the order of their addresses, each with its family.
+pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Block> {
+    let mut spans: BTreeMap<usize, BTreeMap<usize, Vec<&Block>>> = BTreeMap::new();
+    for block in blocks {
+        let (span, at) = Map::place(block.number);
+        spans.entry(span).or_default().entry(at as usize / FAN).or_default().push(block);
+    }
+    let mut found = Vec::new();
+    for (span, leaves) in spans {
+        let nodes = nodes(pool, span);
+        for (at, blocks) in leaves {
+            let pages = pages(pool, &nodes, at, &blocks);
+            for block in blocks {
+                let slot = (block.number % FAN as u64) as usize;
+                let has = |(family, page): &&(u32, Arc<Page>)| {
+                    (block.family == 0 || block.family == *family)
+                        && page.entries()[slot] == block.entry
+                };
+                if let Some((family, _)) = pages.iter().find(has) {
+                    found.push(Block { family: *family, ..*block });
+                }
+            }
+        }
+    }
+    found.sort_by_key(|block| block.entry.address());
+    found
+}
+
+/// The nodes of a span, in all maps; what they share once.
+fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
+    let mut nodes: HashMap<*const Node, (u32, Arc<Node>)> = HashMap::new();
+    for live in pool.volumes().by_id.values().filter(|live| span < live.map.span_count()) {
+        if let Some(node) = live.map.with(span, |span| span.node().cloned()) {
+            nodes.insert(Arc::as_ptr(&node), (live.family, node));
+        }
+    }
+    nodes.into_values().collect()
+}
+
+/// What leaves at one place contain that may have one of the blocks. One that cannot be read has
+/// none: they are not moved.
+fn pages<D: Directory>(
+    pool: &Pool<D>,
+    nodes: &[(u32, Arc<Node>)],
+    at: usize,
+    blocks: &[&Block],
+) -> Vec<(u32, Arc<Page>)> {
+    let mut leaves: HashMap<*const Leaf, (u32, &Arc<Leaf>)> = HashMap::new();
+    for (family, node) in nodes {
+        let wanted = |block: &&Block| block.family == 0 || block.family == *family;
+        if let Some(leaf) = node.leaf(at).filter(|_| blocks.iter().any(wanted)) {
+            leaves.insert(ptr::from_ref::<Leaf>(leaf), (*family, leaf));
+        }
+    }
+    let mut pages = Vec::with_capacity(leaves.len());
+    for (family, leaf) in leaves.into_values() {
+        match pool.segments().load(leaf) {
+            Ok(page) => pages.push((family, page)),
+            Err(error) => tracing::error!("blocks that it names are not moved: {error}"),
+        }
+    }
+    pages
+}

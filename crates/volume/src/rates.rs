@@ -1,0 +1,84 @@
+//! The limits of a volume: how many reads and writes, and how many of their bytes, all of its queues
+//! together may begin in a second.
+
+use blockyard_sync::token_bucket::TokenBucket;
+
+/// How often a bucket is filled, unless that would be less than 1 at a time.
+const TICKS: u64 = 100;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    requests: Option<TokenBucket>,
+    bytes: Option<TokenBucket>,
+}
+
+fn bucket(rate: u64) -> Option<TokenBucket> {
+    match rate {
+        0 => None,
+        1..TICKS => Some(TokenBucket::new(1, SECOND_NS / rate)),
+        _ => Some(TokenBucket::new(rate / TICKS, SECOND_NS / TICKS)),
+    }
+}
+
+impl Rates {
+    /// So many requests and bytes in a second; 0: any number.
+    pub(crate) fn new(requests: u64, bytes: u64) -> Rates {
+        Rates { requests: bucket(requests), bytes: bucket(bytes) }
+    }
+
+    /// Whether there is any limit.
+    pub(crate) fn is_any(&self) -> bool {
+        self.requests.is_some() || self.bytes.is_some()
+    }
+
+    /// Takes what a request needs.
+    ///
+    /// # Errors
+    /// If it has to wait: when it is worth another try.
+    pub(crate) fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
+        if let Some(bucket) = &self.bytes {
+            bucket.take(now_ns, bytes)?;
+        }
+        let taken = self.requests.as_ref().map_or(Ok(()), |bucket| bucket.take(now_ns, 1));
+        if taken.is_err() {
+            self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
+        }
+        taken
+    }
+
+    /// Gives back what a request has taken that was not begun.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
+        self.requests.iter().for_each(|bucket| bucket.give_back(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many requests begin in ten seconds.
+    fn begun(rates: &Rates, bytes: u64) -> u64 {
+        let (mut now, mut count) = (0, 0);
+        while now < 10 * SECOND_NS {
+            match rates.take(now, bytes) {
+                Ok(()) => count += 1,
+                Err(at) => now = at,
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn both_limits_hold() {
+        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 0), 4096)));
+        assert!((69..=72).contains(&begun(&Rates::new(7, 0), 1 << 20)));
+        let both = Rates::new(1000, 1 << 20);
+        assert!((2_500..=2_700).contains(&begun(&both, 4096)), "the bytes");
+        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 1 << 30), 4096)), "the number");
+        assert!(!Rates::new(0, 0).is_any() && both.is_any());
+    }
+}
