@@ -299,8 +299,12 @@ impl<D: Directory> Committer<D> {
             self.checkpoint_now(false);
             return;
         }
+        let overdue = self.since_checkpoint >= 2 * self.pool.options().checkpoint_bytes;
         if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
+        } else if overdue && !self.pool.is_hurried() {
+            // Cleaning behind the last one has had its time.
+            self.pool.set_hurried(true);
         }
         self.pool.prepare();
         let available = self.pool.segments().available() as u64;

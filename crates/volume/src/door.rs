@@ -265,8 +265,14 @@ impl<D: Directory> Door<D> {
                 }
                 Found::Disk(entry) => *entry,
                 Found::Away(leaf) => {
-                    self.fetch(leaf)?;
-                    found = self.look(block);
+                    let fetched = self.fetch(leaf);
+                    let now = self.look(block);
+                    // Another page may know by now, and what was here be gone from the disk.
+                    let same = matches!(&now, Found::Away(now) if Arc::ptr_eq(now, leaf));
+                    if same {
+                        fetched?;
+                    }
+                    found = now;
                     continue;
                 }
             };
@@ -433,9 +439,12 @@ impl<D: Directory> Door<D> {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;
         loop {
-            match self.volume.map.with(number, |span| span.away(from, to)) {
-                Some(Away(leaf)) => self.fetch(&leaf)?,
-                None => return Ok(()),
+            let away = || self.volume.map.with(number, |span| span.away(from, to));
+            let Some(Away(leaf)) = away() else { return Ok(()) };
+            if let Err(status) = self.fetch(&leaf)
+                && away().is_some_and(|Away(now)| Arc::ptr_eq(&now, &leaf))
+            {
+                return Err(status);
             }
         }
     }

@@ -11,7 +11,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Bio, Device, Flags, Op, Sector};
+use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
 use blockyard_volume::check::check;
 use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig, bytes};
@@ -252,4 +252,50 @@ fn zstd_and_lz4_live_side_by_side() {
     drop((io, volume));
     let report = check(&path, &mut |_| {}).unwrap();
     assert_eq!((report.blocks, report.damaged), (120, 0));
+}
+
+/// A damaged page of the map is an error of the blocks that it names, and of no others; a check
+/// names it.
+#[test]
+fn a_damaged_page_of_the_map_is_named_and_the_rest_is_there() {
+    let place = place("page");
+    let path = place.path().join("pool");
+    let config = VolumeConfig { volblocksize: 4096, compress: Compression::None, ..config(path) };
+    let options = Options { segment_bytes: 1 << 20, ..Options::default() };
+    let (near, far) = (Sector(5 * 8), Sector((10 * 256 + 7) * 8));
+    let volume = Volume::open_with(config.clone(), options).unwrap();
+    let mut io = door(&volume);
+    io.write(near, &[1; 4096], Flags::NONE).unwrap();
+    io.write(far, &[2; 4096], Flags::NONE).unwrap();
+    drop((io, volume));
+    // The leaf with one block, the seventh.
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(&config.path).unwrap() {
+        let file = entry.unwrap().path();
+        let mut bytes = std::fs::read(&file).unwrap();
+        let is_leaf = |bytes: &[u8]| {
+            let set = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
+            let set: Vec<usize> = set.map(|(at, _)| at / 16).collect();
+            !set.is_empty() && set.iter().all(|at| *at == 7)
+        };
+        let Some(at) = bytes.chunks(4096).position(|page| page.len() == 4096 && is_leaf(page))
+        else {
+            continue;
+        };
+        bytes[at * 4096 + 7 * 16 + 9] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        damaged += 1;
+    }
+    assert_eq!(damaged, 1);
+    let volume = Volume::open_with(config.clone(), options).unwrap();
+    let (mut io, mut found) = (door(&volume), vec![0; 4096]);
+    io.read(near, &mut found).unwrap();
+    assert_eq!(found, [1; 4096]);
+    assert_eq!(io.read(far, &mut found), Err(Status::Protection));
+    assert_eq!(io.write(far, &[3; 4096], Flags::FUA), Err(Status::Protection));
+    io.write(near, &[4; 4096], Flags::FUA).unwrap();
+    drop((io, volume));
+    let report = check(&config.path, &mut |_| {}).unwrap();
+    assert_eq!((report.blocks, report.damaged), (1, 1));
+    assert!(report.damage[0].what.contains("a page of the map, segment"), "{report:?}");
 }
