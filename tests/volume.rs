@@ -207,3 +207,154 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(names, ["NAME", "v0", "other"], "{listed}");
 }
+
+#[test]
+fn a_snapshot_goes_to_another_pool_and_into_images() {
+    let pool = Place::new();
+    let (path, there) = (pool.file("pool"), pool.file("there"));
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=256M")]);
+    let image = pool.file("image");
+    ok(&["mke2fs", "-q", "-t", "ext4", &image, "256M"]);
+    ok(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &yard.uri("v0")]);
+    let same = |format: &str, file: &str, other: &str| {
+        ok(&["qemu-img", "compare", "-f", format, "-F", "raw", file, other]);
+    };
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    volume(&["snapshot", &path, "v0@a"]).ok();
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'new' * 32768, 200 << 20)\nh.flush()");
+    // By a yard into a file, and from that into a pool that is made for it.
+    let (whole, more) = (pool.file("whole"), pool.file("more"));
+    volume(&["send", &path, "v0@a", "-o", &whole]).ok();
+    let received = volume(&["receive", &there, "copy", "-i", &whole, "--json"]).ok().json();
+    assert_eq!(received["name"], "copy@a", "{received}");
+    let (raw, qcow2) = (pool.file("raw"), pool.file("a.qcow2"));
+    volume(&["export", &there, "copy@a", &raw]).ok();
+    same("raw", &raw, &image);
+    volume(&["export", &path, "v0@a", &qcow2]).ok();
+    ok(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
+    same("qcow2", &qcow2, &image);
+    // A volume in use, as it is at one moment; nothing stays of that moment.
+    volume(&["export", &path, "v0", &raw]).ok();
+    same("raw", &raw, &yard.uri("v0"));
+    assert!(!volume(&["list", &path]).ok().out.contains("export"));
+    // What has changed, through a pipe into a pool that another yard has open.
+    volume(&["snapshot", &path, "v0@b"]).ok();
+    let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
+    let script = format!(
+        "set -e -o pipefail; '{bin}' volume send '{path}' v0@b --from v0@a | tee '{more}' | \
+         '{bin}' volume receive '{there}' copy",
+        bin = crate::yard::BLOCKYARD
+    );
+    ok(&["bash", "-c", &script]);
+    let size = std::fs::metadata(&more).unwrap().len();
+    assert!(size < 200_000, "{size} bytes for 96 KiB");
+    let add = format!("volume:///copy?path={there}");
+    blockyard(&["add", &add, "--control", &other.control()]).ok();
+    same("raw", &raw, &other.uri("copy"));
+    // What was cut or damaged on the way is refused, and nothing has changed.
+    let bytes = std::fs::read(&whole).unwrap();
+    std::fs::write(&more, &bytes[..bytes.len() / 2]).unwrap();
+    let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
+    assert!(refused.err.contains("`stream` ends after"), "{refused}");
+    std::fs::write(&more, "something else".repeat(100)).unwrap();
+    let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
+    assert!(refused.err.contains("`stream` does not begin with the mark of one"), "{refused}");
+    let refused = volume(&["receive", &there, "copy", "-i", &whole]).fails();
+    assert!(refused.err.contains("`copy@a` exists already"), "{refused}");
+    let listed = volume(&["list", &there]).ok().out;
+    assert!(!listed.contains("cut"), "{listed}");
+    let refused = volume(&["send", &path, "v0@b", "--from", "v0@x", "-o", &more]).fails();
+    assert!(refused.err.contains("`v0@x` is no volume of this pool"), "{refused}");
+    assert!(!std::path::Path::new(&more).exists() || std::fs::read(&more).unwrap().len() == 1400);
+    // Every block once more, of both, while they are used.
+    let report = volume(&["scrub", &path, "--json"]).ok().json();
+    assert_eq!(report["damaged"], 0, "{report}");
+    let text = volume(&["scrub", &there, "--rate", "1G"]).ok().out;
+    assert!(text.contains("4 volumes and snapshots") && text.contains(" 0 damaged"), "{text}");
+    drop(yard);
+    volume(&["scrub", &path]).ok();
+}
+
+/// A file system of its own, which goes with it.
+struct Mounted(String);
+
+impl Mounted {
+    fn new(place: &Place, size: &str) -> Mounted {
+        let dir = place.file("small");
+        std::fs::create_dir(&dir).unwrap();
+        ok(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", &dir]);
+        Mounted(dir)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").args(["-l", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_full_file_system_is_told_and_loses_nothing() {
+    let place = Place::new();
+    let small = Mounted::new(&place, "200M");
+    let path = format!("{}/pool", small.0);
+    let yard = Yard::serve(&[&format!("volume:///v0?path={path}&size=1G&compress=none")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd, errno\n\
+         full = 0\n\
+         for i in range(64):\n    \
+             try: h.pwrite(bytes([i + 1]) * (4 << 20), i << 22, nbd.CMD_FLAG_FUA)\n    \
+             except nbd.Error as error:\n        \
+                 assert error.errnum == errno.ENOSPC, error\n        \
+                 full += 1\n    \
+             else: assert h.pread(4096, i << 22) == bytes([i + 1]) * 4096\n\
+         assert full > 0",
+    );
+    // A stream that does not fit leaves nothing of itself.
+    let other = place.file("other");
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    volume(&["create", &other, "big", "--size", "256M"]).ok();
+    let random = Yard::serve(&[&format!("volume:///big?path={other}")]);
+    nbdsh(
+        &random.uri("big"),
+        "import random\n\
+         for i in range(64): h.pwrite(random.Random(i).randbytes(4 << 20), i << 22)\n\
+         h.flush()",
+    );
+    volume(&["snapshot", &other, "big@a"]).ok();
+    let stream = place.file("stream");
+    volume(&["send", &other, "big@a", "-o", &stream]).ok();
+    let refused = volume(&["receive", &path, "big", "-i", &stream]).fails();
+    assert!(refused.err.contains("the pool has no space left"), "{refused}");
+    assert!(!volume(&["list", &path]).ok().out.contains("big"));
+    nbdsh(&yard.uri("v0"), "assert h.pread(4096, 0) == b'\\1' * 4096");
+    kill(yard);
+    volume(&["check", &path]).ok();
+}
+
+#[test]
+fn a_pool_whose_directory_vanishes_says_so_and_keeps_what_it_has() {
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=1G&compress=none")]);
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'a' * 65536, 0)\nh.flush()");
+    std::fs::rename(&path, pool.file("elsewhere")).unwrap();
+    // What is there is read and written on; what would need a new file is refused.
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd, errno\n\
+         assert h.pread(65536, 0) == b'a' * 65536\n\
+         h.pwrite(b'b' * 65536, 65536, nbd.CMD_FLAG_FUA)\n\
+         failed = set()\n\
+         for i in range(1, 64):\n    \
+             try: h.pwrite(b'c' * (4 << 20), i << 22, nbd.CMD_FLAG_FUA)\n    \
+             except nbd.Error as error: failed.add(error.errnum)\n\
+         assert failed and failed <= {errno.ENOSPC, errno.EIO}, failed\n\
+         assert h.pread(65536, 65536) == b'b' * 65536",
+    );
+    kill(yard);
+    std::fs::rename(pool.file("elsewhere"), &path).unwrap();
+    let yard = Yard::serve(&[&uri(&pool, "v0", "")]);
+    nbdsh(&yard.uri("v0"), "assert h.pread(131072, 0) == b'a' * 65536 + b'b' * 65536");
+}

@@ -6,7 +6,10 @@ mod volume;
 use std::path::PathBuf;
 
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
-pub(crate) use volume::{VolumeAt, VolumeCommand, VolumePoolArgs};
+pub(crate) use volume::{
+    ImageFormat, VolumeAt, VolumeCommand, VolumeExportArgs, VolumePoolArgs, VolumeReceiveArgs,
+    VolumeScrubArgs, VolumeSendArgs,
+};
 
 use blockyard_core::zone::check::Target;
 use blockyard_lab::command::LabCommand;

@@ -104,7 +104,7 @@ fn start_command(
 
 /// Lets the process have as many files open as the system permits: each client is one. Says what
 /// the limit was.
-fn raise_files() -> Rlimit {
+pub(crate) fn raise_files() -> Rlimit {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: before.maximum, maximum: before.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {

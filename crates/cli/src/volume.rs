@@ -2,7 +2,10 @@
 //! one that a yard has open is worked on through that yard's control API.
 
 mod check;
+mod image;
 mod pool;
+mod progress;
+mod stream;
 
 use std::io::Write;
 
@@ -40,6 +43,10 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             work(&args.at, "resize", request, out)
         }
         VolumeCommand::Destroy(args) => work(&args.at, "destroy", nothing(), out),
+        VolumeCommand::Send(args) => stream::send(args, out),
+        VolumeCommand::Receive(args) => stream::receive(args, out),
+        VolumeCommand::Export(args) => image::export(args, out),
+        VolumeCommand::Scrub(args) => check::scrub(args, out),
         VolumeCommand::Check(args) => check::run(args, out),
     }
 }

@@ -109,11 +109,16 @@ impl<D: Directory> Running<D> {
     pub fn rollback(&self, snapshot: &str) -> Result<(), VolumeError> {
         let volume = self.traits(snapshot_name(snapshot)?.0)?;
         let to = self.traits(snapshot)?;
+        if to.block_bytes != volume.block_bytes {
+            let wanted = format!("a snapshot with blocks of {} bytes", volume.block_bytes);
+            return invalid("name", snapshot, &wanted);
+        }
         if to.blocks != volume.blocks {
             let has = volume.blocks * u64::from(volume.block_bytes);
             let wanted = format!("a snapshot of {has} bytes; resize the volume first");
             return invalid("name", snapshot, &wanted);
         }
+        let _held = self.hold(&volume)?;
         self.pool().change(&volume.name, Change::Rollback { id: volume.id, to: to.id })
     }
 
@@ -125,6 +130,7 @@ impl<D: Directory> Running<D> {
         volume_name(name)?;
         let volume = self.traits(name)?;
         let blocks = blocks(size, volume.block_bytes)?;
+        let _held = self.hold(&volume)?;
         self.pool().change(name, Change::Resize { id: volume.id, blocks })
     }
 
@@ -139,6 +145,7 @@ impl<D: Directory> Running<D> {
             let why = format!("needed by its snapshot `{}`; destroy that first", snapshot.name);
             return Err(VolumeError::Busy { name: name.to_owned(), why });
         }
+        let _held = self.hold(&volume)?;
         self.pool().change(name, Change::Destroy { id: volume.id })
     }
 }

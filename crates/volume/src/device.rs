@@ -78,12 +78,19 @@ impl<D: Directory> Volume<D> {
         config: VolumeConfig,
     ) -> Result<Arc<Volume<D>>, VolumeError> {
         config.check()?;
-        let live = find_or_make(&running, &config)?;
-        let Traits { id, block_bytes, blocks, .. } = live.traits;
-        if !running.take(id) {
-            let why = "a device of this process already".to_owned();
-            return Err(VolumeError::Busy { name: config.name.clone(), why });
-        }
+        let live = loop {
+            let live = find_or_make(&running, &config)?;
+            if !running.take(live.traits.id) {
+                let why = "a device of this process already".to_owned();
+                return Err(VolumeError::Busy { name: config.name.clone(), why });
+            }
+            // Somebody may have removed or changed it before it was taken.
+            match running.pool().find(&config.name) {
+                Ok(now) if Arc::ptr_eq(&now, &live) => break live,
+                _ => running.put(live.traits.id),
+            }
+        };
+        let Traits { id: _, block_bytes, blocks, .. } = live.traits;
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
             sectors,

@@ -58,6 +58,9 @@ pub enum VolumeError {
         /// Why.
         status: Status,
     },
+    /// Whoever wanted it wants no more.
+    #[error("it was stopped")]
+    Stopped,
     /// There is no volume of this name.
     #[error("`{name}` is no volume of this pool")]
     NoSuchVolume {

@@ -154,6 +154,7 @@ impl Running {
         let place = Place::find(self, name, &incoming.head)?;
         let hidden = place.begin(self.pool(), &incoming.head)?;
         let done = (|| {
+            let _held = place.present.as_ref().map(|(volume, _)| self.hold(volume)).transpose()?;
             let blocks = take(self.pool(), &hidden, &mut incoming, progress)?;
             self.pool().change(&place.volume, place.end(self.pool(), &hidden, &incoming.head)?)?;
             Ok(blocks)
@@ -232,7 +233,7 @@ impl Place {
         }
         let busy = |why: String| Err(VolumeError::Busy { name: volume.clone(), why });
         if running.is_taken(traits.id) {
-            return busy("a device; remove that first".to_owned());
+            return busy("in use; close it first".to_owned());
         }
         if has_changed(pool, &volume, &found.name)? {
             return busy(format!("no longer as it was in `{0}`; roll it back to that", found.name));

@@ -6,14 +6,23 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::error::VolumeError;
+use crate::format::catalogue::Traits;
 use crate::pool::{Options, Pool};
 use crate::record::{Body, Record};
 use crate::store::{Directory, RealDirectory};
 
 /// The pools of this process, by their directories.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Weak<Running>>>> = LazyLock::new(Mutex::default);
+
+/// How long a pool may take to be closed before somebody who opens it again is refused: what it has
+/// is made durable meanwhile.
+const CLOSE_MAX: Duration = Duration::from_secs(30);
+
+/// How often is looked whether it is closed.
+const CLOSE_LOOK: Duration = Duration::from_millis(5);
 
 /// See the module.
 #[derive(Debug)]
@@ -37,12 +46,24 @@ impl Running {
         let doing = format!("cannot make `{}`", path.display());
         std::fs::create_dir_all(path).map_err(VolumeError::io(doing.clone()))?;
         let place = path.canonicalize().map_err(VolumeError::io(doing))?;
-        let mut pools = pools();
-        pools.retain(|_, pool| pool.strong_count() > 0);
-        if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
-            return Ok(open);
-        }
-        let directory = RealDirectory::take(&place)?.with(options.store)?;
+        let until = Instant::now() + CLOSE_MAX;
+        let (mut pools, directory) = loop {
+            let mut pools = pools();
+            pools.retain(|_, pool| pool.strong_count() > 0);
+            if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
+                return Ok(open);
+            }
+            match RealDirectory::take(&place) {
+                // This process has just closed it, and is not done with that.
+                Err(VolumeError::InUse { holder, .. })
+                    if holder.pid == Some(std::process::id()) && Instant::now() < until =>
+                {
+                    drop(pools);
+                    std::thread::sleep(CLOSE_LOOK);
+                }
+                taken => break (pools, taken?.with(options.store)?),
+            }
+        };
         if !directory.is_direct() {
             tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
         }
@@ -96,9 +117,33 @@ impl<D: Directory> Running<D> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
     }
 
+    /// Keeps a volume from becoming a device while it is changed, until this is dropped.
+    ///
+    /// # Errors
+    /// If it is a device, or is being changed.
+    pub(crate) fn hold(&self, traits: &Traits) -> Result<Held<'_, D>, VolumeError> {
+        if self.take(traits.id) {
+            return Ok(Held { running: self, id: traits.id });
+        }
+        let why = "in use; close it first".to_owned();
+        Err(VolumeError::Busy { name: traits.name.clone(), why })
+    }
+
     /// A volume is no device any more.
     pub(crate) fn put(&self, id: u32) {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+}
+
+/// A volume that is no device now.
+pub(crate) struct Held<'a, D: Directory> {
+    running: &'a Running<D>,
+    id: u32,
+}
+
+impl<D: Directory> Drop for Held<'_, D> {
+    fn drop(&mut self) {
+        self.running.put(self.id);
     }
 }
 

@@ -13,6 +13,7 @@ use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Device, Flags, Op, Sector};
+use blockyard_volume::image::{Image, export};
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 
 use place::Place;
@@ -172,7 +173,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     said(receive(&there, "v0", &last), "`v0@b` among the snapshots of `v0`");
     // Not under a device's feet, and not over what was written here.
     let (volume, mut io) = door(&there, "v0");
-    said(receive(&there, "v0", &more), "a device");
+    said(receive(&there, "v0", &more), "in use; close it first");
     io.write(Sector(0), &[9; 4096], Flags::NONE).unwrap();
     drop((volume, io));
     said(receive(&there, "v0", &more), "no longer as it was in `v0@a`");
@@ -227,4 +228,107 @@ fn what_was_received_in_part_is_not_there() {
     assert!(there.pool().find("%v0").is_err(), "nothing is left of it");
     receive(&there, "v0", &stream).unwrap();
     assert!(contents(&there, "v0") == model);
+}
+
+/// Runs a program that somebody else wrote.
+fn program(line: &[&str]) -> String {
+    let run = std::process::Command::new(line[0]).args(&line[1..]).output().unwrap();
+    assert!(run.status.success(), "{line:?}: {}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8(run.stdout).unwrap()
+}
+
+#[test]
+fn qemu_finds_the_same_in_both_images() {
+    let place = place("images");
+    let here = pool(&place, "here");
+    // Longer than what one table of the second level is for, and no multiple of a cluster.
+    here.create("v0", (700 << 20) + 4096, 4096).unwrap();
+    let mut model = vec![0; SIZE as usize];
+    change(&here, "v0", &mut fastrand::Rng::with_seed(14), &mut model);
+    let (volume, mut io) = door(&here, "v0");
+    io.write(Sector(699 << 11), &[3; 4096], Flags::NONE).unwrap();
+    io.write(Sector(700 << 11), &[4; 4096], Flags::NONE).unwrap();
+    // Written, and yet zeros.
+    io.write(Sector(600 << 11), &[0; 1 << 20], Flags::NONE).unwrap();
+    drop((volume, io));
+    here.snapshot("v0@a").unwrap();
+    let stream = sent(&here, "v0@a", None);
+    let file = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    let (raw, qcow2, piped) = (file("raw"), file("qcow2"), file("piped"));
+    let make = |path: &str| {
+        let mut options = std::fs::File::options();
+        options.read(true).write(true).create(true).truncate(true).open(path).unwrap()
+    };
+    let mut told = 0;
+    let exported = export(&mut &stream[..], Image::Raw(&make(&raw)), &mut |at| told = at).unwrap();
+    assert_eq!((exported.size_bytes, told), ((700 << 20) + 4096, (700 << 20) + 4096));
+    export(&mut &stream[..], Image::Qcow2(&make(&qcow2)), &mut |_| {}).unwrap();
+    export(&mut &stream[..], Image::RawPipe(&mut make(&piped)), &mut |_| {}).unwrap();
+    program(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
+    program(&["qemu-img", "compare", "-f", "raw", "-F", "qcow2", &raw, &qcow2]);
+    program(&["cmp", &raw, &piped]);
+    let mut begin = vec![0; SIZE as usize];
+    std::fs::File::open(&raw).unwrap().read_exact(&mut begin).unwrap();
+    assert!(begin == model);
+    for path in [&raw, &qcow2] {
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap());
+        assert!(blocks * 512 < 24 << 20, "{path} is sparse: {blocks}");
+    }
+    // What was cut is no image.
+    let mut cut = &stream[..stream.len() - 1];
+    let error = export(&mut cut, Image::Qcow2(&make(&qcow2)), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("ends after"), "{error}");
+    let check = ["check", "-f", "qcow2", &qcow2];
+    let refused = std::process::Command::new("qemu-img").args(check).output().unwrap();
+    assert!(!refused.status.success());
+    here.snapshot("v0@b").unwrap();
+    let changes = sent(&here, "v0@b", Some("v0@a"));
+    let error = export(&mut &changes[..], Image::Raw(&make(&raw)), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("wanted one that builds on nothing"), "{error}");
+}
+
+#[test]
+fn a_scrub_finds_a_changed_bit_in_a_pool_that_is_used() {
+    let place = place("scrub");
+    let here = pool(&place, "here");
+    here.create("v0", SIZE, 0).unwrap();
+    let (_volume, mut io) = door(&here, "v0");
+    for at in 0..16 {
+        let mut block = [0; 16_384];
+        fastrand::Rng::with_seed(at).fill(&mut block);
+        io.write(Sector(at * 2048), &block, Flags::NONE).unwrap();
+    }
+    here.snapshot("v0@a").unwrap();
+    let mut told = (0, 0);
+    let report = here.scrub(0, &mut |done, total| {
+        told = (done, total);
+        true
+    });
+    let report = report.unwrap();
+    assert_eq!((report.volumes, report.blocks, report.damaged), (2, 16, 0));
+    assert_eq!(told.0, 16 * 16_384);
+    assert!(told.1 >= told.0);
+    // Under its feet.
+    let mut block = [0; 16_384];
+    fastrand::Rng::with_seed(5).fill(&mut block);
+    let file = here.path().join("segment-00000000");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.windows(4096).position(|part| part == &block[..4096]).unwrap();
+    bytes[at + 100] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    let report = here.scrub(0, &mut |_, _| true).unwrap();
+    assert_eq!(report.damaged, 1);
+    let damage = &report.damage[0];
+    assert_eq!((damage.volume.as_str(), damage.block), ("v0", 5 << 6));
+    assert_eq!(damage.address, at as u64);
+    // Written again it is whole, but for who has the old one.
+    io.write(Sector(5 * 2048), &block, Flags::FUA).unwrap();
+    let report = here.scrub(0, &mut |_, _| true).unwrap();
+    assert_eq!(report.damage.iter().map(|it| it.volume.as_str()).collect::<Vec<_>>(), ["v0@a"]);
+    let stopped = here.scrub(0, &mut |_, _| false).unwrap_err();
+    assert_eq!(stopped.to_string(), "it was stopped");
+    // What is damaged is not sent.
+    let mut stream = Vec::new();
+    let error = here.send("v0@a", None, &mut stream, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.starts_with("`v0@a`: "), "{error}");
 }

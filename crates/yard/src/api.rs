@@ -32,10 +32,12 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
     ZoneRequest, ZonesView,
 };
-use crate::volumes::{VolumeDone, VolumeRequest, VolumeView, VolumesQuery};
 use crate::yard::{Entry, Yard};
 use crate::zonefs;
 use crate::zones::{self, Verb};
+
+mod stream;
+mod volumes;
 
 /// The number in the paths.
 pub const VERSION: u32 = 1;
@@ -64,7 +66,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 21] = [
+pub const PATHS: [&str; 24] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -83,6 +85,9 @@ pub const PATHS: [&str; 21] = [
     "/v1/zonefs",
     "/v1/volumes",
     "/v1/volumes/{verb}",
+    "/v1/volumes/send",
+    "/v1/volumes/receive",
+    "/v1/volumes/scrub",
     "/v1/stats",
     "/v1/connections",
     "/metrics",
@@ -107,8 +112,11 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
-        .route("/v1/volumes", get(volumes))
-        .route("/v1/volumes/{verb}", post(volume_work))
+        .route("/v1/volumes", get(volumes::list))
+        .route("/v1/volumes/{verb}", post(volumes::work))
+        .route("/v1/volumes/send", post(volumes::send))
+        .route("/v1/volumes/receive", post(volumes::receive))
+        .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
         .route("/metrics", get(metrics))
@@ -440,29 +448,6 @@ async fn ram_work(
         let _place = place;
         let done = ram::work(&entry, &verb, &request)?;
         tracing::info!(device = name, verb, "RAM disk worked on");
-        Ok(done)
-    })
-    .await
-}
-
-async fn volumes(
-    State(control): Shared,
-    asked: Result<Query<VolumesQuery>, QueryRejection>,
-) -> Answer<Vec<VolumeView>> {
-    let asked = query(asked)?;
-    // A walk through a map.
-    blocking(move || control.yard.volumes(&asked)).await
-}
-
-async fn volume_work(
-    State(control): Shared,
-    verb: Name,
-    body: Result<Bytes, BytesRejection>,
-) -> Answer<VolumeDone> {
-    let (verb, request): (String, VolumeRequest) = (path(verb)?, read(body)?);
-    blocking(move || {
-        let done = control.yard.work_on_volume(&verb, &request)?;
-        tracing::info!(volume = done.name, verb, "volume worked on");
         Ok(done)
     })
     .await

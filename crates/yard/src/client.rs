@@ -18,7 +18,11 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, StatsView, VersionView, ZoneDone, ZoneRequest,
     ZonesView,
 };
-use crate::volumes::{VolumeDone, VolumeRequest, VolumeView};
+use crate::volumes::{ReceivedView, VolumeDone, VolumeRequest, VolumeView};
+
+mod answer;
+
+pub use answer::Answer;
 
 /// Longest answer that is read, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -253,6 +257,52 @@ impl Client {
         self.parse(self.exchange("POST", &path, &body)?)
     }
 
+    /// The stream of a snapshot.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn send(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
+        self.stream("/v1/volumes/send", request)
+    }
+
+    /// Scrubs a pool: lines of JSON, each a [`crate::volumes::ScrubLine`].
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn scrub(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
+        self.stream("/v1/volumes/scrub", request)
+    }
+
+    /// Passes the stream of a snapshot to a pool. `progress` is told the bytes that went.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses, or the stream cannot be read.
+    pub fn receive(
+        &self,
+        pool: &str,
+        name: &str,
+        input: &mut dyn Read,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<ReceivedView, ClientError> {
+        let part = |text: &str| encode(text).replace('+', "%2B");
+        let path = format!("/v1/volumes/receive?pool={}&name={}", part(pool), part(name));
+        let mut stream = self.connect(TIMEOUT_LONG)?;
+        let head = self.head("POST", &path, "Transfer-Encoding: chunked");
+        let sent = stream.write_all(head.as_bytes());
+        let sent = sent.and_then(|()| answer::pass_on(input, &mut stream, progress));
+        if sent.is_err() {
+            // Nobody waits for more. Where that fails, nobody is there any more.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+        let answer = match (Answer::read(stream), sent) {
+            // An early refusal counts, whatever of the stream it has kept from going.
+            (Ok(answer), _) => answer,
+            (Err(_), Err(error)) => return Err(self.nonsense(error.to_string())),
+            (Err(what), Ok(())) => return Err(self.nonsense(what)),
+        };
+        self.parse(self.whole(answer)?)
+    }
+
     /// Carries out a fault.
     ///
     /// # Errors
@@ -310,6 +360,53 @@ impl Client {
     pub fn metrics(&self) -> Result<String, ClientError> {
         let body = self.exchange("GET", "/metrics", b"")?;
         String::from_utf8(body).map_err(|error| self.nonsense(error.to_string()))
+    }
+
+    fn connect(&self, timeout: Duration) -> Result<UnixStream, ClientError> {
+        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let stream = UnixStream::connect(&self.path).map_err(unreachable)?;
+        stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(timeout)).map_err(unreachable)?;
+        Ok(stream)
+    }
+
+    fn head(&self, method: &str, path: &str, body: &str) -> String {
+        format!(
+            "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
+             Content-Type: application/json\r\n{body}\r\n\r\n"
+        )
+    }
+
+    /// A request whose answer is read while it comes.
+    fn stream(&self, path: &str, request: &impl Serialize) -> Result<Answer, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        let mut stream = self.connect(TIMEOUT_LONG)?;
+        let head = self.head("POST", path, &format!("Content-Length: {}", body.len()));
+        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        sent.map_err(unreachable)?;
+        let answer = Answer::read(stream).map_err(|what| self.nonsense(what))?;
+        if answer.is_success() {
+            return Ok(answer);
+        }
+        self.whole(answer).map(|_| unreachable!("an answer that is no success is an error"))
+    }
+
+    /// All of an answer, if it is a success.
+    fn whole(&self, mut answer: Answer) -> Result<Vec<u8>, ClientError> {
+        let mut body = Vec::new();
+        let read = answer.by_ref().take(ANSWER_MAX).read_to_end(&mut body);
+        read.map_err(|error| self.nonsense(error.to_string()))?;
+        if answer.is_success() {
+            return Ok(body);
+        }
+        match serde_json::from_slice(&body) {
+            Ok(ErrorBody { error }) => Err(ClientError::Refused(error)),
+            Err(_) => {
+                let status = answer.status();
+                Err(self.nonsense(format!("status {status} without an explanation")))
+            }
+        }
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_volume::check::{Damage, Report};
 use blockyard_volume::format::catalogue::Traits;
+use blockyard_volume::receive::Received;
 use blockyard_volume::{Running, VolumeError};
 use serde::{Deserialize, Serialize};
 
@@ -88,16 +90,24 @@ pub struct VolumeRequest {
     /// `create`: what is checksummed and compressed as one; 16 KiB unless told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volblocksize_bytes: Option<u32>,
+    /// `send`: the older snapshot that the stream builds on; it holds everything without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// `scrub`: most bytes that are read in a second; as fast as can be without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_bytes: Option<u64>,
 }
 
 /// Verbs, and the fields that each takes beside `pool` and `name`.
-const VERBS: [(&str, &[&str]); 6] = [
+const VERBS: [(&str, &[&str]); 8] = [
     ("create", &["size_bytes", "volblocksize_bytes"]),
     ("snapshot", &[]),
     ("clone", &["new"]),
     ("rollback", &[]),
     ("resize", &["size_bytes"]),
     ("destroy", &[]),
+    ("send", &["from"]),
+    ("scrub", &["rate_bytes"]),
 ];
 
 /// Which volumes are listed.
@@ -116,7 +126,7 @@ fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>
 
 impl VolumeRequest {
     /// Refuses a field that the verb has no use for.
-    fn check(&self, verb: &str) -> Result<(), YardError> {
+    pub(crate) fn check(&self, verb: &str) -> Result<(), YardError> {
         let Some((_, takes)) = VERBS.iter().find(|(known, _)| *known == verb) else {
             let verbs = VERBS.map(|(known, _)| known).join(", ");
             return Err(argument("verb", shown(verb), format!("one of {verbs}")));
@@ -125,6 +135,8 @@ impl VolumeRequest {
             ("new", self.new.is_some()),
             ("size_bytes", self.size_bytes.is_some()),
             ("volblocksize_bytes", self.volblocksize_bytes.is_some()),
+            ("from", self.from.is_some()),
+            ("rate_bytes", self.rate_bytes.is_some()),
         ];
         match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
             Some((field, _)) => {
@@ -170,10 +182,12 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             running.resize(name, size)?;
             Ok(format!("{} now", Bytes(size)))
         }
-        _ => {
+        "destroy" => {
             running.destroy(name)?;
             Ok("removed".to_owned())
         }
+        // What it answers is a stream.
+        _ => Err(argument("verb", shown(verb), "one that changes a volume")),
     }
 }
 
@@ -184,6 +198,91 @@ pub struct VolumeDone {
     pub name: String,
     /// A few words for people.
     pub done: String,
+}
+
+/// Where a stream goes.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReceiveQuery {
+    /// The pool; needed where the yard has several pools open.
+    #[serde(default)]
+    pub(crate) pool: Option<String>,
+    /// The volume, or VOLUME@SNAPSHOT.
+    pub(crate) name: String,
+}
+
+/// What was received.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ReceivedView {
+    /// The snapshot that is there now.
+    pub name: String,
+    /// Blocks whose contents were in the stream.
+    pub blocks: u64,
+    /// Length of the stream.
+    pub stream_bytes: u64,
+}
+
+impl From<Received> for ReceivedView {
+    fn from(received: Received) -> ReceivedView {
+        let Received { snapshot, blocks, bytes } = received;
+        ReceivedView { name: snapshot, blocks, stream_bytes: bytes }
+    }
+}
+
+/// A line of the answer to `scrub`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(default)]
+pub struct ScrubLine {
+    /// What was verified.
+    pub verified_bytes: u64,
+    /// What there is to be verified, at most.
+    pub total_bytes: u64,
+    /// What was found, in the last line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<ScrubView>,
+}
+
+/// What a scrub or a check has found.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ScrubView {
+    /// Volumes and snapshots.
+    pub volumes: u64,
+    /// Blocks that were read; what is shared counts once.
+    pub blocks: u64,
+    /// Their bytes as they are stored.
+    pub stored_bytes: u64,
+    /// Groups that a check has read in the log.
+    pub groups: u64,
+    /// Blocks and pages that are damaged.
+    pub damaged: u64,
+    /// The first of them.
+    pub damage: Vec<DamageView>,
+}
+
+/// What is damaged.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct DamageView {
+    /// One of the volumes or snapshots that have it.
+    pub volume: String,
+    /// The block's number there.
+    pub block: u64,
+    /// Where it is in the pool, in bytes.
+    pub address: u64,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl From<Report> for ScrubView {
+    fn from(report: Report) -> ScrubView {
+        let Report { volumes, blocks, stored_bytes, groups, damaged, damage } = report;
+        let damage = damage.into_iter().map(|Damage { volume, block, address, what }| DamageView {
+            volume,
+            block,
+            address,
+            what,
+        });
+        ScrubView { volumes, blocks, stored_bytes, groups, damaged, damage: damage.collect() }
+    }
 }
 
 impl Yard {

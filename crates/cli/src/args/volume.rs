@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::TalkArgs;
 
@@ -13,6 +13,10 @@ Examples:
   blockyard volume create /srv/pool v0 --size 100G
   blockyard volume snapshot /srv/pool v0@monday
   blockyard volume clone /srv/pool v0@monday try
+  blockyard volume send /srv/pool v0@monday | ssh there blockyard volume receive /srv/pool v0
+  blockyard volume send /srv/pool v0@tuesday --from v0@monday -o changes
+  blockyard volume export /srv/pool v0@monday monday.qcow2
+  blockyard volume scrub /srv/pool --rate 100M
   blockyard volume check /srv/pool
 ";
 
@@ -36,6 +40,14 @@ pub(crate) enum VolumeCommand {
     Resize(VolumeResizeArgs),
     /// Remove a volume without snapshots, or a snapshot
     Destroy(VolumeNameArgs),
+    /// Write a snapshot, or what has changed since an older one, as a stream
+    Send(VolumeSendArgs),
+    /// Make a volume and its snapshot of a stream, or bring them up to date; all of it or nothing
+    Receive(VolumeReceiveArgs),
+    /// Write a volume or snapshot as an image: raw or qcow2
+    Export(VolumeExportArgs),
+    /// Verify every block of a pool, also of one that is in use
+    Scrub(VolumeScrubArgs),
     /// Verify a pool that nobody has open and every block in it, and change nothing
     Check(VolumePoolArgs),
 }
@@ -96,6 +108,61 @@ pub(crate) struct VolumeResizeArgs {
     /// Its new capacity
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: u64,
+}
+
+/// `volume send`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeSendArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// Only what has changed since this older snapshot of the same volume
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
+    /// The file to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// `volume receive`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeReceiveArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// The file to read [default: standard input]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
+}
+
+/// What an image can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImageFormat {
+    /// The bytes of the disk
+    Raw,
+    /// QEMU's own format
+    Qcow2,
+}
+
+/// `volume export`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeExportArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// The file to write; `-` for standard output, raw only
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Its format [default: qcow2 if the file's name ends so, else raw]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<ImageFormat>,
+}
+
+/// `volume scrub`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeScrubArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// Read at most so much in a second, e.g. 100M
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) rate: Option<u64>,
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

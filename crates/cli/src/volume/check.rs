@@ -1,32 +1,25 @@
-//! `volume check`: verifies a pool that nobody has open, and changes nothing.
+//! `volume check`: verifies a pool that nobody has open, and changes nothing; `volume scrub`: the
+//! blocks of a pool that may be in use.
 
-use std::io::{IsTerminal, Write};
+use std::io::{BufRead, BufReader, Write};
 
 use blockyard_volume::VolumeError;
-use blockyard_volume::check::{Report, check};
-use blockyard_yard::size::Bytes;
-use serde_json::{Value, json};
+use blockyard_volume::check::check;
+use blockyard_yard::volumes::{ScrubLine, ScrubView, VolumeRequest};
 
+use super::pool::{Pool, text};
+use super::progress::Progress;
 use super::refused;
-use crate::args::VolumePoolArgs;
+use crate::args::{VolumePoolArgs, VolumeScrubArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
-
-/// Progress is shown each time after so many bytes.
-const TOLD_EACH: u64 = 64 << 20;
+use crate::serve::raise_files;
 
 pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let shows = std::io::stderr().is_terminal();
-    let mut told = 0;
-    let report = check(&args.pool, &mut |bytes| {
-        if shows && bytes >= told + TOLD_EACH {
-            told = bytes;
-            eprint!("\rverified {}", Bytes(bytes >> 20 << 20));
-        }
-    });
-    if told > 0 {
-        eprintln!();
-    }
+    let mut progress = Progress::new("verified");
+    raise_files();
+    let report = check(&args.pool, &mut |bytes| progress.tell(bytes, None));
+    drop(progress);
     let report = report.map_err(|error| match error {
         VolumeError::InUse { path, holder } => {
             let path = path.display();
@@ -38,42 +31,61 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
         }
         other => refused(other),
     })?;
+    print(args, &report.into(), out)
+}
+
+pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let mut progress = Progress::new("verified");
+    let report = match Pool::find(&args.pool, false)? {
+        Pool::Here(running) => {
+            let scrubbed = running.scrub(args.rate.unwrap_or(0), &mut |done, total| {
+                progress.tell(done, Some(total));
+                true
+            });
+            scrubbed.map_err(refused)?.into()
+        }
+        Pool::There(client, path) => {
+            let pool = Some(text(&path)?);
+            let request = VolumeRequest { pool, rate_bytes: args.rate, ..VolumeRequest::default() };
+            follow(client.scrub(&request)?, &mut progress)?
+        }
+    };
+    drop(progress);
+    print(&args.pool, &report, out)
+}
+
+/// Reads what a yard tells of a scrub, to its end.
+fn follow(answer: impl std::io::Read, progress: &mut Progress) -> Result<ScrubView, Failure> {
+    let failed = |error: String| Failure::new(Code::Failed, format!("scrub: {error}"));
+    for line in BufReader::new(answer).lines() {
+        let line = line.map_err(|error| failed(error.to_string()))?;
+        let line: ScrubLine =
+            serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
+        match line.report {
+            Some(report) => return Ok(report),
+            None => progress.tell(line.verified_bytes, Some(line.total_bytes)),
+        }
+    }
+    Err(failed("the yard has stopped it; its log says why".to_owned()))
+}
+
+fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Result<(), Failure> {
     if args.talk.json {
-        print_json(&shown(&report), out)?;
+        print_json(report, out)?;
     } else {
-        print(args, &report, out)?;
+        for damage in &report.damage {
+            let (volume, block, address) = (&damage.volume, damage.block, damage.address);
+            writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
+        }
+        writeln!(
+            out,
+            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged",
+            args.pool.display(),
+            report.volumes,
+            report.blocks,
+            report.stored_bytes,
+            report.damaged
+        )?;
     }
     if report.damaged > 0 { Err(Failure::Silent(Code::Failed)) } else { Ok(()) }
-}
-
-fn print(args: &VolumePoolArgs, report: &Report, out: &mut impl Write) -> Result<(), Failure> {
-    for damage in &report.damage {
-        let (volume, block, address) = (&damage.volume, damage.block, damage.address);
-        writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
-    }
-    writeln!(
-        out,
-        "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged",
-        args.pool.display(),
-        report.volumes,
-        report.blocks,
-        report.stored_bytes,
-        report.damaged
-    )?;
-    Ok(())
-}
-
-fn shown(report: &Report) -> Value {
-    let damage = report.damage.iter().map(|it| {
-        let (volume, block, address) = (&it.volume, it.block, it.address);
-        json!({ "volume": volume, "block": block, "address": address, "what": it.what })
-    });
-    json!({
-        "volumes": report.volumes,
-        "blocks": report.blocks,
-        "stored_bytes": report.stored_bytes,
-        "groups": report.groups,
-        "damaged": report.damaged,
-        "damage": damage.collect::<Vec<_>>(),
-    })
 }

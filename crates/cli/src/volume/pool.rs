@@ -13,6 +13,7 @@ use super::refused;
 use crate::args::VolumePoolArgs;
 use crate::devices::client;
 use crate::failure::{Code, Failure};
+use crate::serve::raise_files;
 
 /// A pool.
 pub(super) enum Pool {
@@ -88,6 +89,8 @@ fn open(path: PathBuf, make: bool) -> Result<Pool, Failure> {
         let text = format!("{} holds no pool of volumes; wanted its directory", path.display());
         return Err(Failure::new(Code::Usage, text));
     }
+    // Each segment of a pool is an open file.
+    raise_files();
     match Running::open(&path, Options::default()) {
         Ok(running) => Ok(Pool::Here(running)),
         Err(VolumeError::InUse { path, holder }) => held(path, holder),

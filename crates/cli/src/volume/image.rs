@@ -1,0 +1,80 @@
+//! `volume export`.
+
+use std::io::{IsTerminal, Write};
+
+use blockyard_volume::image::{Exported, Image, export as write_image};
+use blockyard_yard::size::Bytes;
+use blockyard_yard::volumes::VolumeRequest;
+use serde_json::json;
+
+use super::pool::Pool;
+use super::progress::Progress;
+use super::refused;
+use super::stream::{Source, Written};
+use crate::args::{ImageFormat, VolumeExportArgs};
+use crate::devices::print_json;
+use crate::failure::{Code, Failure};
+
+pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let to_stdout = args.file.as_os_str() == "-";
+    let named = args.file.extension().is_some_and(|ending| ending == "qcow2");
+    let format = args.format.unwrap_or(if named { ImageFormat::Qcow2 } else { ImageFormat::Raw });
+    if to_stdout && format == ImageFormat::Qcow2 {
+        let text = "export: a qcow2 image is not written in order; wanted a file, or --format raw";
+        return Err(Failure::new(Code::Usage, text));
+    }
+    if to_stdout && std::io::stdout().is_terminal() {
+        let text = "export: standard output is a terminal; wanted a pipe or a file";
+        return Err(Failure::new(Code::Usage, text));
+    }
+    let pool = Pool::find(&args.at.pool, false)?;
+    let name = &args.at.name;
+    if name.contains('@') {
+        return write(args, &pool, name, format, out);
+    }
+    // A volume may change meanwhile; a snapshot does not.
+    let snapshot = format!("{name}@export-{}", std::process::id());
+    let request = || VolumeRequest { name: snapshot.clone(), ..VolumeRequest::default() };
+    pool.work("snapshot", request())?;
+    let done = write(args, &pool, &snapshot, format, out);
+    let gone = pool.work("destroy", request());
+    done.and_then(|()| gone.map(drop))
+}
+
+fn write(
+    args: &VolumeExportArgs,
+    pool: &Pool,
+    snapshot: &str,
+    format: ImageFormat,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let mut source = Source::open(pool, snapshot, None)?;
+    let mut progress = Progress::new("exported");
+    let mut tell = |bytes| progress.tell(bytes, None);
+    if args.file.as_os_str() == "-" {
+        let done = write_image(&mut source, Image::RawPipe(out), &mut tell);
+        return source.finish(done.map(drop).map_err(refused));
+    }
+    let done = Written::create(&args.file).and_then(|written| {
+        let image = match format {
+            ImageFormat::Raw => Image::Raw(&written.file),
+            ImageFormat::Qcow2 => Image::Qcow2(&written.file),
+        };
+        let exported = write_image(&mut source, image, &mut tell).map_err(refused)?;
+        written.finish()?;
+        Ok(exported)
+    });
+    drop(progress);
+    let Exported { size_bytes, data_bytes } = source.finish(done)?;
+    if args.at.pool.talk.json {
+        let said = json!({
+            "name": args.at.name,
+            "file": args.file,
+            "size_bytes": size_bytes,
+            "data_bytes": data_bytes,
+        });
+        return print_json(&said, out);
+    }
+    let (file, size, data) = (args.file.display(), Bytes(size_bytes), Bytes(data_bytes));
+    Ok(writeln!(out, "{file}: {} of {size}, {data} written", args.at.name)?)
+}

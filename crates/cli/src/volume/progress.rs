@@ -1,0 +1,48 @@
+//! Progress on a terminal: how far it is, and how fast.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use blockyard_yard::size::Bytes;
+
+/// Shown no more often than this.
+const EACH: Duration = Duration::from_millis(200);
+
+/// A line on standard error that is written again and again. Nothing, if that is no terminal.
+pub(super) struct Progress {
+    verb: &'static str,
+    shows: bool,
+    since: Instant,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    pub(super) fn new(verb: &'static str) -> Progress {
+        let shows = std::io::stderr().is_terminal();
+        Progress { verb, shows, since: Instant::now(), last: None }
+    }
+
+    /// So many bytes are done, of so many if that is known.
+    pub(super) fn tell(&mut self, done: u64, total: Option<u64>) {
+        let now = Instant::now();
+        if !self.shows || self.last.is_some_and(|last| now - last < EACH) {
+            return;
+        }
+        self.last = Some(now);
+        let seconds = (now - self.since).as_secs_f64().max(0.001);
+        let rate = done as f64 / seconds / f64::from(1 << 20);
+        let whole = |bytes: u64| Bytes(bytes >> 20 << 20);
+        let of = total.map_or_else(String::new, |total| format!(" of {}", whole(total)));
+        eprint!("\r{} {}{of}, {rate:.0} MiB/s\x1b[K", self.verb, whole(done));
+        // It is only for looking at.
+        let _ = std::io::stderr().flush();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.last.is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Answers that are made while they are sent, and bodies that are read while they come: between the
+//! runtime's thread and threads that may wait.
+
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use http_body::Frame;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// What is collected before it is sent on, in bytes.
+const PART_BYTES: usize = 256 << 10;
+
+/// Parts that wait to be sent or read.
+const PARTS: usize = 4;
+
+/// A body, and where to write it.
+pub(super) fn outgoing() -> (Body, Outgoing) {
+    let (sender, receiver) = channel(PARTS);
+    (Body::new(Answer(receiver)), Outgoing { sender, part: Vec::new() })
+}
+
+/// A body that somebody else writes.
+struct Answer(Receiver<io::Result<Bytes>>);
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.0.poll_recv(context).map(|part| part.map(|part| part.map(Frame::data)))
+    }
+}
+
+/// Where the body of an answer is written, by a thread that may wait.
+pub(super) struct Outgoing {
+    sender: Sender<io::Result<Bytes>>,
+    part: Vec<u8>,
+}
+
+impl Outgoing {
+    fn send(&mut self, part: io::Result<Bytes>) -> io::Result<()> {
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "whoever asked has left");
+        self.sender.blocking_send(part).map_err(gone)
+    }
+
+    /// Breaks the answer off, so that nobody takes what was sent for all of it.
+    pub(super) fn fail(mut self, error: io::Error) {
+        // Who has left needs not be told.
+        let _ = self.send(Err(error));
+    }
+}
+
+impl Write for Outgoing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.part.extend_from_slice(bytes);
+        if self.part.len() >= PART_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.part.is_empty() {
+            return Ok(());
+        }
+        let part = Bytes::from(std::mem::take(&mut self.part));
+        self.send(Ok(part))
+    }
+}
+
+/// A body that comes, for a thread that may wait.
+pub(super) struct Incoming {
+    receiver: Receiver<io::Result<Bytes>>,
+    part: Bytes,
+}
+
+/// Where a body can be read while [`pass_on`] passes its parts on.
+pub(super) fn incoming() -> (Sender<io::Result<Bytes>>, Incoming) {
+    let (sender, receiver) = channel(PARTS);
+    (sender, Incoming { receiver, part: Bytes::new() })
+}
+
+/// Passes a body on until it ends, or nobody reads it any more.
+pub(super) async fn pass_on(body: Body, to: Sender<io::Result<Bytes>>) -> Result<(), Infallible> {
+    let mut body = pin!(body);
+    loop {
+        let frame = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await;
+        let part = match frame {
+            None => return Ok(()),
+            Some(Ok(frame)) => frame.into_data().map_err(drop).ok().map(Ok),
+            Some(Err(error)) => Some(Err(io::Error::other(error))),
+        };
+        // Trailers say nothing that anybody asks for.
+        let Some(part) = part else { continue };
+        if to.send(part).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+impl Read for Incoming {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.part.is_empty() {
+            match self.receiver.blocking_recv() {
+                None => return Ok(0),
+                Some(part) => self.part = part?,
+            }
+        }
+        let len = self.part.len().min(into.len());
+        into[..len].copy_from_slice(&self.part.split_to(len));
+        Ok(len)
+    }
+}

@@ -1,0 +1,133 @@
+//! Requests about volumes.
+
+use std::io::{self, Write};
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use blockyard_volume::send::Sending;
+
+use super::stream::{incoming, outgoing, pass_on};
+use super::{Answer, Name, Refusal, Shared, blocking, path, query, read};
+use crate::error::YardError;
+use crate::volumes::{
+    ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest, VolumeView,
+    VolumesQuery,
+};
+
+/// Progress is told each time after so many bytes.
+const TOLD_BYTES: u64 = 16 << 20;
+
+pub(super) async fn list(
+    State(control): Shared,
+    asked: Result<Query<VolumesQuery>, QueryRejection>,
+) -> Answer<Vec<VolumeView>> {
+    let asked = query(asked)?;
+    // A walk through a map.
+    blocking(move || control.yard.volumes(&asked)).await
+}
+
+pub(super) async fn work(
+    State(control): Shared,
+    verb: Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<VolumeDone> {
+    let (verb, request): (String, VolumeRequest) = (path(verb)?, read(body)?);
+    blocking(move || {
+        let done = control.yard.work_on_volume(&verb, &request)?;
+        tracing::info!(volume = done.name, verb, "volume worked on");
+        Ok(done)
+    })
+    .await
+}
+
+/// The stream of a snapshot. What does not fit is refused before it begins; where it cannot go on
+/// it breaks off.
+pub(super) async fn send(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let request: VolumeRequest = read(body)?;
+    let axum::Json(sending) = blocking(move || {
+        request.check("send")?;
+        let pool = control.yard.pool(request.pool.as_deref())?;
+        Ok((Sending::begin(&pool, &request.name, request.from.as_deref())?, request.name))
+    })
+    .await?;
+    let (answer, mut out) = outgoing();
+    let (sending, name) = sending;
+    tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
+        Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
+        Err(error) => {
+            tracing::error!(name, "sending ends: {error}");
+            out.fail(io::Error::other(error));
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response())
+}
+
+/// Takes the stream of a snapshot.
+pub(super) async fn receive(
+    State(control): Shared,
+    asked: Result<Query<ReceiveQuery>, QueryRejection>,
+    body: Body,
+) -> Answer<ReceivedView> {
+    let ReceiveQuery { pool, name } = query(asked)?;
+    let (sender, mut input) = incoming();
+    let received = blocking(move || {
+        let pool = control.yard.pool(pool.as_deref())?;
+        let received = pool.receive(&name, &mut input, &mut |_| {})?;
+        tracing::info!(name = received.snapshot, bytes = received.bytes, "snapshot received");
+        Ok(ReceivedView::from(received))
+    });
+    let (received, _) = tokio::join!(received, pass_on(body, sender));
+    received
+}
+
+/// Scrubs a pool: lines of JSON that tell how far it is, and at last what was found.
+pub(super) async fn scrub(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let request: VolumeRequest = read(body)?;
+    let rate = request.rate_bytes.unwrap_or(0);
+    let axum::Json(pool) = blocking(move || {
+        request.check("scrub")?;
+        control.yard.pool(request.pool.as_deref())
+    })
+    .await?;
+    let (answer, mut out) = outgoing();
+    tokio::task::spawn_blocking(move || {
+        let mut told = 0;
+        let mut line = |line: &ScrubLine| {
+            let mut text = serde_json::to_vec(line).expect("lines are plain data");
+            text.push(b'\n');
+            out.write_all(&text).and_then(|()| out.flush()).is_ok()
+        };
+        let scrubbed = pool.scrub(rate, &mut |verified_bytes, total_bytes| {
+            let tell = verified_bytes >= told + TOLD_BYTES || told == 0;
+            if tell {
+                told = verified_bytes.max(1);
+            }
+            !tell || line(&ScrubLine { verified_bytes, total_bytes, ..ScrubLine::default() })
+        });
+        match scrubbed {
+            Ok(report) => {
+                tracing::info!(pool = %pool.path().display(), damaged = report.damaged, "scrubbed");
+                let report = Some(ScrubView::from(report));
+                // Who has left has no use for it.
+                let _ = line(&ScrubLine { report, ..ScrubLine::default() });
+            }
+            Err(error) => tracing::info!(pool = %pool.path().display(), "scrub: {error}"),
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
+}
+
+impl From<blockyard_volume::VolumeError> for Refusal {
+    fn from(error: blockyard_volume::VolumeError) -> Refusal {
+        YardError::from(error).into()
+    }
+}

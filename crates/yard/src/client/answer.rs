@@ -1,0 +1,177 @@
+//! An answer that is read while it comes, and a body that is sent while it is read: HTTP/1.1's chunks.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// Longest head of an answer, in bytes.
+const HEAD_MAX: u64 = 64 << 10;
+
+/// Longest line before a chunk, in bytes.
+const LINE_MAX: u64 = 256;
+
+/// What is sent as one chunk, in bytes.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// An answer of the control API, whose body is read.
+#[derive(Debug)]
+pub struct Answer {
+    stream: BufReader<UnixStream>,
+    status: u16,
+    /// What is left of the body, or of the chunk.
+    left: u64,
+    /// More chunks follow.
+    chunked: bool,
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Answer {
+    /// Reads the head.
+    pub(super) fn read(stream: UnixStream) -> Result<Answer, String> {
+        let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let left = HEAD_MAX.saturating_sub(head.len() as u64);
+            let read = stream.by_ref().take(left).read_until(b'\n', &mut head);
+            match read {
+                Ok(0) => return Err("it ends too early".to_owned()),
+                Ok(_) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let mut headers = [httparse::EMPTY_HEADER; 32];
+        let mut parsed = httparse::Response::new(&mut headers);
+        parsed.parse(&head).map_err(|error| error.to_string())?;
+        let value = |name: &str| {
+            let mut headers = parsed.headers.iter();
+            let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
+            std::str::from_utf8(header.value).ok().map(str::trim)
+        };
+        let chunked =
+            value("transfer-encoding").is_some_and(|it| it.eq_ignore_ascii_case("chunked"));
+        let left = match (chunked, value("content-length").map(str::parse)) {
+            (true, _) => 0,
+            (false, Some(Ok(length))) => length,
+            (false, _) => return Err("its length is not given".to_owned()),
+        };
+        Ok(Answer { status: parsed.code.unwrap_or(0), stream, left, chunked })
+    }
+
+    /// Its status.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// Whether it is what was asked for.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        self.stream.by_ref().take(LINE_MAX).read_line(&mut line)?;
+        match line.strip_suffix("\r\n") {
+            Some(line) => Ok(line.to_owned()),
+            None => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the yard has broken off; its log says why",
+            )),
+        }
+    }
+
+    /// Goes to the next chunk; there is none behind one of no length.
+    fn chunk(&mut self) -> io::Result<()> {
+        let line = self.line()?;
+        let length = line.split(';').next().unwrap_or_default();
+        self.left = u64::from_str_radix(length.trim(), 16)
+            .map_err(|_| wrong("a chunk of the yard's answer has no length"))?;
+        if self.left == 0 {
+            self.chunked = false;
+        }
+        Ok(())
+    }
+}
+
+impl Read for Answer {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 && self.chunked {
+            self.chunk()?;
+        }
+        if self.left == 0 || into.is_empty() {
+            return Ok(0);
+        }
+        let most = into.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let len = self.stream.read(&mut into[..most])?;
+        if len == 0 {
+            let what = "the yard has broken off; its log says why";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        }
+        self.left -= len as u64;
+        if self.left == 0 && self.chunked && !self.line()?.is_empty() {
+            return Err(wrong("a chunk of the yard's answer is longer than it says"));
+        }
+        Ok(len)
+    }
+}
+
+/// Sends all that can be read as chunks.
+pub(super) fn pass_on(
+    input: &mut dyn Read,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut sent = 0;
+    loop {
+        let len = match input.read(&mut chunk) {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        write!(out, "{len:x}\r\n")?;
+        out.write_all(&chunk[..len])?;
+        out.write_all(b"\r\n")?;
+        if len == 0 {
+            return Ok(());
+        }
+        sent += len as u64;
+        progress(sent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(text: &[u8]) -> Result<Answer, String> {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        there.write_all(text).unwrap();
+        drop(there);
+        Answer::read(here)
+    }
+
+    #[test]
+    fn chunks_are_put_together_and_a_break_is_noticed() {
+        let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let mut body = Vec::new();
+        pass_on(&mut &[7; 300_000][..], &mut body, &mut |_| {}).unwrap();
+        let text = [&head[..], &body].concat();
+        let mut found = Vec::new();
+        answer(&text).unwrap().read_to_end(&mut found).unwrap();
+        assert_eq!(found, [7; 300_000]);
+        for len in [head.len(), head.len() + 3, text.len() - 300, text.len() - 5] {
+            let mut cut = answer(&text[..len]).unwrap();
+            let error = cut.read_to_end(&mut Vec::new()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{len}");
+        }
+        assert!(answer(&head[..20]).is_err());
+        let mut odd = answer(&[&head[..], b"zz\r\n"].concat()).unwrap();
+        assert!(odd.read(&mut [0; 1]).is_err());
+        let short = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nabc";
+        let mut short = answer(short).unwrap();
+        assert_eq!(short.status(), 404);
+        assert!(short.read_to_end(&mut Vec::new()).is_err());
+    }
+}
