@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 pub(crate) use volume::{
     ImageFormat, VolumeAt, VolumeCommand, VolumeExportArgs, VolumePoolArgs, VolumeReceiveArgs,
-    VolumeScrubArgs, VolumeSendArgs,
+    VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -13,9 +13,9 @@ use blockyard_volume::VolumeError;
 use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::Table;
-use blockyard_yard::volumes::{VolumeDone, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{PoolView, VolumeDone, VolumeRequest, VolumeView};
 
-use crate::args::{VolumeAt, VolumeCommand, VolumePoolArgs};
+use crate::args::{VolumeAt, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 
@@ -31,7 +31,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             work(&args.at, "create", request, out)
         }
         VolumeCommand::List(args) => list(args, out),
-        VolumeCommand::Show(args) => show(&args.at, out),
+        VolumeCommand::Show(args) => show(args, out),
         VolumeCommand::Snapshot(args) => work(&args.at, "snapshot", nothing(), out),
         VolumeCommand::Clone(args) => {
             let request = VolumeRequest { new: Some(args.new.clone()), ..nothing() };
@@ -94,14 +94,26 @@ fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
     Ok(table.print(1, out)?)
 }
 
-fn show(at: &VolumeAt, out: &mut impl Write) -> Result<(), Failure> {
-    let volumes = Pool::find(&at.pool, false)?.volumes(Some(&at.name))?;
-    let volume = volumes.into_iter().next();
+/// A number of bytes for people, and exactly.
+fn exact(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", Bytes(bytes))
+}
+
+fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failure> {
+    for (name, value) in rows {
+        writeln!(out, "{name:<16} {value}")?;
+    }
+    Ok(())
+}
+
+fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let pool = Pool::find(&args.pool, false)?;
+    let Some(name) = &args.name else { return show_pool(args, &pool.view()?, out) };
+    let volume = pool.volumes(Some(name))?.into_iter().next();
     let volume = volume.ok_or_else(|| Failure::new(Code::Failed, "the yard named no volume"))?;
-    if at.pool.talk.json {
+    if args.pool.talk.json {
         return print_json(&volume, out);
     }
-    let exact = |bytes: u64| format!("{} ({bytes} bytes)", Bytes(bytes));
     let rows = [
         ("name", volume.name),
         ("what", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
@@ -111,8 +123,30 @@ fn show(at: &VolumeAt, out: &mut impl Write) -> Result<(), Failure> {
         ("written", volume.referenced_bytes.map_or_else(String::new, exact)),
         ("stored as", volume.stored_bytes.map_or_else(String::new, exact)),
     ];
-    for (name, value) in rows {
-        writeln!(out, "{name:<16} {value}")?;
+    print_rows(&rows, out)
+}
+
+fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Result<(), Failure> {
+    if args.pool.talk.json {
+        return print_json(pool, out);
     }
-    Ok(())
+    let segments = |count: u64| exact(count * pool.segment_bytes);
+    let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
+    let rows = [
+        ("pool", pool.path.clone()),
+        ("volumes", format!("{}, with snapshots", pool.volumes)),
+        ("size", segments(pool.segments)),
+        ("free", segments(pool.segments_free)),
+        ("reserved", segments(pool.segments_reserved)),
+        ("can grow by", exact(pool.outside_free_bytes)),
+        ("state", if pool.poisoned { "read-only since an error" } else { "good" }.to_owned()),
+        ("log", format!("at group {}", pool.log_group)),
+        ("groups", format!("{} of {mean} bytes in the mean, {} syncs", pool.groups, pool.syncs)),
+        ("written", exact(pool.data_bytes)),
+        ("stored as", exact(pool.stored_bytes)),
+        ("to the log", exact(pool.log_bytes)),
+        ("cleaned", exact(pool.moved_bytes)),
+        ("checkpoints", pool.checkpoints.to_string()),
+    ];
+    print_rows(&rows, out)
 }

@@ -315,6 +315,7 @@ impl<D: Directory> Committer<D> {
     /// The maps as they are now, with the end of the log.
     fn freeze(&mut self) -> Frozen {
         self.since_checkpoint = 0;
+        self.pool.meters().checkpointed();
         let round = self.pool.segments().begin_round();
         let volumes = self.pool.volumes();
         let maps = volumes.by_id.values();

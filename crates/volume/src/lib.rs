@@ -9,6 +9,7 @@
 //! The log is the data: a block stays where its record was written, and the map says where that is.
 //! docs/format.md has the bytes, docs/volume.md the promises.
 
+pub mod activity;
 pub mod admin;
 mod apply;
 pub mod buffer;

@@ -15,6 +15,7 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 use blockyard_sync::published::{Published, Reader};
 use blockyard_sync::tag_budget::TagBudget;
 
+use crate::activity::Meters;
 use crate::apply::Apply;
 use crate::buffer::Memory;
 use crate::clean::Cold;
@@ -235,6 +236,7 @@ pub struct Pool<D: Directory> {
     pages: Mutex<Option<(u32, u32)>>,
     /// Where the next blocks go that are moved.
     cold: Mutex<Option<Cold>>,
+    meters: Meters,
     /// Who makes segments before they are needed.
     maker: Mutex<Option<JoinHandle<()>>>,
 }
@@ -266,11 +268,17 @@ impl<D: Directory> Pool<D> {
             superblock: Mutex::new(superblock),
             pages: Mutex::new(None),
             cold: Mutex::new(None),
+            meters: Meters::default(),
             maker: Mutex::new(None),
         };
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
         Ok((pool, committer))
+    }
+
+    /// Where the committer counts.
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.meters
     }
 
     /// Its bounds.

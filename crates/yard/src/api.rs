@@ -66,7 +66,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 24] = [
+pub const PATHS: [&str; 25] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -83,6 +83,7 @@ pub const PATHS: [&str; 24] = [
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
+    "/v1/pools",
     "/v1/volumes",
     "/v1/volumes/{verb}",
     "/v1/volumes/send",
@@ -112,6 +113,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
+        .route("/v1/pools", get(volumes::pools))
         .route("/v1/volumes", get(volumes::list))
         .route("/v1/volumes/{verb}", post(volumes::work))
         .route("/v1/volumes/send", post(volumes::send))

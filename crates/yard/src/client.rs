@@ -18,7 +18,7 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, StatsView, VersionView, ZoneDone, ZoneRequest,
     ZonesView,
 };
-use crate::volumes::{ReceivedView, VolumeDone, VolumeRequest, VolumeView};
+use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
 mod answer;
 
@@ -224,6 +224,14 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn histograms(&self, name: &str) -> Result<HistogramsView, ClientError> {
         self.get(&device_path(name, "/histograms"))
+    }
+
+    /// The pools that the yard has open.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn pools(&self) -> Result<Vec<PoolView>, ClientError> {
+        self.get("/v1/pools")
     }
 
     /// The volumes and snapshots of a pool that the yard has open, or one of them with what it takes.

@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 use crate::param::SCHEDULERS;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
+use crate::volumes::PoolView;
 use crate::yard::{Entry, Yard};
 
 /// Zones read at once while they are counted.
@@ -32,7 +33,9 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// All metrics of a yard with so many NBD connections.
 pub fn encode(yard: &Yard, connections: u64) -> String {
     let mut registry = Registry::with_prefix("blockyard");
-    let sample = Sample { connections, devices: yard.list().into_iter().map(Row::new).collect() };
+    let pools = yard.pool_views();
+    let sample =
+        Sample { connections, pools, devices: yard.list().into_iter().map(Row::new).collect() };
     registry.register_collector(Box::new(sample));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)
@@ -44,6 +47,7 @@ pub fn encode(yard: &Yard, connections: u64) -> String {
 #[derive(Debug)]
 struct Sample {
     connections: u64,
+    pools: Vec<PoolView>,
     devices: Vec<Row>,
 }
 
@@ -182,6 +186,7 @@ impl Collector for Sample {
             }
         }
         self.encode_ram(&mut encoder)?;
+        self.encode_pools(&mut encoder)?;
         let help = "NBD connections open now";
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
@@ -190,6 +195,26 @@ impl Collector for Sample {
 }
 
 impl Sample {
+    fn encode_pools(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let empty = PoolView::default();
+        let label = |pool: &PoolView| [("pool", pool.path.clone())];
+        for (at, (name, help, _)) in empty.counters().into_iter().enumerate() {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for pool in &self.pools {
+                family
+                    .encode_family(&label(pool))?
+                    .encode_counter::<NoLabelSet, _, f64>(&pool.counters()[at].2, None)?;
+            }
+        }
+        for (at, (name, help, _)) in empty.gauges().into_iter().enumerate() {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for pool in &self.pools {
+                family.encode_family(&label(pool))?.encode_gauge(&pool.gauges()[at].2)?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_ram(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let help = "RAM disks: zram's statistics, by zram's names";
         let mut family = encoder.encode_descriptor("ram", help, None, MetricType::Gauge)?;
@@ -282,26 +307,32 @@ mod tests {
     use blockyard_core::blocking::Io;
 
     use super::*;
+    use crate::paths::TempDir;
 
-    fn yard() -> Arc<Yard> {
-        let yard = Yard::new();
-        for uri in
-            ["null:///plain?size=1G", "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2"]
-        {
+    fn yard() -> (Arc<Yard>, TempDir) {
+        let (yard, temp) = (Yard::new(), TempDir::new().unwrap());
+        let volume = format!("volume:///v?size=1G&path={}", temp.path().join("pool").display());
+        for uri in [
+            "null:///plain?size=1G",
+            "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2",
+            volume.as_str(),
+        ] {
             yard.add(crate::uri::parse(uri).unwrap()).unwrap();
         }
-        yard
+        (yard, temp)
     }
 
     #[test]
     fn every_sample_has_a_type_and_the_text_ends_as_it_must() {
-        let yard = yard();
+        let (yard, temp) = yard();
         let entry = yard.find("plain").unwrap();
         let mut io = Io::new(entry.disk.open().unwrap(), 4096);
         for _ in 0..3 {
             io.read(Sector(8), &mut [0; 4096]).unwrap();
         }
         let text = encode(&yard, 2);
+        let pool = temp.path().canonicalize().unwrap().join("pool");
+        let volumes = format!("blockyard_pool_volumes{{pool=\"{}\"}} 1", pool.display());
         assert!(text.ends_with("# EOF\n"), "{text}");
         for line in [
             "# TYPE blockyard_device_ops counter",
@@ -316,6 +347,9 @@ mod tests {
             "blockyard_device_scheduler{device=\"plain\",scheduler=\"none\"} 1",
             "blockyard_device_scheduler{device=\"plain\",scheduler=\"mq-deadline\"} 0",
             "# TYPE blockyard_scheduler_inserted counter",
+            "# TYPE blockyard_pool_groups counter",
+            "# TYPE blockyard_pool_free_bytes gauge",
+            volumes.as_str(),
             "blockyard_nbd_connections 2",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");

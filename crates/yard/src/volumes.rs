@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::check::{Damage, Report};
 use blockyard_volume::format::catalogue::Traits;
 use blockyard_volume::receive::Received;
@@ -69,6 +70,102 @@ impl VolumeView {
             referenced_bytes: Some(usage.blocks * u64::from(usage.traits.block_bytes)),
             ..VolumeView::new(running, &usage.traits)
         })
+    }
+}
+
+/// A pool.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct PoolView {
+    /// Its directory.
+    pub path: String,
+    /// Volumes and snapshots.
+    pub volumes: u64,
+    /// Length of a segment.
+    pub segment_bytes: u64,
+    /// Segments, free ones included.
+    pub segments: u64,
+    /// Segments that are free, or will be after the next checkpoint.
+    pub segments_free: u64,
+    /// Segments that only checkpoints and cleaning may have.
+    pub segments_reserved: u64,
+    /// What is free where the pool is: there it grows.
+    pub outside_free_bytes: u64,
+    /// Nothing is written any more, because a write or a sync has failed.
+    pub poisoned: bool,
+    /// The last group in the log: its position.
+    pub log_group: u64,
+    /// Groups since it was opened.
+    pub groups: u64,
+    /// Their lengths: pairs of a bucket's least length in bytes and its count.
+    pub group_bytes: Vec<(u64, u64)>,
+    /// Bytes of groups, with their heads.
+    pub log_bytes: u64,
+    /// Bytes of blocks that were written, before compression.
+    pub data_bytes: u64,
+    /// The same as they were stored.
+    pub stored_bytes: u64,
+    /// Bytes that cleaning has written again.
+    pub moved_bytes: u64,
+    /// Syncs of the log, those included that were part of a write.
+    pub syncs: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+}
+
+impl PoolView {
+    /// A pool now.
+    ///
+    /// # Errors
+    /// If the system does not say how much space there is.
+    pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
+        let status = running.status()?;
+        let activity = status.activity;
+        let sizes = (0..).zip(&activity.group_sizes).filter(|(_, count)| **count > 0);
+        Ok(PoolView {
+            path: running.path().display().to_string(),
+            volumes: status.volumes,
+            segment_bytes: status.segment_bytes,
+            segments: status.segments,
+            segments_free: status.segments_free,
+            segments_reserved: status.segments_reserved,
+            outside_free_bytes: status.outside_free_bytes,
+            poisoned: status.poisoned,
+            log_group: activity.number,
+            groups: activity.groups,
+            group_bytes: sizes.map(|(at, count)| (bucket_floor(at), *count)).collect(),
+            log_bytes: activity.log_bytes,
+            data_bytes: activity.data_bytes,
+            stored_bytes: activity.stored_bytes,
+            moved_bytes: activity.moved_bytes,
+            syncs: activity.syncs,
+            checkpoints: activity.checkpoints,
+        })
+    }
+
+    /// What counts up, by name: for metrics.
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 7] {
+        [
+            ("pool_groups", "Groups in the log", self.groups),
+            ("pool_log_bytes", "Bytes of groups, with their heads", self.log_bytes),
+            ("pool_data_bytes", "Bytes of blocks written, before compression", self.data_bytes),
+            ("pool_stored_bytes", "Bytes of blocks written, as stored", self.stored_bytes),
+            ("pool_moved_bytes", "Bytes that cleaning has written again", self.moved_bytes),
+            ("pool_syncs", "Syncs of the log", self.syncs),
+            ("pool_checkpoints", "Checkpoints", self.checkpoints),
+        ]
+    }
+
+    /// What there is, by name: for metrics.
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 6] {
+        let bytes = |segments: u64| segments * self.segment_bytes;
+        [
+            ("pool_size_bytes", "Bytes of segments", bytes(self.segments)),
+            ("pool_free_bytes", "Bytes of free segments", bytes(self.segments_free)),
+            ("pool_reserved_bytes", "Bytes kept for cleaning", bytes(self.segments_reserved)),
+            ("pool_outside_free_bytes", "Bytes by which it can grow", self.outside_free_bytes),
+            ("pool_volumes", "Volumes and snapshots", self.volumes),
+            ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
+        ]
     }
 }
 
@@ -368,6 +465,12 @@ impl Yard {
             }
         };
         Ok(VolumeDone { name: request.name.clone(), done })
+    }
+
+    /// Every pool, as far as the system says how it is.
+    pub fn pool_views(&self) -> Vec<PoolView> {
+        let views = self.pools().into_iter().map(|pool| PoolView::new(&pool));
+        views.filter_map(|view| view.inspect_err(|error| tracing::warn!("{error}")).ok()).collect()
     }
 
     /// The volumes of a pool, or one of them.

@@ -28,8 +28,8 @@ pub(crate) enum VolumeCommand {
     Create(VolumeCreateArgs),
     /// List volumes and snapshots
     List(VolumePoolArgs),
-    /// Show a volume or snapshot, and what it takes
-    Show(VolumeNameArgs),
+    /// Show a volume or snapshot and what it takes, or the pool and what it has done
+    Show(VolumeShowArgs),
     /// Make a snapshot VOLUME@SNAPSHOT
     Snapshot(VolumeNameArgs),
     /// Make a volume with the contents of a snapshot, whose blocks the two share
@@ -69,6 +69,15 @@ pub(crate) struct VolumeAt {
     pub(crate) pool: VolumePoolArgs,
     /// The name: VOLUME or VOLUME@SNAPSHOT
     pub(crate) name: String,
+}
+
+/// `volume show`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeShowArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The name: VOLUME or VOLUME@SNAPSHOT; the pool without it
+    pub(crate) name: Option<String>,
 }
 
 /// A command about a name in a pool.

@@ -7,7 +7,7 @@ use blockyard_volume::device::is_pool;
 use blockyard_volume::{Holder, Options, Running, VolumeError};
 use blockyard_yard::client::Client;
 use blockyard_yard::paths;
-use blockyard_yard::volumes::{self, VolumeDone, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{self, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
 use super::refused;
 use crate::args::VolumePoolArgs;
@@ -50,6 +50,22 @@ impl Pool {
             Pool::There(client, path) => {
                 let request = VolumeRequest { pool: Some(text(path)?), ..request };
                 Ok(client.volume(verb, &request)?)
+            }
+        }
+    }
+
+    /// The pool itself.
+    pub(super) fn view(&self) -> Result<PoolView, Failure> {
+        match self {
+            Pool::Here(running) => PoolView::new(running).map_err(refused),
+            Pool::There(client, path) => {
+                let pools = client.pools()?;
+                let is_it = |pool: &PoolView| Path::new(&pool.path) == path;
+                let gone = || {
+                    let text = format!("{} is not open there any more", path.display());
+                    Failure::new(Code::Failed, text)
+                };
+                pools.into_iter().find(is_it).ok_or_else(gone)
             }
         }
     }

@@ -131,6 +131,7 @@ impl<D: Directory> Committer<D> {
                 self.pool.poison(&format!("a sync of the log failed: {error}"));
                 return false;
             }
+            self.pool.meters().synced();
         }
         self.unsynced_bytes = 0;
         true
@@ -188,6 +189,7 @@ impl<D: Directory> Committer<D> {
             self.unsynced_bytes += u64::from(len);
         }
         publish::group(&self.pool, &group, address);
+        self.pool.meters().landed(&group.records, number, len, group.durable);
         if group.frees {
             self.in_vain = 0;
         }

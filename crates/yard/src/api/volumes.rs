@@ -13,8 +13,8 @@ use super::stream::{incoming, outgoing, pass_on};
 use super::{Answer, Name, Refusal, Shared, blocking, path, query, read};
 use crate::error::YardError;
 use crate::volumes::{
-    ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest, VolumeView,
-    VolumesQuery,
+    PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
+    VolumeView, VolumesQuery,
 };
 
 /// Progress is told each time after so many bytes.
@@ -27,6 +27,10 @@ pub(super) async fn list(
     let asked = query(asked)?;
     // A walk through a map.
     blocking(move || control.yard.volumes(&asked)).await
+}
+
+pub(super) async fn pools(State(control): Shared) -> Answer<Vec<PoolView>> {
+    blocking(move || Ok(control.yard.pool_views())).await
 }
 
 pub(super) async fn work(
