@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use blockyard_sync::bell::Bell;
 use blockyard_volume::store::lane::Ended;
-use blockyard_volume::store::{Directory, Durability, Lane, Parcel, StoreFile};
+use blockyard_volume::store::{
+    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile,
+};
 
 /// A directory with slow files.
 #[derive(Debug)]
@@ -33,6 +35,11 @@ impl<D: Directory> Slow<D> {
 impl<D: Directory> Directory for Slow<D> {
     type File = SlowFile<D::File>;
     type Lane = SlowLane<D>;
+    type Reads = BlockingReads;
+
+    fn reads(&self, _: Option<&Doorbell>) -> BlockingReads {
+        BlockingReads::default()
+    }
 
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> SlowLane<D> {
         let inner = self.inner.lane(scratch.map(|file| &file.inner));
