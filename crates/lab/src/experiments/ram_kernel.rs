@@ -516,7 +516,7 @@ fn comparisons() -> Vec<Comparison> {
         }
         if row.by_fio && row.data == Data::Half {
             let deep = Comparison::new(ZRAM_URING, OURS_DEEP, Metric::IOPS);
-            comparisons.push(deep.under(row.workload.name));
+            comparisons.push(deep.under(row.workload.name).aim(asked(row.does).1));
         }
     }
     comparisons.push(Comparison::new(ZRAM, OURS, MEMORY).under(FULL.name).aim(AIM_MEMORY));
