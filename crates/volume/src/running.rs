@@ -44,7 +44,7 @@ impl Running {
     /// If it cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
         let doing = format!("cannot make `{}`", path.display());
-        std::fs::create_dir_all(path).map_err(VolumeError::io(doing.clone()))?;
+        crate::store::folder::make(path).map_err(VolumeError::io(doing.clone()))?;
         let place = path.canonicalize().map_err(VolumeError::io(doing))?;
         let until = Instant::now() + CLOSE_MAX;
         let (mut pools, directory) = loop {

@@ -4,6 +4,7 @@
 //! What is written is visible at once. It is durable when `sync` of its file has returned, and a
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
+pub(crate) mod folder;
 pub mod lane;
 pub mod reads;
 mod real;

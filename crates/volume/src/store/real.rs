@@ -55,7 +55,7 @@ impl RealDirectory {
     /// If it cannot be made, or if another process has it.
     pub fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
-        std::fs::create_dir_all(path).map_err(VolumeError::io(doing("make")))?;
+        super::folder::make(path).map_err(VolumeError::io(doing("make")))?;
         let name = path.join(LOCK);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
