@@ -11,7 +11,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak
+.PHONY: help deps build-deps build run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -88,3 +88,14 @@ fuzz-smoke: deps ## each fuzz target for SECONDS=60
 soak: ## submitters come and go under a scheduler that is switched, for 5 minutes each device
 	BLOCKYARD_SOAK_SECONDS=300 $(CARGO) test --locked -p blockyard-yard --test scheduler_soak -- \
 		--nocapture
+
+# Each prints what it did; a round that fails prints how to do it again.
+crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, and errors
+	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
+		kills
+	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
+		cuts errors nbdkit
+
+postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
+	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \
+		--nocapture postgres

@@ -1,11 +1,10 @@
 //! Block files: devices as files of a mount, used by ordinary programs and by the kernel's own loop
 //! driver and file systems. These tests mount, so they need root.
 
-use std::path::Path;
-
 use blockyard_lab::error::LabError;
 use blockyard_lab::tools::fuse_parameter::FuseParameter;
 
+use crate::attach::{FileSystem, Loop, unmount_lazily};
 use crate::place::Place;
 use crate::run::{Run, run};
 use crate::yard::Yard;
@@ -116,66 +115,6 @@ struct Unmount<'d>(&'d str);
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {
         unmount_lazily(self.0);
-    }
-}
-
-/// Takes away what is mounted there, if anything is.
-fn unmount_lazily(dir: &str) {
-    let _ = run(&["umount", "--lazy", "--quiet", dir]);
-}
-
-/// A loop device on a file, which goes when this is dropped.
-#[derive(Debug)]
-struct Loop(String);
-
-impl Loop {
-    fn attach(file: &str) -> Loop {
-        let line = ["losetup", "--find", "--show", "--direct-io=on", file];
-        // Another test, or somebody else, may take the device that was found first.
-        for _ in 0..16 {
-            let attached = run(&line);
-            if attached.code == Some(0) || !attached.err.contains("busy") {
-                return Loop(attached.ok().out.trim().to_owned());
-            }
-        }
-        panic!("no loop device is free");
-    }
-
-    /// Lets go of the file, and waits for it: a detached device may be held for an instant.
-    fn detach(self) {
-        run(&["losetup", "--detach", &self.0]).ok();
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = run(&["losetup", "--detach", &self.0]);
-    }
-}
-
-/// A mounted block device, unmounted when this is dropped.
-#[derive(Debug)]
-struct FileSystem(String);
-
-impl FileSystem {
-    fn mount(kind: &str, device: &str, dir: &str) -> FileSystem {
-        if !Path::new(dir).exists() {
-            std::fs::create_dir(dir).unwrap();
-        }
-        run(&["mount", "--types", kind, device, dir]).ok();
-        FileSystem(dir.to_owned())
-    }
-
-    fn unmount(self) {
-        run(&["umount", &self.0]).ok();
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for FileSystem {
-    fn drop(&mut self) {
-        unmount_lazily(&self.0);
     }
 }
 

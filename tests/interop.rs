@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 #![allow(clippy::disallowed_types)] // A counter of places, which no I/O passes.
 
+mod attach;
 mod bad_input;
 mod block_file;
 mod control;

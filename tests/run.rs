@@ -27,7 +27,8 @@ pub(crate) fn bounded(line: &[&str]) -> Command {
     bounded_by(SECONDS_MAX, line)
 }
 
-fn bounded_by(seconds: u32, line: &[&str]) -> Command {
+/// The same under another bound.
+pub(crate) fn bounded_by(seconds: u32, line: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", &seconds.to_string()]).args(line).stdin(Stdio::null());
     // The system's own clients first: nbdsh needs the Python that its package was made for. sbin

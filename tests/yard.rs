@@ -41,9 +41,25 @@ impl Yard {
 
     /// Runs `blockyard` with these arguments and waits until it says that it is ready.
     pub(crate) fn start(place: Place, args: &[&str]) -> Yard {
-        let mut yard = Yard::spawn(place, args);
-        let Some(status) = yard.look_for(|notice| notice.contains("READY=1")) else { return yard };
-        panic!("{args:?} ended with {status} before it was ready");
+        match Yard::spawn(place, args).ready() {
+            Ok(yard) => yard,
+            Err((status, _)) => panic!("{args:?} ended with {status} before it was ready"),
+        }
+    }
+
+    /// As [`Yard::serve`], of a server that may end instead: then how, and what it complained of.
+    pub(crate) fn try_serve(devices: &[&str]) -> Result<Yard, (ExitStatus, String)> {
+        let place = Place::new();
+        let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
+        let line = [&["serve", "--nbd", &nbd, "--control", &control], devices].concat();
+        Yard::spawn(place, &line).ready()
+    }
+
+    fn ready(mut self) -> Result<Yard, (ExitStatus, String)> {
+        match self.look_for(|notice| notice.contains("READY=1")) {
+            None => Ok(self),
+            Some(status) => Err((status, self.complained())),
+        }
     }
 
     fn spawn(place: Place, args: &[&str]) -> Yard {

@@ -1,0 +1,33 @@
+//! Durable volumes through the whole program, while everything below and around them breaks: the
+//! server is killed, the power is cut, the disk refuses, files are damaged. What a client was told
+//! is durable has to be there each time.
+//!
+//! All of it needs root, for mounts; a program that is missing fails the test, and `make deps`
+//! installs it. `make crash` and `make postgres` run more rounds of the same.
+#![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
+#![allow(clippy::disallowed_types)] // The state of a disk that is in memory; no product's lock.
+
+#[allow(dead_code)] // As below.
+#[path = "../attach.rs"]
+mod attach;
+#[allow(dead_code)] // Other tests of the program use the rest.
+#[path = "../place.rs"]
+mod place;
+#[allow(dead_code)] // As above.
+#[path = "../run.rs"]
+mod run;
+#[allow(dead_code)] // As above.
+#[path = "../yard.rs"]
+mod yard;
+
+mod client;
+mod cuts;
+mod disk;
+mod errors;
+mod history;
+mod kills;
+mod mounted;
+mod nbdkit;
+mod postgres;
+mod rounds;
+mod workload;

@@ -1,0 +1,224 @@
+//! PostgreSQL on ext4 on a volume: it commits, all of it is killed while it does, and what it told
+//! its clients is there, and fits together.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use crate::attach::{FileSystem, Loop, unmount_lazily};
+use crate::place::Place;
+use crate::run::{Run, bounded_by, ok, run, within};
+use crate::yard::{Yard, blockyard};
+
+/// Debian's programs of this version.
+const BIN: &str = "/usr/lib/postgresql/15/bin";
+
+/// How long it commits before the kill: in `make test`, and by `make postgres`, which asks.
+const SECONDS: u32 = 5;
+const ASKED: &str = "BLOCKYARD_POSTGRES_SECONDS";
+
+const CLIENTS: u64 = 8;
+
+/// Every commit waits for the disk, and checkpoints come often.
+const CONFIG: &str = "listen_addresses = ''\nfsync = on\nsynchronous_commit = on\n\
+                      full_page_writes = on\nlog_checkpoints = on\nshared_buffers = 32MB\n\
+                      max_wal_size = 64MB\nmin_wal_size = 32MB\ncheckpoint_timeout = 30s\n";
+
+/// Programs in a file system on a block device on a file of a served volume.
+struct Stack {
+    file_system: FileSystem,
+    device: Loop,
+    yard: Yard,
+    dir: String,
+    /// Where the file system is.
+    at: String,
+}
+
+impl Stack {
+    /// Serves the volume and mounts it; makes the file system first if `is_new`.
+    fn up(pool: &Place, is_new: bool) -> Stack {
+        let place = Place::new();
+        let (dir, at) = (place.file("files"), place.file("at"));
+        std::fs::create_dir(&dir).unwrap();
+        let device = format!("volume:///v0?path={}&size=1G", pool.file("pool"));
+        let yard = Yard::serve_in(place, &[&device, "--fuse", &dir]);
+        let device = Loop::attach(&format!("{dir}/v0"));
+        if is_new {
+            ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);
+        }
+        let file_system = FileSystem::mount("ext4", &device.0, &at);
+        Stack { file_system, device, yard, dir, at }
+    }
+
+    /// The server is killed, and what stood on it goes without a word to it.
+    fn kill(self, postgres: Postgres) {
+        let Stack { file_system, device, mut yard, dir, at } = self;
+        yard.signal("KILL");
+        drop(postgres);
+        yard.end();
+        unmount_lazily(&at);
+        drop(file_system);
+        drop(device);
+        unmount_lazily(&dir);
+    }
+}
+
+/// A command as the user that PostgreSQL insists on.
+fn as_postgres<'l>(line: &[&'l str]) -> Vec<&'l str> {
+    let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"];
+    [&user[..], line].concat()
+}
+
+fn tool(name: &str, args: &[&str]) -> Run {
+    let program = format!("{BIN}/{name}");
+    within(300, &as_postgres(&[&[program.as_str()], args].concat()))
+}
+
+/// A running server of databases. It is killed when this is dropped.
+struct Postgres {
+    data: String,
+    id: String,
+}
+
+impl Postgres {
+    /// Makes an empty place for databases.
+    fn make(at: &str) -> String {
+        let data = format!("{at}/data");
+        std::fs::create_dir(&data).unwrap();
+        ok(&["chown", "postgres:", &data]);
+        tool("initdb", &["-D", &data, "-A", "trust", "--data-checksums"]).ok();
+        let config = format!("{data}/postgresql.conf");
+        let has = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, format!("{has}{CONFIG}")).unwrap();
+        data
+    }
+
+    /// Starts it, and waits until it has recovered.
+    fn start(data: &str) -> Postgres {
+        let (log, sockets) = (format!("{data}/log"), format!("-k {data}"));
+        tool("pg_ctl", &["start", "-D", data, "-l", &log, "-o", &sockets, "-w", "-t", "100"]).ok();
+        let id = std::fs::read_to_string(format!("{data}/postmaster.pid")).unwrap();
+        Postgres { data: data.to_owned(), id: id.lines().next().unwrap().to_owned() }
+    }
+
+    /// All of its processes.
+    fn processes(&self) -> Vec<String> {
+        let children = format!("/proc/{0}/task/{0}/children", self.id);
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        let ids = children.split_whitespace().map(str::to_owned);
+        ids.chain([self.id.clone()]).collect()
+    }
+
+    fn stop(self) {
+        tool("pg_ctl", &["stop", "-D", &self.data, "-m", "fast", "-w"]).ok();
+        std::mem::forget(self);
+    }
+
+    fn ask(&self, query: &str) -> String {
+        let line = ["-h", &self.data, "-d", "postgres", "-X", "-A", "-t", "-c", query];
+        tool("psql", &line).ok().out.trim().to_owned()
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        let ids = self.processes();
+        let line: Vec<&str> =
+            ["kill", "-KILL"].into_iter().chain(ids.iter().map(String::as_str)).collect();
+        let _ = run(&line);
+    }
+}
+
+/// Lets clients commit for so long, then kills everything; says how many transactions they were
+/// told are committed.
+fn commit_until_killed(stack: Stack, postgres: Postgres, seconds: u32) -> u64 {
+    let program = format!("{BIN}/pgbench");
+    let clients = CLIENTS.to_string();
+    let line = [&program, "-h", &postgres.data, "-c", &clients, "-j", "2", "-n"];
+    let line = [&line[..], &["-T", "3600", "-P", "1", "postgres"]].concat();
+    let mut command = bounded_by(seconds + 100, &as_postgres(&line));
+    let mut bench = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(bench.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let running = (&mut said).filter(|line| line.starts_with("progress: "));
+    assert_eq!(running.take(seconds as usize).count(), seconds as usize);
+    stack.kill(postgres);
+    let complaints: Vec<String> = said.collect();
+    let mut report = String::new();
+    bench.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+    bench.wait().unwrap();
+    let count = "number of transactions actually processed: ";
+    let line = report.lines().find_map(|line| line.strip_prefix(count));
+    let count = line.and_then(|line| line.parse().ok());
+    count.unwrap_or_else(|| panic!("{report}{complaints:?}"))
+}
+
+/// Everything fits together, and nothing is missing that was said to be committed.
+fn check(postgres: &Postgres, committed: u64) {
+    let log = std::fs::read_to_string(format!("{}/log", postgres.data)).unwrap();
+    assert!(log.contains("database system was not properly shut down"), "{log}");
+    assert!(log.contains("redo done at"), "{log}");
+    for bad in ["PANIC", "FATAL:  could not", "invalid page", "checksum"] {
+        assert!(!log.contains(bad), "{bad}: {log}");
+    }
+    let amcheck = ["-h", &postgres.data, "--all", "--install-missing", "--heapallindexed"];
+    tool("pg_amcheck", &amcheck).ok();
+    let sum = |column: &str, table: &str| {
+        postgres.ask(&format!("SELECT coalesce(sum({column}), 0) FROM pgbench_{table}"))
+    };
+    let sums = [("abalance", "accounts"), ("tbalance", "tellers"), ("bbalance", "branches")];
+    let history = sum("delta", "history");
+    for (column, table) in sums {
+        assert_eq!(sum(column, table), history, "{table}");
+    }
+    let found: u64 = postgres.ask("SELECT count(*) FROM pgbench_history").parse().unwrap();
+    println!("{committed} transactions were said to be committed, {found} are there");
+    // Each client may have had one under way.
+    assert!((committed..=committed + CLIENTS).contains(&found), "{committed} became {found}");
+}
+
+#[test]
+fn postgres_finds_what_it_committed_when_everything_is_killed() {
+    let seconds = std::env::var(ASKED).map_or(SECONDS, |text| text.parse().unwrap());
+    let pool = Place::new();
+    let stack = Stack::up(&pool, true);
+    let data = Postgres::make(&stack.at);
+    let postgres = Postgres::start(&data);
+    let scale = if seconds > SECONDS { "10" } else { "2" };
+    tool("pgbench", &["-h", &data, "-i", "-q", "-s", scale, "postgres"]).ok();
+    let committed = commit_until_killed(stack, postgres, seconds);
+    assert!(committed > 0);
+
+    let stack = Stack::up(&pool, false);
+    let postgres = Postgres::start(&format!("{}/data", stack.at));
+    check(&postgres, committed);
+    postgres.stop();
+    let device = stack.device.0.clone();
+    let Stack { file_system, device: attached, yard, .. } = stack;
+    file_system.unmount();
+    ok(&["e2fsck", "-f", "-n", &device]);
+    attached.detach();
+    end(yard);
+    copies(&pool);
+}
+
+fn end(mut yard: Yard) {
+    yard.signal("TERM");
+    assert!(yard.end().success());
+}
+
+/// A snapshot, a clone, and everything that is made of them have the same bytes.
+fn copies(pool: &Place) {
+    let path = pool.file("pool");
+    let volume = |args: &[&str]| {
+        let (verb, rest) = args.split_first().unwrap();
+        blockyard(&[&["volume", verb, &path], rest].concat()).ok()
+    };
+    volume(&["snapshot", "v0@after"]);
+    volume(&["clone", "v0@after", "twin"]);
+    let [v0, twin] = ["v0", "twin"].map(|name| format!("volume:///{name}?path={path}"));
+    let yard = Yard::serve(&[&v0, &twin]);
+    let same = |a: &str, b: &str| {
+        ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", a, b]);
+    };
+    same(&yard.uri("v0"), &yard.uri("twin"));
+    end(yard);
+}

@@ -1,0 +1,43 @@
+//! How often something is done, and with which seed: a few times in `make test`, more by
+//! `make crash`, once again what has failed.
+
+use std::fmt;
+use std::ops::Range;
+
+/// Asks for so many rounds.
+const ROUNDS: &str = "BLOCKYARD_CRASH_ROUNDS";
+/// Asks for another first seed.
+const SEED: &str = "BLOCKYARD_CRASH_SEED";
+
+fn number(name: &str, unless: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else { return unless };
+    text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is no number"))
+}
+
+/// How many rounds are asked for; `few` where nobody asks.
+pub(crate) fn rounds(few: u64) -> u64 {
+    number(ROUNDS, few)
+}
+
+/// The seeds of all rounds.
+pub(crate) fn seeds(few: u64) -> Range<u64> {
+    let first = number(SEED, 1);
+    first..first + rounds(few)
+}
+
+/// Says which seed it was, should the test panic while this is there.
+pub(crate) struct Seed(pub(crate) u64);
+
+impl fmt::Display for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SEED}={} {ROUNDS}=1", self.0)
+    }
+}
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the round that failed: {self}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Writes of every kind, many in flight, until something breaks.
+
+use std::collections::HashMap;
+use std::io;
+
+use fastrand::Rng;
+
+use crate::client::{Client, Command};
+use crate::history::{History, PAGE};
+
+/// Flushes have numbers of their own.
+const FLUSH: u64 = 1 << 63;
+
+/// How a run of the workload has ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// There were as many answers as were asked for.
+    Done,
+    /// The server has refused something, with this error number.
+    Refused(u32),
+    /// The server is gone.
+    Gone,
+}
+
+/// What is in flight.
+pub(crate) struct Workload<'h> {
+    client: Client,
+    history: &'h mut History,
+    random: Rng,
+    pages: u64,
+    depth: usize,
+    /// By cookie: whether it asked to be durable, or when it was sent if it is a flush.
+    in_flight: HashMap<u64, u64>,
+    flushes: u64,
+    /// Everything is answered only when it is durable.
+    always: bool,
+    /// Answers without an error.
+    pub(crate) answers: u64,
+    /// Requests that ask to be durable, or that something is.
+    pub(crate) durable_requests: u64,
+}
+
+impl<'h> Workload<'h> {
+    pub(crate) fn new(client: Client, history: &'h mut History, seed: u64) -> Workload<'h> {
+        let mut random = Rng::with_seed(seed);
+        let depth = [1, 4, 16, 32][random.usize(..4)];
+        let pages = client.size / PAGE as u64;
+        let in_flight = HashMap::new();
+        let (flushes, always, answers, durable_requests) = (0, false, 0, 0);
+        Workload {
+            client,
+            history,
+            random,
+            pages,
+            depth,
+            in_flight,
+            flushes,
+            always,
+            answers,
+            durable_requests,
+        }
+    }
+
+    /// The volume is open with `sync=always`.
+    pub(crate) fn always(mut self) -> Workload<'h> {
+        self.always = true;
+        self
+    }
+
+    /// With so many in flight.
+    pub(crate) fn depth(mut self, depth: usize) -> Workload<'h> {
+        self.depth = depth;
+        self
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let kind = self.random.u32(..100);
+        if kind < 8 {
+            let cookie = FLUSH | self.flushes;
+            self.flushes += 1;
+            self.durable_requests += 1;
+            self.in_flight.insert(cookie, self.history.flushing());
+            return self.client.send(Command::Flush, cookie, 0, 0, false);
+        }
+        let count = match self.random.u32(..40) {
+            0 => self.random.u64(1..=256),
+            1..8 => self.random.u64(1..=16),
+            _ => 1,
+        };
+        let first = self.random.u64(..=self.pages - count);
+        if !self.history.is_quiet(first, count) {
+            // It comes back for another place.
+            return Ok(());
+        }
+        let (is_zeros, fua) = (kind < 14, self.random.u32(..3) > 0);
+        self.durable_requests += u64::from(fua);
+        let (number, bytes) = self.history.send(first, count, is_zeros);
+        self.in_flight.insert(number, u64::from(fua || self.always));
+        let offset = first * PAGE as u64;
+        if is_zeros {
+            let len = bytes.len() as u32;
+            return self.client.send(Command::Trim, number, offset, len, fua);
+        }
+        self.client.write(number, offset, &bytes, fua)
+    }
+
+    fn answer(&mut self) -> io::Result<u32> {
+        let answer = self.client.answer()?;
+        let what = self.in_flight.remove(&answer.cookie).expect("it is in flight");
+        let is_flush = answer.cookie >= FLUSH;
+        match (answer.error, is_flush) {
+            (0, true) => self.history.flushed(what),
+            (0, false) => self.history.answered(answer.cookie, what != 0),
+            (_, true) => {}
+            (_, false) => self.history.refused(answer.cookie),
+        }
+        self.answers += u64::from(answer.error == 0);
+        Ok(answer.error)
+    }
+
+    /// Goes on until so many more were answered, or something breaks.
+    pub(crate) fn run(&mut self, answers: u64) -> End {
+        let until = self.answers.saturating_add(answers);
+        while self.answers < until {
+            while self.in_flight.len() < self.depth {
+                if self.send().is_err() {
+                    return self.drain();
+                }
+            }
+            match self.answer() {
+                Ok(0) => {}
+                Ok(error) => return End::Refused(error),
+                Err(_) => return End::Gone,
+            }
+        }
+        End::Done
+    }
+
+    /// Takes the answers of what is in flight, and sends no more.
+    pub(crate) fn drain(&mut self) -> End {
+        let mut refused = 0;
+        while !self.in_flight.is_empty() {
+            match self.answer() {
+                Ok(error) => refused = refused.max(error),
+                Err(_) => return End::Gone,
+            }
+        }
+        if refused > 0 { End::Refused(refused) } else { End::Done }
+    }
+}
