@@ -90,9 +90,9 @@ soak: ## submitters come and go under a scheduler that is switched, for 5 minute
 		--nocapture
 
 # Each prints what it did; a round that fails prints how to do it again.
-crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, and errors
+crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, errors and damage
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
-		kills
+		kills damage
 	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		cuts errors nbdkit
 

@@ -174,6 +174,16 @@ impl Disk {
         files.map(|(_, file)| file.old.len() * SECTOR).sum()
     }
 
+    /// Whether every file has the bytes that it has there, but for those of one name.
+    pub(crate) fn is_like(&self, other: &Disk, but: &str) -> bool {
+        let names = self.names.values().flatten().filter(|(name, _)| *name != but);
+        let is_same = |node| {
+            let bytes = |disk: &Disk| disk.files.get(node).map(|file| file.bytes.clone());
+            bytes(self) == bytes(other)
+        };
+        self.names == other.names && names.map(|(_, node)| node).all(is_same)
+    }
+
     /// Cuts the power: only what is durable is left, and of the rest what the disk happened to
     /// write. Until it is switched on again everything fails.
     pub(crate) fn cut(&mut self) {

@@ -22,12 +22,14 @@ mod yard;
 
 mod client;
 mod cuts;
+mod damage;
 mod disk;
 mod errors;
 mod history;
 mod kills;
 mod mounted;
 mod nbdkit;
+mod places;
 mod postgres;
 mod rounds;
 mod workload;

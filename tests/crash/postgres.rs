@@ -1,8 +1,9 @@
 //! PostgreSQL on ext4 on a volume: it commits, all of it is killed while it does, and what it told
 //! its clients is there, and fits together.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use crate::attach::{FileSystem, Loop, unmount_lazily};
 use crate::place::Place;
@@ -76,7 +77,8 @@ fn tool(name: &str, args: &[&str]) -> Run {
 /// A running server of databases. It is killed when this is dropped.
 struct Postgres {
     data: String,
-    id: String,
+    /// A child of ours: the next one looks whether a process of this number is there still.
+    process: Child,
 }
 
 impl Postgres {
@@ -94,23 +96,28 @@ impl Postgres {
 
     /// Starts it, and waits until it has recovered.
     fn start(data: &str) -> Postgres {
-        let (log, sockets) = (format!("{data}/log"), format!("-k {data}"));
-        tool("pg_ctl", &["start", "-D", data, "-l", &log, "-o", &sockets, "-w", "-t", "100"]).ok();
-        let id = std::fs::read_to_string(format!("{data}/postmaster.pid")).unwrap();
-        Postgres { data: data.to_owned(), id: id.lines().next().unwrap().to_owned() }
+        let program = format!("{BIN}/postgres");
+        let line = as_postgres(&[&program, "-D", data, "-k", data]);
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+        let log = File::options().create(true).append(true).open(format!("{data}/log")).unwrap();
+        let process = command.stderr(log).spawn().unwrap();
+        let postgres = Postgres { data: data.to_owned(), process };
+        let (id, ready) = (postgres.process.id(), format!("{BIN}/pg_isready -q -h {data}"));
+        let wait = format!("until {ready}; do grep -q ^State:.[RSD] /proc/{id}/status; done");
+        let waited = within(100, &["bash", "-e", "-c", &wait]);
+        assert!(waited.code == Some(0), "{waited}: {}", postgres.log());
+        postgres
     }
 
-    /// All of its processes.
-    fn processes(&self) -> Vec<String> {
-        let children = format!("/proc/{0}/task/{0}/children", self.id);
-        let children = std::fs::read_to_string(children).unwrap_or_default();
-        let ids = children.split_whitespace().map(str::to_owned);
-        ids.chain([self.id.clone()]).collect()
+    /// What it said, of those before it too.
+    fn log(&self) -> String {
+        std::fs::read_to_string(format!("{}/log", self.data)).unwrap_or_default()
     }
 
-    fn stop(self) {
-        tool("pg_ctl", &["stop", "-D", &self.data, "-m", "fast", "-w"]).ok();
-        std::mem::forget(self);
+    fn stop(mut self) {
+        run(&["kill", "-INT", &self.process.id().to_string()]).ok();
+        assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 
     fn ask(&self, query: &str) -> String {
@@ -121,10 +128,16 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        let ids = self.processes();
-        let line: Vec<&str> =
-            ["kill", "-KILL"].into_iter().chain(ids.iter().map(String::as_str)).collect();
-        let _ = run(&line);
+        // Those that serve its clients go on without it for a while.
+        let id = self.process.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let children = children.unwrap_or_default();
+        if !children.is_empty() {
+            let line = ["kill", "-KILL"].into_iter().chain(children.split_whitespace());
+            let _ = run(&line.collect::<Vec<_>>());
+        }
     }
 }
 
@@ -153,7 +166,7 @@ fn commit_until_killed(stack: Stack, postgres: Postgres, seconds: u32) -> u64 {
 
 /// Everything fits together, and nothing is missing that was said to be committed.
 fn check(postgres: &Postgres, committed: u64) {
-    let log = std::fs::read_to_string(format!("{}/log", postgres.data)).unwrap();
+    let log = postgres.log();
     assert!(log.contains("database system was not properly shut down"), "{log}");
     assert!(log.contains("redo done at"), "{log}");
     for bad in ["PANIC", "FATAL:  could not", "invalid page", "checksum"] {

@@ -1,0 +1,136 @@
+//! What happens to the place that a pool is in: it is full, it is unmounted, it is removed.
+
+use std::fs;
+
+use fastrand::Rng;
+
+use crate::attach::{FileSystem, Loop, unmount_lazily};
+use crate::client::Client;
+use crate::place::Place;
+use crate::run::ok;
+use crate::yard::Yard;
+
+const ENOSPC: u32 = 28;
+const EIO: u32 = 5;
+const MIB: usize = 1 << 20;
+
+/// Bytes of a mebibyte that do not compress, by their number.
+fn bytes(number: u64) -> Vec<u8> {
+    let mut bytes = vec![0; MIB];
+    Rng::with_seed(number).fill(&mut bytes);
+    bytes
+}
+
+fn serve(dir: &str) -> Yard {
+    Yard::serve(&[&format!("volume:///v0?path={dir}/pool&size=512M&compress=none")])
+}
+
+fn connect(yard: &Yard) -> Client {
+    Client::connect(&yard.socket(), "v0").unwrap()
+}
+
+fn put(client: &mut Client, number: u64) -> u32 {
+    client.write(number, number << 20, &bytes(number), true).unwrap();
+    client.answer().unwrap().error
+}
+
+fn check(client: &mut Client, numbers: impl Iterator<Item = u64>) {
+    let mut found = vec![0; MIB];
+    for number in numbers {
+        client.read(number << 20, &mut found).unwrap();
+        assert!(found == bytes(number), "at {number} MiB");
+    }
+}
+
+/// A file system that goes with the test.
+struct Mount(String);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        unmount_lazily(&self.0);
+    }
+}
+
+#[test]
+fn a_full_file_system_refuses_writes_and_loses_nothing() {
+    let place = Place::new();
+    let dir = place.file("small");
+    fs::create_dir(&dir).unwrap();
+    ok(&["mount", "-t", "tmpfs", "-o", "size=256M", "small", &dir]);
+    let mount = Mount(dir);
+    let ballast = format!("{}/ballast", mount.0);
+    fs::write(&ballast, vec![1; 64 * MIB]).unwrap();
+    let mut yard = serve(&mount.0);
+    let mut client = connect(&yard);
+    let full = (0..512).find(|number| match put(&mut client, *number) {
+        0 => false,
+        error => {
+            assert_eq!(error, ENOSPC, "at {number} MiB");
+            true
+        }
+    });
+    let full = full.expect("the place is smaller than the volume");
+    assert!(full >= 32, "only {full} MiB of 192");
+    check(&mut client, 0..full);
+    // What is there can be opened, without a byte to spare.
+    yard.signal("KILL");
+    yard.end();
+    drop(yard);
+    let yard = serve(&mount.0);
+    let mut client = connect(&yard);
+    check(&mut client, 0..full);
+    // With room again it goes on, by itself.
+    fs::remove_file(&ballast).unwrap();
+    assert!((0..64).any(|_| put(&mut client, full) == 0), "there is room again");
+    check(&mut client, 0..=full);
+}
+
+#[test]
+fn a_file_system_that_is_unmounted_below_us_keeps_what_was_durable() {
+    let place = Place::new();
+    let image = place.file("image");
+    fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let device = Loop::attach(&image);
+    ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);
+    let at = place.file("at");
+    let mounted = FileSystem::mount("ext4", &device.0, &at);
+    let mut yard = serve(&at);
+    let mut client = connect(&yard);
+    (0..10).for_each(|number| assert_eq!(put(&mut client, number), 0));
+    // It is there for those who have its files open, and nobody finds it by its name.
+    ok(&["umount", "--lazy", &at]);
+    assert!(fs::read_dir(&at).unwrap().next().is_none());
+    // More than the pool has segments for.
+    let said = (10..150).map(|number| put(&mut client, number)).collect::<Vec<_>>();
+    let durable = |number: u64| number < 10 || said[number as usize - 10] == 0;
+    check(&mut client, (0..150).filter(|number| durable(*number)));
+    assert!(fs::read_dir(&at).unwrap().next().is_none(), "files of the pool are elsewhere");
+    yard.signal("TERM");
+    yard.end();
+    drop(yard);
+    drop(mounted);
+    let mounted = FileSystem::mount("ext4", &device.0, &at);
+    let mut yard = serve(&at);
+    check(&mut connect(&yard), (0..150).filter(|number| durable(*number)));
+    yard.signal("TERM");
+    yard.end();
+    mounted.unmount();
+    device.detach();
+}
+
+/// What was written can only be read any more by who has the files open; that no more can be made
+/// is said, and told to clients as soon as one is needed.
+#[test]
+fn a_pool_that_is_removed_below_us_is_told() {
+    let place = Place::new();
+    let yard = serve(&place.file(""));
+    let mut client = connect(&yard);
+    assert_eq!(put(&mut client, 0), 0);
+    fs::remove_dir_all(place.file("pool")).unwrap();
+    let refused = (1..300).find(|number| put(&mut client, *number) != 0);
+    let refused = refused.expect("300 MiB are said to be durable in a pool that is not there");
+    assert!([EIO, ENOSPC].contains(&put(&mut client, refused)));
+    check(&mut client, 0..refused);
+    let said = yard.complained();
+    assert!(said.contains("/pool: no more segments: No such file or directory"), "{said}");
+}
