@@ -20,6 +20,7 @@ pub mod sched_lock;
 pub mod sched_order;
 pub mod serial_log;
 pub mod shared_lock;
+pub mod task_workers;
 pub mod tokens;
 pub mod write_lock;
 pub mod zone_lock;

@@ -5,15 +5,14 @@
 //! one lock, writes its own record as a group of one, syncs, and publishes it before the next
 //! thread may.
 #![allow(clippy::disallowed_types)] // The coarse lock is what this is about.
-#![allow(unsafe_code)] // A request's data are copied through raw pointers.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
-    Batch, Device, DeviceError, DeviceQueue, Done, Due, Flags, Geometry, Limits, Nanos, Op,
-    SECTOR_BYTES, SECTOR_SHIFT, Sector, Segment, Started, Status,
+    Batch, Device, DeviceError, DeviceQueue, Done, Due, Flags, Geometry, Limits, Nanos, Op, Pieces,
+    SECTOR_BYTES, SECTOR_SHIFT, Sector, Started, Status,
 };
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::door::{Door, Outcome};
@@ -154,14 +153,13 @@ impl<D: Directory> SerialQueue<D> {
         let (at, len) = (started.sector().bytes(), (started.sectors() << SECTOR_SHIFT) as usize);
         match started.op() {
             Op::Read => {
-                let mut into = started.segments();
-                let mut left: Option<Segment> = None;
-                self.door.read(at, len, |bytes| scatter(&mut into, &mut left, bytes))
+                let mut into = Pieces::new(started.segments());
+                self.door.read(at, len, |bytes| into.write(bytes))
             }
             Op::Write => {
                 let durable = started.flags().contains(Flags::FUA);
                 self.change(|door| {
-                    let fill = |into: &mut [u8]| gather(started.segments(), into);
+                    let fill = |into: &mut [u8]| Pieces::new(started.segments()).read(into);
                     door.write(at, len, &fill, 0, durable)
                 })
             }
@@ -220,41 +218,6 @@ impl<D: Directory> DeviceQueue for SerialQueue<D> {
 
     fn is_immediate(&mut self) -> bool {
         true
-    }
-}
-
-/// Copies a request's data out of its pieces.
-fn gather(pieces: impl Iterator<Item = Segment>, mut into: &mut [u8]) {
-    for Segment { data, len_bytes } in pieces {
-        let len = len_bytes.min(into.len());
-        // SAFETY: the piece is readable for its length until the request is completed, and `into`,
-        // which has `len` bytes, is no part of a request's memory.
-        unsafe { into.as_mut_ptr().copy_from_nonoverlapping(data.as_ptr(), len) };
-        into = &mut into[len..];
-    }
-}
-
-/// Copies bytes into the next pieces of a request, of which `left` is what is not yet filled.
-fn scatter(
-    pieces: &mut impl Iterator<Item = Segment>,
-    left: &mut Option<Segment>,
-    mut bytes: &[u8],
-) {
-    while !bytes.is_empty() {
-        let Some(Segment { data, len_bytes }) = left.take().or_else(|| pieces.next()) else {
-            return;
-        };
-        let len = len_bytes.min(bytes.len());
-        // SAFETY: the piece is writable for its length until the request is completed, `len` is at
-        // most that, and `bytes` are no part of a request's memory.
-        let rest = unsafe {
-            data.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len);
-            data.add(len)
-        };
-        if len < len_bytes {
-            *left = Some(Segment { data: rest, len_bytes: len_bytes - len });
-        }
-        bytes = &bytes[len..];
     }
 }
 

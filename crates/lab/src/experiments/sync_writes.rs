@@ -6,12 +6,14 @@ mod in_process;
 mod over_nbd;
 mod published;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::LabError;
 use crate::experiment::{Comparison, Experiment, Kind, Variant, Workload};
 use crate::metric::Metric;
 use crate::settings::Settings;
-use crate::tools::pool_place::PoolShape;
+use crate::tools::pool_place::{self, Commit, PoolShape};
 
 pub(crate) use in_process::Clients;
 
@@ -24,6 +26,7 @@ const GROUP: &str = "group";
 const GROUP_ONE_THREAD: &str = "group-one-thread";
 const RAW: &str = "raw";
 const SERIAL_4C: &str = "serial-4c";
+const TASKQ_4C: &str = "taskq-32-4c";
 const GROUP_4C: &str = "group-4c";
 const NBDKIT: &str = "nbdkit";
 const NBDKIT_4C: &str = "nbdkit-4c";
@@ -54,6 +57,14 @@ static POOL_16K: PoolShape =
 /// The raw file is as long as a volume, but for a first look.
 fn raw_bytes(settings: &Settings) -> u64 {
     if settings.quick { GIB / 4 } else { GIB }
+}
+
+/// Where what is committed in this way is written: an empty pool, or for workers the raw file.
+fn source(settings: &Settings, pool: &PoolShape, commit: Commit) -> Result<PathBuf, LabError> {
+    match commit {
+        Commit::TaskWorkers => pool_place::raw_file(settings, raw_bytes(settings)),
+        _ => pool.fresh(settings),
+    }
 }
 
 const SMALL: Size = Size { len: 4 << 10, pool: &POOL_4K };
@@ -184,7 +195,13 @@ fn variants() -> Vec<Variant> {
             "the submitting thread writes and syncs, one at a time; the log is the product's",
         ),
         variant(SERIAL_4C, Kind::Before, "the same, over four connections"),
-        variant(TASKQ, Kind::After, "32 workers, each of which writes and syncs for itself"),
+        variant(
+            TASKQ,
+            Kind::After,
+            "32 workers, each of which writes and syncs for itself, on the raw file in place, with \
+             checksums; a baseline of the lab's",
+        ),
+        variant(TASKQ_4C, Kind::After, "the same, over four connections"),
         variant(GROUP, Kind::Product, "one committer: what waits is written and synced at once"),
         variant(GROUP_4C, Kind::Product, "the same, over four connections"),
         variant(GROUP_ONE_THREAD, Kind::Product, "the same; all clients in one thread, in process"),
@@ -228,6 +245,7 @@ fn comparisons() -> Vec<Comparison> {
         bandwidth(SERIAL, GROUP).under(W_RESTORE_3MS.name),
     ];
     for workload in [W_4K, W_16K, W_1M, W_NBD_4K, W_NBD_1M] {
+        all.push(iops(SERIAL, TASKQ).under(workload.name));
         all.push(iops(SERIAL, GROUP).under(workload.name));
     }
     for workload in [W_NBD_4K, W_NBD_1M] {

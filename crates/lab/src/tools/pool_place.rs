@@ -5,6 +5,7 @@
 //! making one writes it full of zeros. A raw file is written once too.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +19,7 @@ use blockyard_volume::store::{Directory, RealDirectory};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
 use crate::baseline::serial_log::SerialVolume;
+use crate::baseline::task_workers::TaskWorkers;
 use crate::error::LabError;
 use crate::settings::Settings;
 use crate::slow::Slow;
@@ -42,6 +44,8 @@ pub enum Commit {
     Group,
     /// The coarse lock: the submitting thread, one after the other.
     Serial,
+    /// The published change: 32 workers, each for itself, on a raw file in place.
+    TaskWorkers,
 }
 
 impl Commit {
@@ -50,6 +54,7 @@ impl Commit {
         match self {
             Commit::Group => "group",
             Commit::Serial => "serial",
+            Commit::TaskWorkers => "taskq-32",
         }
     }
 
@@ -58,9 +63,9 @@ impl Commit {
     /// # Errors
     /// What there is, if there is none.
     pub fn from_name(name: &str) -> Result<Commit, String> {
-        let all = [Commit::Group, Commit::Serial];
+        let all = [Commit::Group, Commit::Serial, Commit::TaskWorkers];
         let found = all.into_iter().find(|commit| commit.name() == name);
-        found.ok_or_else(|| format!("`{name}`: there are group, serial"))
+        found.ok_or_else(|| format!("`{name}`: there are group, serial, taskq-32"))
     }
 }
 
@@ -128,22 +133,25 @@ impl PoolShape {
     }
 }
 
-/// The volume of a pool as a disk: committed in this way, on a disk whose writes take so much
-/// longer.
+/// The volume of a pool as a disk, or for workers a raw file: committed in this way, on a disk whose
+/// writes take so much longer.
 ///
 /// # Errors
-/// If the pool cannot be opened.
+/// If the pool or the file cannot be opened.
 pub fn open(
     path: &Path,
     commit: Commit,
     delay: Duration,
     options: Options,
 ) -> Result<Arc<dyn Disk>, LabError> {
+    if commit == Commit::TaskWorkers {
+        return workers(path, delay).map_err(LabError::io(path.display().to_string()));
+    }
     let directory = take(path).map_err(failed(path))?;
     let directory = match commit {
         Commit::Group => directory.with(options.store).map_err(failed(path))?,
         // Whoever submits writes by himself, by calls that block.
-        Commit::Serial => directory,
+        _ => directory,
     };
     match delay {
         Duration::ZERO => open_on(directory, commit, options),
@@ -159,9 +167,26 @@ fn open_on<D: Directory>(
 ) -> Result<Arc<dyn Disk>, VolumeError> {
     Ok(match commit {
         Commit::Group => disk(Volume::open_in(Running::start(directory, options)?, config())?),
-        Commit::Serial => {
-            let volume = SerialVolume::open(directory, options, VOLUME)?;
-            disk(Arc::new(volume))
+        _ => disk(Arc::new(SerialVolume::open(directory, options, VOLUME)?)),
+    })
+}
+
+/// A raw file behind workers.
+fn workers(path: &Path, delay: Duration) -> io::Result<Arc<dyn Disk>> {
+    let (folder, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
+    let (Some(folder), Some(name)) = (folder, name) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let directory = take(folder).map_err(io::Error::other)?;
+    let missing = || io::Error::from(io::ErrorKind::NotFound);
+    Ok(match delay {
+        Duration::ZERO => {
+            let file = directory.open(name)?.ok_or_else(missing)?;
+            disk(Arc::new(TaskWorkers::open(file)?))
+        }
+        _ => {
+            let file = Slow::new(directory, delay).open(name)?.ok_or_else(missing)?;
+            disk(Arc::new(TaskWorkers::open(file)?))
         }
     })
 }
@@ -299,6 +324,27 @@ mod tests {
         let mut found = [1; 4096];
         Io::new(disk.open().unwrap(), 4096).read(Sector(80), &mut found).unwrap();
         assert_eq!(found, [0; 4096]);
+    }
+
+    #[test]
+    fn workers_write_a_raw_file_and_many_at_once() {
+        let scratch = Scratch::new().unwrap();
+        let path = raw_file(&settings(&scratch), 4 << 20).unwrap();
+        for delay in [Duration::ZERO, Duration::from_micros(100)] {
+            let (commit, options) = (Commit::TaskWorkers, Options::default());
+            let disk = open(&path, commit, delay, options).unwrap();
+            let mut io = Io::new(disk.open().unwrap(), 12 << 10);
+            io.write(Sector(80), &[9; 12 << 10], Flags::FUA).unwrap();
+            io.write(Sector(88), &[7; 4096], Flags::NONE).unwrap();
+            io.run(Bio::flush()).unwrap();
+            let mut found = [0; 12 << 10];
+            io.read(Sector(80), &mut found).unwrap();
+            assert_eq!(found[..4096], [9; 4096]);
+            assert_eq!(found[4096..8192], [7; 4096]);
+            assert_eq!(found[8192..], [9; 4096]);
+        }
+        let shared = fs::read(&path).unwrap();
+        assert_eq!(shared[40 << 10], 9);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use blockyard_volume::Options;
 
 use super::*;
-use crate::error::LabError;
 use crate::experiment::Cell;
 use crate::load::crew;
 use crate::load::durable::{Ask, Durable, Ios};
@@ -11,7 +10,6 @@ use crate::load::latencies;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::tools::cpu::of_process;
 use crate::tools::fio::Fio;
-use crate::tools::pool_place::{self, Commit};
 
 /// What making a volume and closing it take.
 const OVERHEAD: Duration = Duration::from_millis(120);
@@ -36,6 +34,10 @@ pub(crate) struct Clients {
     pub(crate) delay: Duration,
 }
 
+/// The three ways, with the names of their variants.
+const WAYS: [(&str, Commit); 3] =
+    [(SERIAL, Commit::Serial), (TASKQ, Commit::TaskWorkers), (GROUP, Commit::Group)];
+
 /// All cells.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let few = settings.quick;
@@ -47,7 +49,7 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
         }
     }
     let add = |cells: &mut Vec<Cell>, workload: &'static str, jobs, size: Size, delay| {
-        for (name, commit) in [(SERIAL, Commit::Serial), (GROUP, Commit::Group)] {
+        for (name, commit) in WAYS {
             let ios = Ios { ask: Ask::DurableWrite, len: size.len, depth: 1 };
             let clients = Clients { threads: jobs, ios, pool: size.pool, commit, delay };
             cells.push(clients.cell(name, workload, jobs, settings));
@@ -74,7 +76,7 @@ fn on_disk(
 ) {
     let (len, pool, delay) = (size.len, size.pool, Duration::ZERO);
     let ask = Ask::DurableWrite;
-    for (name, commit) in [(SERIAL, Commit::Serial), (GROUP, Commit::Group)] {
+    for (name, commit) in WAYS {
         let ios = Ios { ask, len, depth: 1 };
         let clients = Clients { threads: jobs, ios, pool, commit, delay };
         cells.push(clients.cell(name, workload, jobs, settings));
@@ -91,7 +93,7 @@ fn on_disk(
 fn restore(cells: &mut Vec<Cell>, settings: &Settings) {
     let slow = DELAYED[PUBLISHED_DELAY].delay;
     for (workload, delay) in [(W_RESTORE, Duration::ZERO), (W_RESTORE_3MS, slow)] {
-        for (name, commit) in [(SERIAL, Commit::Serial), (GROUP, Commit::Group)] {
+        for (name, commit) in WAYS {
             let (len, depth) = (LARGE.len, RESTORE_DEPTH);
             let ios = Ios { ask: Ask::Stream(RESTORE_FLUSH), len, depth };
             let clients = Clients { threads: 1, ios, pool: LARGE.pool, commit, delay };
@@ -129,7 +131,7 @@ impl Clients {
     ) -> Cell {
         let settings = settings.clone();
         let body = move |round: &Round<'_>| {
-            let path = self.pool.fresh(&settings)?;
+            let path = source(&settings, self.pool, self.commit)?;
             let disk = pool_place::open(&path, self.commit, self.delay, Options::default())?;
             self.measure(&*disk, round)
         };
@@ -202,7 +204,7 @@ mod tests {
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(20));
         let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
-        for commit in [Commit::Serial, Commit::Group] {
+        for commit in [Commit::Serial, Commit::TaskWorkers, Commit::Group] {
             for ask in [Ask::DurableWrite, Ask::Stream(4), Ask::Read] {
                 let ios = Ios { ask, len: 8192, depth: 2 };
                 let delay = Duration::from_micros(50);

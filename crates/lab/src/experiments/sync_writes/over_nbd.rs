@@ -3,14 +3,13 @@
 use std::fs;
 
 use super::*;
-use crate::error::LabError;
 use crate::experiment::Cell;
 use crate::load::crew;
 use crate::load::latencies;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::tools::child::Line;
 use crate::tools::nbd_writer::{NbdWriter, Writes};
-use crate::tools::pool_place::{self, Commit, VOLUME};
+use crate::tools::pool_place::VOLUME;
 use crate::tools::server::Server;
 
 /// What making a volume, starting and ending a server take.
@@ -30,9 +29,11 @@ enum Who {
 /// A variant: who serves, and over how many connections.
 type Row = (&'static str, Who, u32);
 
-const ON_DISK: [Row; 12] = [
+const ON_DISK: [Row; 14] = [
     (SERIAL, Who::Ours(Commit::Serial), 1),
     (SERIAL_4C, Who::Ours(Commit::Serial), 4),
+    (TASKQ, Who::Ours(Commit::TaskWorkers), 1),
+    (TASKQ_4C, Who::Ours(Commit::TaskWorkers), 4),
     (GROUP, Who::Ours(Commit::Group), 1),
     (GROUP_4C, Who::Ours(Commit::Group), 4),
     (NBDKIT, Who::Nbdkit { serial: false }, 1),
@@ -89,13 +90,15 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
                 cells.push(asked.cell(variant, workload, settings));
             }
         };
-        let one = &[SERIAL, GROUP, NBDKIT, NBDKIT_SERIAL];
+        let one = &[SERIAL, TASKQ, GROUP, NBDKIT, NBDKIT_SERIAL];
         if few && is_published {
-            add(delayed.nbd_large.name, LARGE, 4, &[SERIAL, GROUP, GROUP_4C, NBDKIT]);
+            add(delayed.nbd_large.name, LARGE, 4, &[SERIAL, TASKQ, GROUP, GROUP_4C, NBDKIT]);
         } else if is_published {
             let all = &[
                 SERIAL,
                 SERIAL_4C,
+                TASKQ,
+                TASKQ_4C,
                 GROUP,
                 GROUP_4C,
                 NBDKIT,
@@ -161,7 +164,7 @@ impl Asked {
         let raw = || pool_place::raw_file(settings, raw_bytes(settings));
         let line = match self.who {
             Who::Ours(commit) => {
-                let pool = self.size.pool.fresh(settings)?;
+                let pool = source(settings, self.size.pool, commit)?;
                 let line = match (commit, self.delay) {
                     (Commit::Group, None) => {
                         "PROGRAM serve volume:///v0?path=POOL&compress=none --nbd unix:SOCKET \

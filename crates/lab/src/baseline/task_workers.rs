@@ -1,0 +1,357 @@
+//! A disk whose requests go to 32 workers, each of which writes and syncs for itself: the published
+//! change to ZFS' zvol, on a file in place.
+//!
+//! A request is a task: it is in the queue's own slot, so that handing it over can fail for nothing.
+//! The worker takes the range, not the submitter. What the product does beyond it, a log that is
+//! never written twice and that keeps what was there, is not here, so this costs less than the
+//! change did; blocks are checksummed all the same.
+#![allow(clippy::disallowed_types)] // The locks are what this is about.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use blockyard_core::clock::Clock;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Batch, Device, DeviceError, DeviceQueue, Done, Due, Flags, Geometry, Limits, Nanos, Op, Pieces,
+    SECTOR_BYTES, SECTOR_SHIFT, Sector, Started, Status,
+};
+use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_volume::buffer::{Buffer, Memory};
+use blockyard_volume::bytes::crc;
+use blockyard_volume::store::StoreFile;
+
+/// Workers, as published.
+pub const WORKERS: usize = 32;
+/// Requests of one queue.
+const DEPTH: u16 = 64;
+/// Longest read or write, in bytes.
+const LEN_MAX: u64 = 1 << 20;
+/// What is checksummed as one, in bytes.
+const BLOCK_BYTES: usize = 4096;
+/// When a queue looks for answers at the latest: workers ring.
+const LOOK_NS: u64 = 1_000_000;
+
+/// A request in the hands of the workers.
+struct Task {
+    op: Op,
+    durable: bool,
+    at: u64,
+    data: Option<Buffer>,
+    slot: usize,
+    to: Arc<Mailbox<Ended>>,
+}
+
+/// A request that comes home.
+struct Ended {
+    slot: usize,
+    data: Option<Buffer>,
+    status: Status,
+}
+
+/// Tasks that wait, and whether there will be more.
+#[derive(Default)]
+struct Tasks {
+    waiting: VecDeque<Task>,
+    closed: bool,
+}
+
+struct Shared<F> {
+    file: F,
+    geometry: Geometry,
+    limits: Limits,
+    memory: Arc<Memory>,
+    /// By block; kept in memory only.
+    checksums: Vec<AtomicU64>,
+    tasks: Mutex<Tasks>,
+    more: Condvar,
+    /// Ranges that are worked on.
+    ranges: Mutex<Vec<(u64, u64)>>,
+    fewer: Condvar,
+}
+
+/// The disk.
+pub struct TaskWorkers<F: StoreFile> {
+    shared: Arc<Shared<F>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<F: StoreFile> TaskWorkers<F> {
+    /// All of a file.
+    ///
+    /// # Errors
+    /// If its length cannot be had, or a thread.
+    pub fn open(file: F) -> io::Result<TaskWorkers<F>> {
+        let bytes = file.len()?;
+        let geometry = Geometry {
+            sectors: bytes / SECTOR_BYTES,
+            logical_block_bytes: BLOCK_BYTES as u32,
+            physical_block_bytes: BLOCK_BYTES as u32,
+            zones: None,
+        };
+        let limits = Limits {
+            sectors_max: LEN_MAX / SECTOR_BYTES,
+            chunk_sectors: LEN_MAX / SECTOR_BYTES,
+            discard_sectors_max: 0,
+            write_zeroes_sectors_max: 0,
+            write_cache: true,
+            fua: true,
+            ..Limits::unlimited(DEPTH)
+        };
+        let shared = Arc::new(Shared {
+            file,
+            geometry,
+            limits,
+            memory: Memory::new(0),
+            checksums: (0..bytes / BLOCK_BYTES as u64).map(|_| AtomicU64::new(0)).collect(),
+            tasks: Mutex::default(),
+            more: Condvar::new(),
+            ranges: Mutex::default(),
+            fewer: Condvar::new(),
+        });
+        let mut disk = TaskWorkers { shared, workers: Vec::with_capacity(WORKERS) };
+        for number in 0..WORKERS {
+            let shared = Arc::clone(&disk.shared);
+            let thread = thread::Builder::new().name(format!("taskq-{number}"));
+            disk.workers.push(thread.spawn(move || shared.work())?);
+        }
+        Ok(disk)
+    }
+}
+
+impl<F: StoreFile> Drop for TaskWorkers<F> {
+    fn drop(&mut self) {
+        held(&self.shared.tasks).closed = true;
+        self.shared.more.notify_all();
+        for worker in self.workers.drain(..) {
+            // One that has panicked has said so.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl<F: StoreFile> Shared<F> {
+    /// One worker.
+    fn work(&self) {
+        loop {
+            let mut tasks = held(&self.tasks);
+            let task = loop {
+                match tasks.waiting.pop_front() {
+                    Some(task) => break task,
+                    None if tasks.closed => return,
+                    None => tasks = self.more.wait(tasks).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(tasks);
+            let Task { op, durable, at, mut data, slot, to } = task;
+            let range = (at, at + data.as_ref().map_or(0, |data| data.len() as u64));
+            self.take(range);
+            let status = match self.carry_out(op, durable, at, data.as_deref_mut()) {
+                Ok(()) => Status::Ok,
+                Err(_) => Status::IoErr,
+            };
+            self.give(range);
+            to.post([Ended { slot, data, status }].into_iter());
+            to.bell().ring();
+        }
+    }
+
+    fn carry_out(&self, op: Op, durable: bool, at: u64, data: Option<&mut [u8]>) -> io::Result<()> {
+        match (op, data) {
+            (Op::Read, Some(data)) => {
+                self.file.read_at(at, data)?;
+                let sums = self.checksums[(at / BLOCK_BYTES as u64) as usize..].iter();
+                let is_bad = |(block, sum): (&[u8], &AtomicU64)| {
+                    // Relaxed: the range is this worker's, whose lock orders the rest.
+                    let sum = sum.load(Ordering::Relaxed);
+                    sum != 0 && sum != crc(block)
+                };
+                match data.chunks(BLOCK_BYTES).zip(sums).any(is_bad) {
+                    true => Err(io::Error::other("a block is damaged")),
+                    false => Ok(()),
+                }
+            }
+            (Op::Write, Some(data)) => {
+                let sums = self.checksums[(at / BLOCK_BYTES as u64) as usize..].iter();
+                for (block, sum) in data.chunks(BLOCK_BYTES).zip(sums) {
+                    // Relaxed: as above.
+                    sum.store(crc(block), Ordering::Relaxed);
+                }
+                self.file.write_at(at, &[data])?;
+                if durable { self.file.sync() } else { Ok(()) }
+            }
+            _ => self.file.sync(),
+        }
+    }
+
+    /// Waits until nobody works on the range any more, and takes it.
+    fn take(&self, (from, to): (u64, u64)) {
+        let mut ranges = held(&self.ranges);
+        while ranges.iter().any(|range| range.0 < to && from < range.1) {
+            ranges = self.fewer.wait(ranges).unwrap_or_else(PoisonError::into_inner);
+        }
+        ranges.push((from, to));
+    }
+
+    fn give(&self, range: (u64, u64)) {
+        let mut ranges = held(&self.ranges);
+        if let Some(at) = ranges.iter().position(|held| *held == range) {
+            ranges.swap_remove(at);
+        }
+        drop(ranges);
+        self.fewer.notify_all();
+    }
+}
+
+impl<F: StoreFile> Device for TaskWorkers<F> {
+    type Queue = TaskQueue<F>;
+
+    fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    fn open_queue(&self) -> Result<TaskQueue<F>, DeviceError> {
+        Ok(TaskQueue {
+            shared: Arc::clone(&self.shared),
+            replies: Mailbox::open(DEPTH.into()),
+            waiting: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH.into()).collect(),
+            buffers: Vec::new(),
+            look_at: Nanos(0),
+        })
+    }
+
+    fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// What one channel holds of it.
+pub struct TaskQueue<F> {
+    shared: Arc<Shared<F>>,
+    replies: Owner<Ended>,
+    waiting: Vec<Option<Started>>,
+    free: Vec<usize>,
+    /// Of requests that have ended, for others as long.
+    buffers: Vec<Buffer>,
+    look_at: Nanos,
+}
+
+impl<F: StoreFile> TaskQueue<F> {
+    fn buffer(&mut self, len: usize) -> Buffer {
+        let fits = self.buffers.iter().position(|buffer| buffer.len() == len);
+        match fits {
+            Some(at) => self.buffers.swap_remove(at),
+            None => self.shared.memory.take_beyond(len),
+        }
+    }
+}
+
+impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, _: &mut Done) {
+        let mut tasks = Vec::with_capacity(batch.len());
+        while let Some(started) = batch.next() {
+            let Some(slot) = self.free.pop() else {
+                batch.put_back(started);
+                break;
+            };
+            let (at, op) = (started.sector().bytes(), started.op());
+            let len = (started.sectors() << SECTOR_SHIFT) as usize;
+            let mut data = (len > 0).then(|| self.buffer(len));
+            if let (Op::Write, Some(data)) = (op, &mut data) {
+                Pieces::new(started.segments()).read(data);
+            }
+            let durable = started.flags().contains(Flags::FUA);
+            let to = Arc::clone(self.replies.mailbox());
+            tasks.push(Task { op, durable, at, data, slot, to });
+            self.waiting[slot] = Some(started);
+        }
+        let count = tasks.len();
+        held(&self.shared.tasks).waiting.extend(tasks);
+        for _ in 0..count {
+            self.shared.more.notify_one();
+        }
+        self.look_at = now + LOOK_NS;
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) {
+        while let Some(Ended { slot, data, status }) = self.replies.take() {
+            let Some(started) = self.waiting[slot].take() else { continue };
+            if let (Op::Read, Some(data), true) = (started.op(), &data, status.is_ok()) {
+                Pieces::new(started.segments()).write(data);
+            }
+            self.buffers.extend(data.filter(|_| self.buffers.len() < self.waiting.len()));
+            done.complete(started, status);
+            self.free.push(slot);
+        }
+        self.look_at = now + LOOK_NS;
+    }
+
+    fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    fn due(&self) -> Due {
+        match (self.replies.is_any(), self.waits_for_others()) {
+            (true, _) => Due::At(Nanos(0)),
+            (false, true) => Due::At(self.look_at),
+            (false, false) => Due::Never,
+        }
+    }
+
+    fn waits_for_others(&self) -> bool {
+        self.free.len() < self.waiting.len()
+    }
+
+    fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
+        if !self.waits_for_others() {
+            return;
+        }
+        let longest = Duration::from_nanos(LOOK_NS);
+        let longest = match until {
+            Due::At(at) => longest.min(Duration::from_nanos(at.since(clock.now()))),
+            Due::Never => longest,
+        };
+        self.replies.mailbox().bell().sleep(longest, || self.replies.is_any());
+    }
+}
+
+/// Workers still write what was started; their answers have no other place to go to.
+impl<F> Drop for TaskQueue<F> {
+    fn drop(&mut self) {
+        while self.free.len() < self.waiting.len() {
+            match self.replies.take() {
+                Some(Ended { slot, .. }) => self.free.push(slot),
+                None => {
+                    let look = Duration::from_nanos(LOOK_NS);
+                    self.replies.mailbox().bell().sleep(look, || self.replies.is_any());
+                }
+            }
+        }
+    }
+}
+
+impl<F: StoreFile> fmt::Debug for TaskWorkers<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskWorkers").field("file", &self.shared.file).finish_non_exhaustive()
+    }
+}
+
+impl<F> fmt::Debug for TaskQueue<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskQueue").field("free", &self.free.len()).finish_non_exhaustive()
+    }
+}
