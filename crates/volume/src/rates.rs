@@ -1,5 +1,5 @@
-//! The limits of a volume: how many reads and writes, and how many of their bytes, all of its queues
-//! together may begin in a second.
+//! The limits of a volume: how many reads and writes, and how many of their bytes, all of its
+//! queues together may begin in a second.
 
 use blockyard_sync::token_bucket::TokenBucket;
 

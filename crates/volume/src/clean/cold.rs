@@ -1,5 +1,5 @@
-//! Where blocks go that are moved: segments of their own. What has outlived others is likely to live
-//! on, so that these segments stay full, and what is written now goes where much dies soon.
+//! Where blocks go that are moved: segments of their own. What has outlived others is likely to
+//! live on, so that these segments stay full, and what is written now goes where much dies soon.
 //!
 //! A batch has a head as a group of the log has, with the pool's mark turned over: it names its
 //! blocks, and recovery takes it for nothing. It is durable before the log says that its blocks are

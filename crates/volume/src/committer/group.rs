@@ -71,7 +71,7 @@ impl Group {
                 self.descriptors.push(descriptor);
             }
             Body::Move(moved) => {
-                // After two checkpoints their new place may be another's: they stay where they were.
+                // After two checkpoints their place may be another's: they stay where they were.
                 if pool.segments().round() >= moved.round + 2 {
                     let (moves, pages, round) = (Vec::new(), Vec::new(), moved.round);
                     record.body = Body::Move(Arc::new(Moved { moves, pages, round }));

@@ -1,5 +1,5 @@
-//! What a disk does to what it holds: writes that are lost or go astray, reads that do, rot. What is
-//! read is what was written, or an error that names the place; the rest is there.
+//! What a disk does to what it holds: writes that are lost or go astray, reads that do, rot. What
+//! is read is what was written, or an error that names the place; the rest is there.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;

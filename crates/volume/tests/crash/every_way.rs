@@ -56,8 +56,8 @@ fn is_plain(mut sequence: usize, len: usize) -> bool {
 }
 
 /// Goes through all sequences of this length, as far as their last step goes: what comes before is
-/// the last step of a shorter one. Of those that differ only in the names of blocks, one, unless all
-/// are asked for by `BLOCKYARD_CRASH_ALL=1`.
+/// the last step of a shorter one. Of those that differ only in the names of blocks, one, unless
+/// all are asked for by `BLOCKYARD_CRASH_ALL=1`.
 fn every_sequence(len: usize) -> usize {
     // Checkpoints come by every few groups, in small segments.
     let mut shape = Shape::tiny();
