@@ -187,8 +187,15 @@ impl From<YardError> for Refusal {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
 ) -> Answer<T> {
+    waited_for(work).await.map(axum::Json)
+}
+
+/// The same for what is no JSON.
+async fn waited_for<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
+) -> Result<T, Refusal> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(result) => Ok(axum::Json(result?)),
+        Ok(result) => Ok(result?),
         Err(_) => Err(Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
@@ -416,8 +423,9 @@ async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {
 }
 
 async fn scheduler(State(control): Shared, name: Name) -> Answer<SchedulerView> {
-    let name = path(name)?;
-    Ok(axum::Json(SchedulerView::new(control.yard.find(&name)?.disk.as_ref())))
+    let entry = control.yard.find(&path(name)?)?;
+    // Whoever works on the order just then is waited for.
+    blocking(move || Ok(SchedulerView::new(entry.disk.as_ref()))).await
 }
 
 async fn set_scheduler(
@@ -514,9 +522,12 @@ async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> 
     axum::Json(all_connections(&control))
 }
 
-async fn metrics(State(control): Shared) -> Response {
-    let text = metrics::encode(&control.yard, all_connections(&control).len() as u64);
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
+async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
+    // Every scheduler is asked, and whoever works on its order just then is waited for.
+    let text = waited_for(move || {
+        Ok(metrics::encode(&control.yard, all_connections(&control).len() as u64))
+    });
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?).into_response())
 }
 
 async fn no_such_path() -> Refusal {
