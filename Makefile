@@ -4,6 +4,10 @@ CARGO ?= cargo
 # How long each fuzz target runs in fuzz-smoke.
 SECONDS ?= 60
 
+# How long each device is soaked, and which one alone: `once`, `time` or `cache`.
+SOAK_SECONDS ?= 300
+DEVICE ?=
+
 # Version of gungraun's runner: that of the library in Cargo.lock.
 GUNGRAUN ?= 0.20.0
 GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
@@ -85,9 +89,9 @@ bench: deps build fio gate ## all measurements of docs/measuring.md, which takes
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
 
-soak: ## submitters come and go under a scheduler that is switched, for 5 minutes each device
-	BLOCKYARD_SOAK_SECONDS=300 $(CARGO) test --locked -p blockyard-yard --test scheduler_soak -- \
-		--nocapture
+soak: ## submitters come and go under a scheduler that is switched, 5 minutes a device (DEVICE=cache: that one)
+	BLOCKYARD_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --locked -p blockyard-yard \
+		--test scheduler_soak -- --nocapture --test-threads=1 $(DEVICE)
 
 # Each prints what it did; a round that fails prints how to do it again.
 crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, errors and damage
