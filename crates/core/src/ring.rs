@@ -82,6 +82,18 @@ impl<T> Ring<T> {
         Some(unsafe { self.place(self.tail).assume_init_read() })
     }
 
+    /// Lets two values change places, counted from the first.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub(crate) fn swap(&mut self, one: usize, other: usize) {
+        assert!(one.max(other) < self.len(), "there are so many values");
+        let at = |index| self.head.wrapping_add(index) & (self.places.len() - 1);
+        let (one, other) = (at(one), at(other));
+        self.places.swap(one, other);
+    }
+
     /// The value at `index`, counted from the first.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
@@ -120,6 +132,10 @@ mod tests {
             assert_eq!(ring.len(), 3);
             assert_eq!(ring.get(0).map(|v| **v), Some(round + 200));
             assert_eq!(ring.get(3), None);
+            ring.swap(0, 2);
+            assert_eq!(ring.get(2).map(|v| **v), Some(round + 200));
+            ring.swap(2, 0);
+            ring.swap(1, 1);
             assert_eq!(*ring.pop_back().unwrap(), round + 100);
             assert_eq!(*ring.pop_front().unwrap(), round + 200);
             assert_eq!(*ring.pop_front().unwrap(), round);

@@ -20,7 +20,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 
-const SECTORS: u64 = 256;
+const SECTORS: u64 = 512;
 
 /// A clock that moves whenever it is read, and does not end a long sleep.
 #[derive(Clone)]
@@ -162,16 +162,21 @@ fn shared(habits: Habits) -> Arc<Shared> {
     Arc::new(Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock))
 }
 
+/// Most bios of a round, where that says nothing else.
+const FEW: u64 = 3;
+/// More than a lane holds where interleavings are drawn.
+const MANY: u64 = 8;
+
 /// Writes stamped sectors, which lie between those of others, several at once, and waits for them.
-fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, goes: bool) {
+fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes: bool) {
     let mut channel = disk.open_stack().unwrap();
     let region = Region::alloc(4096);
     let region_id = channel.register(Arc::clone(&region));
     let mut done = Vec::with_capacity(8);
     for round in 0..rounds {
-        let count = thread_rng().gen_range(1..=3);
+        let count = thread_rng().gen_range(1..=most);
         for index in 0..count {
-            let sector = (round * 3 + index) * threads + number;
+            let sector = (round * most + index) * threads + number;
             region.write(index * 512, &(sector + 1000).to_le_bytes());
             let buf = BufRef { region: region_id, offset: index * 512 };
             let bio = Bio::write(Sector(sector), 1, buf).with_user_data(sector);
@@ -207,16 +212,20 @@ fn is_quiet(disk: &Shared) {
 }
 
 fn submitters(habits: Habits, threads: u64, rounds: u64) {
-    let disk = shared(habits);
+    writers(&shared(habits), threads, rounds, FEW);
+}
+
+/// So many threads write so often, up to `most` bios at a time.
+fn writers(disk: &Arc<Shared>, threads: u64, rounds: u64, most: u64) {
     let writers: Vec<_> = (0..threads)
         .map(|number| {
-            let disk = Arc::clone(&disk);
+            let disk = Arc::clone(disk);
             // Every fourth goes away with what it has begun.
-            thread::spawn(move || write(&disk, number, threads, rounds, number % 4 == 3))
+            thread::spawn(move || write(&disk, number, threads, rounds, most, number % 4 == 3))
         })
         .collect();
     writers.into_iter().for_each(|writer| writer.join().unwrap());
-    is_quiet(&disk);
+    is_quiet(disk);
 }
 
 /// Runs a body in interleavings drawn by two ways of drawing them.
@@ -256,6 +265,29 @@ fn thirty_two_submitters() {
     draw(40, || submitters(LATER, 32, 2));
 }
 
+/// Lanes, the order and what is held beside it fill up, of a device that takes one at a time.
+#[test]
+fn six_submitters_of_more_than_there_is_room_for() {
+    for habits in [Habits { depth: 1, ..AT_ONCE }, Habits { depth: 1, ..LATER }] {
+        draw(200, move || writers(&shared(habits), 6, 2, MANY));
+    }
+}
+
+/// Few writes at a time may wait in order, so that others are held beside it and in lanes.
+#[test]
+fn five_submitters_whose_writes_are_throttled() {
+    for (habits, async_depth) in [(AT_ONCE, 1), (AT_ONCE_DEEP, 3), (LATER, 1), (LATER, 3)] {
+        draw(150, move || {
+            let disk = shared(habits);
+            let control = disk.device().scheduler().unwrap();
+            let mut tunables = control.tunables();
+            tunables.set(Tunable::AsyncDepth, async_depth).unwrap();
+            control.set(tunables);
+            writers(&disk, 5, 2, MANY);
+        });
+    }
+}
+
 /// The scheduler is turned off and on, tuned and looked at under load.
 #[test]
 fn four_submitters_and_somebody_at_the_controls() {
@@ -265,7 +297,7 @@ fn four_submitters_and_somebody_at_the_controls() {
             let writers: Vec<_> = (0..4)
                 .map(|number| {
                     let disk = Arc::clone(&disk);
-                    thread::spawn(move || write(&disk, number, 4, 4, false))
+                    thread::spawn(move || write(&disk, number, 4, 4, FEW, false))
                 })
                 .collect();
             let control = disk.device().scheduler().unwrap();

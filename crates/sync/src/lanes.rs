@@ -92,14 +92,15 @@ impl<T: Copy> Ring<T> {
         &self.places[number as usize & (self.places.len() - 1)]
     }
 
-    /// How many values there is room for, for the one who publishes.
+    /// How many values there is room for, for the one who publishes. Who only looks at a shared
+    /// lane may see a head that is older than the tail: then none.
     #[inline]
     fn room(&self) -> usize {
         // Acquire: pairs with the Release in `drain`, so that what was there has been read.
         let head = self.head.load(Ordering::Acquire);
         // Relaxed: this thread's own, or written under the lane's lock.
         let tail = self.tail.load(Ordering::Relaxed);
-        self.places.len() - tail.wrapping_sub(head) as usize
+        self.places.len().saturating_sub(tail.wrapping_sub(head) as usize)
     }
 
     /// Publishes as many values as there is room for, from the first on; says how many.
@@ -550,6 +551,87 @@ mod model {
             front.dispatch();
             thread.join().unwrap();
             assert_eq!(front.taken(), [1, 2, 3]);
+        });
+    }
+
+    /// A device with one tag.
+    struct Device {
+        lanes: Arc<Lanes<u32>>,
+        /// Requests at the device, as its holder knows them.
+        role: Role<u32>,
+        completed: AtomicU32,
+        bells: [Bell; 2],
+        done: [AtomicU32; 2],
+    }
+
+    impl Device {
+        /// Takes what there is room for; says what, and whether it gave the role up early.
+        fn dispatch(&self) -> (Vec<u32>, Ran) {
+            let mut taken = Vec::new();
+            let ran = self.role.run(|in_flight| {
+                self.lanes.attend();
+                *in_flight -= self.completed.swap(0, Ordering::Acquire);
+                let is_full = *in_flight == 1;
+                if !is_full {
+                    // SAFETY: the role's holder drains.
+                    unsafe { self.lanes.drain(1, 0, &mut taken) };
+                    *in_flight = taken.len() as u32;
+                }
+                self.lanes.hold_back(is_full);
+                if taken.is_empty() { Round::Whole } else { Round::Enough }
+            });
+            (taken, ran)
+        }
+
+        fn help(&self) {
+            loop {
+                let (taken, ran) = self.dispatch();
+                for value in &taken {
+                    self.completed.fetch_add(1, Ordering::Release);
+                    self.done[*value as usize].store(1, Ordering::Relaxed);
+                    self.bells[*value as usize].ring();
+                }
+                if taken.is_empty() {
+                    if ran == Ran::Enough {
+                        self.lanes.abandon();
+                        Bell::ring_one(self.bells.iter());
+                    }
+                    return;
+                }
+            }
+        }
+
+        fn carry(&self, lane: &mut Lane<u32>, me: usize) {
+            let is_done = || self.done[me].load(Ordering::Relaxed) == 1;
+            assert_eq!(lane.publish(&[me as u32]), 1);
+            self.help();
+            while !is_done() {
+                let is_there = || is_done() || (self.lanes.is_work() && !self.role.kick());
+                self.bells[me].sleep(Duration::from_secs(60), is_there);
+                self.help();
+            }
+        }
+    }
+
+    /// A device with one tag: what comes while that is out is held back, and its submitter sleeps.
+    /// Whoever had the tag completes what it took outside the role, reports that, and looks again.
+    #[test]
+    fn what_is_held_back_is_served_behind_a_completion() {
+        check(|| {
+            let lanes = Lanes::new(3, 1);
+            let (mut mine, mut other) = (lanes.open(), lanes.open());
+            let device = loom::sync::Arc::new(Device {
+                lanes,
+                role: Role::new(0),
+                completed: AtomicU32::new(0),
+                bells: [Bell::new(), Bell::new()],
+                done: [AtomicU32::new(0), AtomicU32::new(0)],
+            });
+            let shared = loom::sync::Arc::clone(&device);
+            let thread = loom::thread::spawn(move || shared.carry(&mut other, 1));
+            device.carry(&mut mine, 0);
+            thread.join().unwrap();
+            assert!(!device.lanes.is_occupied());
         });
     }
 

@@ -67,6 +67,30 @@ impl Batch {
         self.broken = true;
     }
 
+    /// Puts the first requests in another order: the one that is at `turns[0]` comes to the front,
+    /// and so on. Each of them has one turn.
+    #[inline]
+    pub(crate) fn arrange(&mut self, turns: &[u8]) {
+        for index in 0..turns.len() {
+            // What stood before here has been moved to where the one that is there now came from.
+            let mut from = usize::from(turns[index]);
+            while from < index {
+                from = usize::from(turns[from]);
+            }
+            self.requests.swap(index, from);
+        }
+    }
+
+    /// Moves the first requests, so many, behind those of another batch.
+    #[inline]
+    pub(crate) fn pass_on(&mut self, count: usize, to: &mut Batch) {
+        for _ in 0..count {
+            if let Some(started) = self.next() {
+                to.push(started);
+            }
+        }
+    }
+
     /// Takes back what another batch has left, before its own: for middleware that passed requests
     /// on in a batch of its own.
     pub fn take_back(&mut self, left: &mut Batch) {

@@ -39,8 +39,8 @@ pub use sheaf::Sheaf;
 /// Most requests of one channel that wait in the scheduler or are at the device.
 pub const REQUESTS_MAX: u16 = 1024;
 
-/// Most requests that the order holds; more wait in the lanes.
-pub const ORDER_CAPACITY: usize = 2048;
+/// Most requests that the order holds; more wait in the lanes. Few where interleavings are drawn.
+pub const ORDER_CAPACITY: usize = if cfg!(shuttle) { 8 } else { 2048 };
 
 /// What a front has to know of its device.
 #[derive(Clone, Debug)]

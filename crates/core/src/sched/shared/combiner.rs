@@ -26,14 +26,15 @@ use crate::bio::{Op, Prio};
 use crate::sched::deadline::{CLASSES, Deadline, Direction, Item, Kind, Sweep};
 use crate::units::Nanos;
 
-/// Lanes of a device: one for each submitter up to so many, some of them shared.
-const LANES: usize = 128;
+/// Lanes of a device: one for each submitter up to so many, some of them shared. Interleavings are
+/// drawn with few and small ones, so that they fill up.
+const LANES: usize = if cfg!(shuttle) { 16 } else { 128 };
 /// Requests that a lane holds.
-const LANE_LEN: usize = 128;
+const LANE_LEN: usize = if cfg!(shuttle) { 4 } else { 128 };
 /// A lane with so many is emptied whether the device has room or not.
 const HIGH: usize = LANE_LEN / 2;
 /// Most requests that one pass takes from the lanes.
-const PASS: usize = 256;
+const PASS: usize = if cfg!(shuttle) { 4 } else { 256 };
 /// After so many passes that somebody has kicked for, the role is given up.
 const ROUNDS_MAX: usize = 4;
 
@@ -96,10 +97,10 @@ struct Core {
 
 /// A bit for each lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Bits([u64; LANES / 64]);
+struct Bits([u64; LANES.div_ceil(64)]);
 
 impl Bits {
-    const NONE: Bits = Bits([0; LANES / 64]);
+    const NONE: Bits = Bits([0; LANES.div_ceil(64)]);
 
     #[inline]
     fn set(&mut self, lane: usize, is_set: bool) {
@@ -111,7 +112,7 @@ impl Bits {
     /// The first one from `from` on that is set.
     #[inline]
     fn next(&self, from: usize) -> Option<usize> {
-        (from / 64..LANES / 64).find_map(|index| {
+        (from / 64..self.0.len()).find_map(|index| {
             let low = if index == from / 64 { from % 64 } else { 0 };
             let word = self.0[index] & (u64::MAX << low);
             (word != 0).then(|| index * 64 + word.trailing_zeros() as usize)

@@ -7,6 +7,7 @@
 //! lane. Where the device completes later, there is one queue for all, and who has the role of its
 //! starter uses it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use blockyard_sync::atomics::yield_now;
@@ -53,8 +54,8 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     home: Home,
     /// Requests of this channel that have not come home.
     out: usize,
-    /// The lane had no room for what the channel has left. Others may fill it, too.
-    refused: bool,
+    /// The lane had no room when that was asked. Others may fill it, too.
+    refused: Cell<bool>,
     /// What came home while the channel was about to sleep.
     arrived: Done,
     /// What is to pass on, and how much of it at a time.
@@ -92,7 +93,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             lane: shared.front.open(),
             home,
             out: 0,
-            refused: false,
+            refused: Cell::new(false),
             arrived: Done::with_capacity(requests),
             sheaf: Sheaf::new(shared.zone_sectors),
             pass_most: passing::most_of(shared.depth),
@@ -259,7 +260,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     /// Whether something of this channel is in the scheduler, or came out of it.
     #[inline]
     fn has_out(&self) -> bool {
-        self.out > 0 || self.refused || !self.arrived.is_empty()
+        self.out > 0 || self.refused.get() || !self.arrived.is_empty()
     }
 
     /// Starts requests on the channel's own queue, past the scheduler.
@@ -303,7 +304,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 batch.put_back(queued.into_started());
             }
             self.staged.clear();
-            self.refused = taken == 0;
+            self.refused.set(taken == 0);
             self.help(now, Some(done));
             if batch.is_empty() || taken == 0 {
                 return;
@@ -334,7 +335,9 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         if !self.has_out() {
             return;
         }
-        self.refused = self.refused && self.shared.front.room(&self.lane) == 0;
+        if self.refused.get() {
+            self.refused.set(self.shared.front.room(&self.lane) == 0);
+        }
         self.look_at = now + LOOK_NS;
         let before = done.len();
         while done.take_from(&mut self.arrived) {}
@@ -346,7 +349,15 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
 
     #[inline]
     fn room(&self) -> usize {
-        if self.active { self.shared.front.room(&self.lane) } else { self.own.room() }
+        if !self.active {
+            return self.own.room();
+        }
+        let room = self.shared.front.room(&self.lane);
+        if room == 0 {
+            // Whoever asks may have something to start, and waits for room then.
+            self.refused.set(true);
+        }
+        room
     }
 
     fn due(&self) -> Due {
@@ -354,7 +365,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             return Due::At(Nanos(0));
         }
         let due = self.own.due();
-        if self.out == 0 && !self.refused {
+        if self.out == 0 && !self.refused.get() {
             return due;
         }
         due.earlier(Due::At(self.look_at.min(Nanos(self.shared.watch.due()))))
@@ -374,11 +385,11 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         while !self.is_home() {
             let now = clock.now();
             let helped = self.help(now, None);
-            if self.refused && self.shared.front.room(&self.lane) > 0 {
+            if self.refused.get() && self.shared.front.room(&self.lane) > 0 {
                 break;
             }
             // Nobody rings when there is room in a lane.
-            let longest = now + if self.refused { LOOK_NS } else { SLEEP_NS };
+            let longest = now + if self.refused.get() { LOOK_NS } else { SLEEP_NS };
             let end = match until {
                 Due::At(at) if at <= now => break,
                 Due::At(at) => at.min(longest),

@@ -5,7 +5,7 @@
 //! zone gets two writes, whose order would have to be kept.
 
 use crate::bio::{Op, Prio};
-use crate::request::{Batch, Started};
+use crate::request::Batch;
 use crate::sched::deadline::{Kind, Sweep};
 use crate::units::Nanos;
 
@@ -23,17 +23,17 @@ const SECTOR_END: u64 = 1 << 56;
 pub struct Sheaf {
     prio: Prio,
     /// First sector and place in the batch of each, ascending, by direction.
-    keys: [Vec<u64>; 2],
+    keys: [[u64; SHEAF_MAX]; 2],
+    /// How many there are of either.
+    counts: [usize; 2],
     /// The first sector behind each, by its place in the batch.
-    ends: Vec<u64>,
+    ends: [u64; SHEAF_MAX],
     /// Greatest tag of them.
     tag_max: u16,
     /// Sectors of a zone; 0 for a device without zones.
     zone_sectors: u64,
     /// Places in the batch, in the order in which they pass on.
-    turns: Vec<u8>,
-    /// The requests by their place in the batch, on their way to that in the order.
-    lifted: Vec<Option<Started>>,
+    turns: [u8; SHEAF_MAX],
 }
 
 impl Sheaf {
@@ -41,12 +41,12 @@ impl Sheaf {
     pub(super) fn new(zone_sectors: u64) -> Sheaf {
         Sheaf {
             prio: Prio::BestEffort,
-            keys: [Vec::with_capacity(SHEAF_MAX), Vec::with_capacity(SHEAF_MAX)],
-            ends: Vec::with_capacity(SHEAF_MAX),
+            keys: [[0; SHEAF_MAX]; 2],
+            counts: [0; 2],
+            ends: [0; SHEAF_MAX],
             tag_max: 0,
             zone_sectors,
-            turns: Vec::with_capacity(SHEAF_MAX),
-            lifted: Vec::with_capacity(SHEAF_MAX),
+            turns: [0; SHEAF_MAX],
         }
     }
 
@@ -54,10 +54,8 @@ impl Sheaf {
     /// nothing else waits.
     #[inline]
     pub(super) fn look_at(&mut self, batch: &Batch, most: usize) -> bool {
-        self.keys.iter_mut().for_each(Vec::clear);
-        self.ends.clear();
         let count = batch.len().min(most).min(SHEAF_MAX);
-        let mut tag_max = 0;
+        let (mut counts, mut tag_max) = ([0; 2], 0);
         for index in 0..count {
             let Some(request) = batch.get(index) else { return false };
             let kind = Kind::of(request.op(), request.prio());
@@ -70,15 +68,25 @@ impl Sheaf {
                 return false;
             }
             tag_max = tag_max.max(request.tag().0);
-            self.keys[kind.direction as usize].push(sector << INDEX_BITS | index as u64);
-            self.ends.push(sector.saturating_add(sectors));
+            let at = kind.direction as usize;
+            self.keys[at][counts[at]] = sector << INDEX_BITS | index as u64;
+            counts[at] += 1;
+            self.ends[index] = sector.saturating_add(sectors);
         }
-        self.tag_max = tag_max;
-        self.keys.iter_mut().for_each(|keys| keys.sort_unstable());
-        let (ends, [reads, writes]) = (&self.ends, &self.keys);
-        let touch = |pair: &[u64]| ends[index_of(pair[0])] == sector_of(pair[1]);
+        (self.counts, self.tag_max) = (counts, tag_max);
+        let [reads, writes] = &mut self.keys;
+        reads[..counts[0]].sort_unstable();
+        writes[..counts[1]].sort_unstable();
+        let [reads, writes] = self.keys();
+        let touch = |pair: &[u64]| self.ends[index_of(pair[0])] == sector_of(pair[1]);
         let is_apart = |pair: &[u64]| !touch(pair) && !self.are_of_one_zone(pair);
         count > 0 && !reads.windows(2).any(touch) && writes.windows(2).all(is_apart)
+    }
+
+    /// The keys of reads and of writes.
+    #[inline]
+    fn keys(&self) -> [&[u64]; 2] {
+        [&self.keys[0][..self.counts[0]], &self.keys[1][..self.counts[1]]]
     }
 
     /// Zones have a power of two of sectors, their capacity may be less.
@@ -96,23 +104,34 @@ impl Sheaf {
     /// How many reads there are and how many writes.
     #[inline]
     pub fn counts(&self) -> [u32; 2] {
-        self.keys.each_ref().map(|keys| keys.len() as u32)
+        self.counts.map(|count| count as u32)
     }
 
     /// How many requests there are.
     #[inline]
     pub fn count(&self) -> usize {
-        self.ends.len()
+        self.counts[0] + self.counts[1]
     }
 
-    /// Has all of them pass through a sweep, which decides in which order they are lifted; says
+    /// Has all of them pass through a sweep, which decides in which order they go; says
     /// whether they may.
     #[inline]
     pub fn pass(&mut self, sweep: &mut Sweep, now: Nanos) -> bool {
-        let Sheaf { keys: [reads, writes], turns, .. } = self;
-        turns.clear();
-        let take = |key: &u64| turns.push(index_of(*key) as u8);
-        sweep.pass([reads, writes], |key| sector_of(*key), now, take)
+        let Sheaf { keys: [reads, writes], counts, turns, .. } = self;
+        let mut turn = turns.iter_mut();
+        let take = |key: &u64| {
+            if let Some(turn) = turn.next() {
+                *turn = index_of(*key) as u8;
+            }
+        };
+        let sorted = [&reads[..counts[0]], &writes[..counts[1]]];
+        sweep.pass(sorted, |key| sector_of(*key), now, take)
+    }
+
+    /// Puts the requests, which have passed and are the first of this batch, in their order.
+    #[inline]
+    pub(super) fn arrange(&self, batch: &mut Batch) {
+        batch.arrange(&self.turns[..self.count()]);
     }
 
     /// Whether all tags are below `depth`.
@@ -121,20 +140,7 @@ impl Sheaf {
         self.tag_max < depth
     }
 
-    /// Moves the requests, which have passed, from the batch that was looked at to another one.
-    #[inline]
-    pub(super) fn lift(&mut self, from: &mut Batch, to: &mut Batch) {
-        self.lifted.extend((0..self.ends.len()).map(|_| from.next()));
-        for turn in &self.turns {
-            if let Some(started) = self.lifted[usize::from(*turn)].take() {
-                to.push(started);
-            }
-        }
-        self.lifted.clear();
-    }
-
-    /// How many reads and writes have been started of those that were lifted, if the others are
-    /// still in the batch.
+    /// How many reads and writes have been started, if the others are still in the batch.
     #[inline]
     pub(super) fn started(&self, left: &Batch) -> [u32; 2] {
         let mut counts = self.counts();

@@ -64,10 +64,16 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     #[inline]
     fn run(&mut self, now: Nanos, passing: Passing, batch: &mut Batch, done: &mut Done) {
         let ScheduledQueue { shared, lane, sheaf, .. } = self;
-        sheaf.lift(batch, &mut self.batch);
+        sheaf.arrange(batch);
         let keeps_tags = sheaf.has_tags_below(shared.depth);
-        if keeps_tags {
-            self.own.start(now, &mut self.batch, done);
+        if keeps_tags && sheaf.count() == batch.len() {
+            self.own.start(now, batch, done);
+            self.batch.take_back(batch);
+        } else {
+            batch.pass_on(sheaf.count(), &mut self.batch);
+            if keeps_tags {
+                self.own.start(now, &mut self.batch, done);
+            }
         }
         let is_whole = self.batch.is_empty();
         let counts = if is_whole { sheaf.counts() } else { sheaf.started(&self.batch) };
