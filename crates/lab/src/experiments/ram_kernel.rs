@@ -272,7 +272,8 @@ pub fn build(settings: &Settings) -> Experiment {
         about: "The same data, the same algorithm (lz4), the same size. The data are a corpus \
                 (pieces of /usr/bin, text, and noise that compresses by half), and, where the \
                 row's name ends in 50, what fio itself makes of \
-                --buffer_compress_percentage=50. Of the corpus, lz4 is most of what either side does, and it is the same on both, so it \
+                --buffer_compress_percentage=50. Of the corpus, lz4 is most of what either \
+                side does, and it is the same on both, so it \
                 bounds the ratio; fio's data cost it a fourth. A zram device is made for each \
                 measurement and removed after it, which needs root; where it cannot be had its \
                 rows are missing, with the reason. CPU time is that of the threads that read and \
