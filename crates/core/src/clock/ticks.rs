@@ -1,13 +1,13 @@
 //! The monotonic clock by the processor's counter, where the system itself goes by that.
 //!
 //! A batch that is small pays for two readings of the clock, and the system's takes 25 to 30 ns,
-//! most of which waits for what runs before it. The counter alone takes a third of that. Each thread
-//! has an *anchor*: a reading of both at one moment, and how long a tick is. From there it counts
-//! ticks, for a millisecond at most; then it drops anchor again. So an error does not add up: a
-//! reading is as good as two anchors a millisecond apart, some ten nanoseconds.
+//! most of which waits for what runs before it. The counter alone takes a third of that. Each
+//! thread has an *anchor*: a reading of both at one moment, and how long a tick is. From there it
+//! counts ticks, for a millisecond at most; then it drops anchor again. So an error does not add
+//! up: a reading is as good as two anchors a millisecond apart, some ten nanoseconds.
 //!
-//! The counter is taken where it runs at one rate on all processors (`CPUID` says so) and the kernel
-//! has it for its clock, which it watches. A thread that finds a counter wrong by more than
+//! The counter is taken where it runs at one rate on all processors (`CPUID` says so) and the
+//! kernel has it for its clock, which it watches. A thread that finds a counter wrong by more than
 //! [`WRONG_NS`] never looks at it again.
 //!
 //! Readings of a thread never go back. Those of two threads are apart by their errors: what has
