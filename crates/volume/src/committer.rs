@@ -110,7 +110,8 @@ impl<D: Directory> Committer<D> {
             log,
             unsynced: BTreeSet::new(),
             unsynced_bytes: 0,
-            since_checkpoint: 0,
+            // A pool that is killed again and again makes checkpoints too.
+            since_checkpoint: log.found_bytes,
             checkpoint: None,
             in_vain: 0,
         }

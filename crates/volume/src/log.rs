@@ -12,6 +12,8 @@ pub(crate) struct LogEnd {
     pub(crate) epoch: u64,
     /// Groups up to this one are durable.
     pub(crate) durable: u64,
+    /// Bytes of groups that were found behind the checkpoint when the pool was opened.
+    pub(crate) found_bytes: u64,
 }
 
 impl LogEnd {

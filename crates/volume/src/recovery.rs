@@ -159,7 +159,8 @@ fn make<D: Directory>(
     })();
     made.map_err(|error| doing()(error))?;
     segments.free_all_but(|number| number == 0);
-    let log = LogEnd { place: superblock.log, epoch: superblock.epoch, durable: 0 };
+    let (place, epoch) = (superblock.log, superblock.epoch);
+    let log = LogEnd { place, epoch, durable: 0, found_bytes: 0 };
     let volumes = Volumes { next_id: 1, ..Volumes::default() };
     Ok((Recovered { superblock, volumes, log }, segments))
 }
@@ -194,6 +195,8 @@ struct Recovery<'a, D: Directory> {
     ahead: RefCell<Option<(u64, Buffer)>>,
     /// Where each group is that may not be durable: it is in the log, and so it has to be.
     loose: VecDeque<(u64, u64, Buffer)>,
+    /// Bytes of the groups that were found.
+    found_bytes: u64,
 }
 
 impl<'a, D: Directory> Recovery<'a, D> {
@@ -211,6 +214,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             peeked: Cell::new(None),
             ahead: RefCell::new(None),
             loose: VecDeque::new(),
+            found_bytes: 0,
         }
     }
 
@@ -264,7 +268,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             let log = [place.segment, place.next, begin.segment, begin.next].contains(&number);
             log || used.contains(&number) || marks.is_needed(number)
         });
-        let log = LogEnd { place, epoch, durable };
+        let log = LogEnd { place, epoch, durable, found_bytes: self.found_bytes };
         Ok(Recovered { superblock, volumes: self.volumes, log })
     }
 
@@ -376,6 +380,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             self.apply(&group)?;
             let Group { segment, offset, head, chain, bytes, .. } = group;
             self.used.insert(segment);
+            self.found_bytes += u64::from(head.head_bytes + head.payload_bytes);
             self.epoch = head.epoch;
             self.durable = self.durable.max(head.durable);
             self.loose.push_back((head.number, self.segments.address(segment, offset), bytes));
