@@ -56,6 +56,8 @@ const FILL_BYTES: usize = 1 << 20;
 const RUNTIME_MIN: Duration = Duration::from_millis(300);
 /// What starting and ending fio take, and filling a device.
 const OVERHEAD_FIO: Duration = Duration::from_millis(1000);
+/// The same of a first look, whose device is a quarter as long.
+const OVERHEAD_FIO_QUICK: Duration = Duration::from_millis(600);
 const OVERHEAD: Duration = Duration::from_millis(250);
 /// The part of the fio lines that is the same for all.
 const COMMON: &str = "--bs=4k --direct=1 --norandommap --randrepeat=0 --gtod_reduce=1";
@@ -299,12 +301,13 @@ pub fn build(settings: &Settings) -> Experiment {
 fn by_fio(settings: &Settings, row: &'static Row, jobs: u32, bytes: u64) -> Vec<Cell> {
     // What fio itself makes is what its lines are about; of the corpus the two sides are enough.
     let few = settings.quick || row.data == Data::Corpus;
+    let overhead = if settings.quick { OVERHEAD_FIO_QUICK } else { OVERHEAD_FIO };
     let listed = BY_FIO.iter().filter(|(name, _)| !few || [ZRAM, OURS].contains(name));
     let mut cells = Vec::new();
     for &(name, by) in listed {
         let settings = settings.clone();
         let body = move |round: &Round<'_>| measure_by_fio(round, &settings, row, by, jobs, bytes);
-        cells.push(Cell::new(name, row.workload.name, jobs, body).overhead(OVERHEAD_FIO));
+        cells.push(Cell::new(name, row.workload.name, jobs, body).overhead(overhead));
     }
     cells
 }
