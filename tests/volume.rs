@@ -185,7 +185,8 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     // What changes under a client's feet has to wait for the client.
     let held = format!(
         "import subprocess\n\
-         run = subprocess.run(['{}', 'volume', 'rollback', '{path}', 'v0@one'], capture_output=True)\n\
+         line = ['{}', 'volume', 'rollback', '{path}', 'v0@one']\n\
+         run = subprocess.run(line, capture_output=True)\n\
          assert run.returncode == 6 and b'`v0` has 1 client' in run.stderr, run",
         crate::yard::BLOCKYARD
     );

@@ -41,6 +41,7 @@ target!(trace, blockyard_fuzz::trace::trace);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);
 target!(fault, blockyard_fuzz::texts::fault);
+target!(stream, blockyard_fuzz::stream::stream);
 target!(volume, blockyard_fuzz::volume::volume);
 target!(zonefs_superblock, blockyard_fuzz::zonefs::superblock);
 target!(zonefs_options, blockyard_fuzz::zonefs::options);

@@ -118,7 +118,7 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Runs until the pool is closed.
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         self.lane();
         loop {
             match self.turn() {

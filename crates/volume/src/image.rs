@@ -1,5 +1,5 @@
-//! A snapshot as an image that other programs read: raw, or qcow2. Made of a stream that holds all of
-//! it ([`crate::send`]), so that it can be made wherever the stream can be had.
+//! A snapshot as an image that other programs read: raw, or qcow2. Made of a stream that holds all
+//! of it ([`crate::send`]), so that it can be made wherever the stream can be had.
 
 mod qcow2;
 mod raw;
@@ -66,7 +66,7 @@ pub fn export(
     };
     let mut data_bytes = 0;
     loop {
-        match incoming.next()? {
+        match incoming.part()? {
             Part::Data { first, bytes } => {
                 let at = first * block_bytes;
                 sink.put(at, bytes).map_err(failed())?;

@@ -93,7 +93,7 @@ impl<'a> Incoming<'a> {
     ///
     /// # Errors
     /// If it cannot be read, the stream ends before its end, or it is damaged.
-    pub fn next(&mut self) -> Result<Part<'_>, VolumeError> {
+    pub fn part(&mut self) -> Result<Part<'_>, VolumeError> {
         let mut bytes = [0; RECORD_BYTES];
         fill(self.input, &mut bytes, self.bytes)?;
         self.bytes += bytes.len() as u64;
@@ -329,7 +329,7 @@ fn take<D: Directory>(
     let mut filler = Filler::new(pool, live);
     let mut blocks = 0;
     loop {
-        match incoming.next()? {
+        match incoming.part()? {
             Part::Data { first, bytes } => {
                 filler.write(first, bytes)?;
                 blocks += bytes.len() as u64 / size;

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_types)] // Pools are opened and closed now and then.
 
 use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -23,6 +24,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(30);
 
 /// How often is looked whether it is closed.
 const CLOSE_LOOK: Duration = Duration::from_millis(5);
+
+/// How often the thread of the log goes on, only to answer, after it has panicked.
+const PANICS_MAX: usize = 3;
 
 /// See the module.
 #[derive(Debug)]
@@ -93,10 +97,21 @@ impl<D: Directory> Running<D> {
     /// # Errors
     /// If it cannot be opened.
     pub fn start(directory: D, options: Options) -> Result<Arc<Running<D>>, VolumeError> {
-        let (pool, committer) = Pool::open(directory, options)?;
+        let (pool, mut committer) = Pool::open(directory, options)?;
         pool.set_running(true);
         let thread = std::thread::Builder::new().name("volume-log".to_owned());
-        let thread = thread.spawn(move || committer.run());
+        let opened = Arc::clone(&pool);
+        let run = move || {
+            // A panic there is a mistake of ours; who waits for an answer gets an error.
+            for _ in 0..PANICS_MAX {
+                if catch_unwind(AssertUnwindSafe(|| committer.run())).is_ok() {
+                    return;
+                }
+                opened.poison("the thread of the log has panicked");
+            }
+            opened.set_running(false);
+        };
+        let thread = thread.spawn(run);
         let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
         let taken = Mutex::new(BTreeSet::new());
         Ok(Arc::new(Running { pool, thread: Some(thread), taken }))

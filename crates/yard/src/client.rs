@@ -234,7 +234,8 @@ impl Client {
         self.get("/v1/pools")
     }
 
-    /// The volumes and snapshots of a pool that the yard has open, or one of them with what it takes.
+    /// The volumes and snapshots of a pool that the yard has open, or one of them with what it
+    /// takes.
     ///
     /// # Errors
     /// If the yard cannot be reached or has no such pool or volume.

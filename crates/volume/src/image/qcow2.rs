@@ -1,8 +1,8 @@
-//! qcow2 images, version 3, as QEMU's docs/interop/qcow2.txt describes them: clusters of 64 KiB, those
-//! of zeros left out, no backing file, no compression, no snapshots.
+//! qcow2 images, version 3, as QEMU's docs/interop/qcow2.txt describes them: clusters of 64 KiB,
+//! those of zeros left out, no backing file, no compression, no snapshots.
 //!
-//! Clusters are taken one behind the other, data and their tables as they come; reference counts and
-//! the header come last, so an image that was not finished is none.
+//! Clusters are taken one behind the other, data and their tables as they come; reference counts
+//! and the header come last, so an image that was not finished is none.
 
 use std::fs::File;
 use std::io;

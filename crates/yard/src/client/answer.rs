@@ -1,4 +1,5 @@
-//! An answer that is read while it comes, and a body that is sent while it is read: HTTP/1.1's chunks.
+//! An answer that is read while it comes, and a body that is sent while it is read: HTTP/1.1's
+//! chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,0 +1,88 @@
+//! A stream of a snapshot: as it is printed but for its fields, or any bytes. What is taken is in
+//! bounds and in order, and an end comes only behind all of it.
+
+use blockyard_volume::format::stream::{HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
+use blockyard_volume::receive::{Incoming, Part};
+
+use crate::input::Input;
+
+/// Reads the bytes as a stream, and streams made of them.
+///
+/// # Panics
+/// If something impossible is taken.
+pub fn stream(bytes: &[u8]) {
+    read(bytes);
+    let mut input = Input::new(bytes);
+    let whole = printed(&mut input);
+    read(&whole);
+    // One bit more or less is noticed, and so is an end anywhere.
+    let is_whole = ends(&whole);
+    let at = (input.word() % (whole.len() as u64 * 8)) as usize;
+    let mut flipped = whole.clone();
+    flipped[at / 8] ^= 1 << (at % 8);
+    assert!(!is_whole || !ends(&flipped), "bit {at} is flipped");
+    assert!(!ends(&whole[..at / 8]), "it is cut at {}", at / 8);
+}
+
+fn ends(bytes: &[u8]) -> bool {
+    let mut bytes = bytes;
+    let Ok(mut incoming) = Incoming::begin(&mut bytes) else { return false };
+    loop {
+        match incoming.part() {
+            Ok(Part::End) => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+fn read(bytes: &[u8]) {
+    let mut bytes = bytes;
+    let Ok(mut incoming) = Incoming::begin(&mut bytes) else { return };
+    let (blocks, size) = (incoming.head.blocks, incoming.head.block_bytes as usize);
+    let mut from = 0;
+    loop {
+        let (first, count) = match incoming.part() {
+            Ok(Part::Data { first, bytes }) => {
+                assert!(bytes.len() <= PAYLOAD_MAX && bytes.len().is_multiple_of(size));
+                (first, (bytes.len() / size) as u64)
+            }
+            Ok(Part::Zeros { first, count }) => (first, count),
+            Ok(Part::End) | Err(_) => return,
+        };
+        assert!(count > 0 && first >= from && first + count <= blocks);
+        from = first + count;
+    }
+}
+
+/// A stream whose sums are right, whatever it says.
+fn printed(input: &mut Input<'_>) -> Vec<u8> {
+    let head = Head {
+        block_bytes: input.choose(&[4096, 512, 65_536, 0, 513]),
+        blocks: input.choose(&[1, 40, 1 << 40, 0, u64::MAX]),
+        guid: input.below(3),
+        name: input.choose(&["v0@a", "", "%"]).to_owned(),
+        base: (input.below(2) == 1).then(|| (input.below(3), "v0@b".to_owned())),
+    };
+    let bytes: [u8; HEAD_BYTES] = head.print();
+    let mut chain = Head::chain(&bytes);
+    let mut out = bytes.to_vec();
+    for number in 0..=input.below(5) {
+        let kind = input.choose(&[Kind::Data, Kind::Zeros, Kind::End]);
+        let count = input.choose(&[1, 2, 0, u64::MAX, 1 << 39]);
+        let first = input.choose(&[0, number * 4, head.blocks, u64::MAX]);
+        let wanted =
+            if kind == Kind::Data { count.wrapping_mul(head.block_bytes.into()) } else { 0 };
+        let payload = vec![7; wanted.min(1 << 18) as usize];
+        let len = if input.below(8) == 0 { input.word() as u32 } else { payload.len() as u32 };
+        let number = if input.below(16) == 0 { input.word() } else { number };
+        let mut bytes = [0; RECORD_BYTES];
+        chain = Record { kind, len, first, count, number }.print(chain, &payload, &mut bytes);
+        out.extend(bytes);
+        out.extend(payload);
+        if kind == Kind::End {
+            break;
+        }
+    }
+    out
+}
