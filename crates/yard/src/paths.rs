@@ -1,4 +1,4 @@
-//! Where sockets and pools lie when nobody says where: one rule for the daemon and for the commands.
+//! Where sockets and pools lie when nobody says where: one rule for the daemon and the commands.
 
 use std::ffi::OsString;
 use std::io;

@@ -1,7 +1,8 @@
 //! A disk whose requests go to 32 workers, each of which writes and syncs for itself: the published
 //! change to ZFS' zvol, on a file in place.
 //!
-//! A request is a task: it is in the queue's own slot, so that handing it over can fail for nothing.
+//! A request is a task: it is in the queue's own slot, so that nothing can make handing it over
+//! fail.
 //! The worker takes the range, not the submitter. What the product does beyond it, a log that is
 //! never written twice and that keeps what was there, is not here, so this costs less than the
 //! change did; blocks are checksummed all the same.

@@ -133,8 +133,8 @@ impl PoolShape {
     }
 }
 
-/// The volume of a pool as a disk, or for workers a raw file: committed in this way, on a disk whose
-/// writes take so much longer.
+/// The volume of a pool as a disk, or for workers a raw file: committed in this way, on a disk
+/// whose writes take so much longer.
 ///
 /// # Errors
 /// If the pool or the file cannot be opened.

@@ -167,8 +167,8 @@ impl Record {
         crc(&all)
     }
 
-    /// Reads it: record `number` of a stream, whose blocks come at `from` or behind it. What follows
-    /// it is not looked at yet; see [`Record::verify`].
+    /// Reads it: record `number` of a stream, whose blocks come at `from` or behind it. What
+    /// follows it is not looked at yet; see [`Record::verify`].
     ///
     /// # Errors
     /// If it is impossible there.
