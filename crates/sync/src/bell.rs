@@ -91,9 +91,9 @@ impl Bell {
     #[cold]
     fn wake(&self) -> bool {
         let held = self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        // Relaxed: written under the lock. Whoever rings next finds somebody else asleep.
-        let before = self.state.load(Ordering::Relaxed);
-        self.state.store(AWAKE, Ordering::Relaxed);
+        // One operation: who dozes writes without the lock, and what it writes in between must not
+        // be lost. Acquire and release: pairs with the swaps in `doze` and `rise`.
+        let before = self.state.swap(AWAKE, Ordering::AcqRel);
         drop(held);
         match before {
             ASLEEP => self.heard.notify_one(),
@@ -148,7 +148,8 @@ impl Bell {
     /// The owner is about to sleep by other means, until its caller wakes it; `false` if something
     /// is there, and it need not. It is awake again by [`Bell::rise`].
     pub fn doze(&self, is_there: impl FnOnce() -> bool) -> bool {
-        self.state.store(DOZING, Ordering::Relaxed);
+        // Acquire and release: pairs with the swap in `wake`.
+        self.state.swap(DOZING, Ordering::AcqRel);
         // Full: pairs with the fence in `ring`. Who rings from here on calls, and that is still
         // heard when the owner sleeps.
         fence(Ordering::SeqCst);
@@ -161,8 +162,8 @@ impl Bell {
 
     /// The owner does not doze any more.
     pub fn rise(&self) {
-        // Relaxed: who has seen it dozing calls in vain.
-        self.state.store(AWAKE, Ordering::Relaxed);
+        // Acquire and release: pairs with the swap in `wake`. Who has seen it dozing calls in vain.
+        self.state.swap(AWAKE, Ordering::AcqRel);
     }
 }
 
