@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
 use blockyard_sync::mailbox::Owner;
@@ -30,7 +30,8 @@ use crate::log::LogEnd;
 use crate::pool::Pool;
 use crate::record::{Body, Moved, Record};
 use crate::segments::{RESERVE, Want};
-use crate::store::{Directory, Parcel};
+use crate::store::tasks::Chosen;
+use crate::store::{Commit, Directory, Parcel};
 
 use flight::Flight;
 use group::{Group, may_follow};
@@ -75,7 +76,7 @@ pub struct Committer<D: Directory> {
     held: Option<Record>,
     group: Group,
     /// Made by the thread that runs the committer, which alone uses it.
-    lane: Option<D::Lane>,
+    lane: Option<Chosen<D::File, D::Lane>>,
     /// The oldest first.
     flights: VecDeque<Flight>,
     /// To be used again.
@@ -91,6 +92,8 @@ pub struct Committer<D: Directory> {
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
     head_bytes_max: usize,
+    /// Volumes of which a write was answered and then found no space: their next flush says so.
+    lost: BTreeSet<u32>,
 }
 
 impl<D: Directory> Committer<D> {
@@ -114,15 +117,24 @@ impl<D: Directory> Committer<D> {
             since_checkpoint: log.found_bytes,
             checkpoint: None,
             in_vain: 0,
+            lost: BTreeSet::new(),
         }
     }
 
     /// Runs until the pool is closed.
     pub fn run(&mut self) {
         self.lane();
+        // When the oldest group came that is not durable, as far as that was seen.
+        let mut loose: Option<Instant> = None;
         loop {
             match self.turn() {
-                Turn::Worked => {}
+                Turn::Worked if self.unsynced.is_empty() => loose = None,
+                Turn::Worked => {
+                    if loose.get_or_insert_with(Instant::now).elapsed() >= SETTLE {
+                        self.settle();
+                        loose = None;
+                    }
+                }
                 Turn::Stopped => return,
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
@@ -196,8 +208,13 @@ impl<D: Directory> Committer<D> {
         let align = self.pool.align();
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
         let alone = self.flights.is_empty();
+        let options = self.pool.options();
+        let records_max = match options.commit {
+            Commit::Group => options.group_records.clamp(1, RECORDS_MAX),
+            Commit::TaskQueue(_) => 1,
+        };
         let group = &mut self.group;
-        while group.records.len() < RECORDS_MAX && !group.closed {
+        while group.records.len() < records_max && !group.closed {
             let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
@@ -208,7 +225,8 @@ impl<D: Directory> Committer<D> {
             };
             let count = group.descriptors.len() + count;
             let head = format::head_bytes(count, align);
-            let fits = head as usize <= self.head_bytes_max
+            let fits = count <= format::DESCRIPTORS_MAX
+                && head as usize <= self.head_bytes_max
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
             let follows = alone || may_follow(&record);
             if (!fits && !group.records.is_empty()) || !follows {
@@ -278,7 +296,7 @@ impl<D: Directory> Committer<D> {
     /// Tells everybody in the group how it has ended, and makes it empty.
     fn answer(&mut self, status: Status) {
         let mut group = std::mem::take(&mut self.group);
-        publish::answer(&mut group, status);
+        publish::answer(&self.pool, &mut group, status, &mut self.lost);
         group.clear();
         self.group = group;
     }

@@ -39,6 +39,9 @@ const TRIES: usize = 3;
 /// Longest sleep of a door that is closed before it looks again.
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
+/// No request waits for the answer, and none comes.
+pub const NOBODY: u32 = u32::MAX;
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -151,7 +154,8 @@ impl<D: Directory> Door<D> {
     }
 
     fn reply(&self, token: u32) -> Option<Return> {
-        Some(Return { to: Arc::clone(self.replies.mailbox()), token })
+        let to = || Arc::clone(self.replies.mailbox());
+        (token != NOBODY).then(|| Return { to: to(), token })
     }
 
     /// Whether an answer may come before a write is in the log: not where space is short, because
@@ -521,6 +525,7 @@ impl<D: Directory> Door<D> {
         let pool = Arc::clone(&self.pool);
         let mail = pool.mail();
         let volume = Arc::clone(&self.volume);
+        let is_awaited = reply.is_some();
         let begun = self.volume.map.with(number, |span| {
             let is_same =
                 |(block, found): &(u64, Found)| span.find(Map::place(*block).1).is_same(found);
@@ -533,7 +538,7 @@ impl<D: Directory> Door<D> {
             true
         });
         if begun {
-            self.out += 1;
+            self.out += usize::from(is_awaited);
             self.wake();
         }
         begun
@@ -547,7 +552,8 @@ impl<D: Directory> Door<D> {
         if !self.pool.admit() {
             return Outcome::Full;
         }
-        let record = Record::of(Body::Flush, self.reply(token));
+        let volume = Some(Arc::clone(&self.volume));
+        let record = Record { volume, ..Record::of(Body::Flush, self.reply(token)) };
         self.pool.mail().post([record].into_iter());
         self.wake();
         self.out += 1;

@@ -27,7 +27,7 @@ use crate::map::{Frozen, Map};
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
 use crate::segments::{Counts, MAP_CACHE_BYTES, Segments};
-use crate::store::{Directory, StoreKind};
+use crate::store::{Commit, Directory, StoreKind};
 
 /// What the name of a volume begins with that is received and not complete. No other name does.
 pub(crate) const ON_ITS_WAY: char = '%';
@@ -62,6 +62,10 @@ pub struct Options {
     pub pipeline_bytes: u32,
     /// By what files are read and written.
     pub store: StoreKind,
+    /// How writes become durable.
+    pub commit: Commit,
+    /// Most records in a group; 1 makes each durable by itself, one after the other.
+    pub group_records: usize,
     /// Memory for pages of maps that are on disk too, in bytes.
     pub map_cache_bytes: u64,
 }
@@ -78,6 +82,8 @@ impl Default for Options {
             records_max: 1 << 13,
             pipeline_bytes: 256 << 10,
             store: StoreKind::Auto,
+            commit: Commit::Group,
+            group_records: 1000,
             map_cache_bytes: MAP_CACHE_BYTES,
         }
     }

@@ -17,7 +17,7 @@ use blockyard_core::{
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
-use crate::door::{Door, Outcome};
+use crate::door::{Door, NOBODY, Outcome};
 use crate::store::{Directory, Doorbell, RealDirectory};
 
 use reading::Reading;
@@ -27,9 +27,6 @@ pub(crate) const RECORDS: usize = 128;
 
 /// Records that a request may need: zeros in two spans, and a part of a block at each end.
 const RECORDS_EACH: usize = 4;
-
-/// No request waits for the answer.
-const NOBODY: u32 = u32::MAX;
 
 /// When to look for answers first, and at the latest.
 const LOOK_NS: (u64, u64) = (20_000, 1_000_000);

@@ -9,6 +9,7 @@ pub mod lane;
 pub mod reads;
 mod real;
 pub(crate) mod ring;
+pub mod tasks;
 
 use std::fmt;
 use std::io;
@@ -29,6 +30,27 @@ pub enum StoreKind {
     Uring,
     /// By calls that block.
     Threads,
+}
+
+/// How writes become durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commit {
+    /// What waits is written together and synced once.
+    #[default]
+    Group,
+    /// So many workers each write one request and sync for it.
+    TaskQueue(u16),
+}
+
+impl Commit {
+    /// `group`, or `taskq:N`.
+    pub fn parse(text: &str) -> Option<Commit> {
+        if text == "group" {
+            return Some(Commit::Group);
+        }
+        let workers = text.strip_prefix("taskq:")?.parse().ok()?;
+        (1..=tasks::WORKERS_MAX).contains(&workers).then_some(Commit::TaskQueue(workers))
+    }
 }
 
 /// A directory.

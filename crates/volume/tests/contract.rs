@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_sim::contract;
-use blockyard_volume::store::StoreKind;
+use blockyard_volume::store::{Commit, StoreKind};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
 use place::Place;
@@ -62,6 +62,20 @@ fn by_calls_that_block() {
     let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
     let make = move || fresh_by(&place, &config, StoreKind::Threads);
     contract::run(&contract::Subject::plain("volume, threads", true, make));
+}
+
+/// Each write by a worker of its own.
+#[test]
+fn by_a_queue_of_tasks() {
+    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "tasks"));
+    let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
+    let make = move || {
+        let options =
+            Options { segment_bytes: 4 << 20, commit: Commit::TaskQueue(8), ..Options::default() };
+        let path = place.fresh();
+        Volume::open_with(VolumeConfig { path, ..config.clone() }, options).unwrap()
+    };
+    contract::run(&contract::Subject::plain("volume, taskq", true, make));
 }
 
 #[test]

@@ -6,10 +6,12 @@ use super::Committer;
 use super::group::Group;
 use super::publish;
 use crate::format::group::{self as format, Head};
-use crate::record::Body;
+use crate::pool::Pool;
+use crate::record::{Body, Record};
 use crate::segments::Want;
 use crate::store::lane::Part;
-use crate::store::{Directory, Durability, Lane, Parcel, StoreFile};
+use crate::store::tasks::{Chosen, Tasks, blocks_of};
+use crate::store::{Commit, Directory, Durability, Lane, Parcel, StoreFile};
 
 /// A group on its way.
 pub(super) struct Flight {
@@ -22,13 +24,27 @@ pub(super) struct Flight {
     len: u32,
 }
 
+/// The lane that the options ask for.
+fn choose<D: Directory>(pool: &Pool<D>) -> Chosen<D::File, D::Lane> {
+    if let Commit::TaskQueue(workers) = pool.options().commit {
+        match Tasks::start(workers) {
+            Ok(tasks) => return Chosen::Tasks(tasks),
+            Err(error) => {
+                let title = pool.segments().directory().title();
+                tracing::error!("{title}: no {workers} workers ({error}): `commit=group` instead");
+            }
+        }
+    }
+    let scratch = pool.segments().scratch();
+    Chosen::Group(pool.segments().directory().lane(scratch.as_ref()))
+}
+
 impl<D: Directory> Committer<D> {
     /// The lane, which the first caller makes for its thread.
-    pub(super) fn lane(&mut self) -> &mut D::Lane {
-        let (segments, mail) = (self.pool.segments(), self.mail.mailbox());
+    pub(super) fn lane(&mut self) -> &mut Chosen<D::File, D::Lane> {
+        let (pool, mail) = (&self.pool, self.mail.mailbox());
         self.lane.get_or_insert_with(|| {
-            let scratch = segments.scratch();
-            let mut lane = segments.directory().lane(scratch.as_ref());
+            let mut lane = choose(pool);
             lane.hear(mail.bell());
             lane
         })
@@ -38,7 +54,9 @@ impl<D: Directory> Committer<D> {
     pub(super) fn may_overlap(&mut self) -> bool {
         let Some(last) = self.flights.back() else { return true };
         let is_long = last.len >= self.pool.options().pipeline_bytes;
-        is_long && self.flights.len() < self.lane().depth()
+        let count = self.flights.len();
+        let lane = self.lane();
+        (is_long || lane.takes_short()) && count < lane.depth()
     }
 
     /// Whether the group may be on its way behind those that are. A sync counts for what is written
@@ -140,7 +158,7 @@ impl<D: Directory> Committer<D> {
     /// Waits for the oldest group, and tells everybody.
     pub(super) fn land(&mut self) {
         if let Some((mut group, status)) = self.touch_down() {
-            publish::answer(&mut group, status);
+            publish::answer(&self.pool, &mut group, status, &mut self.lost);
             group.clear();
             self.groups.push(group);
         }
@@ -207,6 +225,14 @@ impl<D: Directory> Committer<D> {
 impl Group {
     /// Puts what is written behind the head into a parcel.
     fn pack(&mut self, parcel: &mut Parcel) {
+        if let [Record { body, volume: Some(volume), first, .. }] = &self.records[..] {
+            let blocks = match body {
+                Body::Write(payload) => payload.blocks().len() as u64,
+                Body::Zero(blocks) => u64::from(*blocks),
+                _ => 0,
+            };
+            parcel.set_range(blocks_of(volume.traits.id, *first, blocks));
+        }
         let mut changes = self.changes.drain(..);
         for record in &self.records {
             match &record.body {

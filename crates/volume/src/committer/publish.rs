@@ -1,5 +1,6 @@
 //! What becomes of a group's records: blocks go into the maps, or out again, and answers home.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockyard_core::Status;
@@ -77,15 +78,34 @@ pub(super) fn take_back(group: &Group) {
 }
 
 /// Tells everybody how the group has ended.
-pub(super) fn answer(group: &mut Group, status: Status) {
+pub(super) fn answer<D: Directory>(
+    pool: &Pool<D>,
+    group: &mut Group,
+    status: Status,
+    lost: &mut BTreeSet<u32>,
+) {
     let mut rung: Option<Arc<Mailbox<Reply>>> = None;
     for record in group.records.drain(..) {
-        let Some(reply) = record.reply else { continue };
+        let volume = record.volume.as_ref().map(|volume| volume.traits.id);
+        let Some(reply) = record.reply else {
+            // It was answered before. Who flushes next is told if it is not there.
+            if let Some(id) = volume {
+                pool.dismiss();
+                if !status.is_ok() {
+                    lost.insert(id);
+                }
+            }
+            continue;
+        };
         let status = match &record.body {
             // What was refused before it came into the group.
             Body::Catalogue(_) if !record.durable => {
                 Status::from_u8(record.serial as u8).expect("it was put there as a status")
             }
+            Body::Flush if volume.is_some_and(|id| lost.remove(&id)) => match status {
+                Status::Ok => Status::NoSpc,
+                status => status,
+            },
             Body::Flush | Body::Checkpoint | Body::Stop if status == Status::NoSpc => Status::Ok,
             _ => status,
         };

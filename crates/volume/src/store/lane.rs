@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use blockyard_sync::bell::Bell;
@@ -51,18 +52,30 @@ pub struct Parcel {
     head: Buffer,
     head_bytes: usize,
     parts: Vec<Part>,
+    range: Range<u64>,
 }
 
 impl Parcel {
     /// An empty one with room for a head.
     pub fn new(head: Buffer) -> Parcel {
-        Parcel { head, head_bytes: 0, parts: Vec::new() }
+        Parcel { head, head_bytes: 0, parts: Vec::new(), range: 0..0 }
     }
 
     /// Makes it empty.
     pub fn clear(&mut self) {
         self.head_bytes = 0;
         self.parts.clear();
+        self.range = 0..0;
+    }
+
+    /// Which blocks it is about, if it is about one request; else none.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Says which blocks it is about.
+    pub fn set_range(&mut self, range: Range<u64>) {
+        self.range = range;
     }
 
     /// The room for the head, of which so many bytes will count.
@@ -107,6 +120,11 @@ pub type Ended = (Option<Parcel>, io::Result<()>);
 pub trait Lane<F>: fmt::Debug + Send + 'static {
     /// How many parcels may be under way at once.
     fn depth(&self) -> usize;
+
+    /// Whether short parcels are to be under way together too.
+    fn takes_short(&self) -> bool {
+        false
+    }
 
     /// Has the one who waits by this bell for parcels called also while [`Lane::wait`] sleeps.
     fn hear(&mut self, bell: &Bell) {

@@ -1,0 +1,254 @@
+//! Groups written by workers, each of which writes one and syncs for itself: `commit=taskq`.
+//!
+//! What OpenZFS does for its volumes since 2020. It is the way of stores whose calls block, and
+//! what group commit is measured against.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blockyard_sync::bell::{Bell, Caller};
+use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_sync::range_lock::{RangeLock, Use};
+use blockyard_sync::task_queue::{Entry, TaskQueue};
+
+use super::StoreFile;
+use super::lane::{Durability, Ended, Lane, Parcel};
+
+/// Most workers.
+pub(crate) const WORKERS_MAX: u16 = 256;
+
+/// Longest sleep before another look.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A parcel for a worker.
+struct Job<F> {
+    number: u64,
+    file: Arc<F>,
+    offset: u64,
+    parcel: Parcel,
+    durability: Durability,
+}
+
+/// A parcel that a worker has written.
+struct Done {
+    number: u64,
+    ended: Ended,
+}
+
+/// What the workers share.
+struct Shared<F> {
+    queue: TaskQueue<Job<F>>,
+    ranges: RangeLock,
+    done: Arc<Mailbox<Done>>,
+}
+
+impl<F: StoreFile> Shared<F> {
+    fn work(&self) {
+        while let Some(job) = self.queue.take() {
+            let Job { number, file, offset, parcel, durability } = job;
+            let range = self.ranges.take(parcel.range(), Use::Write);
+            let result = write(&*file, offset, &parcel, durability);
+            drop(range);
+            let ended = (Some(parcel), result);
+            self.done.post([Done { number, ended }].into_iter());
+            self.done.bell().ring();
+        }
+    }
+}
+
+fn write<F: StoreFile>(
+    file: &F,
+    offset: u64,
+    parcel: &Parcel,
+    durability: Durability,
+) -> io::Result<()> {
+    let parts: Vec<&[u8]> = parcel.slices().collect();
+    file.write_at(offset, &parts)?;
+    if durability == Durability::Nothing { Ok(()) } else { file.sync() }
+}
+
+/// See the module.
+pub struct Tasks<F: StoreFile> {
+    shared: Arc<Shared<F>>,
+    done: Owner<Done>,
+    /// Parcels under way, the oldest first, and how they have ended.
+    flights: VecDeque<Option<Ended>>,
+    /// The number of the oldest.
+    first: u64,
+    /// As many as there are workers: each parcel brings one along.
+    entries: Vec<Arc<Entry<Job<F>>>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl<F: StoreFile> Tasks<F> {
+    /// So many workers.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn start(workers: u16) -> io::Result<Tasks<F>> {
+        let count = workers.clamp(1, WORKERS_MAX);
+        let done: Owner<Done> = Mailbox::open(count.into());
+        let (queue, ranges) = (TaskQueue::default(), RangeLock::default());
+        let shared = Arc::new(Shared { queue, ranges, done: Arc::clone(done.mailbox()) });
+        let mut tasks = Tasks {
+            shared,
+            done,
+            flights: VecDeque::with_capacity(count.into()),
+            first: 0,
+            entries: (0..count).map(|_| Arc::default()).collect(),
+            workers: Vec::with_capacity(count.into()),
+        };
+        for number in 0..count {
+            let shared = Arc::clone(&tasks.shared);
+            let builder = std::thread::Builder::new().name(format!("volume-task-{number}"));
+            tasks.workers.push(builder.spawn(move || shared.work())?);
+        }
+        Ok(tasks)
+    }
+
+    fn collect(&mut self) {
+        while let Some(Done { number, ended }) = self.done.take() {
+            if let Some(flight) = self.flights.get_mut((number - self.first) as usize) {
+                *flight = Some(ended);
+            }
+        }
+    }
+
+    fn is_oldest_done(&self) -> bool {
+        self.flights.front().is_none_or(Option::is_some)
+    }
+}
+
+impl<F: StoreFile> Lane<F> for Tasks<F> {
+    fn depth(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn takes_short(&self) -> bool {
+        true
+    }
+
+    fn hear(&mut self, bell: &Bell) {
+        let done = Arc::clone(self.done.mailbox());
+        bell.call(Caller::new(move || _ = done.bell().ring()));
+    }
+
+    fn begin(&mut self, file: &Arc<F>, offset: u64, parcel: Parcel, durability: Durability) {
+        let number = self.first + self.flights.len() as u64;
+        let file = Arc::clone(file);
+        let entry = Arc::clone(&self.entries[number as usize % self.entries.len()]);
+        self.flights.push_back(None);
+        self.shared.queue.dispatch(&entry, Job { number, file, offset, parcel, durability });
+    }
+
+    fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
+        self.collect();
+        if !self.is_oldest_done() {
+            // Who puts something into the committer's mailbox rings here, as workers do.
+            if bell.doze(is_there) {
+                let own = self.done.mailbox().bell();
+                own.sleep(LOOK, || self.done.is_any() || is_there());
+                bell.rise();
+            }
+            self.collect();
+        }
+        self.is_oldest_done()
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        loop {
+            self.collect();
+            match self.flights.front()? {
+                Some(_) => break,
+                None if self.workers.iter().all(JoinHandle::is_finished) => {
+                    let error = io::Error::other("the workers of the log have ended");
+                    self.flights[0] = Some((None, Err(error)));
+                }
+                None => self.done.mailbox().bell().sleep(LOOK, || self.done.is_any()),
+            }
+        }
+        self.first += 1;
+        self.flights.pop_front()?
+    }
+}
+
+impl<F: StoreFile> Drop for Tasks<F> {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        for worker in self.workers.drain(..) {
+            // A panic there was reported when it happened.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl<F: StoreFile> fmt::Debug for Tasks<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (workers, flights) = (self.workers.len(), self.flights.len());
+        f.debug_struct("Tasks").field("workers", &workers).field("flights", &flights).finish()
+    }
+}
+
+/// The lane of a pool: groups by the way of its directory, or each record by a worker.
+#[derive(Debug)]
+pub(crate) enum Chosen<F: StoreFile, L> {
+    /// Groups.
+    Group(L),
+    /// Workers.
+    Tasks(Tasks<F>),
+}
+
+impl<F: StoreFile, L: Lane<F>> Lane<F> for Chosen<F, L> {
+    fn depth(&self) -> usize {
+        match self {
+            Chosen::Group(lane) => lane.depth(),
+            Chosen::Tasks(lane) => lane.depth(),
+        }
+    }
+
+    fn takes_short(&self) -> bool {
+        match self {
+            Chosen::Group(lane) => lane.takes_short(),
+            Chosen::Tasks(lane) => lane.takes_short(),
+        }
+    }
+
+    fn hear(&mut self, bell: &Bell) {
+        match self {
+            Chosen::Group(lane) => lane.hear(bell),
+            Chosen::Tasks(lane) => lane.hear(bell),
+        }
+    }
+
+    fn begin(&mut self, file: &Arc<F>, offset: u64, parcel: Parcel, durability: Durability) {
+        match self {
+            Chosen::Group(lane) => lane.begin(file, offset, parcel, durability),
+            Chosen::Tasks(lane) => lane.begin(file, offset, parcel, durability),
+        }
+    }
+
+    fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
+        match self {
+            Chosen::Group(lane) => lane.wait(bell, is_there),
+            Chosen::Tasks(lane) => lane.wait(bell, is_there),
+        }
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        match self {
+            Chosen::Group(lane) => lane.end(),
+            Chosen::Tasks(lane) => lane.end(),
+        }
+    }
+}
+
+/// The blocks of a volume, as a range that no other volume's blocks overlap, or hardly ever.
+pub(crate) fn blocks_of(volume: u32, first: u64, blocks: u64) -> Range<u64> {
+    let base = u64::from(volume) << 40;
+    base.wrapping_add(first)..base.wrapping_add(first).saturating_add(blocks)
+}
