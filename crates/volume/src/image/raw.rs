@@ -10,7 +10,7 @@ use super::{Sink, is_zero};
 const HOLE_BYTES: usize = 4096;
 
 /// Zeros that are written at once.
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A file with holes where the disk has zeros.
 pub(super) struct Sparse<'a> {
