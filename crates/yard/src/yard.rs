@@ -259,7 +259,7 @@ impl Yard {
         let exports = self.exports.list();
         let export = exports.iter().find(|export| export.name == name);
         let clients = export.map_or(0, |export| export.clients as u64);
-        let opens = self.files.find_info(name).map_or(0, |info| info.opens as u64);
+        let opens = self.files.find_info(name).map_or(0, |info| info.opens);
         if let Some(dir) = self.zonefs_place(name) {
             return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
         }
