@@ -162,25 +162,18 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 }
 
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
+    let place = pool.page_place();
     let mut pages = Pages::new(pool);
-    let mut listed = Vec::with_capacity(frozen.volumes.len());
-    for (traits, copied, nodes) in &frozen.volumes {
-        let mut entries = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            entries.push(match node {
-                None => Entry::HOLE,
-                Some(node) => pages.node(node)?,
-            });
+    let (address, bytes) = match write_pages(frozen, &mut pages) {
+        Ok(catalogue) => catalogue,
+        Err(Refused::NoSpace) => {
+            // Nothing durable and nothing in memory names what it has written.
+            pages.taken.iter().for_each(|segment| pool.segments().put_back(*segment));
+            pool.set_page_place(place);
+            return Err(Refused::NoSpace);
         }
-        listed.push(Listed {
-            traits: traits.clone(),
-            family: copied.family,
-            copied: copied.last,
-            nodes: entries,
-        });
-    }
-    let bytes = catalogue::print(&frozen.whole, &listed);
-    let address = pages.long(&bytes)?;
+        Err(error) => return Err(error),
+    };
     pages.finish()?;
     let mut marks = Marks::new(pool.segments().bytes());
     marks.blocks(&frozen.whole.live);
@@ -211,6 +204,32 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     Ok(marks)
 }
 
+/// Writes the pages that have changed, and the catalogue; answers where that is, and what.
+fn write_pages<D: Directory>(
+    frozen: &Frozen,
+    pages: &mut Pages<'_, D>,
+) -> Result<(u64, Vec<u8>), Refused> {
+    let mut listed = Vec::with_capacity(frozen.volumes.len());
+    for (traits, copied, nodes) in &frozen.volumes {
+        let mut entries = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            entries.push(match node {
+                None => Entry::HOLE,
+                Some(node) => pages.node(node)?,
+            });
+        }
+        listed.push(Listed {
+            traits: traits.clone(),
+            family: copied.family,
+            copied: copied.last,
+            nodes: entries,
+        });
+    }
+    let bytes = catalogue::print(&frozen.whole, &listed);
+    let address = pages.long(&bytes)?;
+    Ok((address, bytes))
+}
+
 /// Writes a superblock to its slot, durably.
 pub(crate) fn write_superblock<D: Directory>(
     segments: &Segments<D>,
@@ -233,6 +252,8 @@ struct Pages<'a, D: Directory> {
     buffer: Buffer,
     filled: usize,
     touched: BTreeSet<u32>,
+    /// Segments that were free before.
+    taken: Vec<u32>,
     /// Where pages will be found. They are told only when all of them are durable: after an error
     /// a page that is nowhere must not believe that it is.
     leaves: Homes<Leaf>,
@@ -251,7 +272,17 @@ impl<'a, D: Directory> Pages<'a, D> {
         pool.set_page_place(None);
         let (leaves, nodes) = (HashMap::new(), HashMap::new());
         let touched = BTreeSet::new();
-        Pages { pool, segment, offset, buffer, filled: 0, touched, leaves, nodes }
+        Pages {
+            pool,
+            segment,
+            offset,
+            buffer,
+            filled: 0,
+            touched,
+            taken: Vec::new(),
+            leaves,
+            nodes,
+        }
     }
 
     /// Writes what is in the buffer.
@@ -276,7 +307,9 @@ impl<'a, D: Directory> Pages<'a, D> {
         }
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
             self.flush()?;
-            self.segment = Some(self.pool.segments().take(Want::Reserve).ok_or(Refused::NoSpace)?);
+            let segment = self.pool.segments().take(Want::Reserve).ok_or(Refused::NoSpace)?;
+            self.taken.push(segment);
+            self.segment = Some(segment);
             self.offset = 0;
         }
         Ok(())

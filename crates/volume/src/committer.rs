@@ -326,9 +326,14 @@ impl<D: Directory> Committer<D> {
             self.pool.set_hurried(true);
         }
         self.pool.prepare();
-        let available = self.pool.segments().available() as u64;
-        let bytes = available.saturating_sub(3) * u64::from(self.pool.segments().bytes());
-        self.pool.set_tight(bytes < 2 * self.pool.options().memory_bytes);
+        // What is answered early is in memory, and has to find a place in files that exist. None
+        // that could be made counts: the file system may be full.
+        let free = self.pool.segments().counts().free.saturating_sub(RESERVE);
+        let next = usize::from(self.log.place.next != SEGMENT_NONE);
+        let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
+        let memory = self.pool.options().memory_bytes;
+        // A quarter more, for what is left empty at the ends of segments.
+        self.pool.set_tight(bytes < memory + memory / 4);
     }
 
     /// The maps as they are now, with the end of the log.

@@ -267,7 +267,8 @@ impl<D: Directory> Pool<D> {
             mail: Arc::clone(mail.mailbox()),
             admitted: TagBudget::new(options.records_max - OWN_RECORDS),
             poisoned: Arc::new(Published::new(false)),
-            tight: Arc::new(Published::new(false)),
+            // Until somebody has looked.
+            tight: Arc::new(Published::new(true)),
             running: Arc::new(Published::new(false)),
             hurried: Arc::new(Published::new(false)),
             volumes: Mutex::new(recovered.volumes),
