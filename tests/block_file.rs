@@ -6,7 +6,7 @@ use blockyard_lab::tools::fuse_parameter::FuseParameter;
 
 use crate::attach::{FileSystem, Loop, unmount_lazily};
 use crate::place::Place;
-use crate::run::{Run, run};
+use crate::run::Run;
 use crate::yard::Yard;
 
 /// Tests that are run once for each way in which requests come from the kernel.
