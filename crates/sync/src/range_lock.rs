@@ -116,14 +116,14 @@ mod tests {
     #[test]
     fn only_what_overlaps_waits_and_nobody_overtakes() {
         let place = |number, range, used| Place { number, range, used };
-        let mut list = List::default();
-        list.places = vec![
+        let places = vec![
             place(0, 0..10, Use::Read),
             place(1, 5..7, Use::Read),
             place(2, 9..12, Use::Write),
             place(3, 12..13, Use::Write),
             place(4, 8..10, Use::Read),
         ];
+        let mut list = List { places, ..List::default() };
         let goes: Vec<bool> = (0..5).map(|number| list.may_go(number)).collect();
         assert_eq!(goes, [true, true, false, true, false]);
         list.places.remove(0);
