@@ -37,7 +37,9 @@ fn fresh_by(place: &Arc<Place>, config: &VolumeConfig, store: StoreKind) -> Arc<
 }
 
 fn alone(name: &str, config: VolumeConfig) {
-    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "contract"));
+    // Of this test alone: others run beside it in this process.
+    let place =
+        Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &name.replace(' ', "")));
     contract::run(&contract::Subject::plain(name, true, move || fresh(&place, &config)));
 }
 
