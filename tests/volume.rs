@@ -85,7 +85,7 @@ fn syncs_are_seen_from_outside() {
     let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
     let trace = pool.file("trace");
     let script = format!(
-        "strace -f -qq -e trace=fdatasync -o {trace} -p {pid} & tracer=$!\n\
+        "strace -f -qq -e trace=fdatasync,pwritev2,io_uring_enter -o {trace} -p {pid} & tracer=$!\n\
          until grep -q \"^TracerPid:[[:space:]]*$tracer\" /proc/{pid}/task/*/status; do \
              kill -0 $tracer || exit 1; done\n\
          nbdsh --uri '{uri}' -c 'import nbd' \
@@ -97,7 +97,15 @@ fn syncs_are_seen_from_outside() {
     );
     run(&["bash", "-c", &script]);
     let seen = std::fs::read_to_string(&trace).unwrap_or_default();
-    let syncs = seen.lines().filter(|line| line.contains("fdatasync(")).count();
+    // A sync, a write that is durable by itself, or a write and its sync handed over by one call.
+    let is_sync = |line: &&str| {
+        let handed =
+            line.split_once("io_uring_enter(").and_then(|(_, rest)| rest.split(", ").nth(1));
+        line.contains("fdatasync(")
+            || line.contains("pwritev2(") && line.contains("RWF_DSYNC")
+            || handed.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count >= 2)
+    };
+    let syncs = seen.lines().filter(is_sync).count();
     // One after the other, each FUA and each flush needs one of its own.
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
 }
