@@ -97,10 +97,10 @@ fn the_default_yard_is_served_and_ends_cleanly() {
         let mut served = Served::start(&format!("default-{signal}"), &[]);
         let names: Vec<_> =
             served.said["devices"].as_array().unwrap().iter().map(|d| &d["name"]).collect();
-        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0", "ram0"]);
+        assert_eq!(names, ["zoned0", "null0", "mem0", "smr0", "ram0", "vol0"]);
         let list = served.says(&["list"]);
         assert!(list.starts_with("NAME "), "{list}");
-        assert_eq!(list.lines().count(), 6);
+        assert_eq!(list.lines().count(), 7);
         served.signal(signal);
         assert_eq!(served.child.wait().unwrap().code(), Some(0));
         let left: Vec<_> = std::fs::read_dir(served.dir.0.join("blockyard")).unwrap().collect();
@@ -266,7 +266,7 @@ fn a_configuration_is_written_checked_and_served() {
     assert_eq!(code, 1);
     assert!(error.contains("--force overwrites it"), "{error}");
     let (code, out, _) = run(blockyard(&dir.0).args(["check", path]));
-    assert_eq!((code, out), (0, format!("{path}: good: 5 devices\n")));
+    assert_eq!((code, out), (0, format!("{path}: good: 6 devices\n")));
     let (code, out, _) =
         run(blockyard(&dir.0).args(["serve", "-c", path, "--run", "echo $exportname"]));
     assert_eq!((code, out.as_str()), (0, "zoned0\n"));
