@@ -26,6 +26,8 @@ const WRONG_NS: u64 = 20_000;
 const CLOSE_TICKS: u64 = 1_000;
 /// How often that is tried.
 const TRIES: usize = 3;
+/// How often in a row a thread may fail at it.
+const MISSES_MAX: u8 = 8;
 /// Bits behind the point of a rate.
 const POINT: u32 = 32;
 /// Rates that are believed: of counters from 100 MHz to 100 GHz.
@@ -59,8 +61,10 @@ fn renew(anchor: &Cell<Anchor>) -> u64 {
             return now_ns;
         }
     }
-    // Somebody else had the processor meanwhile, each time.
+    // Somebody else had the processor meanwhile, each time; or the system's clock is a slow one,
+    // beside which the counter cannot be told.
     let ns = system_ns();
+    anchor.set(old.missed());
     old.foretold(counter::now(), ns).map_or(ns, |foretold| foretold.max(ns))
 }
 
@@ -77,6 +81,8 @@ struct Anchor {
     rate: u64,
     /// For how many ticks it holds; none before the rate is known.
     span: u64,
+    /// How often in a row it could not be renewed.
+    misses: u8,
     /// Whether there is one.
     is_set: bool,
     /// The counter was found wrong.
@@ -84,8 +90,16 @@ struct Anchor {
 }
 
 impl Anchor {
-    const NONE: Anchor =
-        Anchor { ticks: 0, ns: 0, system_ns: 0, rate: 0, span: 0, is_set: false, is_wrong: false };
+    const NONE: Anchor = Anchor {
+        ticks: 0,
+        ns: 0,
+        system_ns: 0,
+        rate: 0,
+        span: 0,
+        misses: 0,
+        is_set: false,
+        is_wrong: false,
+    };
     /// Of a thread that goes by the system's clock from now on.
     const WRONG: Anchor = Anchor { is_wrong: true, ..Anchor::NONE };
 
@@ -104,6 +118,14 @@ impl Anchor {
         let passed_ns = u64::try_from((since * u128::from(self.rate)) >> POINT);
         let foretold = self.ns.saturating_add(passed_ns.unwrap_or(u64::MAX));
         (self.span > 0 && is_near).then_some(foretold)
+    }
+
+    /// The same after it could not be renewed: too often, and the counter is given up.
+    fn missed(self) -> Anchor {
+        if self.misses == MISSES_MAX {
+            return Anchor::WRONG;
+        }
+        Anchor { misses: self.misses + 1, ..self }
     }
 
     /// The next anchor and the time, by a reading of both clocks at one moment.
@@ -129,7 +151,7 @@ impl Anchor {
         let ns = ns.max(system_ns);
         let slowed = rate - rate / SPAN_NS * (ns - system_ns);
         let span = (SPAN_NS << POINT) / rate;
-        (Anchor { ticks, ns, system_ns, rate: slowed, span, ..*self }, ns)
+        (Anchor { ticks, ns, system_ns, rate: slowed, span, misses: 0, ..*self }, ns)
     }
 }
 
@@ -236,6 +258,18 @@ mod tests {
             assert!(wrong.is_wrong, "{ticks}");
             assert_eq!((now, wrong.read(ticks)), (7_000_000, None));
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_too_slow_to_compare_with_ends_it() {
+        let mut anchor = anchored();
+        for _ in 0..MISSES_MAX {
+            anchor = anchor.missed();
+            assert!(!anchor.is_wrong);
+        }
+        let (renewed, _) = anchor.renewed(1000 + 2 * TICKS_PER_MS, 7_000_000);
+        assert_eq!((renewed.is_wrong, renewed.misses), (false, 0));
+        assert!(anchor.missed().is_wrong);
     }
 
     #[test]
