@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_mounts::{DeviceNumber, detach, topmost, unmount_unused};
+use blockyard_mounts::{DeviceNumber, Mounted, detach, topmost, unmount_unused};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 
 use crate::error::ZoneFsError;
@@ -224,9 +224,10 @@ fn config(fs: &ZoneFs) -> Config {
     config
 }
 
-/// The device of the mount that is seen at a path, if one is right there.
+/// The device of the mount that is seen at a path, if one that a program serves is right there. The
+/// number of a mount that has ended is given again, to what others mount as well.
 fn device_at(path: &Path) -> io::Result<Option<DeviceNumber>> {
-    Ok(topmost(path)?.map(|mount| mount.device))
+    Ok(topmost(path)?.filter(Mounted::is_fuse).map(|mount| mount.device))
 }
 
 fn check_directory(directory: &Path) -> Result<PathBuf, MountError> {
