@@ -126,7 +126,8 @@ impl Volumes {
     fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
         match change {
             Change::Create(traits) | Change::Copy(traits) => {
-                if self.find(&traits.name).is_some() || self.by_id.len() >= VOLUMES_MAX {
+                let is_full = self.by_id.len() >= VOLUMES_MAX || id == u32::MAX;
+                if self.find(&traits.name).is_some() || is_full {
                     return Err(Status::Inval);
                 }
                 traits.id = id;

@@ -299,6 +299,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let mut shared = Shared::default();
         let mut maps = Vec::with_capacity(listed.len());
         for Listed { traits, family, copied, nodes } in listed {
+            if traits.block_bytes < self.superblock.align {
+                let (what, field, value) = ("catalogue", "block_bytes", traits.block_bytes.into());
+                let want = "the superblock's `align` at least";
+                return Err(FormatError::Field { what, field, value, want }.into());
+            }
             let mut frozen = Frozen::with_capacity(nodes.len());
             for home in nodes {
                 frozen.push(if home.is_hole() {
@@ -355,9 +360,15 @@ impl<'a, D: Directory> Recovery<'a, D> {
         };
         let bytes = self.segments.read_page(home)?;
         let homes = page::parse_node(&bytes).ok_or_else(impossible)?;
+        let end = self.segments.address(self.segments.counts().all as u32, 0);
         let mut node = Node::default();
         for (at, leaf) in homes.into_iter().enumerate() {
             let Some((home, birth)) = leaf else { continue };
+            if home.address() >= end {
+                let (what, field) = ("page of the map", "leaf");
+                let (value, want) = (home.address(), "a place in a segment that is there");
+                return Err(FormatError::Field { what, field, value, want }.into());
+            }
             let leaf = shared.leaves.entry((home, birth));
             node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(home, birth)))));
         }

@@ -1,6 +1,8 @@
 //! The catalogue: the volumes and snapshots of a pool, each with its map. Part of every checkpoint;
 //! changes between two checkpoints are in the log, in one order with the writes.
 
+use std::collections::HashSet;
+
 use super::entry::{ENTRY_BYTES, Entry};
 use super::{BLOCK_BYTES_MAX, NODE_BLOCKS, UNIT};
 use crate::bytes::Reader;
@@ -315,9 +317,15 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
         let value = u64::from(count);
         return Err(FormatError::Field { what: WHAT, field: "count", value, want: "2^20 at most" });
     }
-    let mut volumes = Vec::new();
+    let (mut volumes, mut ids) = (Vec::new(), HashSet::new());
     for _ in 0..count {
         let traits = Traits::parse(&mut reader)?;
+        // The next volume would take the place of one that is there.
+        if traits.id >= whole.next_id || !ids.insert(traits.id) {
+            let (field, value) = ("id", u64::from(traits.id));
+            let want = "one of its own, below the next one";
+            return Err(FormatError::Field { what: WHAT, field, value, want });
+        }
         let family = reader.u32().ok_or_else(short)?;
         let copied = reader.u32().ok_or_else(short)?;
         let count = traits.node_count();
@@ -360,8 +368,8 @@ mod tests {
     #[test]
     fn what_is_printed_is_read_back() {
         let nodes = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
-        let volumes = ["v0", "v0@monday"].map(|name| Listed {
-            traits: traits(4, name),
+        let volumes = [(4, "v0"), (8, "v0@monday")].map(|(id, name)| Listed {
+            traits: traits(id, name),
             family: 2,
             copied: 3,
             nodes: nodes.clone(),
@@ -372,6 +380,12 @@ mod tests {
         assert_eq!(parse(&bytes), Ok((whole, volumes.to_vec())));
         for len in 0..bytes.len() {
             assert!(parse(&bytes[..len]).is_err(), "{len}");
+        }
+        for (next_id, second) in [(9, 4), (8, 8)] {
+            let (mut whole, mut volumes) = (Whole::default(), volumes.clone());
+            (whole.next_id, volumes[1].traits.id) = (next_id, second);
+            let wrong = parse(&print(&whole, &volumes)).unwrap_err();
+            assert!(matches!(wrong, FormatError::Field { field: "id", .. }), "{wrong}");
         }
         for change in [
             Change::Create(traits(1, "a")),
