@@ -46,7 +46,7 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
     // One may come late.
     let mut replies: Owner<Reply> = Mailbox::open(2);
     each(pool, frozen, marks, |moved| {
-        let reply = Return { to: Arc::clone(replies.mailbox()), token: 0 };
+        let reply = Return::new(replies.mailbox(), 0);
         let body = Body::Move(Arc::new(moved));
         pool.send(Record { durable: false, ..Record::of(body, Some(reply)) });
         loop {

@@ -94,6 +94,8 @@ pub struct Committer<D: Directory> {
     head_bytes_max: usize,
     /// Volumes of which a write was answered and then found no space: their next flush says so.
     lost: BTreeSet<u32>,
+    /// The pool is being closed: nothing comes any more.
+    stopping: bool,
 }
 
 impl<D: Directory> Committer<D> {
@@ -118,6 +120,7 @@ impl<D: Directory> Committer<D> {
             checkpoint: None,
             in_vain: 0,
             lost: BTreeSet::new(),
+            stopping: false,
         }
     }
 
@@ -136,11 +139,14 @@ impl<D: Directory> Committer<D> {
                     }
                 }
                 Turn::Stopped => return,
+                // Whoever stopped it has panicked.
+                Turn::Idle if self.stopping => return,
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
                     bell.sleep(SETTLE, || self.mail.is_any());
                     if !self.mail.is_any() {
                         self.settle();
+                        loose = None;
                     }
                 }
             }
@@ -216,6 +222,7 @@ impl<D: Directory> Committer<D> {
         let group = &mut self.group;
         while group.records.len() < records_max && !group.closed {
             let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
+            self.stopping |= matches!(record.body, Body::Stop);
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),

@@ -154,8 +154,7 @@ impl<D: Directory> Door<D> {
     }
 
     fn reply(&self, token: u32) -> Option<Return> {
-        let to = || Arc::clone(self.replies.mailbox());
-        (token != NOBODY).then(|| Return { to: to(), token })
+        (token != NOBODY).then(|| Return::new(self.replies.mailbox(), token))
     }
 
     /// Whether an answer may come before a write is in the log: not where space is short, because
@@ -406,7 +405,7 @@ impl<D: Directory> Door<D> {
             let Some(payload) = self.seal(raw) else { return Outcome::Full };
             let what = What::Data { payload: Arc::clone(&payload), index: 0 };
             let body = Body::Write(payload);
-            if self.begin(first, end, what, body, &edges, self.reply(token), durable) {
+            if self.begin(first, end, what, body, &edges, token, durable) {
                 return Outcome::Taken;
             }
         }
@@ -501,8 +500,7 @@ impl<D: Directory> Door<D> {
             return Outcome::Full;
         }
         let body = Body::Zero((end - first) as u32);
-        let reply = self.reply(token);
-        let begun = self.begin(first, end, What::Zero, body, &[None, None], reply, durable);
+        let begun = self.begin(first, end, What::Zero, body, &[None, None], token, durable);
         debug_assert!(begun, "there is nothing that could have changed");
         Outcome::Taken
     }
@@ -517,7 +515,7 @@ impl<D: Directory> Door<D> {
         what: What,
         body: Body,
         edges: &[Option<(u64, Found)>; 2],
-        reply: Option<Return>,
+        token: u32,
         durable: bool,
     ) -> bool {
         let (number, from) = Map::place(first);
@@ -525,7 +523,6 @@ impl<D: Directory> Door<D> {
         let pool = Arc::clone(&self.pool);
         let mail = pool.mail();
         let volume = Arc::clone(&self.volume);
-        let is_awaited = reply.is_some();
         let begun = self.volume.map.with(number, |span| {
             let is_same =
                 |(block, found): &(u64, Found)| span.find(Map::place(*block).1).is_same(found);
@@ -533,12 +530,13 @@ impl<D: Directory> Door<D> {
                 return false;
             }
             let serial = span.begin(from, to, what);
+            let reply = self.reply(token);
             let record = Record { body, volume: Some(volume), first, serial, durable, reply };
             mail.post([record].into_iter());
             true
         });
         if begun {
-            self.out += usize::from(is_awaited);
+            self.out += usize::from(token != NOBODY);
             self.wake();
         }
         begun

@@ -481,7 +481,7 @@ impl<D: Directory> Pool<D> {
     /// Asks the committer for something.
     pub fn ask_for(&self, body: Body) -> Owner<Reply> {
         let owner = Mailbox::open(1);
-        let reply = Return { to: Arc::clone(owner.mailbox()), token: 0 };
+        let reply = Return::new(owner.mailbox(), 0);
         self.send(Record::of(body, Some(reply)));
         owner
     }

@@ -152,13 +152,36 @@ impl fmt::Debug for Record {
     }
 }
 
-/// Where an answer goes.
-#[derive(Clone)]
+/// Where an answer goes. One comes in any case: whoever drops this without one answers that it has
+/// failed, because somebody waits.
 pub struct Return {
-    /// Whose mailbox.
-    pub to: Arc<Mailbox<Reply>>,
-    /// What it was about.
-    pub token: u32,
+    to: Arc<Mailbox<Reply>>,
+    token: u32,
+    is_answered: bool,
+}
+
+impl Return {
+    /// Into a mailbox, about this.
+    pub fn new(to: &Arc<Mailbox<Reply>>, token: u32) -> Return {
+        Return { to: Arc::clone(to), token, is_answered: false }
+    }
+
+    /// Puts the answer into its mailbox, whose owner is still to be woken.
+    pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
+        if !std::mem::replace(&mut self.is_answered, true) {
+            self.to.post([Reply { token: self.token, status }].into_iter());
+        }
+        &self.to
+    }
+}
+
+/// A panic on the way, or a pool whose thread is gone.
+impl Drop for Return {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.answer(Status::IoErr).bell().ring();
+        }
+    }
 }
 
 /// An answer.

@@ -85,9 +85,9 @@ pub(super) fn answer<D: Directory>(
     lost: &mut BTreeSet<u32>,
 ) {
     let mut rung: Option<Arc<Mailbox<Reply>>> = None;
-    for record in group.records.drain(..) {
+    for mut record in group.records.drain(..) {
         let volume = record.volume.as_ref().map(|volume| volume.traits.id);
-        let Some(reply) = record.reply else {
+        let Some(reply) = &mut record.reply else {
             // It was answered before. Who flushes next is told if it is not there.
             if let Some(id) = volume {
                 pool.dismiss();
@@ -109,11 +109,11 @@ pub(super) fn answer<D: Directory>(
             Body::Flush | Body::Checkpoint | Body::Stop if status == Status::NoSpc => Status::Ok,
             _ => status,
         };
-        reply.to.post([Reply { token: reply.token, status }].into_iter());
-        if let Some(before) = rung.take_if(|before| !Arc::ptr_eq(before, &reply.to)) {
+        let to = reply.answer(status);
+        if let Some(before) = rung.take_if(|before| !Arc::ptr_eq(before, to)) {
             before.bell().ring();
         }
-        rung = Some(reply.to);
+        rung = Some(Arc::clone(to));
     }
     if let Some(last) = rung {
         last.bell().ring();

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,7 +53,11 @@ impl<F: StoreFile> Shared<F> {
         while let Some(job) = self.queue.take() {
             let Job { number, file, offset, parcel, durability } = job;
             let range = self.ranges.take(parcel.range(), Use::Write);
-            let result = write(&*file, offset, &parcel, durability);
+            // Its end is waited for in any case.
+            let written =
+                catch_unwind(AssertUnwindSafe(|| write(&*file, offset, &parcel, durability)));
+            let panicked = |_| Err(io::Error::other("a worker of the log has panicked"));
+            let result = written.unwrap_or_else(panicked);
             drop(range);
             let ended = (Some(parcel), result);
             self.done.post([Done { number, ended }].into_iter());

@@ -1,0 +1,162 @@
+//! A panic of the thread that writes the log: nobody waits for ever, and the pool can be closed.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may, and arms its trap.
+
+mod place;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blockyard_core::Status;
+use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::store::{
+    Blocking, BlockingReads, Directory, Doorbell, RealDirectory, RealFile, StoreFile,
+};
+use blockyard_volume::{Compression, Options, Running};
+
+use place::Place;
+
+/// A directory in which the next write to a file panics, once that is armed.
+#[derive(Debug)]
+struct Trap {
+    inner: RealDirectory,
+    armed: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct TrapFile {
+    inner: RealFile,
+    armed: Arc<AtomicBool>,
+}
+
+impl Trap {
+    fn file(&self, inner: RealFile) -> TrapFile {
+        TrapFile { inner, armed: Arc::clone(&self.armed) }
+    }
+}
+
+impl StoreFile for TrapFile {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        assert!(!self.armed.swap(false, Ordering::SeqCst), "the trap of this test");
+        self.inner.write_at(offset, parts)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+impl Directory for Trap {
+    type File = TrapFile;
+    type Lane = Blocking;
+    type Reads = BlockingReads;
+
+    fn title(&self) -> String {
+        self.inner.title()
+    }
+
+    fn lane(&self, _: Option<&Arc<TrapFile>>) -> Blocking {
+        Blocking::default()
+    }
+
+    fn reads(&self, _: Option<&Doorbell>) -> BlockingReads {
+        BlockingReads::default()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<TrapFile>> {
+        Ok(self.inner.open(name)?.map(|file| self.file(file)))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<TrapFile> {
+        Ok(self.file(self.inner.create(name, len)?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.inner.remove(name)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.sync_names()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.inner.names()
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        self.inner.fresh_id()
+    }
+}
+
+fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
+    let armed = Arc::new(AtomicBool::new(false));
+    let trap = Trap { inner: RealDirectory::take(path).unwrap(), armed: Arc::clone(&armed) };
+    let options = Options { segment_bytes: 1 << 20, segments_max: 8, ..Options::default() };
+    (Running::start(trap, options).unwrap(), armed)
+}
+
+/// Writes a block durably.
+fn write(running: &Running<Trap>, block: u64) -> Status {
+    let live = running.pool().find("v").unwrap();
+    let mut door = Door::open(running.pool(), live, Compression::None, 4);
+    match door.write(block * 4096, 4096, &|bytes| bytes.fill(7), 1, true) {
+        Outcome::Taken => {}
+        Outcome::Full => panic!("an empty pool has room"),
+        Outcome::Ended(status) => return status,
+    }
+    loop {
+        match door.take() {
+            Some(reply) => return reply.status,
+            None => door.mailbox().bell().sleep(Duration::from_secs(1), || door.is_any()),
+        }
+    }
+}
+
+/// The group in which the thread had panicked was dropped, with the addresses of those who waited
+/// for it: they, and whoever closed the volume, waited for ever.
+#[test]
+fn who_waits_for_a_group_that_panics_is_told() {
+    let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic");
+    let path = place.fresh();
+    let (running, armed) = open(&path);
+    running.create("v", 1 << 20, 4096).unwrap();
+    assert_eq!(write(&running, 0), Status::Ok);
+    armed.store(true, Ordering::SeqCst);
+    assert_eq!(write(&running, 1), Status::IoErr);
+    assert!(running.pool().is_poisoned());
+    assert_eq!(write(&running, 2), Status::IoErr);
+    assert!(running.create("w", 1 << 20, 4096).is_err());
+    drop(running);
+    let (running, _) = open(&path);
+    assert_eq!(write(&running, 2), Status::Ok);
+}
+
+/// The record that stops the thread went with a panic, and closing the pool waited for ever.
+#[test]
+fn a_panic_while_a_pool_is_closed_does_not_keep_it_open() {
+    let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic-close");
+    let path = place.fresh();
+    let (running, armed) = open(&path);
+    running.create("v", 1 << 20, 4096).unwrap();
+    assert_eq!(write(&running, 0), Status::Ok);
+    armed.store(true, Ordering::SeqCst);
+    // It makes a checkpoint now.
+    drop(running);
+    assert!(!armed.load(Ordering::SeqCst));
+    let (running, _) = open(&path);
+    assert_eq!(write(&running, 1), Status::Ok);
+}
