@@ -226,6 +226,7 @@ impl<D: Directory> Committer<D> {
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
+        let changes_under_way = self.is_change_under_way();
                 Body::Move(moved) => (moved.moves.len(), 0),
                 Body::Catalogue(_) => (1, (CHANGE_BYTES_MAX as u32).next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
@@ -235,7 +236,11 @@ impl<D: Directory> Committer<D> {
             let fits = count <= format::DESCRIPTORS_MAX
                 && head as usize <= self.head_bytes_max
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
-            let follows = alone || may_follow(&record);
+            let follows = match record.body {
+                // Writes go on beside it: a snapshot is a record as theirs are.
+                Body::Catalogue(_) => !group.changes_catalogue && !changes_under_way,
+                _ => alone || may_follow(&record),
+            };
             if (!fits && !group.records.is_empty()) || !follows {
                 self.held = Some(record);
                 return;

@@ -98,6 +98,8 @@ pub struct Volumes {
     pub copies: u32,
     /// What there is.
     pub by_id: BTreeMap<u32, Arc<Live>>,
+    /// What there was, until whoever has had it removed frees its map: that may take long.
+    pub(crate) gone: Vec<Arc<Live>>,
 }
 
 impl Volumes {
@@ -172,12 +174,14 @@ impl Volumes {
             Change::Destroy { id } => {
                 let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
                 maps.forget(&gone.map.freeze());
+                self.gone.push(gone);
             }
             Change::Rollback { id, to } => {
                 let gone = Arc::clone(self.live(*id)?);
                 let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
                 maps.forget(&gone.map.freeze());
                 self.put(&gone.traits, gone.family, nodes, copies);
+                self.gone.push(gone);
             }
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
@@ -257,7 +261,8 @@ impl<D: Directory> Pool<D> {
         directory: D,
         options: Options,
     ) -> Result<(Arc<Pool<D>>, Committer<D>), VolumeError> {
-        let (recovered, segments) = recovery::open(directory, &options)?;
+        let (mut recovered, segments) = recovery::open(directory, &options)?;
+        recovered.volumes.gone.clear();
         let mail: Owner<Record> = Mailbox::open(options.records_max as usize);
         let superblock = recovered.superblock;
         let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
@@ -502,7 +507,11 @@ impl<D: Directory> Pool<D> {
     /// Why it was not.
     pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
         let name = || name.to_owned();
-        match self.wait(self.ask(change)) {
+        let status = self.wait(self.ask(change));
+        // Not by the committer, for which all writers wait, nor under the lock.
+        let gone = std::mem::take(&mut self.volumes().gone);
+        drop(gone);
+        match status {
             Status::Ok => Ok(()),
             Status::NoSpc => Err(VolumeError::NoSpace),
             Status::DevResource => {

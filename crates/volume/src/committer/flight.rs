@@ -60,6 +60,11 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Whether the group may be on its way behind those that are. A sync counts for what is written
+    /// Whether a change of the catalogue is on its way.
+    pub(super) fn is_change_under_way(&self) -> bool {
+        self.flights.iter().any(|flight| flight.group.changes_catalogue)
+    }
+
     /// when it begins, so that a group that is to be durable follows only such as are to be too.
     pub(super) fn may_go_behind(&self) -> bool {
         let Group { records, descriptors, durable, payload_bytes, .. } = &self.group;

@@ -24,6 +24,9 @@ pub(super) struct Group {
     /// Something in it may make room.
     pub(super) frees: bool,
     pub(super) stop: bool,
+    /// A change of the catalogue is in it. Another one may not be: each is checked against what is
+    /// there.
+    pub(super) changes_catalogue: bool,
     /// Nothing more may come into it.
     pub(super) closed: bool,
 }
@@ -91,8 +94,7 @@ impl Group {
             }
             Body::Catalogue(change) => {
                 self.frees = true;
-                // One of them at a time, so that each is checked against what is there.
-                self.closed = true;
+                self.changes_catalogue = true;
                 match pool.volumes().check(change) {
                     Ok(()) => self.take_change(&change.print(), pool, align),
                     Err(status) => {
