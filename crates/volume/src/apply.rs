@@ -51,6 +51,26 @@ impl<'a, D: Directory> Apply<'a, D> {
         self.span(map, number, |span, tally| span.set(from, entries, now, tally))
     }
 
+    /// The same of blocks that were on their way by this number, and are not any more.
+    ///
+    /// # Errors
+    /// As [`Apply::write`].
+    pub(crate) fn land(
+        &mut self,
+        map: &Map,
+        first: u64,
+        entries: &[Entry],
+        serial: u64,
+    ) -> Result<(), VolumeError> {
+        let ((number, from), now) = (Map::place(first), self.now);
+        let end = from + entries.len() as u32;
+        self.span(map, number, |span, tally| {
+            span.set(from, entries, now, tally)?;
+            span.retire(from, end, serial);
+            Ok(())
+        })
+    }
+
     /// Blocks are zeros in the log.
     ///
     /// # Errors

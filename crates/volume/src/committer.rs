@@ -8,6 +8,7 @@
 //! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log. A
 //! second one is on its way only behind a long one, where it fills the disk's time.
 
+mod crier;
 mod flight;
 mod group;
 mod publish;
@@ -33,6 +34,7 @@ use crate::segments::{RESERVE, Want};
 use crate::store::tasks::Chosen;
 use crate::store::{Commit, Directory, Parcel};
 
+use crier::{Crier, Names};
 use flight::Flight;
 use group::{Group, may_follow};
 
@@ -94,6 +96,10 @@ pub struct Committer<D: Directory> {
     head_bytes_max: usize,
     /// Volumes of which a write was answered and then found no space: their next flush says so.
     lost: BTreeSet<u32>,
+    /// Who is to be woken.
+    names: Names,
+    /// Where a thread runs the committer.
+    crier: Option<Crier>,
     /// The pool is being closed: nothing comes any more.
     stopping: bool,
 }
@@ -120,6 +126,8 @@ impl<D: Directory> Committer<D> {
             checkpoint: None,
             in_vain: 0,
             lost: BTreeSet::new(),
+            names: Names::new(),
+            crier: None,
             stopping: false,
         }
     }
@@ -127,6 +135,10 @@ impl<D: Directory> Committer<D> {
     /// Runs until the pool is closed.
     pub fn run(&mut self) {
         self.lane();
+        if self.crier.is_none() {
+            self.crier =
+                Crier::start().inspect_err(|error| tracing::warn!("no crier: {error}")).ok();
+        }
         // When the oldest group came that is not durable, as far as that was seen.
         let mut loose: Option<Instant> = None;
         loop {
@@ -214,6 +226,7 @@ impl<D: Directory> Committer<D> {
         let align = self.pool.align();
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
         let alone = self.flights.is_empty();
+        let changes_under_way = self.is_change_under_way();
         let options = self.pool.options();
         let records_max = match options.commit {
             Commit::Group => options.group_records.clamp(1, RECORDS_MAX),
@@ -226,7 +239,6 @@ impl<D: Directory> Committer<D> {
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
-        let changes_under_way = self.is_change_under_way();
                 Body::Move(moved) => (moved.moves.len(), 0),
                 Body::Catalogue(_) => (1, (CHANGE_BYTES_MAX as u32).next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
@@ -307,10 +319,17 @@ impl<D: Directory> Committer<D> {
 
     /// Tells everybody in the group how it has ended, and makes it empty.
     fn answer(&mut self, status: Status) {
-        let mut group = std::mem::take(&mut self.group);
-        publish::answer(&self.pool, &mut group, status, &mut self.lost);
-        group.clear();
-        self.group = group;
+        publish::answer(&self.pool, &mut self.group, status, &mut self.lost, &mut self.names);
+        self.wake();
+        self.group.clear();
+    }
+
+    /// Wakes those who were told something.
+    fn wake(&mut self) {
+        match &mut self.crier {
+            Some(crier) => crier.cry(&mut self.names),
+            None => crier::ring(&mut self.names),
+        }
     }
 
     /// Begins a checkpoint if it is time for one, and says whether space is short.

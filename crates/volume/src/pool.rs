@@ -491,8 +491,14 @@ impl<D: Directory> Pool<D> {
         owner
     }
 
-    /// Waits for an answer of the committer, which another thread runs.
+    /// Waits until what was answered to anybody is in the maps too, and durable; another thread
+    /// runs the committer. What has failed others are told.
+    pub(crate) fn settle(&self) {
+        _ = self.wait(self.ask_for(Body::Flush));
+    }
+
     pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
+    /// Waits for an answer of the committer, which another thread runs.
         loop {
             match owner.take() {
                 Some(reply) => return reply.status,

@@ -306,6 +306,7 @@ fn has_changed<D: Directory>(
     snapshot: &str,
 ) -> Result<bool, VolumeError> {
     let (volume, snapshot) = (pool.find(volume)?, pool.find(snapshot)?);
+    pool.settle();
     let (new, old) = {
         let _volumes = pool.volumes();
         (volume.map.freeze(), snapshot.map.freeze())

@@ -60,6 +60,7 @@ impl Running {
         let total = (used.all - used.free - used.idle) as u64 * u64::from(pool.segments().bytes());
         let mut pace = Pace { bytes_per_second: rate, since: Instant::now(), from: 0 };
         let mut verifier = Verifier::new(pool.segments());
+        pool.settle();
         let names: Vec<String> = pool.list().into_iter().map(|traits| traits.name).collect();
         for name in &names {
             // It may have been removed meanwhile. Nobody removes it while it is read.

@@ -3,7 +3,8 @@
 use blockyard_core::Status;
 
 use super::Committer;
-use super::group::Group;
+use super::crier::MANY;
+use super::group::{Group, may_follow};
 use super::publish;
 use crate::format::group::{self as format, Head};
 use crate::pool::Pool;
@@ -59,12 +60,12 @@ impl<D: Directory> Committer<D> {
         (is_long || lane.takes_short()) && count < lane.depth()
     }
 
-    /// Whether the group may be on its way behind those that are. A sync counts for what is written
     /// Whether a change of the catalogue is on its way.
     pub(super) fn is_change_under_way(&self) -> bool {
         self.flights.iter().any(|flight| flight.group.changes_catalogue)
     }
 
+    /// Whether the group may be on its way behind those that are. A sync counts for what is written
     /// when it begins, so that a group that is to be durable follows only such as are to be too.
     pub(super) fn may_go_behind(&self) -> bool {
         let Group { records, descriptors, durable, payload_bytes, .. } = &self.group;
@@ -162,11 +163,25 @@ impl<D: Directory> Committer<D> {
 
     /// Waits for the oldest group, and tells everybody.
     pub(super) fn land(&mut self) {
-        if let Some((mut group, status)) = self.touch_down() {
-            publish::answer(&self.pool, &mut group, status, &mut self.lost);
-            group.clear();
-            self.groups.push(group);
+        let Some((mut group, status, address)) = self.touch_down() else { return };
+        // What is in the log can be told at once to whoever has the volume: until its blocks are in
+        // the map they are found among those on their way. Others go by the maps.
+        let early = group.records.iter().all(|it| may_follow(it) && it.volume.is_some());
+        if !early {
+            self.publish(&group, status, address);
         }
+        publish::answer(&self.pool, &mut group, status, &mut self.lost, &mut self.names);
+        // Many have as many things to do, while this thread does its own. One alone would come with
+        // the first of many writes just when the next group is begun, and the others miss it.
+        if self.names.len() >= MANY {
+            self.wake();
+        }
+        if early {
+            self.publish(&group, status, address);
+        }
+        self.wake();
+        group.clear();
+        self.groups.push(group);
     }
 
     /// Waits for everything that is on its way.
@@ -181,14 +196,26 @@ impl<D: Directory> Committer<D> {
         while self.flights.len() > 1 {
             self.land();
         }
-        let Some((group, status)) = self.touch_down() else { return Status::Ok };
+        let Some((group, status, address)) = self.touch_down() else { return Status::Ok };
+        self.publish(&group, status, address);
         let empty = std::mem::replace(&mut self.group, group);
         self.groups.push(empty);
         status
     }
 
-    /// Waits for the oldest group and publishes its blocks.
-    fn touch_down(&mut self) -> Option<(Group, Status)> {
+    /// Puts the blocks of a group into the maps, the first of which is at this address, if they are
+    /// in the log.
+    fn publish(&mut self, group: &Group, status: Status, address: u64) {
+        if status.is_ok() {
+            publish::group(&self.pool, group, address);
+            if group.frees {
+                self.in_vain = 0;
+            }
+        }
+    }
+
+    /// Waits for the oldest group; answers how it has ended, and where its first block is.
+    fn touch_down(&mut self) -> Option<(Group, Status, u64)> {
         let Flight { group, number, segment, address, len } = self.flights.pop_front()?;
         let (parcel, result) = self.lane().end().unwrap_or((None, Ok(())));
         if let Some(mut parcel) = parcel {
@@ -201,7 +228,7 @@ impl<D: Directory> Committer<D> {
         }
         // What is behind a group that has failed is not in the log either.
         if self.pool.is_poisoned() {
-            return Some((group, Status::IoErr));
+            return Some((group, Status::IoErr, address));
         }
         if group.durable {
             self.unsynced.remove(&segment);
@@ -211,12 +238,8 @@ impl<D: Directory> Committer<D> {
             self.unsynced.insert(segment);
             self.unsynced_bytes += u64::from(len);
         }
-        publish::group(&self.pool, &group, address);
         self.pool.meters().landed(&group.records, number, len, group.durable);
-        if group.frees {
-            self.in_vain = 0;
-        }
-        Some((group, Status::Ok))
+        Some((group, Status::Ok, address))
     }
 
     /// Takes the group's blocks back, because there was no space for them.

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockyard_core::Status;
-use blockyard_sync::mailbox::Mailbox;
 
+use super::crier::Names;
 use super::group::Group;
 use crate::apply::Apply;
 use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::pool::Pool;
-use crate::record::{Body, Reply};
+use crate::record::Body;
 use crate::relocate;
 use crate::store::Directory;
 
@@ -36,8 +36,7 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                     let place = address + u64::from(stored.offset);
                     Entry::new(place, stored.len, stored.codec, stored.crc)
                 }));
-                maps.write(&volume.map, record.first, &entries)?;
-                volume.retire(record.first, entries.len() as u32, record.serial);
+                maps.land(&volume.map, record.first, &entries, record.serial)?;
                 address += payload.bytes().len() as u64;
             }
             (Body::Zero(blocks), Some(volume)) => {
@@ -77,15 +76,15 @@ pub(super) fn take_back(group: &Group) {
     }
 }
 
-/// Tells everybody how the group has ended.
+/// Tells everybody how the group has ended; answers who is to be woken for it.
 pub(super) fn answer<D: Directory>(
     pool: &Pool<D>,
     group: &mut Group,
     status: Status,
     lost: &mut BTreeSet<u32>,
+    names: &mut Names,
 ) {
-    let mut rung: Option<Arc<Mailbox<Reply>>> = None;
-    for mut record in group.records.drain(..) {
+    for record in &mut group.records {
         let volume = record.volume.as_ref().map(|volume| volume.traits.id);
         let Some(reply) = &mut record.reply else {
             // It was answered before. Who flushes next is told if it is not there.
@@ -110,12 +109,8 @@ pub(super) fn answer<D: Directory>(
             _ => status,
         };
         let to = reply.answer(status);
-        if let Some(before) = rung.take_if(|before| !Arc::ptr_eq(before, to)) {
-            before.bell().ring();
+        if names.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
+            names.push(Arc::clone(to));
         }
-        rung = Some(Arc::clone(to));
-    }
-    if let Some(last) = rung {
-        last.bell().ring();
     }
 }
