@@ -18,7 +18,7 @@ pub struct ServeArgs {
     /// The pool's directory, with a volume v0
     #[arg(value_name = "DIR")]
     pub pool: PathBuf,
-    /// How writes become durable: group or serial
+    /// How writes become durable: group, serial, taskq-32 (DIR is a raw file then) or log-taskq-32
     #[arg(long, value_name = "WAY", default_value = "group", value_parser = Commit::from_name)]
     pub commit: Commit,
     /// Microseconds that each write to the disk takes longer

@@ -21,6 +21,7 @@ pub(crate) struct Meters {
     syncs: Counter,
     checkpoints: Counter,
     number: Counter,
+    recovered_bytes: Counter,
 }
 
 impl Meters {
@@ -45,6 +46,11 @@ impl Meters {
                 _ => {}
             }
         }
+    }
+
+    /// So many bytes of log were found behind the checkpoint.
+    pub(crate) fn recovered(&self, bytes: u64) {
+        self.recovered_bytes.add(bytes);
     }
 
     /// A file was synced for itself.
@@ -79,6 +85,8 @@ pub struct Activity {
     pub checkpoints: u64,
     /// The number of the last group: the position of the log.
     pub number: u64,
+    /// Bytes of groups that opening it has found behind the last checkpoint.
+    pub recovered_bytes: u64,
 }
 
 /// A pool, for people.
@@ -116,6 +124,7 @@ impl<D: Directory> Pool<D> {
             syncs: meters.syncs.get(),
             checkpoints: meters.checkpoints.get(),
             number: meters.number.get(),
+            recovered_bytes: meters.recovered_bytes.get(),
         }
     }
 }

@@ -284,6 +284,7 @@ impl<D: Directory> Pool<D> {
             meters: Meters::default(),
             maker: Mutex::new(None),
         };
+        pool.meters.recovered(recovered.log.found_bytes);
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
         Ok((pool, committer))
@@ -497,8 +498,8 @@ impl<D: Directory> Pool<D> {
         _ = self.wait(self.ask_for(Body::Flush));
     }
 
-    pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
     /// Waits for an answer of the committer, which another thread runs.
+    pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
         loop {
             match owner.take() {
                 Some(reply) => return reply.status,

@@ -47,12 +47,18 @@ const SNAPSHOT: Workload = Workload {
     about: "snapshots of a full volume under jobs durable 4 KiB writes in flight: the longest time \
             without the end of a write, for each snapshot",
 };
+const SNAPSHOT_1T: Workload = Workload {
+    name: "snapshot-1t",
+    about: "the same of a volume of 1 TiB in blocks of 16 KiB, with a few in every part of its map",
+};
 const DISCARD: Workload = Workload { name: "discard-1t", about: "a discard of 1 TiB, and a flush" };
 const REOPEN: Workload = Workload {
     name: "reopen-1g",
     about: "the server of a pool was killed with 1 GiB of log behind the last checkpoint: from \
             opening the pool to the end of a first read",
 };
+const REOPEN_4K: Workload =
+    Workload { name: "reopen-1g-4k", about: "the same, of writes of 4 KiB instead of 64 KiB" };
 const OPEN_1000: Workload = Workload {
     name: "open-1000",
     about: "a pool with 1000 volumes: from opening it until each has answered a read",
@@ -88,8 +94,10 @@ pub fn build(settings: &Settings) -> Experiment {
         DEVICE_BYTES,
         OVERWRITE,
         SNAPSHOT,
+        SNAPSHOT_1T,
         DISCARD,
         REOPEN,
+        REOPEN_4K,
         OPEN_1000,
     ];
     let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
@@ -137,8 +145,10 @@ fn comparisons() -> Vec<Comparison> {
         at_most("1.15 bytes", MOST_BYTES, VOLUME, AMPLIFICATION, DEVICE_BYTES).from_jobs(16),
         at_most("2.5 bytes", MOST_BYTES_FULL, FULL, AMPLIFICATION, OVERWRITE),
         at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT),
+        at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT_1T),
         at_most("1 s", SECOND, VOLUME, TIME, DISCARD),
         at_most("1 s", SECOND, VOLUME, TIME, REOPEN),
+        at_most("1 s", SECOND, VOLUME, TIME, REOPEN_4K),
         at_most("5 s", 5.0 * SECOND, VOLUME, TIME, OPEN_1000),
     ]
 }

@@ -15,7 +15,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, SECTOR_BYTES, Sector};
-use blockyard_volume::store::{Directory, RealDirectory};
+use blockyard_volume::store::{self, Directory, RealDirectory};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
 use crate::baseline::serial_log::SerialVolume;
@@ -29,6 +29,8 @@ use crate::stop::Stop;
 pub const VOLUME: &str = "v0";
 /// Length of a segment, as it is by default.
 const SEGMENT_BYTES: u64 = 32 << 20;
+/// Workers of a task queue.
+const WORKERS: u16 = 32;
 /// How much is written at a time when a volume is filled, in bytes.
 const FILL_BYTES: usize = 1 << 20;
 /// How long to wait for a directory, and until the next look.
@@ -46,6 +48,9 @@ pub enum Commit {
     Serial,
     /// The published change: 32 workers, each for itself, on a raw file in place.
     TaskWorkers,
+    /// The same workers as the product has them (`commit=taskq:32`): each writes one request to the
+    /// product's log.
+    LogWorkers,
 }
 
 impl Commit {
@@ -55,6 +60,7 @@ impl Commit {
             Commit::Group => "group",
             Commit::Serial => "serial",
             Commit::TaskWorkers => "taskq-32",
+            Commit::LogWorkers => "log-taskq-32",
         }
     }
 
@@ -63,9 +69,9 @@ impl Commit {
     /// # Errors
     /// What there is, if there is none.
     pub fn from_name(name: &str) -> Result<Commit, String> {
-        let all = [Commit::Group, Commit::Serial, Commit::TaskWorkers];
+        let all = [Commit::Group, Commit::Serial, Commit::TaskWorkers, Commit::LogWorkers];
         let found = all.into_iter().find(|commit| commit.name() == name);
-        found.ok_or_else(|| format!("`{name}`: there are group, serial, taskq-32"))
+        found.ok_or_else(|| format!("`{name}`: there are group, serial, taskq-32, log-taskq-32"))
     }
 }
 
@@ -148,8 +154,14 @@ pub fn open(
         return workers(path, delay).map_err(LabError::io(path.display().to_string()));
     }
     let directory = take(path).map_err(failed(path))?;
+    let options = match commit {
+        Commit::LogWorkers => Options { commit: store::Commit::TaskQueue(WORKERS), ..options },
+        _ => options,
+    };
     let directory = match commit {
-        Commit::Group => directory.with(options.store).map_err(failed(path))?,
+        Commit::Group | Commit::LogWorkers => {
+            directory.with(options.store).map_err(failed(path))?
+        }
         // Whoever submits writes by himself, by calls that block.
         _ => directory,
     };
@@ -166,7 +178,9 @@ fn open_on<D: Directory>(
     options: Options,
 ) -> Result<Arc<dyn Disk>, VolumeError> {
     Ok(match commit {
-        Commit::Group => disk(Volume::open_in(Running::start(directory, options)?, config())?),
+        Commit::Group | Commit::LogWorkers => {
+            disk(Volume::open_in(Running::start(directory, options)?, config())?)
+        }
         _ => disk(Arc::new(SerialVolume::open(directory, options, VOLUME)?)),
     })
 }
@@ -298,11 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_write_the_same_pool() {
+    fn all_ways_write_the_same_pool() {
         let scratch = Scratch::new().unwrap();
         let path = SHAPE.fresh(&settings(&scratch)).unwrap();
         let mut written: u8 = 0;
-        for commit in [Commit::Serial, Commit::Group, Commit::Serial] {
+        for commit in [Commit::Serial, Commit::Group, Commit::LogWorkers, Commit::Serial] {
             for delay in [Duration::ZERO, Duration::from_micros(100)] {
                 let disk = open(&path, commit, delay, Options::default()).unwrap();
                 let mut io = Io::new(disk.open().unwrap(), 8192);

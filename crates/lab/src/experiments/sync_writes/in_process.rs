@@ -34,9 +34,13 @@ pub(crate) struct Clients {
     pub(crate) delay: Duration,
 }
 
-/// The three ways, with the names of their variants.
-const WAYS: [(&str, Commit); 3] =
-    [(SERIAL, Commit::Serial), (TASKQ, Commit::TaskWorkers), (GROUP, Commit::Group)];
+/// The ways, with the names of their variants.
+const WAYS: [(&str, Commit); 4] = [
+    (SERIAL, Commit::Serial),
+    (TASKQ, Commit::TaskWorkers),
+    (LOG_TASKQ, Commit::LogWorkers),
+    (GROUP, Commit::Group),
+];
 
 /// All cells.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
@@ -192,7 +196,7 @@ mod tests {
     };
 
     #[test]
-    fn both_ways_are_measured() {
+    fn all_ways_are_measured() {
         let scratch = Scratch::new().unwrap();
         let settings = Settings {
             quick: true,
@@ -204,7 +208,7 @@ mod tests {
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(20));
         let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
-        for commit in [Commit::Serial, Commit::TaskWorkers, Commit::Group] {
+        for (_, commit) in WAYS {
             for ask in [Ask::DurableWrite, Ask::Stream(4), Ask::Read] {
                 let ios = Ios { ask, len: 8192, depth: 2 };
                 let delay = Duration::from_micros(50);

@@ -29,11 +29,13 @@ enum Who {
 /// A variant: who serves, and over how many connections.
 type Row = (&'static str, Who, u32);
 
-const ON_DISK: [Row; 14] = [
+const ON_DISK: [Row; 16] = [
     (SERIAL, Who::Ours(Commit::Serial), 1),
     (SERIAL_4C, Who::Ours(Commit::Serial), 4),
     (TASKQ, Who::Ours(Commit::TaskWorkers), 1),
     (TASKQ_4C, Who::Ours(Commit::TaskWorkers), 4),
+    (LOG_TASKQ, Who::Ours(Commit::LogWorkers), 1),
+    (LOG_TASKQ_4C, Who::Ours(Commit::LogWorkers), 4),
     (GROUP, Who::Ours(Commit::Group), 1),
     (GROUP_4C, Who::Ours(Commit::Group), 4),
     (NBDKIT, Who::Nbdkit { serial: false }, 1),
@@ -99,6 +101,8 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
                 SERIAL_4C,
                 TASKQ,
                 TASKQ_4C,
+                LOG_TASKQ,
+                LOG_TASKQ_4C,
                 GROUP,
                 GROUP_4C,
                 NBDKIT,

@@ -20,8 +20,9 @@ use crate::tools::pool_place::{self, PoolShape};
 use crate::tools::server::Server;
 
 const OVERHEAD: Duration = Duration::from_millis(600);
-/// What writing 1 GiB by a server takes, and opening it again.
+/// What writing 1 GiB by a server takes, and opening it again; and the same in small writes.
 const OVERHEAD_REOPEN: Duration = Duration::from_millis(2500);
+const OVERHEAD_REOPEN_SMALL: Duration = Duration::from_secs(6);
 /// Between two snapshots.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(1);
 /// Writes whose times are kept.
@@ -34,6 +35,7 @@ const SCATTERED: u64 = 4096;
 /// The log that is to be recovered.
 const LOG_BYTES: u64 = 1 << 30;
 const LOG_WRITE_BYTES: u64 = 64 << 10;
+const LOG_SMALL_BYTES: u64 = 4 << 10;
 /// A checkpoint that does not come.
 const NO_CHECKPOINT_MIB: u64 = 16 << 10;
 const VOLUMES: u32 = 1000;
@@ -44,6 +46,8 @@ static DISCARD_POOL: PoolShape = PoolShape {
     volume_bytes: TIB,
     pool_bytes: 256 << 20,
 };
+static LARGE_POOL: PoolShape =
+    PoolShape { name: "pool-large", block_bytes: 16 << 10, volume_bytes: TIB, pool_bytes: 2 << 30 };
 static REOPEN_POOL: PoolShape = PoolShape {
     name: "pool-reopen",
     block_bytes: 4096,
@@ -58,7 +62,9 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut all: Vec<(Workload, u32, Measure, Duration)> =
         vec![(SNAPSHOT, 32, snapshot, OVERHEAD), (DISCARD, 1, discard, OVERHEAD)];
     if !settings.quick {
-        all.push((REOPEN, 1, reopen, OVERHEAD_REOPEN));
+        all.push((SNAPSHOT_1T, 32, snapshot_large, OVERHEAD));
+        all.push((REOPEN, 1, reopen::<LOG_WRITE_BYTES>, OVERHEAD_REOPEN));
+        all.push((REOPEN_4K, 1, reopen::<LOG_SMALL_BYTES>, OVERHEAD_REOPEN_SMALL));
         all.push((OPEN_1000, 1, open_many, OVERHEAD));
     }
     let cell = |(workload, jobs, measure, overhead): (Workload, u32, Measure, Duration)| {
@@ -106,9 +112,21 @@ fn snapshot(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> 
     let pool = pool_place::running(&path, Options::default())?;
     let disk = pool_place::volume(&pool)?;
     pool_place::fill(&*disk, round.stop)?;
+    snapshots(&pool, &*disk, round)
+}
+
+fn snapshot_large(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = LARGE_POOL.fresh(settings)?;
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    scatter(&*disk, round)?;
+    snapshots(&pool, &*disk, round)
+}
+
+fn snapshots(pool: &Arc<Running>, disk: &dyn Disk, round: &Round<'_>) -> Result<Sample, LabError> {
     let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 32 };
-    let writer = Durable::open(&*disk, ios, round.seed)?.with_spans(SPANS_MAX);
-    let snapshots = Member::Snapshots { pool: Arc::clone(&pool), spans: Vec::new(), number: 0 };
+    let writer = Durable::open(disk, ios, round.seed)?.with_spans(SPANS_MAX);
+    let snapshots = Member::Snapshots { pool: Arc::clone(pool), spans: Vec::new(), number: 0 };
     let outcome = crew::run(vec![Member::Writer(writer), snapshots], round, || ())?;
     let (mut ends, mut taken) = (Vec::new(), Vec::new());
     for member in &outcome.crew {
@@ -142,10 +160,8 @@ fn pauses(ends: &mut [Instant], snapshots: &[Span]) -> Vec<Duration> {
     snapshots.iter().filter_map(pause).collect()
 }
 
-fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
-    let path = DISCARD_POOL.fresh(settings)?;
-    let pool = pool_place::running(&path, Options::default())?;
-    let disk = pool_place::volume(&pool)?;
+/// Writes blocks anywhere on a disk of a TiB, in every part of its map.
+fn scatter(disk: &dyn Disk, round: &Round<'_>) -> Result<(), LabError> {
     let opened = disk.open().map_err(failed("opening a volume"))?;
     let mut io = Io::new(opened, 16 << 10);
     let mut rng = fastrand::Rng::with_seed(round.seed);
@@ -155,7 +171,15 @@ fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
         let written = io.write(Sector(at / SECTOR_BYTES), &block, Flags::NONE);
         written.map_err(failed("a write"))?;
     }
-    io.run(Bio::flush()).map_err(failed("a flush"))?;
+    io.run(Bio::flush()).map(drop).map_err(failed("a flush"))
+}
+
+fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    let path = DISCARD_POOL.fresh(settings)?;
+    let pool = pool_place::running(&path, Options::default())?;
+    let disk = pool_place::volume(&pool)?;
+    scatter(&*disk, round)?;
+    let mut io = Io::new(disk.open().map_err(failed("opening a volume"))?, 4096);
     let began = Instant::now();
     for at in (0..TIB).step_by(DISCARD_BYTES as usize) {
         let bio = Bio::new(Op::Discard, Sector(at / SECTOR_BYTES), DISCARD_BYTES / SECTOR_BYTES);
@@ -165,17 +189,17 @@ fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
 }
 
-/// A pool whose server is killed, opened again.
-fn reopen(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+/// A pool whose server is killed behind writes of this length, opened again.
+fn reopen<const LEN: u64>(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     let path = REOPEN_POOL.fresh(settings)?;
     let line = format!("PROGRAM lab serve POOL --checkpoint-mib {NO_CHECKPOINT_MIB} --nbd SOCKET");
     let line = Line::new("", &line)
         .with(&[("PROGRAM", &settings.program.display()), ("POOL", &path.display())]);
     let server = Server::start(line, settings, round.stop)?;
-    let writes = Writes { len: LOG_WRITE_BYTES, depth: 16, durable: false };
+    let writes = Writes { len: LEN, depth: 16, durable: false };
     let socket = server.socket();
     let mut writer = NbdWriter::connect(&socket, pool_place::VOLUME, writes, round.seed)?;
-    let mut left = LOG_BYTES / LOG_WRITE_BYTES;
+    let mut left = LOG_BYTES / LEN;
     while left > 0 {
         if round.stop.is_set() {
             return Err(LabError::Interrupted);
@@ -189,7 +213,13 @@ fn reopen(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     let pool = pool_place::running(&path, Options::default())?;
     let disk = pool_place::volume(&pool)?;
     first_read(&*disk)?;
-    Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
+    let time = began.elapsed();
+    let recovered = pool.pool().activity().recovered_bytes;
+    if recovered < LOG_BYTES {
+        let why = format!("only {recovered} bytes of log were behind the checkpoint");
+        return Err(LabError::failed(REOPEN.name, why));
+    }
+    Ok(Sample::of(TIME, time.as_nanos() as f64))
 }
 
 fn first_read(disk: &dyn Disk) -> Result<(), LabError> {
