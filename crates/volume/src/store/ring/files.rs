@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::IoUring;
@@ -15,13 +15,35 @@ pub(crate) struct Files {
     slots: Box<[Option<Arc<RealFile>>]>,
     /// The one to be given away next.
     next: usize,
+    /// The file that was asked for last in vain where a slot would be its own, by its descriptor.
+    asked: Box<[RawFd]>,
 }
 
 impl Files {
     /// None, with room for so many.
     pub(crate) fn new(ring: &IoUring, count: u32) -> io::Result<Files> {
         ring.submitter().register_files_sparse(count)?;
-        Ok(Files { slots: (0..count).map(|_| None).collect(), next: 0 })
+        let (slots, asked) = ((0..count).map(|_| None).collect(), (0..count).map(|_| -1).collect());
+        Ok(Files { slots, next: 0, asked })
+    }
+
+    /// The number of a file, if the ring knows it. It does where it was asked for twice, and not
+    /// for another one in between that would have its slot: to be told costs more than a look.
+    pub(crate) fn known(
+        &mut self,
+        ring: &IoUring,
+        file: &Arc<RealFile>,
+    ) -> io::Result<Option<Fixed>> {
+        let descriptor = file.as_raw_fd();
+        let at = descriptor as usize % self.slots.len();
+        if self.slots[at].as_ref().is_some_and(|known| known.as_raw_fd() == descriptor) {
+            return Ok(Some(Fixed(at as u32)));
+        }
+        if std::mem::replace(&mut self.asked[at], descriptor) != descriptor {
+            return Ok(None);
+        }
+        self.put(ring, at, file)?;
+        Ok(Some(Fixed(at as u32)))
     }
 
     /// The number of a file, which the ring knows from now on.
@@ -34,11 +56,17 @@ impl Files {
         }
         let at = self.next;
         self.next = (at + 1) % self.slots.len();
+        self.put(ring, at, file)?;
+        Ok(Fixed(at as u32))
+    }
+
+    /// Tells the ring of a file.
+    fn put(&mut self, ring: &IoUring, at: usize, file: &Arc<RealFile>) -> io::Result<()> {
         // What was submitted keeps the file that it was submitted with; the rest is submitted now.
         ring.submitter().submit()?;
         ring.submitter().register_files_update(at as u32, &[file.as_raw_fd()])?;
         self.slots[at] = Some(Arc::clone(file));
-        Ok(Fixed(at as u32))
+        Ok(())
     }
 }
 
@@ -46,5 +74,54 @@ impl fmt::Debug for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.slots.iter().flatten().count();
         f.debug_struct("Files").field("known", &known).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::buffer::Memory;
+    use crate::store::ring::reads::RingReads;
+    use crate::store::{Directory, Doorbell, Reads, RealDirectory, StoreFile};
+
+    use super::*;
+
+    /// More files than the ring knows: each read comes from its own one.
+    #[test]
+    fn any_number_of_files_is_read() {
+        if let Err(error) = crate::store::ring::probe() {
+            return eprintln!("io_uring is refused here: {error}");
+        }
+        let path = std::env::temp_dir().join(format!("blockyard-files-{}", std::process::id()));
+        let directory = RealDirectory::take(&path).unwrap();
+        let memory = Memory::new(1 << 20);
+        let make = |number: u8| {
+            let file = directory.create(&number.to_string(), 4096).unwrap();
+            let mut bytes = memory.take_beyond(4096);
+            bytes.fill(number);
+            file.write_at(0, &[&bytes]).unwrap();
+            Arc::new(file)
+        };
+        let files: Vec<_> = (0..150).map(make).collect();
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut reads = RingReads::new(&Doorbell::new().unwrap()).unwrap();
+        for _ in 0..100 {
+            let some: Vec<usize> = (0..8).map(|_| random.usize(..files.len())).collect();
+            for number in some.iter().chain(&some) {
+                reads.begin(*number as u32, &files[*number], 0, memory.take_beyond(4096));
+            }
+            reads.submit();
+            for _ in 0..2 * some.len() {
+                let got = loop {
+                    match reads.take() {
+                        Some(got) => break got,
+                        None => reads.sleep(std::time::Duration::from_secs(1)),
+                    }
+                };
+                let bytes = got.buffer.filter(|_| got.result.is_ok()).unwrap();
+                assert!(bytes.iter().all(|byte| *byte == got.token as u8), "{}", got.token);
+            }
+        }
+        drop(reads);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

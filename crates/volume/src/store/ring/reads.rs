@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::squeue::Entry;
-use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode};
 
 use super::files::Files;
@@ -84,13 +84,20 @@ impl RingReads {
 
     /// Submits what is left of a flight.
     fn fly(&mut self, mut flight: Flight) {
-        let number = match self.files.number(&self.ring, &flight.file) {
-            Ok(number) => number,
+        let known = match self.files.known(&self.ring, &flight.file) {
+            Ok(known) => known,
             Err(error) => return self.end(flight, Err(error)),
         };
+        let descriptor = Fd(flight.file.as_raw_fd());
         let rest = &mut flight.buffer[flight.filled..];
         let at = flight.offset + flight.filled as u64;
-        let read = opcode::Read::new(number, rest.as_mut_ptr(), rest.len() as u32).offset(at);
+        let (into, len) = (rest.as_mut_ptr(), rest.len() as u32);
+        let read = match known {
+            Some(number) => opcode::Read::new(number, into, len),
+            // The flight keeps it open.
+            None => opcode::Read::new(descriptor, into, len),
+        };
+        let read = read.offset(at);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() as u32 - 1
