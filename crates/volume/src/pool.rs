@@ -35,6 +35,13 @@ pub(crate) const ON_ITS_WAY: char = '%';
 /// Records of the control plane at once.
 const OWN_RECORDS: u32 = 64;
 
+/// Threads of the control plane that wait for the committer at once; the rest is for what has no
+/// thread of its own.
+const ASKING_MAX: u32 = OWN_RECORDS / 2;
+
+/// How often one that has to wait for others looks again.
+const TURN_LOOK: Duration = Duration::from_millis(1);
+
 /// Segments that are kept ready, so that the committer finds one and does not make it.
 const READY: usize = 6;
 
@@ -236,6 +243,7 @@ pub struct Pool<D: Directory> {
     memory: Arc<Memory>,
     mail: Arc<Mailbox<Record>>,
     admitted: TagBudget,
+    asking: TagBudget,
     poisoned: Arc<Published<bool>>,
     tight: Arc<Published<bool>>,
     running: Arc<Published<bool>>,
@@ -272,6 +280,7 @@ impl<D: Directory> Pool<D> {
             memory: Memory::new(options.memory_bytes),
             mail: Arc::clone(mail.mailbox()),
             admitted: TagBudget::new(options.records_max - OWN_RECORDS),
+            asking: TagBudget::new(ASKING_MAX),
             poisoned: Arc::new(Published::new(false)),
             // Until somebody has looked.
             tight: Arc::new(Published::new(true)),
@@ -495,7 +504,18 @@ impl<D: Directory> Pool<D> {
     /// Waits until what was answered to anybody is in the maps too, and durable; another thread
     /// runs the committer. What has failed others are told.
     pub(crate) fn settle(&self) {
-        _ = self.wait(self.ask_for(Body::Flush));
+        _ = self.demand(Body::Flush);
+    }
+
+    /// Asks the committer for something and waits for the answer, in turn: there is a place in its
+    /// mailbox for each.
+    fn demand(&self, body: Body) -> Status {
+        while self.asking.take(1) == 0 {
+            std::thread::sleep(TURN_LOOK);
+        }
+        let status = self.wait(self.ask_for(body));
+        self.asking.give(1);
+        status
     }
 
     /// Waits for an answer of the committer, which another thread runs.
@@ -514,7 +534,7 @@ impl<D: Directory> Pool<D> {
     /// Why it was not.
     pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
         let name = || name.to_owned();
-        let status = self.wait(self.ask(change));
+        let status = self.demand(Body::Catalogue(change));
         // Not by the committer, for which all writers wait, nor under the lock.
         let gone = std::mem::take(&mut self.volumes().gone);
         drop(gone);
