@@ -5,12 +5,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_sync::bell::Bell;
 use io_uring::squeue::{Entry, Flags};
-use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode};
 use rustix::io::ReadWriteFlags;
 
@@ -178,6 +179,8 @@ impl RingLane {
         let (vectors, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
         let write = opcode::Writev::new(file, vectors, count).offset(flight.offset).build();
         let write = write.user_data(flight.number << 1);
+        // Of what is submitted again an earlier sync says nothing.
+        flight.synced = false;
         if !flight.syncs {
             self.push(&write)?;
             flight.pending = 1;
@@ -192,7 +195,7 @@ impl RingLane {
         }
         self.push(&write.flags(Flags::IO_LINK))?;
         flight.pending = 1;
-        self.push(&sync(file, flight.number))?;
+        self.push(&sync(&flight.file, flight.number))?;
         flight.pending = 2;
         Ok(())
     }
@@ -246,7 +249,10 @@ impl RingLane {
     }
 }
 
-fn sync(file: Fixed, number: u64) -> Entry {
+/// A sync behind a write. Which file a number means is looked up when the write is done, and may be
+/// another one by then; the descriptor is open as long as the flight has the file.
+fn sync(file: &RealFile, number: u64) -> Entry {
+    let file = Fd(file.as_raw_fd());
     let sync = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build();
     sync.user_data(number << 1 | 1)
 }
@@ -536,6 +542,37 @@ mod tests {
                 assert!(parcel.is_some());
                 assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF), "{syncs:?}");
             }
+        });
+    }
+
+    /// The ring forgot a file whose write was under way for another one, and the sync behind that
+    /// write was of the other.
+    #[test]
+    fn a_sync_is_of_the_file_that_was_written() {
+        if let Err(error) = super::super::probe() {
+            return eprintln!("io_uring is refused here: {error}");
+        }
+        let memory = Memory::new(1 << 20);
+        with_file("slots", |_, file| {
+            let mut lane = RingLane::new(None).unwrap();
+            let open = || {
+                let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+                Arc::new(RealFile::of(null))
+            };
+            for _ in 0..FILES {
+                lane.begin(file, 0, parcel(&memory, 1, 2), Durability::File);
+                // More files than the ring knows: the first one is forgotten. These cannot be
+                // synced, which is an error of their own.
+                for _ in 0..FILES {
+                    lane.begin(&open(), 0, parcel(&memory, 1, 2), Durability::Nothing);
+                }
+                for at in 0..=FILES {
+                    let (_, result) = lane.end().unwrap();
+                    assert!(result.is_ok(), "{at}: {result:?}");
+                }
+            }
+            lane.begin(&open(), 0, parcel(&memory, 1, 2), Durability::File);
+            assert!(lane.end().unwrap().1.is_err(), "what cannot be synced is told");
         });
     }
 
