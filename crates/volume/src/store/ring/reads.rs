@@ -170,7 +170,9 @@ impl RingReads {
     #[cold]
     fn lose(&mut self, error: &io::Error) {
         self.lost = true;
-        for flight in self.flights.iter_mut().filter_map(Option::take) {
+        for (slot, flight) in (0..).zip(&mut self.flights) {
+            let Some(flight) = flight.take() else { continue };
+            self.free.push(slot);
             let result = Err(io::Error::new(error.kind(), error.to_string()));
             self.ended.push_back(Got { token: flight.token, buffer: None, result });
             std::mem::forget(flight);
@@ -180,6 +182,10 @@ impl RingReads {
 
 impl Reads<RealFile> for RingReads {
     fn begin(&mut self, token: u32, file: &Arc<RealFile>, offset: u64, buffer: Buffer) {
+        if self.lost {
+            let result = Err(io::Error::other("the ring of this queue is lost"));
+            return self.ended.push_back(Got { token, buffer: Some(buffer), result });
+        }
         let file = Arc::clone(file);
         self.fly(Flight { token, file, offset, buffer, filled: 0, interrupted: 0 });
     }
@@ -233,5 +239,36 @@ impl fmt::Debug for RingReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (under_way, ring) = (self.under_way(), self.ring.as_raw_fd());
         f.debug_struct("RingReads").field("under_way", &under_way).field("ring", &ring).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Memory;
+
+    /// A queue whose ring was lost believed for ever that reads were under way, and handed new ones
+    /// to the ring.
+    #[test]
+    fn a_ring_that_is_lost_answers_everything_with_an_error() {
+        if let Err(error) = super::super::probe() {
+            return eprintln!("io_uring is refused here: {error}");
+        }
+        let (memory, doorbell) = (Memory::new(1 << 20), Doorbell::new().unwrap());
+        let mut reads = RingReads::new(&doorbell).unwrap();
+        let zero = Arc::new(RealFile::of(std::fs::File::open("/dev/zero").unwrap()));
+        let begin = |reads: &mut RingReads, token| {
+            reads.begin(token, &zero, 0, memory.take_beyond(4096));
+        };
+        begin(&mut reads, 1);
+        begin(&mut reads, 2);
+        reads.lose(&io::ErrorKind::Other.into());
+        begin(&mut reads, 3);
+        for token in 1..=3 {
+            let got = reads.take().unwrap();
+            assert_eq!((got.token, got.result.is_err()), (token, true));
+        }
+        assert_eq!(reads.under_way(), 0);
+        assert!(reads.take().is_none());
     }
 }
