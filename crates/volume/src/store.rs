@@ -65,6 +65,12 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// What it is called in messages.
     fn title(&self) -> String;
 
+    /// Whether everybody who syncs a file is told of a write that has failed. Where only the first
+    /// of them is, there must not be two at once.
+    fn tells_everybody(&self) -> bool {
+        true
+    }
+
     /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a
     /// file that nobody needs, to see how fast that is.
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> Self::Lane;

@@ -56,6 +56,9 @@ impl<D: Directory> Committer<D> {
         let Some(last) = self.flights.back() else { return true };
         let is_long = last.len >= self.pool.options().pipeline_bytes;
         let count = self.flights.len();
+        if !self.pool.segments().directory().tells_everybody() {
+            return false;
+        }
         let lane = self.lane();
         (is_long || lane.takes_short()) && count < lane.depth()
     }

@@ -183,6 +183,12 @@ impl Directory for RealDirectory {
         self.path.display().to_string()
     }
 
+    /// A write past the page cache fails by itself. What the page cache could not write is told once
+    /// to each who has opened the file, and everybody here shares a descriptor.
+    fn tells_everybody(&self) -> bool {
+        self.is_direct()
+    }
+
     fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
         match self.options().open(self.path.join(name)) {
             Ok(file) => Ok(Some(RealFile(file))),

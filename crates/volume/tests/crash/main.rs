@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use blockyard_core::Status;
 use blockyard_sim::directory::{Directory, Failing, Medium};
 use blockyard_sim::seed::Seed;
-use blockyard_volume::Compression;
+use blockyard_volume::{Compression, Options};
 
 use rig::{History, Rig, Shape, Step, format};
 use simulated::{Fault, Simulated};
@@ -119,6 +119,23 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     wanted.0[last as usize] = 1;
     let again = base.cut(|_, _| 0);
     assert_eq!(Rig::open(&again, shape).contents(), wanted, "after one more cut");
+}
+
+/// Two syncs of one file were under way at once where only one of them is told of an error: the
+/// younger one got it, and what the older one had lost was said to be durable.
+#[test]
+fn where_an_error_is_told_once_one_group_is_under_way() {
+    for depth in [1, 3] {
+        let mut random = fastrand::Rng::with_seed(depth as u64);
+        let tiny = Shape::tiny();
+        let options = Options { pipeline_bytes: 0, ..tiny.options };
+        let shape = Shape { depth, options, blocks: 40, ..tiny };
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory).with_depth(depth).telling_one();
+        let mut rig = Rig::on(store, &directory, &shape).unwrap();
+        work(&mut rig, &mut random, &shape, 200);
+    }
 }
 
 fn cut_everywhere(stream: u64, fault: Fault) {

@@ -45,11 +45,14 @@ pub(crate) struct Simulated {
     state: Arc<Mutex<State>>,
     /// Groups on their way at once.
     depth: usize,
+    /// Who syncs a file beside somebody else may not be told of an error.
+    tells_one: bool,
 }
 
 /// The way of groups: written when they are begun, synced when they are waited for.
 pub(crate) struct SimulatedLane {
     depth: usize,
+    tells_one: bool,
     under_way: VecDeque<(Arc<SimulatedFile>, Ended, Durability)>,
 }
 
@@ -65,6 +68,7 @@ impl Lane<SimulatedFile> for SimulatedLane {
     }
 
     fn begin(&mut self, file: &Arc<SimulatedFile>, at: u64, parcel: Parcel, wanted: Durability) {
+        assert!(!self.tells_one || self.under_way.is_empty(), "the older one's error may be lost");
         let parts: Vec<&[u8]> = parcel.slices().collect();
         let result = file.write_at(at, &parts);
         self.under_way.push_back((Arc::clone(file), (Some(parcel), result), wanted));
@@ -87,12 +91,17 @@ pub(crate) struct SimulatedFile {
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
-        Simulated { directory: directory.clone(), state: Arc::default(), depth: 1 }
+        Simulated { directory: directory.clone(), state: Arc::default(), depth: 1, tells_one: false }
     }
 
     /// The same, with so many groups on their way at once.
     pub(crate) fn with_depth(self, depth: usize) -> Simulated {
         Simulated { depth, ..self }
+    }
+
+    /// The same, where only one of several who sync a file at once is told of an error.
+    pub(crate) fn telling_one(self) -> Simulated {
+        Simulated { tells_one: true, ..self }
     }
 
     /// Lets something go wrong from now on.
@@ -123,7 +132,12 @@ impl Directory for Simulated {
     }
 
     fn lane(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
-        SimulatedLane { depth: self.depth, under_way: VecDeque::new() }
+        let Simulated { depth, tells_one, .. } = *self;
+        SimulatedLane { depth, tells_one, under_way: VecDeque::new() }
+    }
+
+    fn tells_everybody(&self) -> bool {
+        !self.tells_one
     }
 
     fn title(&self) -> String {
