@@ -118,19 +118,43 @@ fn a_file_system_that_is_unmounted_below_us_keeps_what_was_durable() {
     device.detach();
 }
 
-/// What was written can only be read any more by who has the files open; that no more can be made
-/// is said, and told to clients as soon as one is needed.
+/// What was written can only be read any more by who has the files open. That is noticed, and told
+/// to clients, long before another file is needed: the same few blocks are written all the time.
 #[test]
 fn a_pool_that_is_removed_below_us_is_told() {
     let place = Place::new();
     let yard = serve(&place.file(""));
     let mut client = connect(&yard);
-    assert_eq!(put(&mut client, 0), 0);
+    (0..4).for_each(|number| assert_eq!(put(&mut client, number), 0));
     fs::remove_dir_all(place.file("pool")).unwrap();
-    let refused = (1..300).find(|number| put(&mut client, *number) != 0);
-    let refused = refused.expect("300 MiB are said to be durable in a pool that is not there");
-    assert!([EIO, ENOSPC].contains(&put(&mut client, refused)));
-    check(&mut client, 0..refused);
+    let mut again = |number: u64| {
+        client.write(number, 8 << 20, &[3; 4096], true).unwrap();
+        client.answer().unwrap().error
+    };
+    let refused = (0..10_000_000).map(&mut again).find(|error| *error != 0);
+    assert_eq!(refused, Some(EIO), "a pool that is not there says that things are durable");
+    assert_eq!(again(0), EIO);
+    check(&mut client, 0..4);
     let said = yard.complained();
-    assert!(said.contains("/pool: no more segments: No such file or directory"), "{said}");
+    assert!(said.contains("/pool: it was removed while it was open"), "{said}");
+}
+
+/// A pool that is moved is the same one: what it needs is made where it is now.
+#[test]
+fn a_pool_that_is_moved_below_us_goes_on() {
+    let place = Place::new();
+    let mut yard = serve(&place.file(""));
+    let mut client = connect(&yard);
+    assert_eq!(put(&mut client, 0), 0);
+    fs::create_dir(place.file("there")).unwrap();
+    fs::rename(place.file("pool"), place.file("there/pool")).unwrap();
+    // More than the pool has segments for.
+    (1..150).for_each(|number| assert_eq!(put(&mut client, number), 0, "at {number} MiB"));
+    check(&mut client, 0..150);
+    assert!(!fs::exists(place.file("pool")).unwrap());
+    yard.signal("KILL");
+    yard.end();
+    drop(yard);
+    let yard = serve(&place.file("there"));
+    check(&mut connect(&yard), 0..150);
 }

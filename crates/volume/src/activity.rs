@@ -137,16 +137,12 @@ impl Running {
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let pool = self.pool();
         let counts = pool.counts();
-        let space = rustix::fs::statvfs(self.path()).map_err(|error| {
-            let doing = format!("cannot look at `{}`", self.path().display());
-            VolumeError::io(doing)(error.into())
-        })?;
         Ok(PoolStatus {
             segment_bytes: pool.segments().bytes().into(),
             segments: counts.all as u64,
             segments_free: (counts.free + counts.idle) as u64,
             segments_reserved: RESERVE as u64,
-            outside_free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+            outside_free_bytes: pool.segments().directory().free_bytes()?,
             volumes: pool.list().len() as u64,
             poisoned: pool.is_poisoned(),
             activity: pool.activity(),

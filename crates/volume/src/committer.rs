@@ -48,7 +48,8 @@ const RECORDS_MAX: usize = 1000;
 /// Changed pages of maps that are not worth a checkpoint, in bytes.
 const DIRTY_BYTES_MIN: u64 = 256 << 10;
 
-/// When what nobody has asked to be durable is made so.
+/// When what nobody has asked to be durable is made so, and how often is looked whether the pool is
+/// still there.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How often space is looked for where there is none, by a checkpoint and cleaning each time.
@@ -141,7 +142,12 @@ impl<D: Directory> Committer<D> {
         }
         // When the oldest group came that is not durable, as far as that was seen.
         let mut loose: Option<Instant> = None;
+        let mut looked = Instant::now();
         loop {
+            if looked.elapsed() >= SETTLE {
+                looked = Instant::now();
+                self.look();
+            }
             match self.turn() {
                 Turn::Worked if self.unsynced.is_empty() => loose = None,
                 Turn::Worked => {
@@ -162,6 +168,13 @@ impl<D: Directory> Committer<D> {
                     }
                 }
             }
+        }
+    }
+
+    /// Notices that the pool was removed: nothing more is said to be durable then.
+    fn look(&self) {
+        if let Err(error) = self.pool.segments().directory().look() {
+            self.pool.poison(&format!("it was removed while it was open ({error})"));
         }
     }
 

@@ -4,6 +4,7 @@
 //! What is written is visible at once. It is durable when `sync` of its file has returned, and a
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
+mod file;
 pub(crate) mod folder;
 pub mod lane;
 pub mod reads;
@@ -15,9 +16,10 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+pub use file::RealFile;
 pub use lane::{Blocking, Durability, Lane, Parcel};
 pub use reads::{BlockingReads, Reads};
-pub use real::{RealDirectory, RealFile, RealLane, RealReads};
+pub use real::{RealDirectory, RealLane, RealReads};
 pub use ring::Doorbell;
 
 /// By what files are read and written.
@@ -69,6 +71,15 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// of them is, there must not be two at once.
     fn tells_everybody(&self) -> bool {
         true
+    }
+
+    /// Fails if what is written from now on would be found by nobody: all of it was removed. Asked
+    /// now and then.
+    ///
+    /// # Errors
+    /// What is gone.
+    fn look(&self) -> io::Result<()> {
+        Ok(())
     }
 
     /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a

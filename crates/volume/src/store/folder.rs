@@ -1,12 +1,163 @@
-//! Makes the directory of a pool so that it outlives a power cut: its name is in the directory
-//! above, which has to be synced for that.
+//! A directory that this process has for itself: the pool's files are in it, one for each segment.
+//!
+//! It is held open, and names are looked for in what is held: a directory that is moved or renamed
+//! meanwhile is the same one, and one that was removed is noticed.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
-/// Makes a directory, and those above it that are missing. One that is there may have been made an
-/// instant before the power was cut the last time, so the one above it is synced in any case.
+use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{RealFile, StoreFile};
+use crate::buffer::Memory;
+use crate::error::VolumeError;
+use crate::format::superblock;
+use crate::holder::Holder;
+
+/// The file that is locked.
+const LOCK: &str = "lock";
+
+/// Zeros that are written at once.
+const ZEROS: usize = 1 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    /// What names are looked for in.
+    open: File,
+    direct: bool,
+    /// Locked until it is dropped, or the process dies.
+    lock: File,
+}
+
+impl Folder {
+    /// Takes a directory for this process alone; makes it if it does not exist.
+    pub(crate) fn take(path: &Path) -> Result<Folder, VolumeError> {
+        let doing = |what: &str| format!("cannot {what} `{}`", path.display());
+        make(path).map_err(VolumeError::io(doing("make")))?;
+        let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
+        let lock = at(&open, LOCK, OFlags::RDWR | OFlags::CREATE);
+        let lock = lock.map_err(VolumeError::io(doing("write to")))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder = Holder::read(&path.join(LOCK));
+                return Err(VolumeError::InUse { path: path.to_owned(), holder });
+            }
+            Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
+        }
+        // Some file systems in memory refuse this; there nothing survives a power cut anyway.
+        let direct = at(&open, LOCK, OFlags::RDWR | OFlags::DIRECT).is_ok();
+        // Nothing depends on it, and a pool on a full disk has to open.
+        if let Err(error) = Holder::this(None).write(&lock) {
+            tracing::warn!("{}/{LOCK}: {error}", path.display());
+        }
+        Ok(Folder { open, direct, lock })
+    }
+
+    /// Lets others know where the yard can be asked that has this directory open.
+    pub(crate) fn announce(&self, control: &Path) -> io::Result<()> {
+        Holder::this(Some(control)).write(&self.lock)
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// What is free on its file system, in bytes.
+    pub(crate) fn free_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::fstatvfs(&self.open)?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    /// Fails if the pool in it was removed: what is in files that are open lasts as long as they
+    /// are, and not a moment longer.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        match rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()) {
+            Err(error @ (Errno::NOENT | Errno::STALE)) => Err(error.into()),
+            // Whatever else is wrong says nothing about that.
+            _ => Ok(()),
+        }
+    }
+
+    fn flags(&self) -> OFlags {
+        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        OFlags::RDWR | direct
+    }
+
+    pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
+        match at(&self.open, name, self.flags()) {
+            Ok(file) => Ok(Some(RealFile::of(file))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<RealFile> {
+        let file = at(&self.open, name, self.flags() | OFlags::CREATE | OFlags::TRUNC)?;
+        let empty = FallocateFlags::empty();
+        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, empty, 0, len)) {
+            Ok(()) => {}
+            // No reservation there; the zeros below take the space.
+            Err(Errno::OPNOTSUPP) => file.set_len(len)?,
+            Err(error) => return Err(error.into()),
+        }
+        // An extent that was never written costs an entry in the file system's journal later.
+        let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
+        let file = RealFile::of(file);
+        let mut at = 0;
+        while at < len {
+            let part = zeros.len().min((len - at) as usize);
+            file.write_at(at, &[&zeros[..part]])?;
+            at += part as u64;
+        }
+        Ok(file)
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.open, from, &self.open, to)?)
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.open, name, AtFlags::empty()) {
+            Err(error) if error != Errno::NOENT => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
+        self.open.sync_all()
+    }
+
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
+        let entries = Dir::read_from(&self.open)?;
+        let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        entries.map(|entry| Ok(name(entry?))).collect()
+    }
+}
+
+/// Who is gone holds nothing.
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left there counts for nothing once the lock is gone.
+        let _ = self.lock.set_len(0);
+    }
+}
+
+/// Opens a name in a directory.
+fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+    let opened = || rustix::fs::openat(open.as_fd(), name, flags | OFlags::CLOEXEC, mode);
+    Ok(rustix::io::retry_on_intr(opened)?.into())
+}
+
+/// Makes a directory, and those above it that are missing. Its name is in the one above, which has
+/// to be synced so that it outlives a power cut. One that is there may have been made an instant
+/// before the power was cut the last time, so the one above it is synced in any case.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.exists()).count();
     std::fs::create_dir_all(path)?;

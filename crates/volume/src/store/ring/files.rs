@@ -48,8 +48,9 @@ impl Files {
 
     /// The number of a file, which the ring knows from now on.
     pub(crate) fn number(&mut self, ring: &IoUring, file: &Arc<RealFile>) -> io::Result<Fixed> {
+        // What is in a slot is open, so that its number is nobody else's.
         let is_it = |slot: &Option<Arc<RealFile>>| {
-            slot.as_ref().is_some_and(|known| Arc::ptr_eq(known, file))
+            slot.as_ref().is_some_and(|known| known.as_raw_fd() == file.as_raw_fd())
         };
         if let Some(at) = self.slots.iter().position(is_it) {
             return Ok(Fixed(at as u32));

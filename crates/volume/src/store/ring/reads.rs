@@ -90,7 +90,7 @@ impl RingReads {
         };
         let descriptor = Fd(flight.file.as_raw_fd());
         let rest = &mut flight.buffer[flight.filled..];
-        let at = flight.offset + flight.filled as u64;
+        let at = flight.file.place(flight.offset) + flight.filled as u64;
         let (into, len) = (rest.as_mut_ptr(), rest.len() as u32);
         let read = match known {
             Some(number) => opcode::Read::new(number, into, len),

@@ -343,7 +343,7 @@ impl Lane<RealFile> for RingLane {
             parcel,
             number: self.next,
             file: Arc::clone(file),
-            offset,
+            offset: file.place(offset),
             left,
             syncs: durability != Durability::Nothing,
             pending: 0,

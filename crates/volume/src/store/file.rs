@@ -1,0 +1,95 @@
+//! An open file of a pool: a file of its own, or a part of one that all of the pool is in.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::io::ReadWriteFlags;
+
+use super::StoreFile;
+
+/// Most parts that the kernel takes in one call (`IOV_MAX`).
+const PARTS_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub struct RealFile {
+    file: Arc<File>,
+    /// Where it begins in there, in bytes.
+    base: u64,
+    /// Its length, if it is a part.
+    len: Option<u64>,
+}
+
+impl RealFile {
+    /// All of a file.
+    pub(crate) fn of(file: File) -> RealFile {
+        RealFile { file: Arc::new(file), base: 0, len: None }
+    }
+
+    /// A part of a file, which begins at `base`.
+    pub(crate) fn part(file: &Arc<File>, base: u64, len: u64) -> RealFile {
+        RealFile { file: Arc::clone(file), base, len: Some(len) }
+    }
+
+    /// Where a place in it is, for the system.
+    #[inline]
+    pub(crate) fn place(&self, offset: u64) -> u64 {
+        debug_assert!(self.len.is_none_or(|len| offset < len), "{offset} of {:?}", self.len);
+        self.base + offset
+    }
+
+    /// Writes slices one behind the other.
+    pub(crate) fn write_slices(
+        &self,
+        offset: u64,
+        slices: &mut [IoSlice<'_>],
+        flags: ReadWriteFlags,
+    ) -> io::Result<()> {
+        let mut at = self.place(offset);
+        let mut left = slices;
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            let some = &left[..left.len().min(PARTS_MAX)];
+            let write = || rustix::io::pwritev2(&self.file, some, at, flags);
+            let written = rustix::io::retry_on_intr(write)?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            at += written as u64;
+            IoSlice::advance_slices(&mut left, written);
+        }
+        Ok(())
+    }
+}
+
+impl AsRawFd for RealFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+impl StoreFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        match self.len {
+            Some(len) => Ok(len),
+            None => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    #[inline]
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, self.place(offset))
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.write_slices(offset, &mut slices, ReadWriteFlags::empty())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
