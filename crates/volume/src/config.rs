@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::error::VolumeError;
 use crate::format::catalogue::is_name;
+use crate::store::{Commit, StoreKind};
 
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +54,11 @@ pub struct VolumeConfig {
     pub bandwidth: u64,
     /// Memory for the maps of the pool in bytes, if it is opened now; 0: 128 MiB.
     pub map_cache: u64,
+    /// How writes to the pool become durable, if that matters: a pool that is open otherwise is
+    /// refused.
+    pub commit: Option<Commit>,
+    /// By what the pool's files are read and written, in the same way.
+    pub store: Option<StoreKind>,
 }
 
 /// Length of a block where nothing else is said.
@@ -75,6 +81,8 @@ impl VolumeConfig {
             iops: 0,
             bandwidth: 0,
             map_cache: 0,
+            commit: None,
+            store: None,
         }
     }
 

@@ -18,7 +18,7 @@ use crate::queue::{RECORDS, VolumeQueue};
 use crate::rates::Rates;
 use crate::record::Live;
 use crate::running::Running;
-use crate::store::{Directory, RealDirectory};
+use crate::store::{Directory, RealDirectory, StoreKind};
 
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
@@ -63,8 +63,12 @@ impl Volume {
             0 => options.map_cache_bytes,
             bytes => bytes,
         };
-        let options = Options { map_cache_bytes, ..options };
-        Volume::open_in(Running::open(&config.path, options)?, config)
+        let commit = config.commit.unwrap_or(options.commit);
+        let store = config.store.unwrap_or(options.store);
+        let options = Options { map_cache_bytes, commit, store, ..options };
+        let running = Running::open(&config.path, options)?;
+        agrees(&running, &config)?;
+        Volume::open_in(running, config)
     }
 }
 
@@ -128,6 +132,33 @@ impl<D: Directory> Volume<D> {
 impl<D: Directory> Drop for Shared<D> {
     fn drop(&mut self) {
         self.running.put(self.live.traits.id);
+    }
+}
+
+/// Refuses a pool that somebody else has opened otherwise than this volume wants it.
+fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
+    let path = running.path().display();
+    let differs = |field, value: String, is: &dyn fmt::Display| {
+        let wanted = format!(
+            "`{is}`, as `{path}` is open already for another volume: all volumes of a pool share it"
+        );
+        Err(VolumeError::Invalid { field, value, wanted })
+    };
+    let commit = running.pool().options().commit;
+    if let Some(wanted) = config.commit
+        && wanted != commit
+    {
+        return differs("commit", wanted.to_string(), &commit);
+    }
+    let is_uring = running.pool().segments().directory().is_uring();
+    match config.store {
+        Some(StoreKind::Uring) if !is_uring => {
+            differs("store", StoreKind::Uring.to_string(), &StoreKind::Threads)
+        }
+        Some(StoreKind::Threads) if is_uring => {
+            differs("store", StoreKind::Threads.to_string(), &StoreKind::Uring)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -34,6 +34,16 @@ pub enum StoreKind {
     Threads,
 }
 
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StoreKind::Auto => "auto",
+            StoreKind::Uring => "uring",
+            StoreKind::Threads => "threads",
+        })
+    }
+}
+
 /// How writes become durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commit {
@@ -52,6 +62,15 @@ impl Commit {
         }
         let workers = text.strip_prefix("taskq:")?.parse().ok()?;
         (1..=tasks::WORKERS_MAX).contains(&workers).then_some(Commit::TaskQueue(workers))
+    }
+}
+
+impl fmt::Display for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Commit::Group => f.write_str("group"),
+            Commit::TaskQueue(workers) => write!(f, "taskq:{workers}"),
+        }
     }
 }
 

@@ -362,6 +362,21 @@ const VOLUME: &[Param] = &[
         "0",
         "memory for the maps of the pool, of the volume that opens it; 0: 128m",
     ),
+    param(
+        "commit",
+        text(16),
+        "",
+        "how writes to the pool become durable; group: what waits is written together and synced \
+         once; taskq:N: each write by one of N workers, which syncs for it; empty: group, or as \
+         the pool is open",
+    ),
+    param(
+        "store",
+        Form::Choice(&["auto", "uring", "threads"]),
+        "auto",
+        "by what the pool's files are read and written: io_uring where the system lets it, or as \
+         the pool is open; io_uring; or calls that block",
+    ),
 ];
 
 /// Ways to compress blocks: zstd of level 3, or of the level that is named.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockyard_volume::config::ZSTD_LEVEL;
+use blockyard_volume::store::{Commit, StoreKind};
 use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
 
 use super::{Made, StackError, as_given, with_delay};
@@ -12,7 +13,7 @@ use crate::spec::DeviceSpec;
 
 /// Makes the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    let volume = Volume::open(config(spec)).map_err(|error| refused(spec, error))?;
+    let volume = config(spec).and_then(Volume::open).map_err(|error| refused(spec, error))?;
     let pool = Some(Arc::clone(volume.running()));
     let disk = with_delay(spec, volume)?;
     Ok(Made { disk, notes: Vec::new(), ram: None, pool })
@@ -20,7 +21,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 
 /// Checks that the parameters go together, without looking at the pool.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    config(spec).check().map_err(|error| refused(spec, error))?;
+    config(spec).and_then(|config| config.check()).map_err(|error| refused(spec, error))?;
     Ok(Vec::new())
 }
 
@@ -40,8 +41,21 @@ pub(crate) fn pool_path(spec: &DeviceSpec) -> PathBuf {
     given.unwrap_or_else(|| paths::state_dir().join(spec.name()))
 }
 
-fn config(spec: &DeviceSpec) -> VolumeConfig {
-    VolumeConfig {
+/// How writes become durable, if that is said.
+fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
+    let Some(text) = spec.text("commit") else { return Ok(None) };
+    match Commit::parse(&text) {
+        Some(commit) => Ok(Some(commit)),
+        None => Err(VolumeError::Invalid {
+            field: "commit",
+            value: text,
+            wanted: "`group`, or `taskq:N` with 1 to 256 workers".to_owned(),
+        }),
+    }
+}
+
+fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
+    Ok(VolumeConfig {
         path: pool_path(spec),
         name: spec.name().to_owned(),
         size: spec.number("size"),
@@ -51,7 +65,9 @@ fn config(spec: &DeviceSpec) -> VolumeConfig {
         iops: spec.number("iops"),
         bandwidth: spec.number("bandwidth"),
         map_cache: spec.number("map_cache"),
-    }
+        commit: commit(spec)?,
+        store: [None, Some(StoreKind::Uring), Some(StoreKind::Threads)][spec.choice("store")],
+    })
 }
 
 /// By the place in the table of parameters: behind the plain names the levels of zstd.
@@ -77,6 +93,12 @@ mod tests {
         let odd = uri::parse("volume:///v?path=/p&size=100001k").unwrap();
         let error = check(&odd).unwrap_err().to_string();
         assert!(error.starts_with("size: `100001k` will not do: wanted a multiple of"), "{error}");
+        for text in ["taskq:0", "taskq:257", "serial"] {
+            let spec = uri::parse(&format!("volume:///v?path=/p&size=1G&commit={text}")).unwrap();
+            let error = check(&spec).unwrap_err().to_string();
+            let begin = format!("commit: `{text}` will not do: wanted `group`, or `taskq:N`");
+            assert!(error.starts_with(&begin), "{error}");
+        }
         let spec = |query: &str| {
             uri::parse(&format!("volume:///v?path={}{query}", path.display())).unwrap()
         };
@@ -94,5 +116,31 @@ mod tests {
         let (field, text) = refused("&size=2G");
         assert!(field == "size" && text.starts_with("size: `2G` will not do"), "{text}");
         assert_eq!(open(&spec("")).unwrap().disk.geometry().len_bytes(), 1 << 30);
+    }
+
+    /// A second volume silently got what the first one had asked for.
+    #[test]
+    fn volumes_of_a_pool_that_want_it_otherwise_are_refused() {
+        let pool = TempDir::new().unwrap();
+        let path = pool.path().join("pool");
+        let of = |name: &str, query: &str| {
+            let path = path.display();
+            open(&uri::parse(&format!("volume:///{name}?path={path}&size=1G{query}")).unwrap())
+        };
+        let first = of("first", "&commit=taskq:3&store=threads").unwrap();
+        for (query, field, value, is) in [
+            ("&commit=group", "commit", "group", "taskq:3"),
+            ("&commit=taskq:4", "commit", "taskq:4", "taskq:3"),
+            ("&store=uring", "store", "uring", "threads"),
+        ] {
+            let Err(error) = of("second", query) else { panic!("{query} was made") };
+            let begin = format!("{field}: `{value}` will not do: wanted `{is}`, as `");
+            assert!(error.field() == field && error.to_string().starts_with(&begin), "{error}");
+        }
+        for query in ["&commit=taskq:3&store=threads", "&store=auto", ""] {
+            drop(of("second", query).unwrap());
+        }
+        drop(first);
+        drop(of("second", "&commit=group").unwrap());
     }
 }
