@@ -1,6 +1,7 @@
 //! Durable volumes through the whole program: what clients were told is durable outlives the
 //! server.
 
+use crate::attach::Loop;
 use crate::place::Place;
 use crate::run::{nbdsh, ok, run};
 use crate::yard::{Yard, blockyard};
@@ -108,6 +109,44 @@ fn syncs_are_seen_from_outside() {
     let syncs = seen.lines().filter(is_sync).count();
     // One after the other, each FUA and each flush needs one of its own.
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
+}
+
+/// A block device as a pool: two processes never have it, nothing on it is overwritten unasked, and
+/// a command finds the yard that has it.
+#[test]
+fn a_disk_is_a_pool() {
+    let place = Place::new();
+    let image = place.file("image");
+    std::fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+    let device = Loop::attach(&image);
+    let disk = device.0.as_str();
+    let volume = |verb: &str, rest: &[&str]| {
+        blockyard(&[&["volume", verb, disk][..], rest].concat())
+    };
+    ok(&["mke2fs", "-q", "-t", "ext4", disk]);
+    let create = ["v0", "--size", "128M"];
+    let refused = volume("create", &create).fails();
+    assert!(refused.err.contains("an ext2, ext3 or ext4 file system"), "{refused}");
+    ok(&["e2fsck", "-fn", disk]);
+    volume("create", &[&create[..], &["--force"]].concat()).ok();
+    let v0 = format!("volume:///v0?path={disk}");
+    let yard = Yard::serve(&[&v0]);
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'disk' * 1024, 1 << 20)\nh.flush()");
+    let again = blockyard(&["serve", &v0, "--nbd", &format!("unix:{}", place.file("nbd"))]);
+    let refused = again.fails();
+    assert!(refused.err.contains("is in use by process"), "{refused}");
+    // The yard is asked, which says so on the disk itself.
+    volume("snapshot", &["v0@one"]).ok();
+    assert!(volume("list", &[]).ok().out.contains("v0@one"));
+    let mkfs = run(&["mke2fs", "-q", "-F", "-t", "ext4", disk]);
+    assert!(mkfs.code != Some(0), "others are told that the disk is in use");
+    kill(yard);
+    let checked = volume("check", &[]).ok();
+    assert!(checked.out.contains("0 damaged"), "{checked}");
+    let yard = Yard::serve(&[&v0]);
+    nbdsh(&yard.uri("v0"), "assert h.pread(4096, 1 << 20) == b'disk' * 1024");
+    kill(yard);
+    device.detach();
 }
 
 #[test]

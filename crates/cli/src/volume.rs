@@ -19,7 +19,7 @@ use crate::args::{VolumeAt, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 
-use pool::Pool;
+use pool::{Make, Pool};
 
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = VolumeRequest::default;
@@ -28,7 +28,8 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let block_bytes = u32::try_from(args.volblocksize).unwrap_or(u32::MAX);
             let (size_bytes, volblocksize_bytes) = (Some(args.size), Some(block_bytes));
             let request = VolumeRequest { size_bytes, volblocksize_bytes, ..nothing() };
-            work(&args.at, "create", request, out)
+            let make = Make::IfMissing { consent: args.force };
+            work_in(Pool::find(&args.at.pool, make)?, &args.at, "create", request, out)
         }
         VolumeCommand::List(args) => list(args, out),
         VolumeCommand::Show(args) => show(args, out),
@@ -71,8 +72,18 @@ fn work(
     request: VolumeRequest,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
+    work_in(Pool::find(&at.pool, Make::Never)?, at, verb, request, out)
+}
+
+fn work_in(
+    pool: Pool,
+    at: &VolumeAt,
+    verb: &str,
+    request: VolumeRequest,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     let request = VolumeRequest { name: at.name.clone(), ..request };
-    let done = Pool::find(&at.pool, verb == "create")?.work(verb, request)?;
+    let done = pool.work(verb, request)?;
     if at.pool.talk.json {
         return print_json(&done, out);
     }
@@ -81,7 +92,7 @@ fn work(
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let volumes = Pool::find(args, false)?.volumes(None)?;
+    let volumes = Pool::find(args, Make::Never)?.volumes(None)?;
     if args.talk.json {
         return print_json(&volumes, out);
     }
@@ -107,7 +118,7 @@ fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failu
 }
 
 fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pool = Pool::find(&args.pool, false)?;
+    let pool = Pool::find(&args.pool, Make::Never)?;
     let Some(name) = &args.name else { return show_pool(args, &pool.view()?, out) };
     let volume = pool.volumes(Some(name))?.into_iter().next();
     let volume = volume.ok_or_else(|| Failure::new(Code::Failed, "the yard named no volume"))?;

@@ -48,7 +48,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
         return Err(VolumeError::Invalid {
             field: "path",
             value: path.display().to_string(),
-            wanted: "the directory of a pool".to_owned(),
+            wanted: "the directory or the disk of a pool".to_owned(),
         });
     }
     check_in(RealDirectory::take(path)?, progress)

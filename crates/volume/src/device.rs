@@ -204,9 +204,9 @@ fn find_or_make<D: Directory>(
     Ok(live)
 }
 
-/// Whether a directory holds a pool.
+/// Whether a directory or a disk holds a pool.
 pub fn is_pool(path: &Path) -> bool {
-    path.join(crate::format::superblock::FILE).is_file()
+    crate::store::is_pool(path)
 }
 
 impl<D: Directory> Device for Volume<D> {

@@ -1,4 +1,4 @@
-//! Who has a pool: written into its lock file by the process that holds the lock, so that others
+//! Who has a pool: written into its lock file, or a place of its disk for that, by the process that holds the lock, so that others
 //! can say who it is and where it can be asked.
 //!
 //! The lock itself is the system's and ends with the process. What the file says counts only while
@@ -48,7 +48,7 @@ impl Holder {
         }
     }
 
-    fn print(&self) -> String {
+    pub(crate) fn print(&self) -> String {
         let mut text = String::new();
         if let Some(pid) = self.pid {
             text += &format!("pid {pid}\n");
@@ -60,7 +60,7 @@ impl Holder {
     }
 
     /// Lines that are not known, or not whole yet, say nothing.
-    fn parse(text: &str) -> Holder {
+    pub(crate) fn parse(text: &str) -> Holder {
         let mut holder = Holder::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             match line.split_once(' ') {

@@ -73,6 +73,8 @@ pub struct Options {
     pub commit: Commit,
     /// Most records in a group; 1 makes each durable by itself, one after the other.
     pub group_records: usize,
+    /// What a disk has that is no pool may be overwritten by one that is made.
+    pub consent: bool,
     /// Memory for pages of maps that are on disk too, in bytes.
     pub map_cache_bytes: u64,
 }
@@ -91,6 +93,7 @@ impl Default for Options {
             store: StoreKind::Auto,
             commit: Commit::Group,
             group_records: 1000,
+            consent: false,
             map_cache_bytes: MAP_CACHE_BYTES,
         }
     }

@@ -27,7 +27,7 @@ use crate::pool::{Options, Volumes};
 use crate::record::{Live, Move};
 use crate::relocate;
 use crate::segments::Segments;
-use crate::store::{Directory, StoreFile};
+use crate::store::{Directory, Division, StoreFile};
 
 use end::End;
 
@@ -67,7 +67,9 @@ fn segments<D: Directory>(
     superblock: &Superblock,
     options: &Options,
 ) -> Result<Segments<D>, VolumeError> {
-    let segments = Segments::open(directory, superblock.segment_bytes, options.segments_max)?;
+    let Superblock { align, segment_bytes, .. } = *superblock;
+    directory.divide(Division { align, segment_bytes }, false)?;
+    let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     Ok(segments.with_map_cache(options.map_cache_bytes))
 }
 
@@ -112,6 +114,8 @@ fn make<D: Directory>(
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
+    let division = directory.divide(Division { align, segment_bytes }, true)?;
+    let Division { align, segment_bytes } = division;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     let directory = segments.directory();
     if let Some(first) = segments.files().first() {
@@ -283,6 +287,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             let (what, field, want) = (FILE, "catalogue_bytes", "a segment at most");
             return Err(FormatError::Field { what, field, value: len, want }.into());
         }
+        self.segments.want(Some(self.segments.split(place.address()).0 as usize))?;
         let padded = (len as usize).next_multiple_of(self.superblock.align as usize);
         let bytes = self.read(place.address(), padded, "the catalogue")?;
         let bytes = &bytes[..len as usize];
@@ -292,6 +297,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         }
         self.marks.segment(self.segments.split(place.address()).0, len as u32);
         let (whole, listed) = catalogue::parse(bytes)?;
+        self.segments.want(whole.live.iter().rposition(|bytes| *bytes > 0))?;
         (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
         self.marks.blocks(&whole.live);
         self.segments.set_live(whole.live, whole.unknown_bytes);

@@ -47,9 +47,7 @@ impl Running {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
-        let doing = format!("cannot make `{}`", path.display());
-        crate::store::folder::make(path).map_err(VolumeError::io(doing.clone()))?;
-        let place = path.canonicalize().map_err(VolumeError::io(doing))?;
+        let place = crate::store::place(path)?;
         let until = Instant::now() + CLOSE_MAX;
         let (mut pools, directory) = loop {
             let mut pools = pools();
@@ -57,7 +55,7 @@ impl Running {
             if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
                 return Ok(open);
             }
-            match RealDirectory::take(&place) {
+            match RealDirectory::take_with(&place, options.consent) {
                 // This process has just closed it, and is not done with that.
                 Err(VolumeError::InUse { holder, .. })
                     if holder.pid == Some(std::process::id()) && Instant::now() < until =>

@@ -33,6 +33,8 @@ enum State {
     },
     /// Needed by the checkpoint before the last one only.
     Idle,
+    /// Free as soon as the disk has been told that nobody needs it.
+    Discarded,
 }
 
 #[derive(Debug)]
@@ -256,6 +258,7 @@ impl<D: Directory> Segments<D> {
     pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
         // What an entry can name.
         let count_max = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
+        let count_max = count_max.min(directory.segments_max());
         let mut files = Vec::new();
         while files.len() < count_max {
             let name = name(files.len());
@@ -284,6 +287,26 @@ impl<D: Directory> Segments<D> {
         })
     }
 
+    /// Refuses a pool of which the end is missing, files or a part of a disk that is shorter now: in
+    /// the segment of this number there is something.
+    ///
+    /// # Errors
+    /// If there is no such segment.
+    pub fn want(&self, number: Option<usize>) -> Result<(), VolumeError> {
+        let (title, count) = (self.directory.title(), self.counts().all);
+        match number {
+            Some(number) if number >= count => {
+                let (bytes, last) = (self.bytes, count.saturating_sub(1));
+                let error = io::Error::other(format!(
+                    "it ends with segment {last} of {bytes} bytes, and there is something in segment \
+                     {number}; wanted all of them"
+                ));
+                Err(VolumeError::io(format!("cannot open `{title}`"))(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -302,7 +325,7 @@ impl<D: Directory> Segments<D> {
     pub fn counts(&self) -> Counts {
         let table = self.table();
         let count = |want| table.states.iter().filter(|state| **state == want).count();
-        let (free, idle) = (count(State::Free), count(State::Idle));
+        let (free, idle) = (count(State::Free), count(State::Idle) + count(State::Discarded));
         Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
     }
 
@@ -412,16 +435,33 @@ impl<D: Directory> Segments<D> {
         self.table().round
     }
 
-    /// The checkpoint of this round is durable, and needs these segments.
+    /// The checkpoint of this round is durable, and needs these segments. The disk is told which
+    /// ones nobody needs any more, before anybody takes them.
     pub fn settle(&self, round: u64, is_needed: impl Fn(u32) -> bool) {
+        let freed = if self.directory.discards() { State::Discarded } else { State::Free };
         let mut table = self.table();
         for (number, state) in (0..).zip(&mut table.states) {
             *state = match *state {
                 State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
                 State::Idle if is_needed(number) => State::Used { round: 0 },
-                State::Idle => State::Free,
+                State::Idle => freed,
                 other => other,
             };
+        }
+        drop(table);
+        if freed == State::Discarded {
+            self.discard();
+        }
+    }
+
+    /// Discards what may be, one after the other: each can be taken at once.
+    fn discard(&self) {
+        let next = || self.table().states.iter().position(|state| *state == State::Discarded);
+        while let Some(number) = next() {
+            if let Some(file) = self.files.get().get(number) {
+                self.directory.discard(file);
+            }
+            self.table().states[number] = State::Free;
         }
     }
 

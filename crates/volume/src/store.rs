@@ -4,6 +4,7 @@
 //! What is written is visible at once. It is durable when `sync` of its file has returned, and a
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
+mod disk;
 mod file;
 pub(crate) mod folder;
 pub mod lane;
@@ -14,6 +15,7 @@ pub mod tasks;
 
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use file::RealFile;
@@ -21,6 +23,9 @@ pub use lane::{Blocking, Durability, Lane, Parcel};
 pub use reads::{BlockingReads, Reads};
 pub use real::{RealDirectory, RealLane, RealReads};
 pub use ring::Doorbell;
+
+use crate::error::VolumeError;
+use crate::format::superblock;
 
 /// By what files are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,7 +79,44 @@ impl fmt::Display for Commit {
     }
 }
 
-/// A directory.
+/// How a pool is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Division {
+    /// What everything on disk is a multiple of, in bytes.
+    pub align: u32,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u32,
+}
+
+/// Whether a path names a pool: a directory with a superblock, or a disk with one.
+pub fn is_pool(path: &Path) -> bool {
+    path.join(superblock::FILE).is_file() || disk::is_pool(path)
+}
+
+/// The place of a pool, by the name that it has after all links: a directory, which is made if
+/// there is none, or a disk.
+///
+/// # Errors
+/// If it can be none.
+pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
+    let doing = || VolumeError::io(format!("cannot make `{}`", path.display()));
+    let wrong = |wanted: &str| {
+        let (value, wanted) = (path.display().to_string(), wanted.to_owned());
+        Err(VolumeError::Invalid { field: "path", value, wanted })
+    };
+    match path.metadata() {
+        Ok(_) if disk::Disk::is_one(path) => {}
+        Ok(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
+        // What is made there is gone at the next start, and a device was meant.
+        Err(_) if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
+            return wrong("a block device that is there");
+        }
+        _ => folder::make(path).map_err(|error| doing()(error))?,
+    }
+    path.canonicalize().map_err(|error| doing()(error))
+}
+
+/// A directory, or something that is divided as if it were one.
 pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// An open file of it.
     type File: StoreFile;
@@ -90,6 +132,31 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// of them is, there must not be two at once.
     fn tells_everybody(&self) -> bool {
         true
+    }
+
+    /// Is told how the pool is divided that is there, before a segment is opened; or how somebody
+    /// wants one to be that is made, and says how it can be.
+    ///
+    /// # Errors
+    /// If it can be no such pool.
+    fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
+        let _ = is_new;
+        Ok(wanted)
+    }
+
+    /// How many segments there may be at most, as far as that is known before one cannot be made.
+    fn segments_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether it is of use to say what nobody needs.
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Nobody needs what is in a file; what is read there until it is written may be anything.
+    fn discard(&self, file: &Self::File) {
+        let _ = file;
     }
 
     /// Fails if what is written from now on would be found by nobody: all of it was removed. Asked

@@ -5,6 +5,7 @@
 //! missing afterwards, and every page is whole.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod loop_device;
 mod place;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Device, Flags, Sector};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
+use loop_device::LoopDevice;
 use place::Place;
 
 /// Names the directory of the process that is to be killed.
@@ -103,14 +105,24 @@ fn victim() {
 #[test]
 fn nothing_that_was_durable_is_missing_after_a_kill() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill");
-    let directory = place.path().join("pool");
+    kills(&place.path().join("pool"), 11);
+}
+
+#[test]
+fn nothing_that_was_durable_is_missing_on_a_disk() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disk");
+    let device = LoopDevice::new(&place.path().join("image"), 256 << 20, 512);
+    kills(device.path(), 12);
+}
+
+fn kills(directory: &Path, seed: u64) {
     let kills: u64 = std::env::var("BLOCKYARD_KILLS").map_or(KILLS, |text| text.parse().unwrap());
-    let mut random = fastrand::Rng::with_seed(11);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut said: HashMap<u64, u64> = HashMap::new();
     for round in 0..kills {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "victim", "--nocapture", "--test-threads=1"])
-            .env(DIRECTORY, &directory)
+            .env(DIRECTORY, directory)
             .env(FROM, (1 + round * 1_000_000).to_string())
             .stdout(Stdio::piped())
             .spawn()
@@ -130,7 +142,7 @@ fn nothing_that_was_durable_is_missing_after_a_kill() {
             }
         }
         child.wait().unwrap();
-        let volume = open(&directory);
+        let volume = open(directory);
         let mut io = door(&volume);
         let mut found = vec![0; PAGE];
         for number in 0..PAGES {

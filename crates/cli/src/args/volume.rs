@@ -98,6 +98,9 @@ pub(crate) struct VolumeCreateArgs {
     /// What is checksummed and compressed as one: 4k to 64k
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16k")]
     pub(crate) volblocksize: u64,
+    /// Make the pool on a disk that has something else, which is gone then; never over a pool
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `volume clone`.

@@ -7,7 +7,7 @@ use blockyard_volume::VolumeError;
 use blockyard_volume::check::check;
 use blockyard_yard::volumes::{ScrubLine, ScrubView, VolumeRequest};
 
-use super::pool::{Pool, text};
+use super::pool::{Make, Pool, text};
 use super::progress::Progress;
 use super::refused;
 use crate::args::{VolumePoolArgs, VolumeScrubArgs};
@@ -36,7 +36,7 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
 
 pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), Failure> {
     let mut progress = Progress::new("verified");
-    let report = match Pool::find(&args.pool, false)? {
+    let report = match Pool::find(&args.pool, Make::Never)? {
         Pool::Here(running) => {
             let scrubbed = running.scrub(args.rate.unwrap_or(0), &mut |done, total| {
                 progress.tell(done, Some(total));

@@ -7,7 +7,7 @@ use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::VolumeRequest;
 use serde_json::json;
 
-use super::pool::Pool;
+use super::pool::{Make, Pool};
 use super::progress::Progress;
 use super::refused;
 use super::stream::{Source, Written};
@@ -27,7 +27,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         let text = "export: standard output is a terminal; wanted a pipe or a file";
         return Err(Failure::new(Code::Usage, text));
     }
-    let pool = Pool::find(&args.at.pool, false)?;
+    let pool = Pool::find(&args.at.pool, Make::Never)?;
     let name = &args.at.name;
     if name.contains('@') {
         return write(args, &pool, name, format, out);

@@ -15,6 +15,15 @@ use crate::devices::client;
 use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
+/// What becomes of a pool that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Make {
+    /// It is said.
+    Never,
+    /// It is made; with consent also on a disk that has something else.
+    IfMissing { consent: bool },
+}
+
 /// A pool.
 pub(super) enum Pool {
     /// It is open here.
@@ -24,8 +33,8 @@ pub(super) enum Pool {
 }
 
 impl Pool {
-    /// The pool that is named. It is made where a volume is to be made in it.
-    pub(super) fn find(args: &VolumePoolArgs, make: bool) -> Result<Pool, Failure> {
+    /// The pool that is named.
+    pub(super) fn find(args: &VolumePoolArgs, make: Make) -> Result<Pool, Failure> {
         let path = &args.pool;
         // Who names a yard wants that one.
         if args.talk.control.as_ref().is_some_and(|path| !path.as_os_str().is_empty()) {
@@ -100,14 +109,16 @@ fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
 }
 
 /// Opens the pool of a directory, or finds the yard that has it open.
-fn open(path: PathBuf, make: bool) -> Result<Pool, Failure> {
-    if !make && !is_pool(&path) {
-        let text = format!("{} holds no pool of volumes; wanted its directory", path.display());
+fn open(path: PathBuf, make: Make) -> Result<Pool, Failure> {
+    if make == Make::Never && !is_pool(&path) {
+        let path = path.display();
+        let text = format!("{path} holds no pool of volumes; wanted its directory or its disk");
         return Err(Failure::new(Code::Usage, text));
     }
     // Each segment of a pool is an open file.
     raise_files();
-    match Running::open(&path, Options::default()) {
+    let consent = matches!(make, Make::IfMissing { consent: true });
+    match Running::open(&path, Options { consent, ..Options::default() }) {
         Ok(running) => Ok(Pool::Here(running)),
         Err(VolumeError::InUse { path, holder }) => held(path, holder),
         Err(error) => Err(refused(error)),

@@ -11,7 +11,7 @@ use blockyard_volume::send::{Sending, Sent};
 use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::{ReceivedView, VolumeRequest};
 
-use super::pool::{Pool, text};
+use super::pool::{Make, Pool, text};
 use super::progress::Progress;
 use super::refused;
 use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
@@ -113,7 +113,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         let text = "send: standard output is a terminal; wanted a pipe, a file, or --output FILE";
         return Err(Failure::new(Code::Usage, text));
     }
-    let pool = Pool::find(&args.at.pool, false)?;
+    let pool = Pool::find(&args.at.pool, Make::Never)?;
     let mut source = Source::open(&pool, &args.at.name, args.from.as_deref())?;
     let done = match &args.output {
         None => copy(&mut source, out).map(drop),
@@ -162,7 +162,7 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     let (at, mut progress) = (&args.at, Progress::new("received"));
     let mut tell = |bytes| progress.tell(bytes, None);
     // A pool may begin with what comes from another.
-    let received = match Pool::find(&at.pool, true)? {
+    let received = match Pool::find(&at.pool, Make::IfMissing { consent: false })? {
         Pool::Here(running) => {
             running.receive(&at.name, &mut input, &mut tell).map_err(refused)?.into()
         }

@@ -24,6 +24,11 @@ const MAGIC: [u8; 8] = *b"BLKYVOL\n";
 /// Where the last field ends; what follows is zero.
 const END: usize = 136;
 
+/// Whether bytes begin as those of a superblock do, whatever else they are.
+pub(crate) fn is_marked(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 /// No segment.
 pub const SEGMENT_NONE: u32 = u32::MAX;
 

@@ -34,10 +34,9 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Takes a directory for this process alone; makes it if it does not exist.
+    /// Takes a directory that is there for this process alone.
     pub(crate) fn take(path: &Path) -> Result<Folder, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
-        make(path).map_err(VolumeError::io(doing("make")))?;
         let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
         let lock = at(&open, LOCK, OFlags::RDWR | OFlags::CREATE);
         let lock = lock.map_err(VolumeError::io(doing("write to")))?;
@@ -58,9 +57,9 @@ impl Folder {
         Ok(Folder { open, direct, lock })
     }
 
-    /// Lets others know where the yard can be asked that has this directory open.
-    pub(crate) fn announce(&self, control: &Path) -> io::Result<()> {
-        Holder::this(Some(control)).write(&self.lock)
+    /// Lets others know who has the directory, and where that can be asked.
+    pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
+        holder.write(&self.lock)
     }
 
     /// Whether I/O goes past the page cache.

@@ -1,4 +1,4 @@
-//! The pool's files for real: those of a directory, by io_uring or by calls that block. They are
+//! The pool's files for real: those of a directory or parts of a disk, by io_uring or by calls that block. They are
 //! open for direct I/O where that is to be had, so that no page cache stands between a sync and the
 //! disk.
 
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use blockyard_sync::bell::Bell;
 
+use super::disk::Disk;
 use super::folder::Folder;
 use super::lane::Ended;
 use super::reads::Got;
@@ -16,32 +17,53 @@ use super::ring::reads::RingReads;
 use super::ring::writes::RingLane;
 use super::ring::{self, Doorbell};
 use super::{
-    Blocking, BlockingReads, Directory, Durability, Lane, Parcel, RealFile, Reads, StoreKind,
+    Blocking, BlockingReads, Directory, Division, Durability, Lane, Parcel, RealFile, Reads, StoreKind,
 };
 use crate::buffer::Buffer;
 use crate::error::VolumeError;
+use crate::holder::Holder;
 
 /// Where Linux gives identities away.
 const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
 
-/// A directory that this process has for itself.
+/// A directory or a disk that this process has for itself.
 #[derive(Debug)]
 pub struct RealDirectory {
     path: PathBuf,
-    folder: Folder,
+    home: Home,
     uring: bool,
 }
 
+/// Where the pool is.
+#[derive(Debug)]
+enum Home {
+    Folder(Folder),
+    Disk(Disk),
+}
+
 impl RealDirectory {
-    /// Takes a directory for this process alone; makes it if it does not exist.
+    /// Takes a directory for this process alone, which is made if it does not exist; or a disk.
     ///
     /// # Errors
-    /// If it cannot be made, or if another process has it.
+    /// If it cannot be made, or if somebody else has it.
     pub fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
-        Ok(RealDirectory { path: path.to_owned(), folder: Folder::take(path)?, uring: false })
+        RealDirectory::take_with(path, false)
     }
 
-    /// The directory.
+    /// The same; with consent a pool may be made on a disk that has something else.
+    ///
+    /// # Errors
+    /// As [`RealDirectory::take`].
+    pub fn take_with(path: &Path, consent: bool) -> Result<RealDirectory, VolumeError> {
+        let path = super::place(path)?;
+        let home = match Disk::is_one(&path) {
+            true => Home::Disk(Disk::take(&path, consent)?),
+            false => Home::Folder(Folder::take(&path)?),
+        };
+        Ok(RealDirectory { path, home, uring: false })
+    }
+
+    /// The directory, or the disk.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -51,7 +73,11 @@ impl RealDirectory {
     /// # Errors
     /// If the system refuses to write that down.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
-        let written = self.folder.announce(control);
+        let holder = Holder::this(Some(control));
+        let written = match &self.home {
+            Home::Folder(folder) => folder.hold(&holder),
+            Home::Disk(disk) => disk.hold(&holder),
+        };
         written.map_err(VolumeError::io(format!("cannot write to `{}`", self.path.display())))
     }
 
@@ -85,7 +111,10 @@ impl RealDirectory {
 
     /// Whether I/O goes past the page cache.
     pub fn is_direct(&self) -> bool {
-        self.folder.is_direct()
+        match &self.home {
+            Home::Folder(folder) => folder.is_direct(),
+            Home::Disk(disk) => disk.is_direct(),
+        }
     }
 
     /// What is free where it is, in bytes: there the pool grows.
@@ -94,7 +123,11 @@ impl RealDirectory {
     /// If the system does not say.
     pub fn free_bytes(&self) -> Result<u64, VolumeError> {
         let doing = format!("cannot look at `{}`", self.path.display());
-        self.folder.free_bytes().map_err(VolumeError::io(doing))
+        match &self.home {
+            Home::Folder(folder) => folder.free_bytes().map_err(VolumeError::io(doing)),
+            // All of it is segments.
+            Home::Disk(_) => Ok(0),
+        }
     }
 }
 
@@ -141,32 +174,82 @@ impl Directory for RealDirectory {
         self.is_direct()
     }
 
+    fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
+        match &self.home {
+            Home::Folder(_) => Ok(wanted),
+            Home::Disk(disk) => disk.divide(wanted, is_new),
+        }
+    }
+
+    fn segments_max(&self) -> usize {
+        match &self.home {
+            Home::Folder(_) => usize::MAX,
+            Home::Disk(disk) => disk.segments_max(),
+        }
+    }
+
+    fn discards(&self) -> bool {
+        matches!(&self.home, Home::Disk(disk) if disk.discards())
+    }
+
+    fn discard(&self, file: &RealFile) {
+        if let Home::Disk(disk) = &self.home {
+            disk.discard(file);
+        }
+    }
+
     fn look(&self) -> io::Result<()> {
-        self.folder.look()
+        match &self.home {
+            Home::Folder(folder) => folder.look(),
+            // A device that goes away fails by itself.
+            Home::Disk(_) => Ok(()),
+        }
     }
 
     fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
-        self.folder.open(name)
+        match &self.home {
+            Home::Folder(folder) => folder.open(name),
+            Home::Disk(disk) => disk.open(name),
+        }
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<RealFile> {
-        self.folder.create(name, len)
+        match &self.home {
+            Home::Folder(folder) => folder.create(name, len),
+            Home::Disk(disk) => disk.create(name),
+        }
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.folder.rename(from, to)
+        match &self.home {
+            Home::Folder(folder) => folder.rename(from, to),
+            Home::Disk(disk) => {
+                disk.rename(to);
+                Ok(())
+            }
+        }
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.folder.remove(name)
+        match &self.home {
+            Home::Folder(folder) => folder.remove(name),
+            Home::Disk(_) => Ok(()),
+        }
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.folder.sync_names()
+        match &self.home {
+            Home::Folder(folder) => folder.sync_names(),
+            Home::Disk(_) => Ok(()),
+        }
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        self.folder.names()
+        match &self.home {
+            Home::Folder(folder) => folder.names(),
+            // Its parts are where they are.
+            Home::Disk(_) => Ok(Vec::new()),
+        }
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {

@@ -332,8 +332,8 @@ const VOLUME: &[Param] = &[
         "path",
         text(4 * KIB as usize),
         "",
-        "the pool's directory, which is made if there is none; empty: of the volume's name, in the \
-         state directory",
+        "the pool: a directory, which is made if there is none, or a block device; empty: a \
+         directory of the volume's name, in the state directory",
     ),
     param(
         "size",

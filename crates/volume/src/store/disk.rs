@@ -1,0 +1,395 @@
+//! A disk that this process has for itself, as the place of a pool: a block device, or a file that
+//! is there and takes the place of one. It has the superblock at its beginning and segments behind
+//! that, as many as fit.
+//!
+//! What is on it and is no pool is not touched, unless whoever makes the pool consents to that.
+
+pub(super) mod contents;
+mod discard;
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, OFlags};
+
+use super::{Division, RealFile, StoreFile};
+use crate::buffer::{ALIGN, Memory};
+use crate::error::VolumeError;
+use crate::format::superblock::{FILE, SLOT_BYTES, SLOTS};
+use crate::holder::Holder;
+
+/// Where the segments begin, in bytes.
+pub(crate) const SEGMENTS_AT: u64 = 1 << 20;
+
+/// Where the process says who it is that has the disk, in [`HOLDER_BYTES`] bytes.
+const HOLDER_AT: u64 = SLOTS * SLOT_BYTES as u64;
+
+/// Room for that.
+const HOLDER_BYTES: usize = 4096;
+
+/// Fewest segments of a pool that is made.
+const SEGMENTS_MIN: u64 = 16;
+
+/// So many segments are wanted of a small disk: shorter ones, then.
+const SEGMENTS_WANTED: u64 = 64;
+
+/// They are not made shorter than this for it.
+const SEGMENT_BYTES_MIN: u32 = 4 << 20;
+
+/// How long somebody may look at a device before whoever wants it is refused.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+
+/// How long somebody may take to leave a file.
+const LEAVE_MAX: Duration = Duration::from_millis(200);
+
+/// How often it is tried meanwhile.
+const LOCK_LOOK: Duration = Duration::from_millis(10);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    path: PathBuf,
+    file: Arc<File>,
+    is_device: bool,
+    is_direct: bool,
+    /// What the disk reads and writes at least, in bytes.
+    sector_bytes: u32,
+    /// What is there and no pool may be overwritten.
+    consent: bool,
+    /// There when it is known how the pool is divided, or to be.
+    segment_bytes: OnceLock<u32>,
+    /// Set when there is a pool.
+    is_pool: OnceLock<()>,
+    /// Set when the disk has said that it does not discard.
+    keeps: OnceLock<()>,
+    /// Set when it says there who has it.
+    is_held: OnceLock<()>,
+}
+
+impl Disk {
+    /// Whether what a path names is a disk.
+    pub(crate) fn is_one(path: &Path) -> bool {
+        path.metadata().is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
+    }
+
+    /// Takes a disk for this process alone. With consent a pool is made there whatever there is.
+    pub(crate) fn take(path: &Path, consent: bool) -> Result<Disk, VolumeError> {
+        let doing = |what: &str| VolumeError::io(format!("cannot {what} `{}`", path.display()));
+        let kind = path.metadata().map_err(|error| doing("look at")(error))?.file_type();
+        let is_device = kind.is_block_device();
+        let (file, is_direct) = acquire(path, is_device)?;
+        let sector_bytes = if is_device {
+            rustix::fs::ioctl_blksszget(&file).map_err(|error| doing("look at")(error.into()))?
+        } else {
+            512
+        };
+        if sector_bytes > ALIGN as u32 || !sector_bytes.is_power_of_two() {
+            let value = format!("{}, whose sectors have {sector_bytes} bytes", path.display());
+            let wanted = format!("a disk with sectors of {ALIGN} bytes at most");
+            return Err(VolumeError::Invalid { field: "path", value, wanted });
+        }
+        let disk = Disk {
+            path: path.to_owned(),
+            file: Arc::new(file),
+            is_device,
+            is_direct,
+            sector_bytes,
+            consent,
+            segment_bytes: OnceLock::new(),
+            is_pool: OnceLock::new(),
+            keeps: OnceLock::new(),
+            is_held: OnceLock::new(),
+        };
+        if has_mark(&disk.part(0, HOLDER_AT)).map_err(|error| doing("read")(error))? {
+            _ = disk.is_pool.set(());
+        }
+        Ok(disk)
+    }
+
+    fn part(&self, base: u64, len: u64) -> RealFile {
+        RealFile::part(&self.file, base, len)
+    }
+
+    /// Its length now, in bytes: it may have been made longer.
+    fn len(&self) -> io::Result<u64> {
+        let len = (&*self.file).seek(SeekFrom::End(0))?;
+        // Direct I/O reads no odd end of a file.
+        Ok(if self.is_device { len } else { len / ALIGN as u64 * ALIGN as u64 })
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Notes how the pool is divided that is there, or finds out how one can be that is made, and
+    /// makes the disk ready for it.
+    pub(crate) fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
+        let (shown, sector_bytes) = (self.path.display(), self.sector_bytes);
+        let division = if is_new { self.division(wanted)? } else { wanted };
+        if division.align < sector_bytes {
+            let value = format!("{shown}, whose sectors have {sector_bytes} bytes");
+            let wanted = format!(
+                "a disk with sectors of {} bytes or shorter, for which its pool was made",
+                division.align
+            );
+            return Err(VolumeError::Invalid { field: "path", value, wanted });
+        }
+        if is_new {
+            let found = self.found().map_err(VolumeError::io(format!("cannot read `{shown}`")))?;
+            if let Some(found) = &found
+                && !self.consent
+            {
+                let wanted = format!(
+                    "an empty disk; it has {found}. To overwrite that, for ever: `blockyard volume \
+                     create {shown} NAME --size SIZE --force`"
+                );
+                let value = shown.to_string();
+                return Err(VolumeError::Invalid { field: "path", value, wanted });
+            }
+            let cleared = self.clear(found.as_deref());
+            cleared.map_err(VolumeError::io(format!("cannot write to `{shown}`")))?;
+        }
+        _ = self.segment_bytes.set(division.segment_bytes);
+        // Nothing depends on it.
+        if let Err(error) = self.hold(&Holder::this(None)) {
+            tracing::warn!("{shown}: {error}");
+        }
+        Ok(division)
+    }
+
+    /// How a pool can be divided that is made here.
+    fn division(&self, wanted: Division) -> Result<Division, VolumeError> {
+        let shown = self.path.display();
+        let len = self.len().map_err(VolumeError::io(format!("cannot look at `{shown}`")))?;
+        let room = len.saturating_sub(SEGMENTS_AT);
+        let mut segment_bytes = wanted.segment_bytes;
+        while segment_bytes > SEGMENT_BYTES_MIN
+            && room / u64::from(segment_bytes) < SEGMENTS_WANTED
+            && segment_bytes.is_multiple_of(8192)
+        {
+            segment_bytes /= 2;
+        }
+        if room / u64::from(segment_bytes) < SEGMENTS_MIN {
+            let value = format!("{shown}, which has {len} bytes");
+            let least = SEGMENTS_AT + SEGMENTS_MIN * u64::from(segment_bytes);
+            let wanted = format!("a disk of {least} bytes at least");
+            return Err(VolumeError::Invalid { field: "path", value, wanted });
+        }
+        Ok(Division { align: wanted.align.max(self.sector_bytes), segment_bytes })
+    }
+
+    /// What is there and no pool.
+    fn found(&self) -> io::Result<Option<String>> {
+        let len = self.len()?;
+        contents::look(&self.part(0, len), len, HOLDER_AT..HOLDER_AT + HOLDER_BYTES as u64)
+    }
+
+    /// Makes the disk empty, on which something was found.
+    fn clear(&self, found: Option<&str>) -> io::Result<()> {
+        let len = self.len()?;
+        if let Some(found) = found {
+            tracing::warn!("{}: {found} is overwritten, as was asked for", self.path.display());
+            contents::wipe(&self.part(0, len), len)?;
+        }
+        if self.is_device {
+            // Nothing there is needed, so that a disk may have all of it for its own ends.
+            self.discard(&self.part(0, len));
+        } else {
+            // A file with holes would have to find room when it is too late to say no.
+            let empty = FallocateFlags::empty();
+            match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, empty, 0, len)) {
+                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.file.sync_data()
+    }
+
+    /// Lets others know who has the disk, and where that can be asked.
+    pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
+        _ = self.is_held.set(());
+        let text = holder.print();
+        let mut bytes = Memory::new(HOLDER_BYTES as u64).take_beyond(HOLDER_BYTES);
+        bytes.fill(0);
+        let len = text.len().min(HOLDER_BYTES);
+        bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+        self.part(HOLDER_AT, HOLDER_BYTES as u64).write_at(0, &[&bytes])
+    }
+
+    /// The superblock, or a segment that fits.
+    pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
+        if name == FILE {
+            return Ok(self.is_pool.get().map(|()| self.part(0, HOLDER_AT)));
+        }
+        let number = name.strip_prefix("segment-").and_then(|it| u64::from_str_radix(it, 16).ok());
+        let Some(number) = number else { return Ok(None) };
+        let Some(bytes) = self.segment_bytes.get() else {
+            return Err(io::Error::other("nobody has said how the disk is divided"));
+        };
+        let bytes = u64::from(*bytes);
+        let base = SEGMENTS_AT + number * bytes;
+        Ok((base + bytes <= self.len()?).then(|| self.part(base, bytes)))
+    }
+
+    /// How many segments fit.
+    pub(crate) fn segments_max(&self) -> usize {
+        let bytes = self.segment_bytes.get().copied().unwrap_or(u32::MAX);
+        let room = self.len().unwrap_or(0).saturating_sub(SEGMENTS_AT);
+        (room / u64::from(bytes)) as usize
+    }
+
+    /// What is opened by this name, once it is whole.
+    pub(crate) fn create(&self, name: &str) -> io::Result<RealFile> {
+        match name.strip_suffix(".new").unwrap_or(name) {
+            FILE => Ok(self.part(0, HOLDER_AT)),
+            name => self.open(name)?.ok_or_else(|| io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    /// What has this name now is whole.
+    pub(crate) fn rename(&self, to: &str) {
+        if to == FILE {
+            _ = self.is_pool.set(());
+        }
+    }
+
+    /// Whether it is of use to say what nobody needs.
+    pub(crate) fn discards(&self) -> bool {
+        self.is_device && self.keeps.get().is_none()
+    }
+
+    /// Nobody needs what a part of it has.
+    pub(crate) fn discard(&self, part: &RealFile) {
+        if !self.discards() {
+            return;
+        }
+        let Ok(len) = part.len() else { return };
+        if let Err(error) = discard::discard(&self.file, part.place(0), len)
+            && self.keeps.set(()).is_ok()
+        {
+            tracing::info!("{}: it does not discard: {error}", self.path.display());
+        }
+    }
+}
+
+/// Who is gone holds nothing.
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_held.get().is_some() {
+            // What is left there counts for nothing once the lock is gone.
+            _ = self.hold(&Holder::default());
+        }
+    }
+}
+
+/// Opens a disk and locks it. Who has it and does not say who it is may only be looking at it, as
+/// udev does, or be about to leave.
+fn acquire(path: &Path, is_device: bool) -> Result<(File, bool), VolumeError> {
+    let until = Instant::now() + if is_device { LOOK_MAX } else { LEAVE_MAX };
+    loop {
+        let locked = open(path, is_device).and_then(|(file, is_direct)| {
+            lock(&file, path)?;
+            Ok((file, is_direct))
+        });
+        match locked {
+            Err(VolumeError::InUse { holder, .. })
+                if holder.pid.is_none() && Instant::now() < until =>
+            {
+                std::thread::sleep(LOCK_LOOK);
+            }
+            locked => return locked,
+        }
+    }
+}
+
+/// Opens a disk for direct I/O, if that can be had; of devices for this process alone.
+fn open(path: &Path, is_device: bool) -> Result<(File, bool), VolumeError> {
+    let failed = VolumeError::io(format!("cannot open `{}`", path.display()));
+    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    let open = |flags: OFlags| {
+        let flags = (flags | exclusive).bits() as i32;
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+    };
+    match open(OFlags::DIRECT) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !is_device => {
+            Ok((open(OFlags::empty()).map_err(failed)?, false))
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Who has a device that cannot be had.
+fn busy(path: &Path) -> VolumeError {
+    let file = File::open(path);
+    if let Ok(file) = &file
+        && matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+    {
+        return VolumeError::InUse { path: path.to_owned(), holder: holder(file) };
+    }
+    let place = file.and_then(|file| file.metadata()).ok().and_then(|it| mounted_at(it.rdev()));
+    let wanted = match place {
+        Some(place) => format!("a device that nothing uses; it is mounted at `{place}`"),
+        None => "a device that nothing uses; it, or a part of it, is mounted, is swap, or belongs \
+                 to another device"
+            .to_owned(),
+    };
+    VolumeError::Invalid { field: "path", value: path.display().to_string(), wanted }
+}
+
+/// Where a device is mounted.
+fn mounted_at(device: u64) -> Option<String> {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mut mounts = mounts.lines().map(|line| line.split(' '));
+    // proc(5): number, parent, major:minor, root, place.
+    mounts.find_map(|mut words| {
+        (words.nth(2) == Some(&number)).then(|| words.nth(1).map(str::to_owned)).flatten()
+    })
+}
+
+/// Locks a disk against other processes of this program, and against those that keep to the same
+/// custom.
+fn lock(file: &File, path: &Path) -> Result<(), VolumeError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            let holder = File::open(path).map(|file| holder(&file)).unwrap_or_default();
+            Err(VolumeError::InUse { path: path.to_owned(), holder })
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(VolumeError::io(format!("cannot lock `{}`", path.display()))(error))
+        }
+    }
+}
+
+/// What the one that has a disk has written there.
+fn holder(file: &File) -> Holder {
+    let mut bytes = [0; HOLDER_BYTES];
+    match file.read_exact_at(&mut bytes, HOLDER_AT) {
+        Ok(()) => Holder::parse(&String::from_utf8_lossy(&bytes)),
+        Err(_) => Holder::default(),
+    }
+}
+
+/// Whether one of the slots has the mark of a superblock, whatever else is there.
+fn has_mark(file: &RealFile) -> io::Result<bool> {
+    let mut bytes = Memory::new(HOLDER_AT).take_beyond(HOLDER_AT as usize);
+    match file.read_at(0, &mut bytes) {
+        Ok(()) => Ok(bytes.chunks(SLOT_BYTES).any(crate::format::superblock::is_marked)),
+        // A file that ends before.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a disk holds a pool.
+pub(crate) fn is_pool(path: &Path) -> bool {
+    Disk::is_one(path) && File::open(path).and_then(|it| has_mark(&RealFile::of(it))).unwrap_or(false)
+}
