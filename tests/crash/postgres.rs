@@ -227,11 +227,18 @@ fn copies(pool: &Place) {
     };
     volume(&["snapshot", "v0@after"]);
     volume(&["clone", "v0@after", "twin"]);
+    let [stream, there, raw] = ["stream", "there", "raw"].map(|name| pool.file(name));
+    volume(&["send", "v0@after", "-o", &stream]);
+    blockyard(&["volume", "receive", &there, "copy", "-i", &stream]).ok();
+    volume(&["export", "v0@after", &raw]);
     let [v0, twin] = ["v0", "twin"].map(|name| format!("volume:///{name}?path={path}"));
-    let yard = Yard::serve(&[&v0, &twin]);
+    let yard = Yard::serve(&[&v0, &twin, &format!("volume:///copy?path={there}")]);
     let same = |a: &str, b: &str| {
         ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", a, b]);
     };
-    same(&yard.uri("v0"), &yard.uri("twin"));
+    let first = yard.uri("v0");
+    for other in [&yard.uri("twin"), &yard.uri("copy"), &raw] {
+        same(&first, other);
+    }
     end(yard);
 }
