@@ -64,6 +64,9 @@ pub struct VolumeConfig {
 /// Length of a block where nothing else is said.
 pub const BLOCK_BYTES: u32 = 16 << 10;
 
+/// Shortest block.
+pub const BLOCK_BYTES_MIN: u32 = 4096;
+
 /// Largest volume, in bytes.
 pub const SIZE_MAX: u64 = 1 << 50;
 
@@ -102,7 +105,7 @@ impl VolumeConfig {
             return refused("name", self.name.clone(), wanted);
         }
         let block = self.volblocksize;
-        if block != 0 && (!block.is_power_of_two() || !(4096..=65_536).contains(&block)) {
+        if block != 0 && (!block.is_power_of_two() || !(BLOCK_BYTES_MIN..=65_536).contains(&block)) {
             return refused("volblocksize", block.to_string(), "4k, 8k, 16k, 32k or 64k");
         }
         if let Compression::Zstd(level) = self.compress {
@@ -114,7 +117,8 @@ impl VolumeConfig {
                 return refused("compress", format!("zstd:{level}"), wanted);
             }
         }
-        let unit = if block == 0 { BLOCK_BYTES } else { block };
+        // What a volume has that is there is not known yet.
+        let unit = if block == 0 { BLOCK_BYTES_MIN } else { block };
         if !self.size.is_multiple_of(unit.into()) {
             let wanted = format!("a multiple of volblocksize, {unit}");
             return refused("size", self.size.to_string(), &wanted);
@@ -142,7 +146,7 @@ mod tests {
                 VolumeConfig { compress: Compression::Zstd(20), ..good.clone() },
                 "compress: `zstd:20` will not do",
             ),
-            (VolumeConfig { size: 4096, ..good.clone() }, "size: `4096` will not do"),
+            (VolumeConfig { size: 5000, ..good.clone() }, "size: `5000` will not do"),
             (VolumeConfig { size: 2 << 50, ..good }, "size: "),
         ] {
             let error = config.check().unwrap_err();

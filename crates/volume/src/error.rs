@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use blockyard_core::{DeviceError, Status};
+use blockyard_core::Status;
 
 use crate::holder::Holder;
 
@@ -106,21 +106,6 @@ impl VolumeError {
         match self {
             VolumeError::Invalid { field, .. } => field,
             _ => "path",
-        }
-    }
-}
-
-impl From<VolumeError> for DeviceError {
-    fn from(error: VolumeError) -> DeviceError {
-        match error {
-            VolumeError::Invalid { field, value, wanted } => {
-                DeviceError::Invalid { field, value, wanted }
-            }
-            VolumeError::Io { source, .. } => DeviceError::Os {
-                what: "opening a volume",
-                errno: source.raw_os_error().unwrap_or(5), // EIO
-            },
-            _ => DeviceError::Gone,
         }
     }
 }

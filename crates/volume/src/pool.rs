@@ -536,7 +536,11 @@ impl<D: Directory> Pool<D> {
     /// # Errors
     /// Why it was not.
     pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
-        let name = || name.to_owned();
+        let made = match &change {
+            Change::Create(traits) | Change::Copy(traits) => Some(traits.name.clone()),
+            _ => None,
+        };
+        let name = name.to_owned();
         let status = self.demand(Body::Catalogue(change));
         // Not by the committer, for which all writers wait, nor under the lock.
         let gone = std::mem::take(&mut self.volumes().gone);
@@ -545,10 +549,24 @@ impl<D: Directory> Pool<D> {
             Status::Ok => Ok(()),
             Status::NoSpc => Err(VolumeError::NoSpace),
             Status::DevResource => {
-                Err(VolumeError::Busy { name: name(), why: "in use; close it first".to_owned() })
+                Err(VolumeError::Busy { name, why: "in use; close it first".to_owned() })
             }
-            Status::Inval => Err(VolumeError::Exists { name: name() }),
+            Status::Inval => Err(self.impossible(name, made)),
             _ => Err(VolumeError::Poisoned),
+        }
+    }
+
+    /// Why a change was impossible that was to make something of a name, or to change what is
+    /// there.
+    fn impossible(&self, name: String, made: Option<String>) -> VolumeError {
+        match made {
+            Some(made) if self.find(&made).is_ok() => VolumeError::Exists { name },
+            Some(_) if self.volumes().by_id.len() >= VOLUMES_MAX => {
+                let wanted = format!("a pool with fewer than {VOLUMES_MAX} volumes and snapshots");
+                VolumeError::Invalid { field: "name", value: name, wanted }
+            }
+            // What it was to be made of, or what was to be changed, has gone meanwhile.
+            _ => VolumeError::NoSuchVolume { name },
         }
     }
 }

@@ -91,6 +91,12 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     assert!(error.to_string().starts_with("size: `1073741824` will not do: wanted 67108864"));
     let error = Volume::open(VolumeConfig { volblocksize: 4096, ..config(path.clone()) });
     assert!(error.unwrap_err().to_string().starts_with("volblocksize: `4096` will not do"));
+    // Of blocks of 4 KiB, which nobody has to say again; a volume that is made has longer ones.
+    let odd = VolumeConfig { name: "odd".to_owned(), size: 20 << 10, ..config(path.clone()) };
+    let error = Volume::open(odd.clone()).unwrap_err().to_string();
+    assert!(error.starts_with("size: `20480` will not do: wanted a multiple of"), "{error}");
+    drop(Volume::open(VolumeConfig { volblocksize: 4096, ..odd.clone() }).unwrap());
+    drop(Volume::open(odd).unwrap());
     let missing = VolumeConfig { name: "v2".to_owned(), size: 0, ..config(path) };
     assert!(Volume::open(missing).unwrap_err().to_string().starts_with("size: `0` will not do"));
 }
