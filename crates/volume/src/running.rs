@@ -16,13 +16,58 @@ use crate::record::{Body, Record};
 use crate::store::{Directory, RealDirectory};
 
 /// The pools of this process, by their directories.
-static POOLS: LazyLock<Mutex<HashMap<PathBuf, Weak<Running>>>> = LazyLock::new(Mutex::default);
+static POOLS: LazyLock<Mutex<HashMap<PathBuf, Place>>> = LazyLock::new(Mutex::default);
+
+/// What this process has of a directory.
+enum Place {
+    /// A thread is opening the pool.
+    Opening,
+    /// It was open when somebody looked last.
+    Open(Weak<Running>),
+}
+
+impl Place {
+    /// The pool, if it is open.
+    fn running(&self) -> Option<Arc<Running>> {
+        match self {
+            Place::Opening => None,
+            Place::Open(running) => running.upgrade(),
+        }
+    }
+
+    /// Whether it is open, or soon will be.
+    fn is_taken(&self) -> bool {
+        match self {
+            Place::Opening => true,
+            Place::Open(running) => running.strong_count() > 0,
+        }
+    }
+}
+
+/// The place of a pool that this thread is opening. It is nobody's if that comes to nothing.
+struct Opening(PathBuf);
+
+impl Opening {
+    fn done(mut self, running: &Arc<Running>) {
+        let place = std::mem::take(&mut self.0);
+        pools().insert(place, Place::Open(Arc::downgrade(running)));
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let mut pools = pools();
+        if matches!(pools.get(&self.0), Some(Place::Opening)) {
+            pools.remove(&self.0);
+        }
+    }
+}
 
 /// How long a pool may take to be closed before somebody who opens it again is refused: what it has
 /// is made durable meanwhile.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
-/// How often is looked whether it is closed.
+/// How often is looked whether it is closed, or opened.
 const CLOSE_LOOK: Duration = Duration::from_millis(5);
 
 /// How often the thread of the log goes on, only to answer, after it has panicked.
@@ -37,7 +82,7 @@ pub struct Running<D: Directory = RealDirectory> {
     taken: Mutex<BTreeSet<u32>>,
 }
 
-fn pools() -> MutexGuard<'static, HashMap<PathBuf, Weak<Running>>> {
+fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -49,29 +94,34 @@ impl Running {
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
         let place = crate::store::place(path)?;
         let until = Instant::now() + CLOSE_MAX;
-        let (mut pools, directory) = loop {
+        let (directory, opening) = loop {
             let mut pools = pools();
-            pools.retain(|_, pool| pool.strong_count() > 0);
-            if let Some(open) = pools.get(&place).and_then(Weak::upgrade) {
-                return Ok(open);
+            pools.retain(|_, place| place.is_taken());
+            match pools.get(&place).map(Place::running) {
+                Some(Some(open)) => return Ok(open),
+                // Somebody opens it just now; others are not held up by that.
+                Some(None) => {}
+                None => match RealDirectory::take_with(&place, options.consent) {
+                    // This process has just closed it, and is not done with that.
+                    Err(VolumeError::InUse { holder, .. })
+                        if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
+                    taken => {
+                        let directory = taken?.with(options.store)?;
+                        pools.insert(place.clone(), Place::Opening);
+                        break (directory, Opening(place));
+                    }
+                },
             }
-            match RealDirectory::take_with(&place, options.consent) {
-                // This process has just closed it, and is not done with that.
-                Err(VolumeError::InUse { holder, .. })
-                    if holder.pid == Some(std::process::id()) && Instant::now() < until =>
-                {
-                    drop(pools);
-                    std::thread::sleep(CLOSE_LOOK);
-                }
-                taken => break (pools, taken?.with(options.store)?),
-            }
+            drop(pools);
+            std::thread::sleep(CLOSE_LOOK);
         };
         if !directory.is_direct() {
-            tracing::warn!("{}: no direct I/O there; through the page cache", place.display());
+            let path = directory.path().display();
+            tracing::warn!("{path}: no direct I/O there; through the page cache");
         }
         let running = Running::start(directory, options)?;
         running.forget_all();
-        pools.insert(place, Arc::downgrade(&running));
+        opening.done(&running);
         Ok(running)
     }
 

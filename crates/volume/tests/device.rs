@@ -14,7 +14,7 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
 use blockyard_volume::check::check;
 use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
-use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig, bytes};
+use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig, bytes};
 
 use place::Place;
 
@@ -99,6 +99,20 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     drop(Volume::open(odd).unwrap());
     let missing = VolumeConfig { name: "v2".to_owned(), size: 0, ..config(path) };
     assert!(Volume::open(missing).unwrap_err().to_string().starts_with("size: `0` will not do"));
+}
+
+#[test]
+fn who_opens_a_pool_at_once_gets_the_same_one() {
+    let place = place("at-once");
+    let path = place.path().join("pool");
+    for _ in 0..3 {
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let open = || Running::open(&path, Options::default()).unwrap();
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all.iter().all(|it| Arc::ptr_eq(it, &all[0])));
+    }
 }
 
 #[test]
