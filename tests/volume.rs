@@ -111,6 +111,23 @@ fn syncs_are_seen_from_outside() {
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
 }
 
+/// To look at a pool nothing has to be written to it.
+#[test]
+fn a_pool_on_a_read_only_file_system_can_be_looked_at() {
+    let pool = Place::new();
+    let (path, at) = (pool.file("pool"), pool.file("at"));
+    blockyard(&["volume", "create", &path, "v0", "--size", "64M"]).ok();
+    std::fs::create_dir(&at).unwrap();
+    ok(&["mount", "-o", "bind,ro", &path, &at]);
+    let said = ["list", "check"].map(|verb| blockyard(&["volume", verb, &at]));
+    let refused = blockyard(&["volume", "snapshot", &at, "v0@one"]);
+    ok(&["umount", &at]);
+    let [list, check] = said.map(|said| said.ok().out);
+    assert!(list.contains("v0") && check.contains("0 damaged"), "{list}{check}");
+    let refused = refused.fails();
+    assert!(refused.err.contains("Read-only file system"), "{refused}");
+}
+
 /// A block device as a pool: two processes never have it, nothing on it is overwritten unasked, and
 /// a command finds the yard that has it.
 #[test]

@@ -92,7 +92,7 @@ fn work_in(
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let volumes = Pool::find(args, Make::Never)?.volumes(None)?;
+    let volumes = Pool::list(args)?;
     if args.talk.json {
         return print_json(&volumes, out);
     }

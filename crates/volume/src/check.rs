@@ -4,9 +4,10 @@
 use std::path::Path;
 
 use crate::error::VolumeError;
+use crate::format::catalogue::Traits;
 use crate::pool::Options;
 use crate::recovery;
-use crate::store::{Directory, RealDirectory};
+use crate::store::{Directory, Purpose, RealDirectory};
 use crate::verify::Verifier;
 
 /// A block that cannot be read.
@@ -51,7 +52,17 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
             wanted: "the directory or the disk of a pool".to_owned(),
         });
     }
-    check_in(RealDirectory::take(path)?, progress)
+    check_in(RealDirectory::take_for(path, Purpose::Look)?, progress)
+}
+
+/// The volumes and snapshots of a pool that nobody has open, of which nothing is changed.
+///
+/// # Errors
+/// As [`check`].
+pub fn list(path: &Path) -> Result<Vec<Traits>, VolumeError> {
+    let directory = RealDirectory::take_for(path, Purpose::Look)?;
+    let (volumes, ..) = recovery::look(directory, &Options::default())?;
+    Ok(volumes.list())
 }
 
 /// The same in any directory.

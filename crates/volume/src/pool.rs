@@ -118,6 +118,12 @@ impl Volumes {
         self.by_id.values().find(|live| live.traits.name == name)
     }
 
+    /// Those that are whole.
+    pub(crate) fn list(&self) -> Vec<Traits> {
+        let traits = self.by_id.values().map(|live| &live.traits);
+        traits.filter(|traits| !traits.name.starts_with(ON_ITS_WAY)).cloned().collect()
+    }
+
     /// Completes a change and says whether it can be carried out.
     ///
     /// # Errors
@@ -481,9 +487,7 @@ impl<D: Directory> Pool<D> {
 
     /// What there is, but for what is on its way in.
     pub fn list(&self) -> Vec<Traits> {
-        let volumes = self.volumes();
-        let traits = volumes.by_id.values().map(|live| &live.traits);
-        traits.filter(|traits| !traits.name.starts_with(ON_ITS_WAY)).cloned().collect()
+        self.volumes().list()
     }
 
     /// How many segments there are of each kind.

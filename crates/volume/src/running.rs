@@ -13,7 +13,7 @@ use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
 use crate::pool::{Options, Pool};
 use crate::record::{Body, Record};
-use crate::store::{Directory, RealDirectory};
+use crate::store::{Directory, Purpose, RealDirectory};
 
 /// The pools of this process, by their directories.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Place>>> = LazyLock::new(Mutex::default);
@@ -93,6 +93,7 @@ impl Running {
     /// If it cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
         let place = crate::store::place(path)?;
+        let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
         let until = Instant::now() + CLOSE_MAX;
         let (directory, opening) = loop {
             let mut pools = pools();
@@ -101,7 +102,7 @@ impl Running {
                 Some(Some(open)) => return Ok(open),
                 // Somebody opens it just now; others are not held up by that.
                 Some(None) => {}
-                None => match RealDirectory::take_with(&place, options.consent) {
+                None => match RealDirectory::take_for(&place, purpose) {
                     // This process has just closed it, and is not done with that.
                     Err(VolumeError::InUse { holder, .. })
                         if holder.pid == Some(std::process::id()) && Instant::now() < until => {}

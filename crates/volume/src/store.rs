@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub use file::RealFile;
 pub use lane::{Blocking, Durability, Lane, Parcel};
 pub use reads::{BlockingReads, Reads};
-pub use real::{RealDirectory, RealLane, RealReads};
+pub use real::{Purpose, RealDirectory, RealLane, RealReads};
 pub use ring::Doorbell;
 
 use crate::error::VolumeError;

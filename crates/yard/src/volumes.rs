@@ -43,12 +43,17 @@ pub struct VolumeView {
 
 impl VolumeView {
     fn new(running: &Running, traits: &Traits) -> VolumeView {
+        VolumeView { in_use: running.is_taken(traits.id), ..VolumeView::idle(traits) }
+    }
+
+    /// One of a pool that nobody has open.
+    pub fn idle(traits: &Traits) -> VolumeView {
         VolumeView {
             name: traits.name.clone(),
             snapshot: traits.is_snapshot,
             size_bytes: traits.size_bytes(),
             volblocksize_bytes: traits.block_bytes,
-            in_use: running.is_taken(traits.id),
+            in_use: false,
             stored_bytes: None,
             referenced_bytes: None,
         }

@@ -49,6 +49,20 @@ impl Pool {
         open(path.clone(), make)
     }
 
+    /// The volumes and snapshots of a pool, of which nothing is changed.
+    pub(super) fn list(args: &VolumePoolArgs) -> Result<Vec<VolumeView>, Failure> {
+        let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());
+        if names_yard || !is_pool(&args.pool) {
+            return Pool::find(args, Make::Never)?.volumes(None);
+        }
+        raise_files();
+        match blockyard_volume::check::list(&args.pool) {
+            Ok(volumes) => Ok(volumes.iter().map(VolumeView::idle).collect()),
+            Err(VolumeError::InUse { path, holder }) => held(path, holder)?.volumes(None),
+            Err(error) => Err(refused(error)),
+        }
+    }
+
     /// Carries a verb out.
     pub(super) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
         match self {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
-use super::{Division, RealFile, StoreFile};
+use super::{Division, Purpose, RealFile, StoreFile};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::VolumeError;
 use crate::format::superblock::{FILE, SLOT_BYTES, SLOTS};
@@ -58,8 +58,7 @@ pub(crate) struct Disk {
     is_direct: bool,
     /// What the disk reads and writes at least, in bytes.
     sector_bytes: u32,
-    /// What is there and no pool may be overwritten.
-    consent: bool,
+    purpose: Purpose,
     /// There when it is known how the pool is divided, or to be.
     segment_bytes: OnceLock<u32>,
     /// Set when there is a pool.
@@ -76,12 +75,12 @@ impl Disk {
         path.metadata().is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
     }
 
-    /// Takes a disk for this process alone. With consent a pool is made there whatever there is.
-    pub(crate) fn take(path: &Path, consent: bool) -> Result<Disk, VolumeError> {
+    /// Takes a disk for this process alone.
+    pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Disk, VolumeError> {
         let doing = |what: &str| VolumeError::io(format!("cannot {what} `{}`", path.display()));
         let kind = path.metadata().map_err(|error| doing("look at")(error))?.file_type();
         let is_device = kind.is_block_device();
-        let (file, is_direct) = acquire(path, is_device)?;
+        let (file, is_direct) = acquire(path, is_device, purpose)?;
         let sector_bytes = if is_device {
             rustix::fs::ioctl_blksszget(&file).map_err(|error| doing("look at")(error.into()))?
         } else {
@@ -98,7 +97,7 @@ impl Disk {
             is_device,
             is_direct,
             sector_bytes,
-            consent,
+            purpose,
             segment_bytes: OnceLock::new(),
             is_pool: OnceLock::new(),
             keeps: OnceLock::new(),
@@ -142,7 +141,7 @@ impl Disk {
         if is_new {
             let found = self.found().map_err(VolumeError::io(format!("cannot read `{shown}`")))?;
             if let Some(found) = &found
-                && !self.consent
+                && self.purpose != Purpose::Overwrite
             {
                 let wanted = format!(
                     "an empty disk; it has {found}. To overwrite that, for ever: `blockyard volume \
@@ -212,6 +211,9 @@ impl Disk {
 
     /// Lets others know who has the disk, and where that can be asked.
     pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
+        if self.purpose == Purpose::Look {
+            return Ok(());
+        }
         _ = self.is_held.set(());
         let text = holder.print();
         let mut bytes = Memory::new(HOLDER_BYTES as u64).take_beyond(HOLDER_BYTES);
@@ -289,10 +291,14 @@ impl Drop for Disk {
 
 /// Opens a disk and locks it. Who has it and does not say who it is may only be looking at it, as
 /// udev does, or be about to leave.
-fn acquire(path: &Path, is_device: bool) -> Result<(File, bool), VolumeError> {
+fn acquire(
+    path: &Path,
+    is_device: bool,
+    purpose: Purpose,
+) -> Result<(File, bool), VolumeError> {
     let until = Instant::now() + if is_device { LOOK_MAX } else { LEAVE_MAX };
     loop {
-        let locked = open(path, is_device).and_then(|(file, is_direct)| {
+        let locked = open(path, is_device, purpose).and_then(|(file, is_direct)| {
             lock(&file, path)?;
             Ok((file, is_direct))
         });
@@ -308,12 +314,12 @@ fn acquire(path: &Path, is_device: bool) -> Result<(File, bool), VolumeError> {
 }
 
 /// Opens a disk for direct I/O, if that can be had; of devices for this process alone.
-fn open(path: &Path, is_device: bool) -> Result<(File, bool), VolumeError> {
+fn open(path: &Path, is_device: bool, purpose: Purpose) -> Result<(File, bool), VolumeError> {
     let failed = VolumeError::io(format!("cannot open `{}`", path.display()));
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     let open = |flags: OFlags| {
         let flags = (flags | exclusive).bits() as i32;
-        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+        OpenOptions::new().read(true).write(purpose != Purpose::Look).custom_flags(flags).open(path)
     };
     match open(OFlags::DIRECT) {
         Ok(file) => Ok((file, true)),

@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{RealFile, StoreFile};
+use super::{Purpose, RealFile, StoreFile};
 use crate::buffer::Memory;
 use crate::error::VolumeError;
 use crate::format::superblock;
@@ -29,18 +29,28 @@ pub(crate) struct Folder {
     /// What names are looked for in.
     open: File,
     direct: bool,
-    /// Locked until it is dropped, or the process dies.
-    lock: File,
+    purpose: Purpose,
+    /// Locked until it is dropped, or the process dies. Not there if nobody ever was here.
+    lock: Option<File>,
 }
 
 impl Folder {
     /// Takes a directory that is there for this process alone.
-    pub(crate) fn take(path: &Path) -> Result<Folder, VolumeError> {
+    pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Folder, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
         let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
-        let lock = at(&open, LOCK, OFlags::RDWR | OFlags::CREATE);
-        let lock = lock.map_err(VolumeError::io(doing("write to")))?;
-        match lock.try_lock() {
+        let (flags, what) = match purpose {
+            Purpose::Look => (OFlags::RDONLY, "read"),
+            _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
+        };
+        let lock = match at(&open, LOCK, flags) {
+            Ok(lock) => Some(lock),
+            Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
+                None
+            }
+            Err(error) => return Err(VolumeError::io(doing(what))(error)),
+        };
+        match lock.as_ref().map_or(Ok(()), File::try_lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let holder = Holder::read(&path.join(LOCK));
@@ -49,17 +59,21 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
         }
         // Some file systems in memory refuse this; there nothing survives a power cut anyway.
-        let direct = at(&open, LOCK, OFlags::RDWR | OFlags::DIRECT).is_ok();
+        let direct = at(&open, LOCK, OFlags::RDONLY | OFlags::DIRECT).is_ok();
+        let folder = Folder { open, direct, purpose, lock };
         // Nothing depends on it, and a pool on a full disk has to open.
-        if let Err(error) = Holder::this(None).write(&lock) {
+        if let Err(error) = folder.hold(&Holder::this(None)) {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
         }
-        Ok(Folder { open, direct, lock })
+        Ok(folder)
     }
 
     /// Lets others know who has the directory, and where that can be asked.
     pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
-        holder.write(&self.lock)
+        match &self.lock {
+            Some(lock) if self.purpose != Purpose::Look => holder.write(lock),
+            _ => Ok(()),
+        }
     }
 
     /// Whether I/O goes past the page cache.
@@ -85,7 +99,8 @@ impl Folder {
 
     fn flags(&self) -> OFlags {
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
-        OFlags::RDWR | direct
+        let access = if self.purpose == Purpose::Look { OFlags::RDONLY } else { OFlags::RDWR };
+        access | direct
     }
 
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
@@ -143,7 +158,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         // What is left there counts for nothing once the lock is gone.
-        let _ = self.lock.set_len(0);
+        _ = self.hold(&Holder::default());
     }
 }
 

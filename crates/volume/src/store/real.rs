@@ -34,6 +34,17 @@ pub struct RealDirectory {
     uring: bool,
 }
 
+/// What a directory or a disk is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To look at what is there, of which nothing changes.
+    Look,
+    /// To be a pool.
+    Use,
+    /// The same, also where a disk has something else.
+    Overwrite,
+}
+
 /// Where the pool is.
 #[derive(Debug)]
 enum Home {
@@ -47,18 +58,24 @@ impl RealDirectory {
     /// # Errors
     /// If it cannot be made, or if somebody else has it.
     pub fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
-        RealDirectory::take_with(path, false)
+        RealDirectory::take_for(path, Purpose::Use)
     }
 
-    /// The same; with consent a pool may be made on a disk that has something else.
+    /// The same for a purpose.
     ///
     /// # Errors
     /// As [`RealDirectory::take`].
-    pub fn take_with(path: &Path, consent: bool) -> Result<RealDirectory, VolumeError> {
-        let path = super::place(path)?;
+    pub fn take_for(path: &Path, purpose: Purpose) -> Result<RealDirectory, VolumeError> {
+        let path = match purpose {
+            Purpose::Look => path.canonicalize().map_err(VolumeError::io(format!(
+                "cannot look at `{}`",
+                path.display()
+            )))?,
+            _ => super::place(path)?,
+        };
         let home = match Disk::is_one(&path) {
-            true => Home::Disk(Disk::take(&path, consent)?),
-            false => Home::Folder(Folder::take(&path)?),
+            true => Home::Disk(Disk::take(&path, purpose)?),
+            false => Home::Folder(Folder::take(&path, purpose)?),
         };
         Ok(RealDirectory { path, home, uring: false })
     }
