@@ -137,9 +137,8 @@ fn a_disk_is_a_pool() {
     std::fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
     let device = Loop::attach(&image);
     let disk = device.0.as_str();
-    let volume = |verb: &str, rest: &[&str]| {
-        blockyard(&[&["volume", verb, disk][..], rest].concat())
-    };
+    let volume =
+        |verb: &str, rest: &[&str]| blockyard(&[&["volume", verb, disk][..], rest].concat());
     ok(&["mke2fs", "-q", "-t", "ext4", disk]);
     let create = ["v0", "--size", "128M"];
     let refused = volume("create", &create).fails();

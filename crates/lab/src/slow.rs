@@ -9,9 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_sync::bell::Bell;
+use blockyard_volume::VolumeError;
 use blockyard_volume::store::lane::Ended;
 use blockyard_volume::store::{
-    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile,
+    BlockingReads, Directory, Division, Doorbell, Durability, Lane, Parcel, StoreFile,
 };
 
 /// A directory with slow files.
@@ -48,6 +49,30 @@ impl<D: Directory> Directory for Slow<D> {
 
     fn title(&self) -> String {
         self.inner.title()
+    }
+
+    fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
+        self.inner.divide(wanted, is_new)
+    }
+
+    fn segments_max(&self) -> usize {
+        self.inner.segments_max()
+    }
+
+    fn discards(&self) -> bool {
+        self.inner.discards()
+    }
+
+    fn discard(&self, file: &Self::File) {
+        self.inner.discard(&file.inner);
+    }
+
+    fn tells_everybody(&self) -> bool {
+        self.inner.tells_everybody()
+    }
+
+    fn look(&self) -> io::Result<()> {
+        self.inner.look()
     }
 
     fn open(&self, name: &str) -> io::Result<Option<Self::File>> {

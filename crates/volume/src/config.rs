@@ -105,7 +105,8 @@ impl VolumeConfig {
             return refused("name", self.name.clone(), wanted);
         }
         let block = self.volblocksize;
-        if block != 0 && (!block.is_power_of_two() || !(BLOCK_BYTES_MIN..=65_536).contains(&block)) {
+        if block != 0 && (!block.is_power_of_two() || !(BLOCK_BYTES_MIN..=65_536).contains(&block))
+        {
             return refused("volblocksize", block.to_string(), "4k, 8k, 16k, 32k or 64k");
         }
         if let Compression::Zstd(level) = self.compress {

@@ -9,6 +9,7 @@ mod discard;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -54,6 +55,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Disk {
     path: PathBuf,
     file: Arc<File>,
+    /// Nobody else has the disk until it is dropped, or the process dies.
+    _lock: File,
     is_device: bool,
     is_direct: bool,
     /// What the disk reads and writes at least, in bytes.
@@ -80,7 +83,8 @@ impl Disk {
         let doing = |what: &str| VolumeError::io(format!("cannot {what} `{}`", path.display()));
         let kind = path.metadata().map_err(|error| doing("look at")(error))?.file_type();
         let is_device = kind.is_block_device();
-        let (file, is_direct) = acquire(path, is_device, purpose)?;
+        let lock = acquire(path, is_device, purpose)?;
+        let (file, is_direct) = again(&lock, purpose).map_err(|error| doing("open")(error))?;
         let sector_bytes = if is_device {
             rustix::fs::ioctl_blksszget(&file).map_err(|error| doing("look at")(error.into()))?
         } else {
@@ -94,6 +98,7 @@ impl Disk {
         let disk = Disk {
             path: path.to_owned(),
             file: Arc::new(file),
+            _lock: lock,
             is_device,
             is_direct,
             sector_bytes,
@@ -289,19 +294,17 @@ impl Drop for Disk {
     }
 }
 
-/// Opens a disk and locks it. Who has it and does not say who it is may only be looking at it, as
-/// udev does, or be about to leave.
-fn acquire(
-    path: &Path,
-    is_device: bool,
-    purpose: Purpose,
-) -> Result<(File, bool), VolumeError> {
+/// Opens a disk and locks it, of devices for this process alone. Who has it and does not say who it
+/// is may only be looking at it, as udev does, or be about to leave.
+fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<File, VolumeError> {
     let until = Instant::now() + if is_device { LOOK_MAX } else { LEAVE_MAX };
+    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     loop {
-        let locked = open(path, is_device, purpose).and_then(|(file, is_direct)| {
-            lock(&file, path)?;
-            Ok((file, is_direct))
-        });
+        let locked = match open(path, purpose, exclusive) {
+            Ok(file) => lock(&file, path).map(|()| file),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
+            Err(error) => Err(VolumeError::io(format!("cannot open `{}`", path.display()))(error)),
+        };
         match locked {
             Err(VolumeError::InUse { holder, .. })
                 if holder.pid.is_none() && Instant::now() < until =>
@@ -313,22 +316,24 @@ fn acquire(
     }
 }
 
-/// Opens a disk for direct I/O, if that can be had; of devices for this process alone.
-fn open(path: &Path, is_device: bool, purpose: Purpose) -> Result<(File, bool), VolumeError> {
-    let failed = VolumeError::io(format!("cannot open `{}`", path.display()));
-    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
-    let open = |flags: OFlags| {
-        let flags = (flags | exclusive).bits() as i32;
-        OpenOptions::new().read(true).write(purpose != Purpose::Look).custom_flags(flags).open(path)
-    };
-    match open(OFlags::DIRECT) {
+/// What is locked once more, for reading and writing: for direct I/O, if that can be had. What a
+/// ring knows it has for a while longer than a process that was killed, and a lock must not be.
+fn again(lock: &File, purpose: Purpose) -> io::Result<(File, bool)> {
+    let path = format!("/proc/self/fd/{}", lock.as_raw_fd());
+    let path = Path::new(&path);
+    match open(path, purpose, OFlags::DIRECT) {
         Ok(file) => Ok((file, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !is_device => {
-            Ok((open(OFlags::empty()).map_err(failed)?, false))
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Ok((open(path, purpose, OFlags::empty())?, false))
         }
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(error),
     }
+}
+
+fn open(path: &Path, purpose: Purpose, flags: OFlags) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(purpose != Purpose::Look).custom_flags(flags.bits() as i32);
+    options.open(path)
 }
 
 /// Who has a device that cannot be had.
@@ -397,5 +402,6 @@ fn has_mark(file: &RealFile) -> io::Result<bool> {
 
 /// Whether a disk holds a pool.
 pub(crate) fn is_pool(path: &Path) -> bool {
-    Disk::is_one(path) && File::open(path).and_then(|it| has_mark(&RealFile::of(it))).unwrap_or(false)
+    Disk::is_one(path)
+        && File::open(path).and_then(|it| has_mark(&RealFile::of(it))).unwrap_or(false)
 }

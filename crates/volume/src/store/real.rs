@@ -17,7 +17,8 @@ use super::ring::reads::RingReads;
 use super::ring::writes::RingLane;
 use super::ring::{self, Doorbell};
 use super::{
-    Blocking, BlockingReads, Directory, Division, Durability, Lane, Parcel, RealFile, Reads, StoreKind,
+    Blocking, BlockingReads, Directory, Division, Durability, Lane, Parcel, Reads, RealFile,
+    StoreKind,
 };
 use crate::buffer::Buffer;
 use crate::error::VolumeError;
@@ -67,10 +68,9 @@ impl RealDirectory {
     /// As [`RealDirectory::take`].
     pub fn take_for(path: &Path, purpose: Purpose) -> Result<RealDirectory, VolumeError> {
         let path = match purpose {
-            Purpose::Look => path.canonicalize().map_err(VolumeError::io(format!(
-                "cannot look at `{}`",
-                path.display()
-            )))?,
+            Purpose::Look => path
+                .canonicalize()
+                .map_err(VolumeError::io(format!("cannot look at `{}`", path.display())))?,
             _ => super::place(path)?,
         };
         let home = match Disk::is_one(&path) {

@@ -91,7 +91,12 @@ pub(crate) struct SimulatedFile {
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
-        Simulated { directory: directory.clone(), state: Arc::default(), depth: 1, tells_one: false }
+        Simulated {
+            directory: directory.clone(),
+            state: Arc::default(),
+            depth: 1,
+            tells_one: false,
+        }
     }
 
     /// The same, with so many groups on their way at once.

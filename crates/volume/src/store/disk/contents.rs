@@ -118,7 +118,10 @@ mod tests {
             assert_eq!(found(*at as u64, bytes).as_deref(), Some(*name), "{at}");
         }
         assert_eq!(found(100_000, b"x").unwrap(), "data, at byte 100000");
-        assert_eq!(found(LEN - 1, b"x").unwrap(), format!("data near its end, at byte {}", LEN - 1));
+        assert_eq!(
+            found(LEN - 1, b"x").unwrap(),
+            format!("data near its end, at byte {}", LEN - 1)
+        );
         assert_eq!(found(4 << 20, b"x"), None);
     }
 
