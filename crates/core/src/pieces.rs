@@ -43,6 +43,13 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         Some(at)
     }
 
+    /// Where what comes next lies, and how much of it lies there in one piece; for who fetches it
+    /// into the cache. The data of the next piece are not looked for.
+    #[inline]
+    pub fn ahead(&self) -> (*const u8, usize) {
+        (self.at, self.left)
+    }
+
     /// Passes over bytes of the current piece.
     #[inline]
     fn advance(&mut self, len_bytes: usize) {
@@ -128,6 +135,8 @@ mod tests {
         assert_eq!(some.take_whole(8).map(|at| at as usize), Some(base as usize + 40));
         assert!(some.take_whole(5).is_none());
         some.write(&[200, 201, 202, 203, 204]);
+        let (ahead, left) = some.ahead();
+        assert_eq!((ahead as usize, left), (base as usize + 21, 11));
         assert_eq!(some.take_whole(11).map(|at| at as usize), Some(base as usize + 21));
         assert!(some.take_whole(1).is_none());
         let mut last = pieces();

@@ -18,8 +18,14 @@ pub use writeback::WrittenBack;
 
 /// Sizes of objects are taken for equal within so many bytes, as in zram's post-processing.
 const BUCKET_BYTES: usize = 64;
+/// Bits of a block's number: of the largest device there are 2^34.
+const BLOCK_BITS: u32 = 48;
 /// An object is replaced only by one that takes less in the pool, whose grain this is.
 const GRAIN_BYTES: usize = 16;
+
+/// Words that are looked at for a page of a listing, at most: half a MiB of a table that may be
+/// sparse, or empty.
+const PAGE_WORDS: u64 = 1 << 16;
 
 /// Which blocks are worked on, by zram's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +107,15 @@ pub struct BlockState {
     pub flags: [u8; 6],
 }
 
+/// A page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatesPage {
+    /// Blocks that hold something, in order; maybe none, though there are more behind them.
+    pub states: Vec<BlockState>,
+    /// The block that the next page begins with; `None` if there is none.
+    pub next: Option<u64>,
+}
+
 impl BlockState {
     fn of(block: u64, word: Word, unit: usize) -> BlockState {
         let stored = matches!(word.kind(), Kind::Object | Kind::Backing);
@@ -124,14 +139,20 @@ impl BlockState {
 
 impl Blocks {
     /// The blocks that a selection means now, the largest first: they are worth most.
-    fn targets(&self, selection: &Selection) -> Vec<u64> {
+    fn targets(&self, selection: &Selection) -> Result<Vec<u64>, RamError> {
         let words = (0..self.store.blocks()).map(|block| (block, self.store.word(block)));
         let taken = words.filter(|(_, word)| selection.takes(*word));
-        let bucket = |word: Word| (word.len_bytes() / BUCKET_BYTES) as u32;
-        let mut targets: Vec<(u32, u64)> =
-            taken.map(|(block, word)| (bucket(word), block)).collect();
-        targets.sort_unstable_by_key(|(bucket, block)| (std::cmp::Reverse(*bucket), *block));
-        targets.into_iter().map(|(_, block)| block).collect()
+        // One word each, which sorts as they are to come: there may be very many.
+        let most = (self.form.stored_bytes_max() / BUCKET_BYTES) as u64;
+        let mut targets: Vec<u64> = Vec::new();
+        for (block, word) in taken {
+            let bucket = (word.len_bytes() / BUCKET_BYTES) as u64;
+            targets.try_reserve(1).map_err(|_| RamError::no_memory("type", "a list of blocks"))?;
+            targets.push((most - bucket) << BLOCK_BITS | block);
+        }
+        targets.sort_unstable();
+        targets.iter_mut().for_each(|target| *target &= (1 << BLOCK_BITS) - 1);
+        Ok(targets)
     }
 
     /// A turn of idle tracking: all blocks are one older that were not accessed since the last.
@@ -152,11 +173,22 @@ impl Blocks {
     }
 
     /// Up to `count` blocks that hold something, from `first` on.
-    pub(crate) fn states(&self, first: u64, count: usize) -> Vec<BlockState> {
-        let words = (first..self.store.blocks()).map(|block| (block, self.store.word(block)));
-        let stored = words.filter(|(_, word)| word.kind() != Kind::Nothing);
-        let unit = self.form.unit;
-        stored.take(count).map(|(block, word)| BlockState::of(block, word, unit)).collect()
+    pub(crate) fn states(&self, first: u64, count: usize) -> StatesPage {
+        let (blocks, unit) = (self.store.blocks(), self.form.unit);
+        let last = first.saturating_add(PAGE_WORDS).min(blocks);
+        let mut page =
+            StatesPage { states: Vec::new(), next: Some(last).filter(|it| *it < blocks) };
+        for block in first..last {
+            if page.states.len() == count {
+                page.next = Some(block);
+                break;
+            }
+            let word = self.store.word(block);
+            if word.kind() != Kind::Nothing {
+                page.states.push(BlockState::of(block, word, unit));
+            }
+        }
+        page
     }
 
     /// Moves objects together, and gives back what becomes free.

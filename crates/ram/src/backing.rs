@@ -34,6 +34,9 @@ pub(crate) struct Backing {
     path: PathBuf,
     /// So many reads and writes are to fail.
     failing: Published<Ration>,
+    /// So many writes are to fail after the system has taken them, as it does when the disk behind
+    /// its cache refuses them.
+    failing_late: Published<Ration>,
 }
 
 impl Backing {
@@ -68,7 +71,8 @@ impl Backing {
         }
         file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
         file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
-        Ok(Backing { file, path: path.to_owned(), failing: Published::new(Ration::new(0)) })
+        let none = || Published::new(Ration::new(0));
+        Ok(Backing { file, path: path.to_owned(), failing: none(), failing_late: none() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -77,14 +81,21 @@ impl Backing {
 
     /// Reads stored bytes.
     pub(crate) fn read(&self, place: u64, into: &mut [u8]) -> io::Result<()> {
-        self.strike()?;
+        strike(&self.failing)?;
         self.file.read_exact_at(into, place * PLACE_BYTES)
     }
 
-    /// Writes stored bytes.
+    /// Writes stored bytes. The system has them then, and the file may not: see [`Backing::sync`].
     pub(crate) fn write(&self, place: u64, bytes: &[u8]) -> io::Result<()> {
-        self.strike()?;
+        strike(&self.failing)?;
         self.file.write_all_at(bytes, place * PLACE_BYTES)
+    }
+
+    /// Waits until the file has what was written. An error that the system meets only then is told
+    /// here, once, or nowhere: until this has returned the bytes are still needed in memory.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        strike(&self.failing_late)?;
+        self.file.sync_data()
     }
 
     /// Has the next so many reads and writes fail with EIO, as those of a disk that dies.
@@ -92,13 +103,14 @@ impl Backing {
         self.failing.update(|_| Ration::new(times));
     }
 
-    fn strike(&self) -> io::Result<()> {
-        if self.failing.get().take() {
-            Err(io::Error::from_raw_os_error(libc::EIO))
-        } else {
-            Ok(())
-        }
+    /// Has the next so many batches of writes fail with EIO after the system has taken them.
+    pub(crate) fn fail_late(&self, times: u64) {
+        self.failing_late.update(|_| Ration::new(times));
     }
+}
+
+fn strike(failing: &Published<Ration>) -> io::Result<()> {
+    if failing.get().take() { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
 }
 
 /// Where in the file there is room.

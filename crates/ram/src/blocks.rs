@@ -19,7 +19,7 @@ use blockyard_sync::hints::Hints;
 use crate::config::RamConfig;
 use crate::counters::{Count, Counters, Sum, Tally};
 use crate::error::RamError;
-use crate::form::{Foreign, Form, Packer, Unpacker, is_zero, word_of};
+use crate::form::{Form, Packer, Unpacker, is_zero, word_of};
 use crate::pool::{NoSpace, Pool, PoolConfig, PoolError};
 use crate::store::{Access, New, Store};
 
@@ -157,10 +157,7 @@ impl Blocks {
             unsafe { self.form.unpack(unpacker, word, stored, into) }
         });
         unpacker.settle(tally);
-        match read {
-            Ok(()) => Status::Ok,
-            Err(status) => hand.failed_to_read(status),
-        }
+        read.err().unwrap_or(Status::Ok)
     }
 
     /// Reads a block into the hand, where the caller finds it.
@@ -185,42 +182,7 @@ impl Blocks {
     pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
         let Hand { access, plain, packer, tally, .. } = hand;
         let new = packer.pack(&self.form, plain);
-        let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
-        self.form.replaced(tally, old, word_of(&new));
-        Status::Ok
-    }
-
-    /// Stores a block that lies in memory that others may change meanwhile: what is stored is then
-    /// a mixture, as with any write whose data change under it. It is not copied before it is
-    /// compressed, where that can be.
-    ///
-    /// # Safety
-    /// `from` must be valid for reads of a block.
-    #[inline]
-    pub(crate) unsafe fn write_from(&self, hand: &mut Hand, block: u64, from: *const u8) -> Status {
-        let todo = if self.hints.is_some() {
-            // Equal blocks are compared byte by byte, which takes bytes that stay.
-            Foreign::Unpacked
-        } else {
-            let Hand { access, packer, tally, .. } = hand;
-            // SAFETY: this function's own contract.
-            match unsafe { packer.pack_foreign(&self.form, from) } {
-                Ok(new) => {
-                    let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
-                    self.form.replaced(tally, old, word_of(&new));
-                    return Status::Ok;
-                }
-                Err(todo) => todo,
-            }
-        };
-        // SAFETY: this function's own contract; the hand's block is nobody's buffer.
-        unsafe { hand.plain.as_mut_ptr().copy_from_nonoverlapping(from, self.form.unit) };
-        if todo == Foreign::Unpacked {
-            return self.write(hand, block);
-        }
-        let Hand { access, plain, packer, tally, .. } = hand;
-        let new = packer.keep(&self.form, plain);
-        let Ok(old) = access.replace(block, new) else { return hand.out_of_space() };
+        let Ok(old) = access.replace(block, new) else { return Status::NoSpc };
         self.form.replaced(tally, old, word_of(&new));
         Status::Ok
     }
@@ -244,8 +206,7 @@ impl Blocks {
                 self.form.replaced(tally, old, made);
                 Status::Ok
             }
-            Err(Status::NoSpc) => hand.out_of_space(),
-            Err(status) => hand.failed_to_read(status),
+            Err(status) => status,
         }
     }
 
@@ -278,19 +239,5 @@ impl Blocks {
         let more = first + 1..first + count;
         let same = more.take_while(|block| kind(*block) == (allocated, zero)).count();
         (1 + same as u64, Extent { sectors: 0, allocated, zero })
-    }
-}
-
-impl Hand {
-    #[cold]
-    fn out_of_space(&self) -> Status {
-        self.tally.add(Count::FailedWrites, 1);
-        Status::NoSpc
-    }
-
-    #[cold]
-    fn failed_to_read(&self, status: Status) -> Status {
-        self.tally.add(Count::FailedReads, 1);
-        status
     }
 }

@@ -192,6 +192,10 @@ impl Codec {
     ///
     /// # Panics
     /// If the encoder is another codec's.
+    ///
+    /// A slice is memory that nobody changes meanwhile, and that is what compressors rely on: of a
+    /// block that changed under them they make what decompresses to something else, or to nothing.
+    /// Who has the bytes in a client's buffer copies them first.
     #[inline]
     pub fn compress(
         &self,
@@ -212,63 +216,8 @@ impl Codec {
             _ => unreachable!("the encoder was made by another codec"),
         }
     }
-}
 
-impl Codec {
-    /// Whether it can compress memory that others may change meanwhile; if not, that is copied
-    /// first.
-    #[inline]
-    pub fn takes_foreign(&self) -> bool {
-        cfg!(feature = "c-codecs") && self.algo == Algo::Lz4
-    }
-
-    /// As [`Codec::compress`], of memory that others may change meanwhile: then it makes a block of
-    /// old bytes and new ones.
-    ///
-    /// # Panics
-    /// If the encoder is another codec's, or this one does not take foreign memory.
-    ///
-    /// # Safety
-    /// `block` must be valid for reads of `len_bytes`, 64 KiB at most.
-    #[cfg(feature = "c-codecs")]
-    #[inline]
-    pub unsafe fn compress_foreign(
-        &self,
-        encoder: &mut Encoder,
-        block: *const u8,
-        len_bytes: usize,
-        packed: &mut [u8],
-        len_max: usize,
-    ) -> Option<usize> {
-        match &mut encoder.0 {
-            // SAFETY: this function's own contract.
-            Working::Lz4(fast) => unsafe {
-                fast.compress_from(block, len_bytes, packed, len_max, self.level)
-            },
-            _ => unreachable!("the caller has asked whether it takes foreign memory"),
-        }
-    }
-
-    /// As [`Codec::compress`]; this build's codecs take no foreign memory.
-    ///
-    /// # Panics
-    /// Always.
-    ///
-    /// # Safety
-    /// None is needed.
-    #[cfg(not(feature = "c-codecs"))]
-    pub unsafe fn compress_foreign(
-        &self,
-        _: &mut Encoder,
-        _: *const u8,
-        _: usize,
-        _: &mut [u8],
-        _: usize,
-    ) -> Option<usize> {
-        unreachable!("the caller has asked whether it takes foreign memory")
-    }
-
-    /// The same into memory of the caller's own: exactly as much as it holds.
+    /// As [`Codec::decompress`], into memory of the caller's own: exactly as much as it holds.
     ///
     /// # Errors
     /// As [`Codec::decompress`].

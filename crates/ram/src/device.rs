@@ -10,7 +10,7 @@ use blockyard_core::inject::Injection;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
 
-use crate::background::{BlockState, Recompressed, Saved, Selection, Trained, WrittenBack};
+use crate::background::{Recompressed, Saved, Selection, StatesPage, Trained, WrittenBack};
 use crate::blocks::Blocks;
 use crate::compactor::Compactor;
 use crate::config::RamConfig;
@@ -25,6 +25,9 @@ const RUN_MAX: u64 = 1 << 20;
 /// Where the dice of the injected fault begin, so that they fall the same way each time.
 const CHANCE_SEED: u64 = 0xb10c_6a4d;
 
+/// The fault of a disk behind the system's cache.
+const LATE_EIO: &str = "backing_late_eio";
+
 /// A compressed RAM disk.
 ///
 /// Faults that it can be given by [`Device::inject`], beside those of the error injector:
@@ -34,6 +37,7 @@ const CHANCE_SEED: u64 = 0xb10c_6a4d;
 /// | `nospc` | a number | one in so many objects finds no memory, by chance; 0: none |
 /// | `flip` | a sector | a bit of what is stored of its block changes |
 /// | `backing_eio` | a number | so many reads and writes of the backing file fail with EIO |
+/// | `backing_late_eio` | a number | so many batches fail when the system writes its cache out |
 pub struct Ram {
     shared: Arc<Shared>,
     turn: Mutex<()>,
@@ -185,8 +189,9 @@ impl Ram {
         self.shared.blocks.train(path)
     }
 
-    /// Up to `count` blocks that hold something, from block `first` on.
-    pub fn states(&self, first: u64, count: usize) -> Vec<BlockState> {
+    /// Up to `count` blocks that hold something, from block `first` on; fewer, or none, where the
+    /// table is sparse: the page says where to go on.
+    pub fn states(&self, first: u64, count: usize) -> StatesPage {
         self.shared.blocks.states(first, count)
     }
 
@@ -217,15 +222,20 @@ impl Ram {
         }
     }
 
-    fn fail_backing(&self, value: &str) -> Result<(), DeviceError> {
+    fn fail_backing(&self, field: &'static str, value: &str) -> Result<(), DeviceError> {
         let invalid = |wanted: &str| DeviceError::Invalid {
-            field: "backing_eio",
+            field,
             value: value.to_owned(),
             wanted: wanted.to_owned(),
         };
         let times = value.trim().parse().map_err(|_| invalid("a number; 0: none"))?;
         let backing = self.shared.blocks.form.backing.as_ref();
-        backing.ok_or_else(|| invalid("a device that was made with backing=FILE"))?.fail(times);
+        let backing = backing.ok_or_else(|| invalid("a device that was made with backing=FILE"))?;
+        if field == LATE_EIO {
+            backing.fail_late(times)
+        } else {
+            backing.fail(times)
+        }
         Ok(())
     }
 
@@ -332,7 +342,8 @@ impl Device for Ram {
                 Ok(())
             }
             "flip" => self.flip(value),
-            "backing_eio" => self.fail_backing(value),
+            "backing_eio" => self.fail_backing("backing_eio", value),
+            LATE_EIO => self.fail_backing(LATE_EIO, value),
             _ => Err(DeviceError::NoSuchFault { fault: name.clone() }),
         }
     }

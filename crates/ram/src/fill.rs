@@ -17,19 +17,6 @@ pub fn repeated_word(block: &[u8]) -> Option<u64> {
     same.then(|| u64::from_ne_bytes(*first))
 }
 
-/// Whether a block could be one word repeated, by its first, middle and last words; `block` is
-/// memory that others may change meanwhile.
-///
-/// # Safety
-/// `block` must be valid for reads of `len_bytes`, eight or more.
-#[inline]
-pub unsafe fn may_repeat(block: *const u8, len_bytes: usize) -> bool {
-    // SAFETY: the words lie in the block, by this function's contract; no alignment is asked for.
-    let word = |at: usize| unsafe { block.add(at).cast::<u64>().read_unaligned() };
-    let first = word(0);
-    first == word(len_bytes - WORD) && first == word(len_bytes / 2 / WORD * WORD)
-}
-
 /// Fills memory with a repeated word.
 ///
 /// # Safety
@@ -68,8 +55,6 @@ mod tests {
             for len in [512, 4096, 65_536] {
                 let block = filled(word, len);
                 assert_eq!(repeated_word(&block), Some(word));
-                // SAFETY: the vector has that length.
-                assert!(unsafe { may_repeat(block.as_ptr(), len) });
             }
         }
     }

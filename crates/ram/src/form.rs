@@ -20,7 +20,7 @@ use crate::codec::{Algo, Codec, Decoder, Encoder, packed_bytes_max};
 use crate::config::{RECOMPRESS_FIELDS, RamConfig};
 use crate::counters::{Count, Tally};
 use crate::error::RamError;
-use crate::fill::{fill, may_repeat, repeated_word};
+use crate::fill::{fill, repeated_word};
 use crate::store::New;
 
 /// Bytes of a checksum.
@@ -50,15 +50,6 @@ pub(crate) struct Packer {
     codec: u8,
     encoder: Encoder,
     packed: Box<[u8]>,
-}
-
-/// What is to be done with a block that lies in foreign memory, once it is copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Foreign {
-    /// It is packed: it may be one word repeated, or its codec takes no foreign memory.
-    Unpacked,
-    /// It is kept as it is: its codec makes it no smaller.
-    Raw,
 }
 
 /// What makes a block of contents; belongs to one thread.
@@ -305,36 +296,9 @@ impl Packer {
         }
     }
 
-    /// What a block is to be stored as that lies in memory that others may change meanwhile.
-    ///
-    /// # Errors
-    /// If it has to be copied first.
-    ///
-    /// # Safety
-    /// `plain` must be valid for reads of a block.
-    #[inline]
-    pub(crate) unsafe fn pack_foreign<'b>(
-        &'b mut self,
-        form: &Form,
-        plain: *const u8,
-    ) -> Result<New<'b>, Foreign> {
-        let codec = &form.codecs[usize::from(self.codec)];
-        // SAFETY: this function's own contract.
-        if !codec.takes_foreign() || unsafe { may_repeat(plain, form.unit) } {
-            return Err(Foreign::Unpacked);
-        }
-        let Packer { encoder, packed, .. } = self;
-        let len_max = form.worth_max();
-        // SAFETY: as above; a unit is 64 KiB at most.
-        let len = unsafe { codec.compress_foreign(encoder, plain, form.unit, packed, len_max) };
-        let Some(len) = len else { return Err(Foreign::Raw) };
-        let word = Word::NOTHING.with_codec(self.codec);
-        Ok(New::Bytes(self.sealed(form, len), word))
-    }
-
     /// What a block is to be stored as that no codec makes smaller.
     #[inline]
-    pub(crate) fn keep<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {
+    fn keep<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {
         let raw = Word::NOTHING.with_huge(true);
         if form.tail == 0 {
             return New::Bytes(plain, raw);

@@ -24,6 +24,7 @@ mod counters;
 mod dedup;
 mod device;
 mod error;
+mod fetch;
 pub mod fill;
 mod form;
 pub mod parts;
@@ -33,7 +34,9 @@ pub mod snapshot;
 mod stats;
 pub mod store;
 
-pub use background::{BlockState, Recompressed, Saved, Selection, Trained, Which, WrittenBack};
+pub use background::{
+    BlockState, Recompressed, Saved, Selection, StatesPage, Trained, Which, WrittenBack,
+};
 pub use codec::{Algo, Codec, CodecConfig};
 pub use config::RamConfig;
 pub use device::Ram;

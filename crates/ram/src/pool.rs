@@ -41,9 +41,10 @@ use blockyard_sync::pad::Padded;
 use blockyard_sync::pins::{Guard, Pinned, Pins};
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
+use blockyard_sync::turn_lock::TurnLock;
 
 use arena::{Arena, Purpose};
-use layout::{Layout, UNIT_BYTES};
+use layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use memory::{HUGE_BYTES, Memory, PAGE_BYTES};
 use shard::{Failing, Ground, Shard};
 
@@ -108,8 +109,8 @@ impl PoolConfig {
         }
         let head = if self.counted { shares::COUNT_BYTES } else { 0 };
         let whole = object + head;
-        // A small limit takes small segments: one of them at least is kept for compaction.
-        let limit = self.limit_bytes.unwrap_or(u64::MAX) / u64::from(RESERVE_PART);
+        // A small limit takes small segments: half of what is kept for compaction is one of them.
+        let limit = self.limit_bytes.unwrap_or(u64::MAX) / u64::from(2 * RESERVE_PART);
         let usual = limit.min(SEGMENT_BYTES as u64) as usize;
         let segment = self.segment_bytes.unwrap_or(usual.max(object * SEGMENT_OBJECTS));
         let segment = segment.max(whole).max(PAGE_BYTES).next_power_of_two();
@@ -185,8 +186,8 @@ impl std::error::Error for NoSpace {}
 pub struct Pool {
     shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
     arena: Arena,
-    /// Held by the one who compacts.
-    compacting: SleepLock<(), { ranks::COMPACTION }>,
+    /// Held by the one who compacts, for a pass.
+    compacting: TurnLock<(), { ranks::COMPACTION }>,
     memory: Memory,
     layout: Layout,
     pins: Arc<Pins>,
@@ -210,8 +211,11 @@ impl Pool {
         };
         Ok(Arc::new(Pool {
             shards: (0..layout.shards()).map(shard).collect::<Result<_, PoolError>>()?,
-            arena: Arena::new(config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64)),
-            compacting: SleepLock::new(()),
+            arena: Arena::new(
+                config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64),
+                u64::from(layout.segment_units() / PAGE_UNITS),
+            ),
+            compacting: TurnLock::new(()),
             memory,
             layout,
             pins: Pins::new(config.seats_max),
@@ -380,6 +384,18 @@ impl Cache {
     #[inline]
     pub fn alloc(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
         self.alloc_in(self.shard, bytes, Purpose::Write)
+    }
+
+    /// The same for what takes the place of something larger: it may use a part of what the limit
+    /// leaves to compaction, since it gives back more than it takes.
+    ///
+    /// # Errors
+    /// As for [`Cache::alloc`].
+    ///
+    /// # Panics
+    /// As for [`Cache::alloc`].
+    pub fn alloc_smaller(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
+        self.alloc_in(self.shard, bytes, Purpose::Shrink)
     }
 
     #[inline]

@@ -5,11 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Single, Status, Work,
+    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Segment, Single, Status,
+    Work,
 };
 
 use crate::blocks::Hand;
+use crate::counters::Count;
 use crate::device::Shared;
+use crate::fetch::fetch;
 use crate::parts::{Part, parts};
 
 /// What one channel holds of a RAM disk.
@@ -34,6 +37,34 @@ impl RamQueue {
             // What is written is where it stays; there is nothing behind it.
             Op::Flush => Status::Ok,
             _ => Status::NotSupp,
+        }
+    }
+
+    /// Counts a request that failed, once; one that is offered again bio by bio has not yet.
+    #[inline]
+    fn count(&self, op: Op, status: Status) {
+        if status.is_ok() || status == Status::NotSupp {
+            return;
+        }
+        let count = if op == Op::Read { Count::FailedReads } else { Count::FailedWrites };
+        self.hand.tally.add(count, 1);
+    }
+
+    /// Fetches what carrying out a request begins with into the cache.
+    #[inline]
+    fn fetch(&self, soon: &impl Work) {
+        let unit = self.shared.blocks.unit();
+        match soon.op() {
+            Op::Read => {
+                let block = soon.sector().bytes() >> unit.trailing_zeros();
+                self.shared.blocks.store.fetch(block);
+            }
+            Op::Write => {
+                if let Some(Segment { data, len_bytes }) = soon.segments().next() {
+                    fetch(data.as_ptr(), len_bytes.min(unit));
+                }
+            }
+            _ => {}
         }
     }
 
@@ -83,11 +114,12 @@ impl RamQueue {
             let status = if len < unit {
                 pieces.read(hand.patch(len));
                 shared.blocks.patch(hand, block, offset, len)
-            } else if let Some(from) = pieces.take_whole(unit) {
-                // SAFETY: it is the request's, valid for a block until it is completed.
-                unsafe { shared.blocks.write_from(hand, block, from) }
             } else {
+                // The client may change its buffer meanwhile; what is compressed must stay.
                 pieces.read(hand.block());
+                // The next one comes into the cache while this one is compressed.
+                let (next, left) = pieces.ahead();
+                fetch(next, left.min(unit));
                 shared.blocks.write(hand, block)
             };
             if !status.is_ok() {
@@ -139,22 +171,24 @@ impl DeviceQueue for RamQueue {
     #[inline]
     fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut Done) {
         while let Some(started) = batch.next() {
-            if let Some(soon) = batch.get(0).filter(|soon| soon.op() == Op::Read) {
-                let block = soon.sector().bytes() >> self.shared.blocks.unit().trailing_zeros();
-                self.shared.blocks.store.fetch(block);
+            if let Some(soon) = batch.get(0) {
+                self.fetch(soon);
             }
             let status = self.carry_out(&started);
             // Some of its bios may have found room, and may find it again.
             if !status.is_ok() && started.is_merged() {
                 return batch.break_up(started);
             }
+            self.count(started.op(), status);
             done.complete(started, status);
         }
     }
 
     #[inline]
     fn carry(&mut self, single: Single) -> Option<Status> {
-        Some(self.carry_out(&single))
+        let status = self.carry_out(&single);
+        self.count(single.op(), status);
+        Some(status)
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use crc32fast::Hasher;
 
 use crate::codec::{Algo, CodecConfig};
 
-const MAGIC: [u8; 8] = *b"BLKYDRAM";
+pub(crate) const MAGIC: [u8; 8] = *b"BLKYDRAM";
 const VERSION: u32 = 1;
 /// Magic, version, length.
 const FRONT_BYTES: usize = 16;

@@ -140,7 +140,7 @@ impl Access {
     /// If there is no memory for the bytes: the old contents stay.
     #[inline]
     pub fn replace(&mut self, block: u64, new: New<'_>) -> Result<Word, NoSpace> {
-        let made = (Maker { cache: &mut self.cache, refused: None }).make(new).map(Made::take);
+        let made = Maker::of(&mut self.cache).make(new).map(Made::take);
         let made = match made {
             Ok(word) => word,
             Err(NoSpace) => self.make_after_compaction(new)?,
@@ -156,7 +156,7 @@ impl Access {
         if !self.make_room() {
             return Err(NoSpace);
         }
-        (Maker { cache: &mut self.cache, refused: None }).make(new).map(Made::take)
+        Maker::of(&mut self.cache).make(new).map(Made::take)
     }
 
     /// Compacts a little if that could help somebody who was refused, and says whether it is worth
@@ -181,6 +181,9 @@ impl Access {
     /// recompression and writeback. Says what the word was, or nothing if nothing was replaced,
     /// because of a writer or because `f` has made nothing.
     ///
+    /// What is made may take a part of what the limit leaves to compaction: it is to be no larger
+    /// than what it replaces, which is given back.
+    ///
     /// # Errors
     /// Whatever `f` says: the old contents stay.
     pub fn remake<E>(
@@ -193,7 +196,7 @@ impl Access {
         let old = guard.word();
         // SAFETY: as in `read`.
         let bytes = unsafe { pinned(store, &guard) };
-        let Some(made) = f(old, bytes, Maker { cache: &mut self.cache, refused: None })? else {
+        let Some(made) = f(old, bytes, Maker::in_place(&mut self.cache))? else {
             return Ok(None);
         };
         let word = made.take();
@@ -244,7 +247,7 @@ impl Access {
                 // SAFETY: as in `read`.
                 let bytes = unsafe { pinned(store, guard) };
                 let mut cache = cache.borrow_mut();
-                let maker = Maker { cache: &mut cache, refused: Some(refused) };
+                let maker = Maker { refused: Some(refused), ..Maker::of(&mut cache) };
                 f(guard.word(), bytes, maker).map(Made::take)
             },
             |word| drop_made(&mut cache.borrow_mut(), word),
@@ -367,6 +370,8 @@ pub struct Maker<'m> {
     cache: &'m mut Cache,
     /// Where it is noted that there was no memory.
     refused: Option<&'m Cell<bool>>,
+    /// Whether it takes the place of something that is not smaller, and gives that back.
+    in_place: bool,
 }
 
 /// What a [`Maker`] has made. It is freed again if it goes nowhere.
@@ -394,6 +399,14 @@ impl Drop for Made<'_> {
 }
 
 impl<'m> Maker<'m> {
+    fn of(cache: &'m mut Cache) -> Maker<'m> {
+        Maker { cache, refused: None, in_place: false }
+    }
+
+    fn in_place(cache: &'m mut Cache) -> Maker<'m> {
+        Maker { cache, refused: None, in_place: true }
+    }
+
     /// Stores bytes, or takes a word as it is.
     ///
     /// # Errors
@@ -405,7 +418,11 @@ impl<'m> Maker<'m> {
     pub fn make(self, new: New<'_>) -> Result<Made<'m>, NoSpace> {
         let word = match new {
             New::Bytes(bytes, flags) => {
-                let object = self.cache.alloc(bytes).inspect_err(|NoSpace| {
+                let object = match self.in_place {
+                    true => self.cache.alloc_smaller(bytes),
+                    false => self.cache.alloc(bytes),
+                };
+                let object = object.inspect_err(|NoSpace| {
                     if let Some(refused) = self.refused {
                         refused.set(true);
                     }

@@ -128,7 +128,7 @@ fn recompression_makes_smaller_and_changes_nothing() {
     let large = Selection { threshold: 5000, ..Selection::default() };
     assert_eq!(ram.recompress(&large).unwrap().tried, 0);
     compare(&mut io, &data);
-    let states = ram.states(0, 8);
+    let states = ram.states(0, 8).states;
     let flags: Vec<_> = states.iter().map(|state| (state.block, &state.flags[..])).collect();
     assert_eq!(flags[..3], [(0, &b"..h..n"[..]), (1, b"s....."), (2, b"s.....")]);
 }
@@ -156,7 +156,7 @@ fn blocks_grow_old_until_they_are_used() {
     io.read(Sector(0), &mut block).unwrap();
     io.write(Sector(8), &block, Flags::NONE).unwrap();
     assert_eq!((ram.ages()[0], ram.ages()[7]), (2, 894));
-    assert_eq!(ram.states(0, 3)[2].age, 7);
+    assert_eq!(ram.states(0, 3).states[2].age, 7);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_full_file_loses_nothing() {
     let text = error.to_string();
     assert!(text.contains("cannot be written") && text.contains("No space left"), "{text}");
     compare(&mut io, &data);
-    assert!(ram.states(0, 2000).iter().all(|state| state.flags[1] == b'.'));
+    assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
     // So does a snapshot that does not fit, of which nothing is left.
     let error = ram.save(&dir.join("snapshot")).unwrap_err().to_string();
     assert!(error.contains("cannot be written") && error.contains("No space left"), "{error}");
@@ -259,7 +259,7 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
     fail(1);
     let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err().to_string();
     assert!(error.contains("cannot be written") && error.contains("Input/output"), "{error}");
-    assert!(ram.states(0, 2000).iter().all(|state| state.flags[1] == b'.'));
+    assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
     assert_eq!(ram.stats().bd.bd_count, 0);
     compare(&mut io, &data);
     assert!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks >= 128);
@@ -279,6 +279,126 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
     let none = Ram::open(plain()).unwrap();
     let fault = Injection::Device { name: "backing_eio".to_owned(), value: "1".to_owned() };
     assert!(none.inject(&fault).unwrap_err().to_string().contains("backing=FILE"));
+}
+
+/// The system takes the write, and the disk behind its cache does not: blocks are gone from memory
+/// only when the file has them, so whatever comes late costs nobody anything.
+#[test]
+fn what_the_disk_refuses_late_stays_in_memory() {
+    let scratch = Scratch::new("late");
+    let ram = Ram::open(RamConfig { backing: Some(scratch.file("backing")), ..plain() }).unwrap();
+    let (mut io, data) = (io(&ram), contents());
+    fill(&mut io, &data);
+    let before = ram.stats().mm;
+    let fault = Injection::Device { name: "backing_late_eio".to_owned(), value: "1".to_owned() };
+    ram.inject(&fault).unwrap();
+    let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err().to_string();
+    assert!(error.contains("cannot be written") && error.contains("Input/output"), "{error}");
+    assert!(std::fs::metadata(scratch.file("backing")).unwrap().len() > 1 << 20, "it was taken");
+    // What a disk that refuses what was written then has there.
+    let len = std::fs::metadata(scratch.file("backing")).unwrap().len();
+    std::fs::write(scratch.file("backing"), vec![0; len as usize]).unwrap();
+    assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
+    assert_eq!((ram.stats().bd.bd_count, ram.stats().mm), (0, before));
+    compare(&mut io, &data);
+    // The second batch fails when the first is there, which stays there.
+    let selected = Selection { blocks_max: 200, ..selection(Which::Huge) };
+    let there = ram.write_back(&selected, u64::MAX).unwrap().blocks;
+    assert!(there > 0);
+    ram.inject(&fault).unwrap();
+    assert!(ram.write_back(&selection(Which::All), u64::MAX).is_err());
+    assert_eq!(ram.stats().bd.bd_count, there);
+    compare(&mut io, &data);
+    assert!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks > 0);
+    compare(&mut io, &data);
+}
+
+/// A device that is full is one that is to be made smaller: there is no memory beside the larger
+/// forms but what is kept for this.
+#[cfg(feature = "c-codecs")]
+#[test]
+fn recompression_at_the_limit_makes_room() {
+    let (limit, size) = (8 << 20, 64 << 20);
+    let recompress = vec![zstd()];
+    let config = RamConfig { size, mem_limit: limit, compact: 0, recompress, ..plain() };
+    let ram = Ram::open(config).unwrap();
+    let (mut io, mut rng) = (io(&ram), fastrand::Rng::with_seed(11));
+    let mut text = || -> Vec<u8> {
+        let bytes = std::iter::repeat_with(|| b"etaoin shrdlu\n"[rng.usize(0..14)]);
+        bytes.take(BLOCK).collect()
+    };
+    let mut written: Vec<Vec<u8>> = Vec::new();
+    let sector = |block: usize| Sector((block * BLOCK) as u64 / 512);
+    loop {
+        let block = text();
+        match io.write(sector(written.len()), &block, Flags::NONE) {
+            Ok(()) => written.push(block),
+            Err(status) => break assert_eq!(status, Status::NoSpc),
+        }
+    }
+    let full = ram.stats().mm;
+    let done = ram.recompress(&selection(Which::All)).unwrap();
+    assert_eq!(
+        (done.tried, done.replaced),
+        (written.len() as u64, written.len() as u64),
+        "{done:?}"
+    );
+    assert_eq!(done.no_memory, 0);
+    let after = ram.stats().mm;
+    assert_eq!(full.compr_data_size - after.compr_data_size, done.saved_bytes);
+    assert!(after.mem_used_max <= limit, "{after:?}");
+    // What it has won is there for more.
+    let before = written.len();
+    while written.len() < before + before / 10 {
+        let block = text();
+        io.write(sector(written.len()), &block, Flags::NONE).unwrap();
+        written.push(block);
+    }
+    let mut found = vec![0; BLOCK];
+    for (number, block) in written.iter().enumerate() {
+        io.read(sector(number), &mut found).unwrap();
+        assert!(found == *block, "block {number}");
+    }
+}
+
+/// The largest are worth most: what is done with few blocks is done with those.
+#[cfg(feature = "c-codecs")]
+#[test]
+fn the_largest_come_first() {
+    let scratch = Scratch::new("largest");
+    let backing = Some(scratch.file("backing"));
+    let recompress = vec![zstd()];
+    let ram = Ram::open(RamConfig { backing, recompress, ..plain() }).unwrap();
+    let (mut io, mut rng) = (io(&ram), fastrand::Rng::with_seed(9));
+    let mut text = vec![0; SIZE as usize];
+    // Every eighth is one that nobody writes.
+    for (_, block) in text.chunks_mut(BLOCK).enumerate().filter(|(number, _)| number % 8 != 3) {
+        // The rest is zeros, so blocks differ much in size.
+        let len = rng.usize(200..BLOCK);
+        block[..len].iter_mut().for_each(|byte| *byte = b"etaoin shrdlu\n"[rng.usize(0..14)]);
+    }
+    fill(&mut io, &text);
+    let sizes = |ram: &Ram| -> Vec<u32> {
+        ram.states(0, 2000).states.iter().map(|state| state.stored_bytes).collect()
+    };
+    let before = sizes(&ram);
+    assert!(before.len() > 500);
+    // Sizes within a bucket of 64 bytes count as equal.
+    let check = |before: &[u32], chosen: &dyn Fn(usize) -> bool| {
+        let sizes = |of: bool| (0..before.len()).filter(move |at| chosen(*at) == of);
+        let least = sizes(true).map(|block| before[block]).min().unwrap();
+        let most = sizes(false).map(|block| before[block]).max().unwrap();
+        assert_eq!(sizes(true).count(), 100);
+        assert!(least / 64 >= most / 64, "{least} was chosen and {most} was not");
+    };
+    let few = Selection { blocks_max: 100, ..selection(Which::All) };
+    assert_eq!(ram.recompress(&few).unwrap().replaced, 100);
+    let after = sizes(&ram);
+    check(&before, &|block| after[block] != before[block]);
+    assert_eq!(ram.write_back(&few, u64::MAX).unwrap().blocks, 100);
+    let states = ram.states(0, 2000).states;
+    check(&after, &|block| states[block].flags[1] == b'w');
+    compare(&mut io, &text);
 }
 
 /// The fast one of two is tried first; what it leaves, or what is asked for by priority, is the

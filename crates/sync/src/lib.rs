@@ -28,6 +28,7 @@ pub mod spin_lock;
 pub mod tag_budget;
 pub mod task_queue;
 pub mod token_bucket;
+pub mod turn_lock;
 pub mod watch;
 pub mod wp_cache;
 pub mod zone_gate;

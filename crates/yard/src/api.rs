@@ -469,7 +469,9 @@ async fn ram_blocks(
     asked: Result<Query<BlocksQuery>, QueryRejection>,
 ) -> Answer<BlocksView> {
     let (name, asked) = (path(name)?, query(asked)?);
-    Ok(axum::Json(ram::blocks(&control.yard.find(&name)?, &asked)?))
+    let entry = control.yard.find(&name)?;
+    // A walk over words that may be in no memory yet.
+    blocking(move || ram::blocks(&entry, &asked)).await
 }
 
 async fn ram_histograms(State(control): Shared, name: Name) -> Answer<HistogramsView> {

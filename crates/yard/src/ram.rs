@@ -5,7 +5,7 @@ mod histograms;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use blockyard_ram::{BlockState, Ram, RamStats, Selection, Which};
+use blockyard_ram::{BlockState, Ram, RamStats, Selection, StatesPage, Which};
 use serde::{Deserialize, Serialize};
 
 use crate::error::YardError;
@@ -144,14 +144,16 @@ impl RamView {
         entry.ram.as_ref().map(|ram| ram.stats().into())
     }
 
-    /// The groups with zram's names, in the order of its manual.
-    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 5] {
+    /// The groups with zram's names, in the order of its manual, and what zram does not count.
+    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 6] {
+        let own = [("table_bytes", self.table_bytes), ("patch_retries", self.patch_retries)];
         [
             ("io_stat", self.io_stat.fields()),
             ("mm_stat", self.mm_stat.fields()),
             ("bd_stat", self.bd_stat.fields()),
             ("debug_stat", self.debug_stat.fields()),
             ("dedup_stat", self.dedup_stat.fields()),
+            ("own", own.to_vec()),
         ]
     }
 }
@@ -236,7 +238,7 @@ pub(crate) struct BlocksQuery {
 /// Blocks that hold something, as zram's `block_state` lists them.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct BlocksView {
-    /// In order.
+    /// In order; maybe none, though there are more behind them.
     pub blocks: Vec<BlockView>,
     /// Where the next page begins; `null` if there is none.
     pub next: Option<u64>,
@@ -428,8 +430,7 @@ pub(crate) fn blocks(entry: &Entry, asked: &BlocksQuery) -> Result<BlocksView, Y
     if !(1..=BLOCKS_MAX).contains(&count) {
         return Err(argument("count", count, format!("1 to {BLOCKS_MAX}")));
     }
-    let states = ram_of(entry)?.states(asked.from, count);
-    let next = states.last().filter(|_| states.len() == count).map(|last| last.block + 1);
+    let StatesPage { states, next } = ram_of(entry)?.states(asked.from, count);
     let view = |state: BlockState| BlockView {
         block: state.block,
         age: state.age,

@@ -81,8 +81,9 @@ impl Blocks {
     ) -> Result<Saved, SaveError> {
         let codecs = std::iter::once(&config.codec).chain(&config.recompress).cloned().collect();
         let header = Header { size: config.size, unit: config.unit, codecs };
-        let (unfinished, file) = Unfinished::beside(path)?;
-        let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, &file), &header)?;
+        let unfinished = Unfinished::beside(path)?;
+        let file = BufWriter::with_capacity(BUFFER_BYTES, unfinished.file());
+        let mut writer = Writer::new(file, &header)?;
         let mut blocks = 0;
         let mut spare = vec![0; self.form.stored_bytes_max()];
         for block in 0..self.store.blocks() {
@@ -112,8 +113,8 @@ impl Blocks {
         let mut out = writer.finish()?;
         out.flush()?;
         drop(out);
-        let bytes = file.metadata()?.len();
-        unfinished.finish(&file)?;
+        let bytes = unfinished.file().metadata()?.len();
+        unfinished.finish()?;
         Ok(Saved { blocks, bytes })
     }
 
@@ -154,16 +155,21 @@ impl Blocks {
         let mut hand = self.hand()?;
         let (mut samples, mut lengths) = (Vec::new(), Vec::new());
         for block in (0..self.store.blocks()).filter(stored).step_by(step) {
+            let Hand { access, unpacker, plain, tally, .. } = &mut hand;
+            // No access by a client, which would make the block younger.
+            let read = access
+                .peek(block, |word, stored| self.form.unpack_here(unpacker, word, stored, plain));
             // What cannot be read is no sample; who reads it will be told.
-            if let Ok(plain) = self.read_here(&mut hand, block) {
+            if read.is_ok() {
                 samples.extend_from_slice(plain);
                 lengths.push(plain.len());
             }
+            unpacker.settle(tally);
         }
         let dictionary = codec::train(&samples, &lengths)?;
-        let written = Unfinished::beside(path).and_then(|(unfinished, mut file)| {
-            file.write_all(&dictionary)?;
-            unfinished.finish(&file)
+        let written = Unfinished::beside(path).and_then(|unfinished| {
+            unfinished.file().write_all(&dictionary)?;
+            unfinished.finish()
         });
         written.map_err(|source| RamError::File {
             field: "file",

@@ -74,13 +74,19 @@ impl Blocks {
             remade: HashMap::new(),
             done: Recompressed::default(),
         };
-        for block in self.targets(selection) {
+        for block in self.targets(selection)? {
             if work.done.replaced >= selection.blocks_max {
                 break;
             }
-            if !work.share(block) {
-                work.recompress(block);
+            if work.share(block) || work.recompress(block) {
+                continue;
             }
+            // At the limit there may be room, but not where it is wanted.
+            let tried = work.done.tried;
+            if !work.hand.access.make_room() || !work.recompress(block) {
+                work.done.no_memory += 1;
+            }
+            work.done.tried = tried;
         }
         work.hand.access.reclaim();
         Ok(work.done)
@@ -88,7 +94,8 @@ impl Blocks {
 }
 
 impl Work<'_> {
-    fn recompress(&mut self, block: u64) {
+    /// `false` if there was no memory for the smaller form.
+    fn recompress(&mut self, block: u64) -> bool {
         let Work { blocks, selection, hand, packers, done, .. } = self;
         let form = &blocks.form;
         let (mut made, mut in_vain) = (Word::NOTHING, None);
@@ -128,10 +135,11 @@ impl Work<'_> {
                 done.incompressible += u64::from(hand.access.mark(block, word, mark));
             }
             (Ok(None), _) => {}
-            (Err(Status::NoSpc), _) => done.no_memory += 1,
+            (Err(Status::NoSpc), _) => return false,
             // A reader will be told; here there is nothing to make smaller.
             (Err(_), _) => {}
         }
+        true
     }
 
     /// Has a block refer to what was made of the object that it shares with a block before.

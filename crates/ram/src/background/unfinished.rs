@@ -2,33 +2,37 @@
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Its owner alone reads it: it holds a disk's contents.
 const MODE: u32 = 0o600;
+/// What a zstd dictionary begins with.
+const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 
 /// A file beside the one that it is to be. It is locked while somebody writes it, so that one whose
 /// writer was killed is taken over by the next one.
+#[derive(Debug)]
 pub(super) struct Unfinished {
     path: PathBuf,
     into: PathBuf,
     has_name: bool,
+    /// Closed last, and the lock given up with it: nobody takes the name over while it is removed.
+    file: File,
 }
 
 impl Unfinished {
     /// An empty file beside `into`.
     ///
     /// # Errors
-    /// If it cannot be made, or somebody else writes it now.
-    pub(super) fn beside(into: &Path) -> io::Result<(Unfinished, File)> {
+    /// If it cannot be made, somebody else writes it now, or there is something of that name that
+    /// nobody has left here.
+    pub(super) fn beside(into: &Path) -> io::Result<Unfinished> {
         let mut name = into.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
         name.push(".unfinished");
         let path = into.with_file_name(name);
         loop {
-            let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false).mode(MODE);
-            let file = options.open(&path)?;
+            let file = open(&path)?;
             file.try_lock().map_err(|error| match error {
                 TryLockError::WouldBlock => {
                     let what = format!("{} is being written by somebody else", path.display());
@@ -38,27 +42,35 @@ impl Unfinished {
             })?;
             let opened = file.metadata()?;
             if !opened.is_file() {
-                let what = format!("{} is no regular file", path.display());
-                return Err(io::Error::new(ErrorKind::InvalidInput, what));
+                return Err(not_ours(&path, "is no regular file"));
             }
             // Whoever had it before may have finished it since it was opened: then it has its own
             // name by now, and is not to be touched.
-            let is_there = std::fs::metadata(&path)
+            let is_there = std::fs::symlink_metadata(&path)
                 .is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()));
             if is_there {
+                if opened.len() > 0 && !was_left_by_us(&file) {
+                    return Err(not_ours(&path, "was not left by a save that was cut short"));
+                }
                 file.set_permissions(Permissions::from_mode(MODE))?;
                 file.set_len(0)?;
-                return Ok((Unfinished { path, into: into.to_owned(), has_name: false }, file));
+                let into = into.to_owned();
+                return Ok(Unfinished { path, into, has_name: false, file });
             }
         }
+    }
+
+    /// What is written.
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Gives the file its name, durably.
     ///
     /// # Errors
     /// If it cannot be made durable or renamed.
-    pub(super) fn finish(mut self, file: &File) -> io::Result<()> {
-        file.sync_all()?;
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
         std::fs::rename(&self.path, &self.into)?;
         self.has_name = true;
         let folder = match self.into.parent() {
@@ -67,6 +79,33 @@ impl Unfinished {
         };
         File::open(folder)?.sync_all()
     }
+}
+
+/// Opens the file, or makes it. A link of that name is not followed: whoever may write to the folder
+/// could have it lead anywhere. Nor is a pipe waited for.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(MODE);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => not_ours(path, "is a symbolic link"),
+        Some(libc::ENXIO) => not_ours(path, "is no regular file"),
+        _ => error,
+    })
+}
+
+/// Whether a file begins as what is written here: a snapshot, or a zstd dictionary.
+fn was_left_by_us(file: &File) -> bool {
+    let mut start = [0; 8];
+    // A writer that was killed early has left fewer.
+    let Ok(len) = file.read_at(&mut start, 0) else { return false };
+    let begins = |magic: &[u8]| start[..len.min(magic.len())] == magic[..len.min(magic.len())];
+    begins(&crate::snapshot::MAGIC) || begins(&DICTIONARY_MAGIC)
+}
+
+fn not_ours(path: &Path, what: &str) -> io::Error {
+    let what = format!("{} {what}; it is in the way", path.display());
+    io::Error::new(ErrorKind::InvalidInput, what)
 }
 
 impl Drop for Unfinished {
@@ -105,14 +144,37 @@ mod tests {
     fn what_a_killed_writer_left_is_taken_over() {
         let folder = Folder::new("killed");
         let into = folder.0.join("disk");
-        std::fs::write(folder.0.join("disk.unfinished"), [7; 100]).unwrap();
-        let (unfinished, mut file) = Unfinished::beside(&into).unwrap();
-        assert_eq!(file.metadata().unwrap().len(), 0, "what was left is gone");
-        file.write_all(b"whole").unwrap();
-        unfinished.finish(&file).unwrap();
-        assert_eq!(std::fs::read(&into).unwrap(), b"whole");
-        assert_eq!(std::fs::metadata(&into).unwrap().mode() & 0o777, MODE);
-        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+        let starts = [&crate::snapshot::MAGIC[..], &crate::snapshot::MAGIC[..3], &DICTIONARY_MAGIC];
+        for start in starts {
+            std::fs::write(folder.0.join("disk.unfinished"), start).unwrap();
+            let unfinished = Unfinished::beside(&into).unwrap();
+            assert_eq!(unfinished.file().metadata().unwrap().len(), 0, "what was left is gone");
+            unfinished.file().write_all(b"whole").unwrap();
+            unfinished.finish().unwrap();
+            assert_eq!(std::fs::read(&into).unwrap(), b"whole");
+            assert_eq!(std::fs::metadata(&into).unwrap().mode() & 0o777, MODE);
+            assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_has_put_there_is_left_alone() {
+        let folder = Folder::new("other");
+        let (into, beside) = (folder.0.join("disk"), folder.0.join("disk.unfinished"));
+        let victim = folder.0.join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, &beside).unwrap();
+        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        assert!(refused.contains("disk.unfinished is a symbolic link"), "{refused}");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        std::fs::remove_file(&beside).unwrap();
+        std::fs::write(&beside, "somebody's own").unwrap();
+        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        assert!(refused.contains("was not left by a save"), "{refused}");
+        assert_eq!(std::fs::read(&beside).unwrap(), b"somebody's own");
+        std::fs::remove_file(&beside).unwrap();
+        std::fs::create_dir(&beside).unwrap();
+        assert!(Unfinished::beside(&into).is_err());
     }
 
     #[test]
@@ -126,12 +188,11 @@ mod tests {
         drop(first);
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
         // The next one is a file of its own, whatever becomes of the name of the first.
-        let (first, file) = Unfinished::beside(&into).unwrap();
-        first.finish(&file).unwrap();
-        let (second, mut other) = Unfinished::beside(&into).unwrap();
-        other.write_all(b"second").unwrap();
+        Unfinished::beside(&into).unwrap().finish().unwrap();
+        let second = Unfinished::beside(&into).unwrap();
+        second.file().write_all(b"second").unwrap();
         assert_eq!(std::fs::read(&into).unwrap(), b"");
-        second.finish(&other).unwrap();
+        second.finish().unwrap();
         assert_eq!(std::fs::read(&into).unwrap(), b"second");
     }
 }

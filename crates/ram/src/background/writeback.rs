@@ -1,7 +1,9 @@
 //! Writeback: blocks go to the backing file, compressed as they are.
 //!
-//! A batch of blocks is marked, copied, written, and then each word is exchanged for the place in
-//! the file if its mark is still there: whoever has written the block meanwhile has taken it away.
+//! A batch of blocks is marked, copied, written and synced, and then each word is exchanged for the
+//! place in the file if its mark is still there: whoever has written the block meanwhile has taken
+//! it away. Memory is given back only for what the file has: an error that comes when the system
+//! writes its cache out would have nobody to be told to later.
 
 use std::io;
 
@@ -15,7 +17,7 @@ use crate::counters::Count;
 use crate::error::RamError;
 use crate::store::New;
 
-/// Bytes that are written at once.
+/// Bytes that are written and synced at once.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// What a writeback has done.
@@ -57,7 +59,7 @@ impl Blocks {
         let (mut hand, mut room) = (self.hand()?, self.room());
         let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
         let mut planned = 0;
-        for block in self.targets(selection) {
+        for block in self.targets(selection)? {
             if planned >= selection.blocks_max {
                 break;
             }
@@ -120,7 +122,7 @@ impl Blocks {
         true
     }
 
-    /// Writes the batch and shows it. If it cannot be written, all of it stays in memory.
+    /// Writes the batch and shows it. If the file does not get it, all of it stays in memory.
     fn commit(
         &self,
         backing: &Backing,
@@ -174,7 +176,7 @@ impl Blocks {
 }
 
 impl Batch {
-    /// Writes what lies side by side in the file at once.
+    /// Writes what lies side by side in the file at once, and waits until the file has all of it.
     fn write(&self, backing: &Backing) -> io::Result<()> {
         let mut run: Vec<u8> = Vec::with_capacity(self.bytes.len());
         let mut start = 0;
@@ -193,7 +195,11 @@ impl Batch {
             }
             run.extend_from_slice(&self.bytes[*at..at + len]);
         }
-        if run.is_empty() { Ok(()) } else { backing.write(start / PLACE_BYTES, &run) }
+        if run.is_empty() {
+            return Ok(());
+        }
+        backing.write(start / PLACE_BYTES, &run)?;
+        backing.sync()
     }
 }
 

@@ -69,38 +69,17 @@ impl Fast {
         len_max: usize,
         acceleration: i32,
     ) -> Option<usize> {
-        // SAFETY: the slice is valid for its length, and nobody changes it.
-        unsafe { self.compress_from(block.as_ptr(), block.len(), into, len_max, acceleration) }
-    }
-
-    /// The same of memory that others may change meanwhile.
-    ///
-    /// The library looks at the same byte more than once, but where it reads and writes next never
-    /// follows from what it found: positions come from its own table, lengths are bounded by the
-    /// ends of block and room. So whatever it makes is a block of that length, of old bytes and new
-    /// ones.
-    ///
-    /// # Safety
-    /// `block` must be valid for reads of `len_bytes`, 64 KiB at most.
-    #[inline]
-    pub(super) unsafe fn compress_from(
-        &mut self,
-        block: *const u8,
-        len_bytes: usize,
-        into: &mut [u8],
-        len_max: usize,
-        acceleration: i32,
-    ) -> Option<usize> {
         let room = len_max.min(into.len()) as c_int;
         // SAFETY: the state has the size and the alignment that the library asks for and is ours
-        // alone; it reads `block`, by the caller's contract, and writes at most `room` bytes, which
-        // `into` has.
+        // alone; it reads `block`, which nobody changes meanwhile (the library comes back to bytes
+        // and trusts that they are what they were), and writes at most `room` bytes, which `into`
+        // has.
         packed(unsafe {
             LZ4_compress_fast_extState(
                 self.0.as_mut_ptr().cast(),
-                block.cast(),
+                block.as_ptr().cast(),
                 into.as_mut_ptr().cast(),
-                c_int::try_from(len_bytes).expect("blocks are 64 KiB at most"),
+                len(block),
                 room,
                 acceleration,
             )

@@ -6,11 +6,16 @@ use blockyard_sync::sleep_lock::SleepLock;
 
 use super::RESERVE_PART;
 
+/// A limit of fewer segments leaves compaction less than one.
+const SEGMENTS_MIN: u64 = 32;
+
 /// What pages are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Contents that a program writes: the reserve is left alone.
     Write,
+    /// Objects that take the place of larger ones: half of the reserve is left alone.
+    Shrink,
     /// Objects that compaction moves, to give more pages back.
     Move,
 }
@@ -26,6 +31,8 @@ pub(super) struct Pages {
     /// The most that were used since it was last set back.
     pub(super) used_max: u64,
     pub(super) limit: Option<u64>,
+    /// Pages of a segment.
+    segment: u64,
     /// Given back by compaction.
     pub(super) compacted: u64,
     /// The shard of the next cache.
@@ -36,8 +43,12 @@ impl Pages {
     /// Pages that may still be taken.
     pub(super) fn free(&self, purpose: Purpose) -> u64 {
         let Some(limit) = self.limit else { return u64::MAX };
+        // What is moved out of a segment needs as much room, whatever the limit is by now; but a
+        // limit of few segments is for contents.
+        let least = if limit >= SEGMENTS_MIN * self.segment { self.segment } else { 0 };
         let reserve = match purpose {
-            Purpose::Write => limit / u64::from(RESERVE_PART),
+            Purpose::Write => (limit / u64::from(RESERVE_PART)).max(least),
+            Purpose::Shrink => (limit / u64::from(2 * RESERVE_PART)).max(least),
             Purpose::Move => 0,
         };
         (limit - reserve).saturating_sub(self.used)
@@ -45,8 +56,10 @@ impl Pages {
 }
 
 impl Arena {
-    pub(super) fn new(limit: Option<u64>) -> Arena {
-        Arena(SleepLock::new(Pages { used: 0, used_max: 0, limit, compacted: 0, next_shard: 0 }))
+    /// No pages in use, of a pool whose segments have so many pages.
+    pub(super) fn new(limit: Option<u64>, segment: u64) -> Arena {
+        let pages = Pages { used: 0, used_max: 0, limit, segment, compacted: 0, next_shard: 0 };
+        Arena(SleepLock::new(pages))
     }
 
     /// Counts up to `wanted` pages as used, `needed` at least; `None` if the limit allows fewer.

@@ -53,6 +53,13 @@ pub struct Compacted {
     pub passes: u32,
 }
 
+impl Compacted {
+    /// Whether it has reached its bounds.
+    fn is_over(&self, bounds: Bounds) -> bool {
+        self.passes >= PASSES_MAX || self.pages_freed >= bounds.pages
+    }
+}
+
 /// How much a compaction does at most.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
@@ -78,7 +85,7 @@ struct Victim {
 impl Cache {
     /// Compacts the pool whose objects the entries refer to, until there is little left to win or
     /// `stop` says so; it is asked once in a while. Writers and readers go on meanwhile; who else
-    /// compacts waits.
+    /// compacts waits for a pass.
     ///
     /// # Safety
     /// The words of the entries refer to objects of this pool only, and the seat is one of
@@ -89,9 +96,8 @@ impl Cache {
         seat: &mut Seat,
         stop: impl FnMut() -> bool,
     ) -> Compacted {
-        let pool = Arc::clone(self.pool());
         // SAFETY: by this function's contract.
-        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, Bounds::NONE, stop) })
+        unsafe { self.compact_until(entries, seat, Bounds::NONE, stop) }
     }
 
     /// The same, but not more than objects of so many bytes are moved.
@@ -105,10 +111,9 @@ impl Cache {
         bytes_max: u64,
         stop: impl FnMut() -> bool,
     ) -> Compacted {
-        let pool = Arc::clone(self.pool());
         let bounds = Bounds { bytes: bytes_max, ..Bounds::NONE };
         // SAFETY: by this function's contract.
-        pool.compacting.with(|()| unsafe { self.compact_until(entries, seat, bounds, stop) })
+        unsafe { self.compact_until(entries, seat, bounds, stop) }
     }
 
     /// Makes room for somebody who has met the limit, and says whether it is worth another try: if
@@ -119,29 +124,35 @@ impl Cache {
     #[cold]
     pub unsafe fn make_room(&mut self, entries: &Entries, seat: &mut Seat) -> bool {
         let pool = Arc::clone(self.pool());
-        pool.compacting.with(|()| {
-            let pages = pool.arena.look();
-            let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
-            // Who held the lock before may have done it. A page or two are not enough for a large
-            // object, which finds no place in them however often it is tried.
-            if left >= u64::from(pool.layout.units_max.div_ceil(PAGE_UNITS)) {
-                return true;
+        let mut done = Compacted::default();
+        loop {
+            // Others make room as well, and who compacts all of the pool gives pages back meanwhile:
+            // it is looked again for each pass.
+            let over = pool.compacting.with(|()| {
+                let pages = pool.arena.look();
+                let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
+                // A page or two are not enough for a large object, which finds no place in them
+                // however often it is tried.
+                if left >= u64::from(pool.layout.units_max.div_ceil(PAGE_UNITS)) {
+                    return Some(true);
+                }
+                let won = left > 0 || done.pages_freed > 0;
+                let enough = (pages.used / u64::from(RESERVE_PART)).max(ROOM_PAGES);
+                let bounds = Bounds { pages: enough, ..Bounds::NONE };
+                if done.is_over(bounds) || !pool.has_much_free(pages.used) {
+                    return Some(won);
+                }
+                // SAFETY: by this function's contract.
+                let goes_on = unsafe { self.pass(entries, seat, bounds, &mut done, &mut || false) };
+                (!goes_on).then_some(won || done.pages_freed > 0)
+            });
+            if let Some(is_worth_it) = over {
+                return is_worth_it;
             }
-            let used = pages.used * PAGE_BYTES as u64;
-            let free: u64 =
-                pool.shards.iter().map(|shard| shard.with(|shard| shard.free_units())).sum();
-            if free * UNIT_BYTES as u64 * ROOM_PART < used {
-                return left > 0;
-            }
-            let enough = (pages.used / u64::from(RESERVE_PART)).max(ROOM_PAGES);
-            let bounds = Bounds { pages: enough, ..Bounds::NONE };
-            // SAFETY: by this function's contract.
-            let done = unsafe { self.compact_until(entries, seat, bounds, || false) };
-            done.pages_freed > 0 || left > 0
-        })
+        }
     }
 
-    /// The same within bounds. The caller holds the lock.
+    /// The same within bounds. The lock is held for a pass and no longer.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -152,30 +163,51 @@ impl Cache {
         bounds: Bounds,
         mut stop: impl FnMut() -> bool,
     ) -> Compacted {
+        let pool = Arc::clone(self.pool());
         let mut done = Compacted::default();
-        while done.passes < PASSES_MAX && done.pages_freed < bounds.pages && !stop() {
-            self.reclaim_all();
-            let bytes_left = bounds.bytes.saturating_sub(done.bytes_moved);
-            let victims = self.pool().victims(bytes_left);
-            if victims.is_empty() {
-                break;
-            }
-            let used = self.pool().arena.look().used;
-            let marks = self.pool().drain(&victims);
-            let moved = done.bytes_moved;
-            // SAFETY: by this function's contract.
-            unsafe { self.move_away(entries, seat, &marks, &mut done, &mut stop) };
-            self.reclaim_all();
-            done.passes += 1;
-            let freed = used.saturating_sub(self.pool().arena.look().used);
-            self.pool().arena.change(|pages| pages.compacted += freed);
-            done.pages_freed += freed;
-            let freed_bytes = freed * PAGE_BYTES as u64;
-            if freed_bytes * u64::from(SPARSE) <= done.bytes_moved - moved {
+        while !done.is_over(bounds) && !stop() {
+            let goes_on = pool.compacting.with(|()| {
+                // SAFETY: by this function's contract.
+                unsafe { self.pass(entries, seat, bounds, &mut done, &mut stop) }
+            });
+            if !goes_on {
                 break;
             }
         }
         done
+    }
+
+    /// A pass over the table; whether another one is worth it. The caller holds the lock.
+    ///
+    /// # Safety
+    /// As for [`Cache::compact`].
+    unsafe fn pass(
+        &mut self,
+        entries: &Entries,
+        seat: &mut Seat,
+        bounds: Bounds,
+        done: &mut Compacted,
+        stop: &mut impl FnMut() -> bool,
+    ) -> bool {
+        self.reclaim_all();
+        let bytes_left = bounds.bytes.saturating_sub(done.bytes_moved);
+        let victims = self.pool().victims(bytes_left);
+        if victims.is_empty() {
+            return false;
+        }
+        let used = self.pool().arena.look().used;
+        let marks = self.pool().drain(&victims);
+        let moved = done.bytes_moved;
+        // SAFETY: by this function's contract.
+        unsafe { self.move_away(entries, seat, &marks, done, stop) };
+        self.reclaim_all();
+        self.pool().shards.iter().for_each(|shard| shard.with(|shard| shard.end_draining()));
+        done.passes += 1;
+        let freed = used.saturating_sub(self.pool().arena.look().used);
+        self.pool().arena.change(|pages| pages.compacted += freed);
+        done.pages_freed += freed;
+        let freed_bytes = freed * PAGE_BYTES as u64;
+        freed_bytes * u64::from(SPARSE) > done.bytes_moved - moved
     }
 
     /// Moves all objects that lie in marked segments.
@@ -337,6 +369,13 @@ impl Marks {
 }
 
 impl Pool {
+    /// Whether so much of the pages in use is free that compaction would win some.
+    fn has_much_free(&self, used_pages: u64) -> bool {
+        let free: u64 =
+            self.shards.iter().map(|shard| shard.with(|shard| shard.free_units())).sum();
+        free * UNIT_BYTES as u64 * ROOM_PART >= used_pages * PAGE_BYTES as u64
+    }
+
     /// The segments that a pass is to empty: the sparsest, as many as a pass moves, and of objects
     /// of not many more than `bytes_max`; none if that is nothing.
     fn victims(&self, bytes_max: u64) -> Vec<Victim> {

@@ -105,15 +105,15 @@ impl Holes {
         }
     }
 
-    /// Forgets all holes but those that `keep` says yes to.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
+    /// Forgets all holes but those that `keep` says yes to; it is told where one is and how large.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(u32, u32) -> bool) {
         for class in 0..self.heads.len() {
             // The first that is kept, and the last: the list stays in its order.
             let (mut first, mut last) = (NONE, NONE);
             let mut index = self.heads[class];
             while index != NONE {
                 let Node { at, next } = self.nodes[index as usize];
-                if keep(at) {
+                if keep(at, class as u32) {
                     match last {
                         NONE => first = index,
                         last => self.nodes[last as usize].next = index,
@@ -165,7 +165,10 @@ mod tests {
         for at in 0..100 {
             assert!(holes.push(at, 1 + at % 100) && holes.push(at + 100, 1 + at % 100));
         }
-        holes.retain(|at| at % 2 == 1);
+        holes.retain(|at, units| {
+            assert_eq!(units, at % 100 + 1);
+            at % 2 == 1
+        });
         assert_eq!(holes.count(), 100);
         let mut found = Vec::new();
         while let Some((at, units)) = holes.pop(1) {
@@ -175,7 +178,7 @@ mod tests {
         assert_eq!(found.len(), 100);
         assert!(found.is_sorted_by_key(|at| (at % 100, std::cmp::Reverse(*at))), "{found:?}");
         assert!(holes.push(1, 1));
-        holes.retain(|_| false);
+        holes.retain(|_, _| false);
         assert_eq!((holes.count(), holes.pop(1), holes.push(9, 9)), (0, None, true));
         assert_eq!(holes.pop(9), Some((9, 9)));
     }

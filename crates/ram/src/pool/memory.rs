@@ -7,12 +7,12 @@
 
 use std::ptr::NonNull;
 
+use crate::fetch::fetch;
+
 /// What the system counts memory in.
 pub(super) const PAGE_BYTES: usize = 4096;
 /// A huge page of the system's, which is what [`Memory::gather`] makes.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
-/// What the cache counts in.
-const LINE_BYTES: usize = 64;
 
 /// A range of addresses.
 #[derive(Debug)]
@@ -54,10 +54,7 @@ impl Memory {
     /// for every other one. What lies there does not matter, and nothing is read that can be seen.
     #[inline]
     pub(super) fn fetch(&self, at: u64, len_bytes: usize) {
-        let from = self.address(at, len_bytes).cast_const();
-        for line in (0..len_bytes).step_by(LINE_BYTES) {
-            fetch_line(from.wrapping_add(line));
-        }
+        fetch(self.address(at, len_bytes), len_bytes);
     }
 
     /// An object's bytes.
@@ -70,18 +67,6 @@ impl Memory {
         // SAFETY: the range is reserved; its bytes were written, and are not changed for `'g`.
         unsafe { std::slice::from_raw_parts(from, len_bytes) }
     }
-}
-
-#[inline(always)]
-fn fetch_line(line: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch of any address neither reads anything that can be seen nor faults.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(line.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = line;
 }
 
 /// Reserves addresses of whole pages. Costs no memory until it is touched.
@@ -147,12 +132,20 @@ impl Memory {
         done == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
     }
 
-    /// Gives the pages of a range back to the system. The range then reads as zeros.
+    /// Gives the pages of a range back to the system. The range then reads as zeros. `gathered`
+    /// says that it may be part of a huge page.
     ///
     /// # Safety
     /// No object lies in the range, and none is allocated in it meanwhile.
-    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize) {
+    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize, gathered: bool) {
         let start = self.address(at, len_bytes);
+        if gathered && len_bytes < HUGE_BYTES {
+            // A huge page of which a part is given back is not free, not even that part, before the
+            // system is short of memory and looks for such pages. But it cuts one into small pages
+            // at once to note that a part of it is not in use.
+            // SAFETY: the range lies in the mapping; the advice changes no contents.
+            unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_COLD) };
+        }
         // SAFETY: the range lies in the mapping, and nobody looks at its contents.
         unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_DONTNEED) };
     }
@@ -185,7 +178,7 @@ impl Memory {
         true
     }
 
-    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize) {
+    pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize, _: bool) {
         let start = self.address(at, len_bytes);
         // Miri reports whoever still reads it.
         // SAFETY: nobody else reads or writes the range, by this function's contract.
@@ -198,5 +191,48 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated by `reserve` with this layout.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), Memory::layout(self.len_bytes)) };
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// What the kernel says of the page at an address: whether it is part of a huge one. Nothing
+    /// where only root is told.
+    fn is_huge(address: *const u8) -> Option<bool> {
+        const HUGE: u64 = 1 << 22;
+        let entry = |file: &str, index: u64| {
+            let mut word = [0; 8];
+            File::open(file).ok()?.read_exact_at(&mut word, index * 8).ok()?;
+            Some(u64::from_ne_bytes(word))
+        };
+        let mapped = entry("/proc/self/pagemap", (address as usize / PAGE_BYTES) as u64)?;
+        // The frame's number is in the lower 55 bits, and 0 for who is not to know it.
+        let frame = Some(mapped & ((1 << 55) - 1)).filter(|frame| *frame > 0)?;
+        Some(entry("/proc/kpageflags", frame)? & HUGE != 0)
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_that_is_given_back_is_free() {
+        let memory = Memory::reserve(2 * HUGE_BYTES).unwrap();
+        assert!(memory.populate(0, 2 * HUGE_BYTES));
+        // SAFETY: the range is this test's, and nobody else looks at it.
+        unsafe { memory.write(0, &[7; 100]) };
+        memory.gather(0);
+        let first = memory.address(0, 1);
+        if is_huge(first) != Some(true) {
+            println!("not shown: no huge pages here, or nobody but root is told");
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { memory.give_back(256 << 10, 256 << 10, true) };
+        assert_eq!(is_huge(first), Some(false), "what is left of it is small pages");
+        // SAFETY: as above; the first bytes were written, and the others are zeros again.
+        let (kept, gone) = unsafe { (memory.bytes(0, 100), memory.bytes(256 << 10, 100)) };
+        assert!(kept == [7; 100] && gone == [0; 100]);
     }
 }

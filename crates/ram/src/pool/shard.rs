@@ -104,6 +104,8 @@ pub(super) struct Shard {
     holes: Holes,
     /// Noted holes of segments that are not used any more.
     stale: usize,
+    /// Holes of draining segments: where, and how large.
+    drained: Vec<(u32, u32)>,
     /// Objects that were retired through this shard and not given back yet; of any shard.
     pub(super) retired: Vec<Object>,
     pub(super) failing: Option<Failing>,
@@ -133,6 +135,7 @@ impl Shard {
             unused: Table::reserve(segments_max)?,
             holes: Holes::new(layout.units_max, holes_max)?,
             stale: 0,
+            drained: Vec::new(),
             retired: Vec::with_capacity(retired_max),
             failing: None,
             tally: Tally::default(),
@@ -297,9 +300,16 @@ impl Shard {
     /// Gives the pages of a segment back that holds nothing.
     #[cold]
     fn empty(&mut self, number: u32, ground: Ground<'_>) {
-        if self.gathering == Some(self.layout.stretch_of(number)) {
+        let stretch = self.layout.stretch_of(number);
+        if self.gathering == Some(stretch) {
             return;
         }
+        // The whole stretch was gathered, so any of its segments knows; but what was given back of
+        // it since does not.
+        let mut beside = self.layout.segments_of(stretch);
+        let is_gathered =
+            |number| self.segments.get(number as usize).is_some_and(|it: &Segment| it.gathered);
+        let gathered = beside.any(is_gathered);
         let segment = &mut self.segments[number as usize];
         debug_assert_eq!(segment.free, segment.granted);
         let (granted, holes) = (segment.granted, segment.holes);
@@ -307,7 +317,7 @@ impl Shard {
         if granted > 0 {
             let start = self.layout.segment_start(self.number, number);
             // SAFETY: all its places are free, and it is under this lock that any is allocated.
-            unsafe { ground.memory.give_back(start, Layout::bytes(granted)) };
+            unsafe { ground.memory.give_back(start, Layout::bytes(granted), gathered) };
             ground.arena.give(granted / PAGE_UNITS);
             self.tally.granted -= u64::from(granted);
         }
@@ -322,10 +332,16 @@ impl Shard {
 
     /// Drops the holes of segments that are not used any more, so that those can be opened again.
     fn purge(&mut self) {
-        let (segments, layout) = (&mut self.segments, self.layout);
-        self.holes.retain(|at| segments[layout.segment_of(at) as usize].state.is_used());
+        let Shard { segments, layout, drained, .. } = self;
+        self.holes.retain(|at, units| {
+            let state = segments[layout.segment_of(at) as usize].state;
+            if state == State::Draining && drained.try_reserve(1).is_ok() {
+                drained.push((at, units));
+            }
+            state.is_used()
+        });
         self.stale = 0;
-        for (number, segment) in segments.iter_mut().enumerate() {
+        for (number, segment) in self.segments.iter_mut().enumerate() {
             if !segment.state.is_used() {
                 segment.holes = 0;
             }
@@ -393,6 +409,23 @@ impl Shard {
             }
         }
         self.purge();
+    }
+
+    /// Has what is left in those segments used as before: a pass was not able to move it, or was
+    /// stopped. Their holes come back, but for those that were left by what it did move.
+    pub(super) fn end_draining(&mut self) {
+        for (at, units) in std::mem::take(&mut self.drained) {
+            let segment = &mut self.segments[self.layout.segment_of(at) as usize];
+            // One that was emptied is not draining any more, whatever it is by now.
+            if segment.state == State::Draining && self.holes.push(at, units) {
+                segment.holes += 1;
+            }
+        }
+        for segment in self.segments.iter_mut() {
+            if segment.state == State::Draining {
+                segment.state = State::Sealed;
+            }
+        }
     }
 }
 

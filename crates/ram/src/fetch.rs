@@ -1,0 +1,30 @@
+//! Fetching memory into the cache ahead of its use.
+//!
+//! A codec that reads what is not in the cache waits for it line by line, and so does a copy: the
+//! processor fetches ahead by itself, but not over the border of a page. Asked for all at once, and
+//! while something else is computed, the lines arrive side by side.
+#![allow(unsafe_code)]
+
+/// What the cache counts in.
+const LINE_BYTES: usize = 64;
+
+/// Fetches a range into the cache. What lies there does not matter: nothing is read that can be
+/// seen, and an address that is none does no harm.
+#[inline]
+pub(crate) fn fetch(from: *const u8, len_bytes: usize) {
+    for line in (0..len_bytes).step_by(LINE_BYTES) {
+        fetch_line(from.wrapping_add(line));
+    }
+}
+
+#[inline(always)]
+fn fetch_line(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch of any address neither reads anything that can be seen nor faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
+}
