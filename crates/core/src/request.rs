@@ -450,6 +450,12 @@ impl Started {
         Segments { next, _request: self }
     }
 
+    /// The request, to look at.
+    #[inline]
+    pub(crate) fn request(&self) -> &Request {
+        &self.0
+    }
+
     /// Ends the token's life without the panic of `Drop`.
     #[inline]
     pub(crate) fn defuse(self) -> Request {

@@ -55,6 +55,8 @@ struct Habits {
     /// It leaves some requests undone, and wants some in parts.
     moody: bool,
     depth: u16,
+    /// Submitters are of so many classes, one after the other.
+    classes: usize,
 }
 
 struct Disk {
@@ -172,6 +174,8 @@ fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes:
     let mut channel = disk.open_stack().unwrap();
     let region = Region::alloc(4096);
     let region_id = channel.register(Arc::clone(&region));
+    let classes = disk.device().inner().habits.classes;
+    let prio = [Prio::BestEffort, Prio::RealTime, Prio::Idle][number as usize % classes];
     let mut done = Vec::with_capacity(8);
     for round in 0..rounds {
         let count = thread_rng().gen_range(1..=most);
@@ -179,7 +183,7 @@ fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes:
             let sector = (round * most + index) * threads + number;
             region.write(index * 512, &(sector + 1000).to_le_bytes());
             let buf = BufRef { region: region_id, offset: index * 512 };
-            let bio = Bio::write(Sector(sector), 1, buf).with_user_data(sector);
+            let bio = Bio::write(Sector(sector), 1, buf).with_user_data(sector).with_prio(prio);
             assert_eq!(channel.push(&[bio]), 1);
         }
         channel.submit();
@@ -234,10 +238,10 @@ fn draw(iterations: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(body, iterations, 3);
 }
 
-const AT_ONCE: Habits = Habits { immediate: true, moody: false, depth: 4 };
+const AT_ONCE: Habits = Habits { immediate: true, moody: false, depth: 4, classes: 1 };
 /// Of each channel's requests two at a time pass on past the order.
 const AT_ONCE_DEEP: Habits = Habits { depth: 8, ..AT_ONCE };
-const LATER: Habits = Habits { immediate: false, moody: false, depth: 4 };
+const LATER: Habits = Habits { immediate: false, ..AT_ONCE };
 
 #[test]
 fn three_submitters_on_one_tag() {
@@ -257,6 +261,15 @@ fn eight_submitters_on_a_moody_device() {
     draw(300, || submitters(Habits { moody: true, ..AT_ONCE }, 8, 3));
     draw(300, || submitters(Habits { moody: true, ..AT_ONCE_DEEP }, 8, 3));
     draw(300, || submitters(Habits { moody: true, ..LATER }, 8, 3));
+}
+
+#[test]
+fn nine_submitters_of_three_classes() {
+    for moody in [false, true] {
+        draw(150, move || submitters(Habits { classes: 3, moody, ..AT_ONCE }, 9, 3));
+        draw(150, move || submitters(Habits { classes: 3, moody, ..AT_ONCE_DEEP }, 9, 3));
+        draw(150, move || submitters(Habits { classes: 3, moody, ..LATER }, 9, 3));
+    }
 }
 
 #[test]

@@ -197,6 +197,12 @@ impl<T: Copy + Send> Lanes<T> {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
+    /// Whether work was left behind, and nobody has come to it yet. Only looks.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
     /// Notes that somebody is at what was left behind.
     #[inline]
     pub fn attend(&self) {

@@ -185,6 +185,16 @@ impl<T: Item> Deadline<T> {
         self.entries.free_count().saturating_sub(self.in_flight_max)
     }
 
+    /// Whether a request waits whose class need not wait for another one.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        let waits = |prio: Prio| {
+            Direction::ALL.iter().any(|direction| !self.rows[row(prio, *direction)].fifo.is_empty())
+        };
+        let first = CLASSES.into_iter().find(|prio| self.queued[*prio as usize] > 0);
+        !self.at_head.is_empty() || first.is_some_and(waits)
+    }
+
     /// How many requests of a class wait or are at the device.
     #[inline]
     pub fn queued(&self, prio: Prio) -> usize {

@@ -47,6 +47,8 @@ pub const ORDER_CAPACITY: usize = if cfg!(shuttle) { 8 } else { 2048 };
 pub struct FrontConfig {
     /// Most requests that the device works on: the number of tags.
     pub depth: u16,
+    /// Most requests that one thread takes at once, to carry them out one after the other.
+    pub hand: u16,
     /// Most requests that wait in order.
     pub capacity: usize,
     /// What may become one request.
@@ -68,6 +70,18 @@ impl FrontConfig {
             tunables: self.tunables,
         })
     }
+}
+
+/// What a [`Front::dispatch`] has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing that could be done.
+    Nothing,
+    /// Something, so that the caller has to come again or to [`Front::abandon`] it.
+    Undone,
+    /// The caller has as much as it has room for, and others could start more: that is noted, and
+    /// the caller wakes somebody who sleeps before it starts what it has.
+    More,
 }
 
 /// What becomes of a request that [`Front::dispatch`] gave out: each is reported once.
@@ -171,15 +185,14 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another
     /// thread is at it, it may leave them to that one. With no room it only looks after what has
-    /// come in. Says whether it left something undone, so that the caller has to come again or to
-    /// [`Front::abandon`] it.
+    /// come in. Says what it has left.
     fn dispatch(
         &self,
         lane: &mut Self::Lane,
         now: Nanos,
         room: usize,
         out: &mut Vec<Queued>,
-    ) -> bool;
+    ) -> Left;
 
     /// Takes the reports on requests that it gave out.
     fn report(&self, reports: &mut Vec<Report>);
@@ -194,6 +207,11 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Notes that work is left behind, so that [`Front::is_work`] says so until somebody comes.
     fn abandon(&self);
+
+    /// Whether that is noted, so that somebody was woken for it or is to be. Only looks.
+    fn is_abandoned(&self) -> bool {
+        false
+    }
 
     /// Works on the order, for the control plane; may wait for others. Work may be left behind.
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>));

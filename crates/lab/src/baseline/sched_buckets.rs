@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use blockyard_core::sched::deadline::Deadline;
-use blockyard_core::sched::shared::{Front, FrontConfig, Queued, REQUESTS_MAX, Report};
+use blockyard_core::sched::shared::{Front, FrontConfig, Left, Queued, REQUESTS_MAX, Report};
 use blockyard_core::units::Nanos;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pad::Padded;
@@ -183,13 +183,13 @@ impl Front for Buckets {
         requests.len()
     }
 
-    fn dispatch(&self, _: &mut usize, now: Nanos, room: usize, out: &mut Vec<Queued>) -> bool {
+    fn dispatch(&self, _: &mut usize, now: Nanos, room: usize, out: &mut Vec<Queued>) -> Left {
         self.advance_line(now);
         let end = out.len() + room;
         loop {
             // Acquire: pairs with the Release below. Others leave at once.
             if self.dispatching.swap(true, Ordering::Acquire) {
-                return self.is_work();
+                break;
             }
             // Acquire: pairs with the Release in `put`.
             let sequence = self.sequence.load(Ordering::Acquire);
@@ -211,7 +211,7 @@ impl Front for Buckets {
                 break;
             }
         }
-        self.is_work()
+        if self.is_work() { Left::Undone } else { Left::Nothing }
     }
 
     fn report(&self, reports: &mut Vec<Report>) {

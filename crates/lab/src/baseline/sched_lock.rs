@@ -10,7 +10,7 @@
 use std::fmt;
 
 use blockyard_core::sched::deadline::Deadline;
-use blockyard_core::sched::shared::{Front, FrontConfig, Queued, REQUESTS_MAX, Report};
+use blockyard_core::sched::shared::{Front, FrontConfig, Left, Queued, REQUESTS_MAX, Report};
 use blockyard_core::units::Nanos;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::sleep_lock::SleepLock;
@@ -76,7 +76,7 @@ impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
     }
 
     #[inline]
-    fn dispatch(&self, (): &mut (), now: Nanos, room: usize, out: &mut Vec<Queued>) -> bool {
+    fn dispatch(&self, (): &mut (), now: Nanos, room: usize, out: &mut Vec<Queued>) -> Left {
         let end = out.len() + room;
         loop {
             let next = self.lock.with(|waiting| {
@@ -85,12 +85,10 @@ impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
                 self.ledger.leave(waiting, next.is_none().then_some(seen));
                 next
             });
-            match next {
-                Some(request) => out.push(request),
-                None => return self.is_work(),
-            }
-            if out.len() == end {
-                return self.is_work();
+            let is_last = next.is_none();
+            out.extend(next);
+            if is_last || out.len() == end {
+                return if self.is_work() { Left::Undone } else { Left::Nothing };
             }
         }
     }

@@ -6,6 +6,10 @@
 //! to note where sweep and batch stand then. Where reads and writes come together, they take turns
 //! by `fifo_batch` and `writes_starved` as they always do.
 //!
+//! Before zones the order is given requests as they come, not sorted, so that a sweep which has
+//! come to its end goes on at the request that was submitted first. What passes on is sorted there
+//! too, and goes on at the lowest sector: it has one write a zone at most, so no zone tells.
+//!
 //! That needs few words, which are lent out as long as nothing else is asked of the order: to one
 //! thread, or to several. Each of these sweeps for itself then, as if what the others pass on came
 //! before or behind it; where the order goes on is decided by the one who was the last.
@@ -156,8 +160,8 @@ impl Sweep {
     /// [`Deadline::next_batch`] do, if there is room at the device for all.
     ///
     /// They are given by direction, reads first. All are of the sweep's class and have a range, and
-    /// they are sorted by `sector`, their first one; none of a direction ends where the next one
-    /// starts. False if it is not to be: then nothing was taken, and the sweep is as it was.
+    /// they are sorted by `sector`, their first one; none of a direction can be merged with the
+    /// next one. False if it is not to be: then nothing was taken, and the sweep is as it was.
     #[inline]
     pub fn pass<K>(
         &mut self,

@@ -21,7 +21,7 @@ use blockyard_sync::mailbox::{Mailbox, Owner};
 use blockyard_sync::permits::Permits;
 use blockyard_sync::role::{Ran, Role, Round};
 
-use super::{Front, FrontConfig, NotPassing, Passing, Queued, Report, Sheaf};
+use super::{Front, FrontConfig, Left, NotPassing, Passing, Queued, Report, Sheaf};
 use crate::bio::{Op, Prio};
 use crate::sched::deadline::{CLASSES, Deadline, Direction, Item, Kind, Sweep};
 use crate::units::Nanos;
@@ -42,8 +42,8 @@ const ROUNDS_MAX: usize = 4;
 /// now, is done: less than a microsecond, where to be served by that one costs several.
 const LOOKS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
-/// A permit is for so many requests at least, so that a channel need not have another one for every
-/// batch that is a little larger.
+/// A permit is for so many requests at least, as far as one thread may have so many, so that a
+/// channel need not have another one for every batch that is a little larger.
 const PERMIT_MIN: u32 = 4;
 
 /// See the module.
@@ -76,6 +76,8 @@ struct Core {
     /// What was taken in together may be inserted in any order: there are no zones.
     sorts: bool,
     depth: usize,
+    /// What a permit is for at least.
+    permit_min: u32,
     /// Requests at the device, but those that are there by a permit which is out.
     in_flight: usize,
     /// The last round left something waiting, here or in the lanes.
@@ -163,13 +165,24 @@ impl Core {
         self.class = sheaf.prio();
         let [reads, writes] = sheaf.counts();
         let (count, depth) = (reads + writes, self.depth as u32);
-        let most = count.next_power_of_two().max(PERMIT_MIN.min(depth / 4)).min(depth);
-        let may_write = self.reserved_writes + most as usize <= self.order.throttled_room();
-        if count > most || (writes > 0 && !may_write) {
+        let mut most = count.next_power_of_two().max(self.permit_min).min(depth);
+        let throttled_room = self.order.throttled_room();
+        let writes_max = throttled_room.saturating_sub(self.reserved_writes).min(self.depth) as u32;
+        if writes > 0 {
+            most = most.min(writes_max);
+        }
+        // Who only reads reserves nothing of what is scarce for writes.
+        let may_write = writes > 0 || (throttled_room >= self.depth && most <= writes_max);
+        if count > most {
             return Err(NotPassing::Unfit);
         }
         if !self.makes_room(permits, most as usize) {
-            return Err(NotPassing::Busy);
+            // What is left will do, if it is enough for these.
+            let left = self.depth.saturating_sub(self.in_flight + self.reserved) as u32;
+            if left < count {
+                return Err(NotPassing::Busy);
+            }
+            most = most.min(left);
         }
         let sweep = self.order.lend(sheaf.prio(), [true, may_write], most, now);
         let mut sweep = sweep.ok_or(NotPassing::Unfit)?;
@@ -188,22 +201,32 @@ impl Core {
     }
 
     /// Takes permits back from lanes that have nothing at the device now, until so many more
-    /// requests may go there; says whether they may.
+    /// requests may go there; says whether they may. Where it would not come to that, all keep what
+    /// they have.
     fn makes_room(&mut self, permits: &Permits<Sweep>, count: usize) -> bool {
-        let mut looks = self.permitted.0.iter().map(|word| word.count_ones()).sum::<u32>();
-        while self.in_flight + self.reserved + count > self.depth {
-            if looks == 0 {
-                return false;
-            }
-            looks -= 1;
-            let next = self.permitted.next(self.next_idle).or_else(|| self.permitted.next(0));
-            let Some(lane) = next else { return false };
-            self.next_idle = (lane + 1) % LANES;
+        let has_room = |core: &Core| core.in_flight + core.reserved + count <= core.depth;
+        if has_room(self) {
+            return true;
+        }
+        let (mut idle, mut next) = (Bits::NONE, self.next_idle);
+        let mut missing = self.in_flight + self.reserved + count - self.depth;
+        for _ in 0..self.permitted.0.iter().map(|word| word.count_ones()).sum::<u32>() {
+            let Some(lane) = self.permitted.next(next).or_else(|| self.permitted.next(0)) else {
+                break;
+            };
+            next = (lane + 1) % LANES;
             if permits.under_way(lane, false) == [0; 2] {
-                self.take_back(permits, lane);
+                idle.set(lane, true);
+                missing = missing.saturating_sub(self.passers[lane].most as usize);
+            }
+            if missing == 0 {
+                self.next_idle = next;
+                idle.each(|lane| self.take_back(permits, lane));
+                // One of them may have begun something meanwhile.
+                return has_room(self);
             }
         }
-        true
+        false
     }
 
     /// Takes the permit of a lane back, if it has one: the order knows then what has passed on.
@@ -354,6 +377,14 @@ impl Core {
         holds_back
     }
 
+    /// Whether others could start more: something waits whose turn it is, or may be, and there are
+    /// tags.
+    #[inline]
+    fn is_more(&self, front: &Combiner) -> bool {
+        let has_come = || front.lanes.is_occupied() && !self.is_full();
+        self.in_flight < self.depth && (self.order.is_ready() || has_come())
+    }
+
     /// Whether nothing more can be taken in before something is complete. What lies in the lanes is
     /// no work then: whoever looked for some would find it again and again, and not sleep.
     #[inline]
@@ -397,6 +428,7 @@ impl Front for Combiner {
                 refused: Vec::with_capacity(2 * PASS),
                 sorts: config.zones.is_none(),
                 depth,
+                permit_min: PERMIT_MIN.min(config.hand.into()),
                 in_flight: 0,
                 is_behind: false,
                 passers: Box::new([Passer::default(); LANES]),
@@ -433,9 +465,9 @@ impl Front for Combiner {
         now: Nanos,
         room: usize,
         out: &mut Vec<Queued>,
-    ) -> bool {
+    ) -> Left {
         let (end, is_room) = (out.len() + room, room > 0);
-        let mut rounds = 0;
+        let (mut rounds, mut is_more) = (0, false);
         let ran = self.role.run(|core| {
             self.lanes.attend();
             let mut holds_back = core.round(self, now, is_room, end, out);
@@ -447,11 +479,21 @@ impl Front for Combiner {
             {
                 holds_back = core.round(self, now, is_room, end, out);
             }
+            is_more = is_room && out.len() == end && core.is_behind && core.is_more(self);
+            if is_more {
+                // Until this thread comes again, which may take long, somebody else can.
+                self.lanes.abandon();
+            }
             self.lanes.hold_back(holds_back || core.is_full());
             rounds += 1;
             if rounds < ROUNDS_MAX { Round::Whole } else { Round::Enough }
         });
-        ran == Ran::Enough
+        match ran {
+            // It comes again anyway.
+            _ if is_more => Left::More,
+            Ran::Enough => Left::Undone,
+            Ran::Whole | Ran::Elsewhere => Left::Nothing,
+        }
     }
 
     #[inline]
@@ -512,6 +554,11 @@ impl Front for Combiner {
 
     fn abandon(&self) {
         self.lanes.abandon();
+    }
+
+    #[inline]
+    fn is_abandoned(&self) -> bool {
+        self.lanes.is_abandoned()
     }
 
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {

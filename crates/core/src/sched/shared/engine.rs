@@ -2,7 +2,7 @@
 //! something starts them and looks what has become of them.
 
 use super::flights::{Flights, Landed};
-use super::{Front, Queued, Report};
+use super::{Front, Left, Queued, Report};
 use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, Done};
 use crate::units::Nanos;
@@ -55,7 +55,7 @@ impl<Q: DeviceQueue> Engine<Q> {
             let room = self.room(pass.now).min(pass.landed.capacity() - pass.landed.len());
             let left = pass.front.dispatch(pass.lane, pass.now, room, &mut self.picked);
             if self.picked.is_empty() {
-                return (started, left);
+                return (started, left == Left::Undone);
             }
             started += self.picked.len();
             self.start(pass.now, pass.landed);

@@ -19,7 +19,7 @@ use super::engine::Pass;
 use super::flights::{Flights, Landed};
 use super::homes::Home;
 use super::scheduled::Shared;
-use super::{Front, Queued, Report, Sheaf};
+use super::{Front, Left, Queued, Report, Sheaf};
 use crate::clock::Clock;
 use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, Done, Ended};
@@ -29,12 +29,11 @@ use crate::work::Single;
 
 mod passing;
 
-/// Most requests that a channel takes out at once, to start them on its own device queue.
-const PICK_MAX: u16 = 64;
 /// Most requests that a channel inserts at once.
 const STAGE_MAX: usize = 128;
-/// Most requests that a channel starts in one go, whosever they are.
-const BUDGET: usize = 256;
+/// Most requests that a channel starts in one go, whosever they are. Few where interleavings are
+/// drawn, so that work is handed on there too.
+const BUDGET: usize = if cfg!(shuttle) { 4 } else { 256 };
 /// Longest sleep without another look. Others ring; this is a bound, so that a wait has one.
 const SLEEP_NS: u64 = 50_000_000;
 /// How often a thread lets others run before it sleeps.
@@ -58,9 +57,8 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     refused: Cell<bool>,
     /// What came home while the channel was about to sleep.
     arrived: Done,
-    /// What is to pass on, and how much of it at a time.
+    /// What is to pass on.
     sheaf: Sheaf,
-    pass_most: usize,
     staged: Vec<Queued>,
     picked: Vec<Queued>,
     flights: Flights,
@@ -85,7 +83,7 @@ enum Helped {
 impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     pub(super) fn new(shared: Arc<Shared<Q, F>>, own: Q, home: Home) -> ScheduledQueue<Q, F> {
         let requests = usize::from(shared.requests_max());
-        let (depth, picks) = (usize::from(shared.depth), PICK_MAX.min(shared.depth));
+        let (depth, hand) = (usize::from(shared.depth), usize::from(shared.hand));
         ScheduledQueue {
             own,
             mode: Reader::new(&shared.active),
@@ -95,14 +93,13 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             out: 0,
             refused: Cell::new(false),
             arrived: Done::with_capacity(requests),
-            sheaf: Sheaf::new(shared.zone_sectors),
-            pass_most: passing::most_of(shared.depth),
+            sheaf: Sheaf::new(shared.rules, shared.zone_sectors),
             staged: Vec::with_capacity(STAGE_MAX),
-            picked: Vec::with_capacity(picks.into()),
-            flights: Flights::new(picks),
+            picked: Vec::with_capacity(hand),
+            flights: Flights::new(shared.hand),
             batch: Batch::with_capacity(depth),
-            results: Done::with_capacity(depth.max(picks.into())),
-            landed: Vec::with_capacity(2 * depth.max(picks.into())),
+            results: Done::with_capacity(depth),
+            landed: Vec::with_capacity(2 * depth),
             reports: Vec::with_capacity(2 * depth),
             look_at: Nanos(0),
             by_engine: false,
@@ -145,14 +142,17 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         let left = shared.front.dispatch(lane, now, flights.room(), picked);
         let count = picked.len();
         if count == 0 {
-            return (0, left);
+            return (0, left == Left::Undone);
+        }
+        if left == Left::More {
+            self.home.ring_one();
         }
         for queued in picked.drain(..) {
             flights.launch(queued, None, batch);
         }
         self.own.start(now, batch, &mut self.results);
         let is_awaited = self.settle();
-        (count, left || is_awaited)
+        (count, left == Left::Undone || is_awaited)
     }
 
     /// Takes what the channel's own queue has made of a batch of flights, and reports it. Says
@@ -286,7 +286,9 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             }
             return self.start_some(now, batch, done);
         }
-        if F::PASSES && self.own.is_immediate() {
+        // What this queue holds back, because it was armed with a fault meanwhile, has the tags that
+        // what passes on would need.
+        if F::PASSES && self.flights.count() == 0 && self.own.is_immediate() {
             self.pass(now, batch, done);
             if batch.is_empty() {
                 return;
@@ -403,8 +405,9 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         if keeps {
             self.shared.watch.leave();
         }
-        if self.shared.watch.is_wanted() {
-            // Somebody else is to keep the watch.
+        if self.shared.watch.is_wanted() || self.shared.front.is_abandoned() {
+            // Somebody else is to keep the watch, or to do what this one was woken for, before it
+            // found that its own requests had come home.
             self.home.ring_one();
         }
     }

@@ -22,6 +22,10 @@ use crate::sched::deadline::{Deadline, Stats, Tunables};
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 
+/// Most requests that a thread takes at once, however deep the device: what it has in hand when it
+/// loses its processor waits with it.
+const HAND_MAX: u16 = 32;
+
 /// The names of what there is.
 const AVAILABLE: [&str; 2] = ["none", "mq-deadline"];
 
@@ -34,6 +38,10 @@ pub(super) struct Shared<Q, F> {
     /// Whether the scheduler is at work; else requests go past it.
     pub(super) active: Arc<Published<bool>>,
     pub(super) depth: u16,
+    /// Most requests that a thread takes at once.
+    pub(super) hand: u16,
+    /// What may become one request.
+    pub(super) rules: MergeRules,
     /// Sectors of a zone; 0 without zones.
     pub(super) zone_sectors: u64,
 }
@@ -65,15 +73,42 @@ impl<D: Device> Scheduled<D> {
     }
 }
 
+/// How many requests a thread takes at once, of a device with so many tags on a machine with so
+/// many processors: a power of two, and so few that twice as many threads as there are processors
+/// can have some, because those that have lost their processor keep what they have in hand.
+fn hand_of(depth: u16, processors: usize) -> u16 {
+    let hand = usize::from(depth) / (2 * processors.max(1));
+    let hand = hand.clamp(1, HAND_MAX.into()) as u16;
+    1 << hand.ilog2()
+}
+
+/// Processors that this program may use. Interleavings are drawn for a machine of two.
+fn processors() -> usize {
+    if cfg!(shuttle) { 2 } else { std::thread::available_parallelism().map_or(1, usize::from) }
+}
+
 impl<D: Device, F: Front> Scheduled<D, F> {
     /// The same with another way to the order: to compare them.
     ///
     /// # Errors
     /// As [`Scheduled::new`].
     pub fn with_front(inner: D, active: bool) -> Result<Scheduled<D, F>, DeviceError> {
+        Scheduled::for_processors(inner, active, processors())
+    }
+
+    /// The same for threads that run on so many processors.
+    ///
+    /// # Errors
+    /// As [`Scheduled::new`].
+    pub fn for_processors(
+        inner: D,
+        active: bool,
+        processors: usize,
+    ) -> Result<Scheduled<D, F>, DeviceError> {
         let depth = inner.limits().queue_depth.max(1);
         let config = FrontConfig {
             depth,
+            hand: hand_of(depth, processors),
             capacity: ORDER_CAPACITY,
             rules: MergeRules::new(inner.limits()),
             zones: inner.geometry().zones.clone(),
@@ -86,6 +121,8 @@ impl<D: Device, F: Front> Scheduled<D, F> {
             watch: Watch::new(),
             active: Arc::new(Published::new(active)),
             depth,
+            hand: config.hand,
+            rules: config.rules,
             zone_sectors: config.zones.as_ref().map_or(0, |zones| zones.zone_sectors),
         };
         let queue_depth = shared.requests_max();
@@ -197,5 +234,30 @@ impl<D: Device, F: Front> SchedulerControl for Scheduled<D, F> {
 impl<D: Device, F: Front> fmt::Debug for Scheduled<D, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scheduled").field("scheduler", &self.active()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_as_many_threads_as_processors_have_something_in_hand() {
+        for (depth, processors, hand) in [
+            (128, 1, 32),
+            (128, 2, 32),
+            (64, 2, 16),
+            (128, 3, 16),
+            (128, 8, 8),
+            (128, 64, 1),
+            (128, 72, 1),
+            (1024, 8, 32),
+            (1024, 72, 4),
+            (1, 1, 1),
+            (3, 0, 1),
+            (u16::MAX, 1, 32),
+        ] {
+            assert_eq!(hand_of(depth, processors), hand, "{depth} tags, {processors} processors");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! zone gets two writes, whose order would have to be kept.
 
 use crate::bio::{Op, Prio};
+use crate::channel::MergeRules;
 use crate::request::Batch;
 use crate::sched::deadline::{Kind, Sweep};
 use crate::units::Nanos;
@@ -30,6 +31,8 @@ pub struct Sheaf {
     ends: [u64; SHEAF_MAX],
     /// Greatest tag of them.
     tag_max: u16,
+    /// What may become one request.
+    rules: MergeRules,
     /// Sectors of a zone; 0 for a device without zones.
     zone_sectors: u64,
     /// Places in the batch, in the order in which they pass on.
@@ -37,14 +40,16 @@ pub struct Sheaf {
 }
 
 impl Sheaf {
-    /// No requests yet, of a device with zones of so many sectors, or with none.
-    pub(super) fn new(zone_sectors: u64) -> Sheaf {
+    /// No requests yet, of a device that merges by these rules, with zones of so many sectors or
+    /// with none.
+    pub(super) fn new(rules: MergeRules, zone_sectors: u64) -> Sheaf {
         Sheaf {
             prio: Prio::BestEffort,
             keys: [[0; SHEAF_MAX]; 2],
             counts: [0; 2],
             ends: [0; SHEAF_MAX],
             tag_max: 0,
+            rules,
             zone_sectors,
             turns: [0; SHEAF_MAX],
         }
@@ -79,8 +84,18 @@ impl Sheaf {
         writes[..counts[1]].sort_unstable();
         let [reads, writes] = self.keys();
         let touch = |pair: &[u64]| self.ends[index_of(pair[0])] == sector_of(pair[1]);
-        let is_apart = |pair: &[u64]| !touch(pair) && !self.are_of_one_zone(pair);
-        count > 0 && !reads.windows(2).any(touch) && writes.windows(2).all(is_apart)
+        let join = |pair: &[u64]| touch(pair) && self.may_join(batch, pair);
+        let is_apart = |pair: &[u64]| !join(pair) && !self.are_of_one_zone(pair);
+        count > 0 && !reads.windows(2).any(join) && writes.windows(2).all(is_apart)
+    }
+
+    /// Whether two requests that touch may become one.
+    #[cold]
+    fn may_join(&self, batch: &Batch, pair: &[u64]) -> bool {
+        match (batch.get(index_of(pair[0])), batch.get(index_of(pair[1]))) {
+            (Some(first), Some(second)) => self.rules.allow(first.request(), second.request()),
+            _ => true,
+        }
     }
 
     /// The keys of reads and of writes.

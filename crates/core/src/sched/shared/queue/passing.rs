@@ -9,13 +9,8 @@ use blockyard_sync::atomics::yield_now;
 use super::ScheduledQueue;
 use crate::device::DeviceQueue;
 use crate::request::{Batch, Done};
-use crate::sched::shared::sheaf::SHEAF_MAX;
 use crate::sched::shared::{Front, NotPassing, Passing, Queued};
 use crate::units::Nanos;
-
-/// Most requests that pass on together, unless a quarter of the device's depth is less: so several
-/// channels have some at the device at a time, and a thread that loses its processor holds few.
-const PASS_MAX: usize = 32;
 
 /// How often a thread lets others run for a batch that could pass on soon, before it goes the long
 /// way: who is in the way has mostly lost its processor there, and to be served by others costs
@@ -25,20 +20,14 @@ const YIELDS_MAX: usize = 8;
 /// How often a thread works off what others have left waiting, before it adds to that itself.
 const HELPS_MAX: usize = 2;
 
-const _: () = assert!(PASS_MAX <= SHEAF_MAX, "a sheaf takes what passes on together");
-
-/// Most requests that pass on together on a device of this depth.
-pub(super) fn most_of(depth: u16) -> usize {
-    usize::from(depth / 4).clamp(1, PASS_MAX)
-}
-
 impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     /// Lets as much of a batch pass on as may, from its start on. What is complete goes into
     /// `done`.
     #[inline]
     pub(super) fn pass(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         let (mut yields, mut helps) = (YIELDS_MAX, HELPS_MAX);
-        while !batch.is_empty() && self.sheaf.look_at(batch, self.pass_most) {
+        let most = usize::from(self.shared.hand);
+        while !batch.is_empty() && self.sheaf.look_at(batch, most) {
             let ScheduledQueue { shared, lane, sheaf, .. } = self;
             let passing = loop {
                 match shared.front.pass(lane, sheaf, now) {

@@ -1,0 +1,522 @@
+//! What other channels do while a request is at the device: most of it on one thread, from within
+//! the device, so that each case is the same every time. The device completes what it starts at
+//! once; what may pass on there, what may not, and in which order it goes.
+#![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test's device has what it likes.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockyard_core::channel::{Channel, ChannelConfig};
+use blockyard_core::clock::Clock;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::sched::deadline::Tunable;
+use blockyard_core::sched::shared::Scheduled;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Batch, Bio, BufRef, Composed, Device, DeviceError, DeviceQueue, Disk as _, Done, Due, Flags,
+    Geometry, Limits, Nanos, Op, Prio, Region, Sector, Status, ZoneGeometry,
+};
+
+const SECTORS: u64 = 1 << 20;
+const ZONE_SECTORS: u64 = 64;
+
+/// What is done while requests are at the device; the last one first.
+type During = Box<dyn FnOnce() + Send>;
+
+/// What all queues of a device have in common.
+#[derive(Default)]
+struct Log {
+    /// First sector and length of each request, when it begins, and again with 0 when it has ended.
+    events: Mutex<Vec<(u64, u64)>>,
+    during: Mutex<Vec<During>>,
+    /// Requests at the device, and the most at a time; the same of writes.
+    in_hand: AtomicUsize,
+    in_hand_max: AtomicUsize,
+    writes: AtomicUsize,
+    writes_max: AtomicUsize,
+    /// Starts within a start, and the most.
+    nested: AtomicUsize,
+    nested_max: AtomicUsize,
+    /// The next start leaves all of its requests.
+    leaves: AtomicBool,
+    /// What is started is complete when somebody polls, though the device says otherwise.
+    holds: AtomicBool,
+    /// Nothing is started now.
+    blocked: AtomicBool,
+}
+
+impl Log {
+    fn enter(now: &AtomicUsize, most: &AtomicUsize, count: usize) -> usize {
+        let now = now.fetch_add(count, Ordering::SeqCst) + count;
+        most.fetch_max(now, Ordering::SeqCst);
+        now
+    }
+
+    /// The requests that have begun since the last call, in their order.
+    fn begun(&self) -> Vec<(u64, u64)> {
+        let mut events = std::mem::take(&mut *self.events.lock().unwrap());
+        events.retain(|(_, sectors)| *sectors > 0);
+        events
+    }
+
+    /// The same, by first sectors.
+    fn sectors(&self) -> Vec<u64> {
+        self.begun().into_iter().map(|(sector, _)| sector).collect()
+    }
+
+    fn meanwhile(&self, act: impl FnOnce() + Send + 'static) {
+        self.during.lock().unwrap().push(Box::new(act));
+    }
+}
+
+struct Disk {
+    geometry: Geometry,
+    limits: Limits,
+    log: Arc<Log>,
+}
+
+impl Device for Disk {
+    type Queue = Queue;
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn open_queue(&self) -> Result<Queue, DeviceError> {
+        let depth = self.limits.queue_depth.into();
+        Ok(Queue { depth, held: Done::with_capacity(depth), log: Arc::clone(&self.log) })
+    }
+
+    fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+struct Queue {
+    depth: usize,
+    held: Done,
+    log: Arc<Log>,
+}
+
+impl DeviceQueue for Queue {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+        let log = Arc::clone(&self.log);
+        if batch.is_empty() || log.leaves.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let requests: Vec<_> = std::iter::from_fn(|| batch.next()).collect();
+        let (count, sectors) =
+            (requests.len(), requests.iter().map(|it| (it.sector().0, it.sectors())));
+        log.events.lock().unwrap().extend(sectors);
+        let writes = requests.iter().filter(|request| request.op() == Op::Write).count();
+        let in_hand = Log::enter(&log.in_hand, &log.in_hand_max, count);
+        assert!(in_hand <= self.depth, "{in_hand} at a device of {} tags", self.depth);
+        Log::enter(&log.writes, &log.writes_max, writes);
+        Log::enter(&log.nested, &log.nested_max, 1);
+        let act = log.during.lock().unwrap().pop();
+        if let Some(act) = act {
+            act();
+        }
+        for request in requests {
+            log.events.lock().unwrap().push((request.sector().0, 0));
+            let holds = log.holds.load(Ordering::SeqCst);
+            let into = if holds { &mut self.held } else { &mut *done };
+            into.complete(request, Status::Ok);
+        }
+        log.nested.fetch_sub(1, Ordering::SeqCst);
+        log.writes.fetch_sub(writes, Ordering::SeqCst);
+        log.in_hand.fetch_sub(count, Ordering::SeqCst);
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+        while done.take_from(&mut self.held) {}
+    }
+
+    fn room(&self) -> usize {
+        if self.log.blocked.load(Ordering::SeqCst) { 0 } else { self.depth - self.held.len() }
+    }
+
+    fn due(&self) -> Due {
+        if self.held.is_empty() { Due::Never } else { Due::At(Nanos(0)) }
+    }
+
+    fn is_immediate(&mut self) -> bool {
+        !self.log.blocked.load(Ordering::SeqCst)
+    }
+}
+
+/// A clock that moves whenever it is read; who sleeps says so, and is woken or sleeps for ever.
+#[derive(Clone)]
+struct Ticks {
+    now: Arc<AtomicUsize>,
+    sleeps: Sender<()>,
+}
+
+impl Clock for Ticks {
+    fn now(&self) -> Nanos {
+        Nanos(self.now.fetch_add(100, Ordering::SeqCst) as u64)
+    }
+
+    fn sleep_until(&self, at: Nanos) {
+        self.now.fetch_max(at.0 as usize, Ordering::SeqCst);
+    }
+
+    fn doze_until(&self, _: Nanos, sleep: &mut dyn FnMut(Duration)) {
+        // Nobody listens where that is not what is tested.
+        let _ = self.sleeps.send(());
+        sleep(Duration::from_secs(1 << 20));
+    }
+}
+
+struct Bench {
+    disk: Composed<Scheduled<Disk>, NoneScheduler, Ticks>,
+    log: Arc<Log>,
+    sleeps: Mutex<Receiver<()>>,
+}
+
+impl Bench {
+    fn new(depth: u16, processors: usize, zones: Option<ZoneGeometry>) -> Bench {
+        let geometry = Geometry {
+            sectors: SECTORS,
+            logical_block_bytes: 512,
+            physical_block_bytes: 512,
+            zones,
+        };
+        let (limits, log) = (Limits::unlimited(depth), Arc::new(Log::default()));
+        let device = Disk { geometry, limits, log: Arc::clone(&log) };
+        let device = Scheduled::for_processors(device, true, processors).unwrap();
+        let (name, config) = ("at-once".to_owned(), ChannelConfig { depth: 512 });
+        let (now, (sender, sleeps)) = (Arc::new(AtomicUsize::new(1)), channel());
+        let clock = Ticks { now, sleeps: sender };
+        let disk = Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock);
+        Bench { disk, log, sleeps: Mutex::new(sleeps) }
+    }
+
+    fn set(&self, tunable: Tunable, value: i64) {
+        let control = self.disk.device().scheduler().unwrap();
+        let mut tunables = control.tunables();
+        tunables.set(tunable, value).unwrap();
+        control.set(tunables);
+    }
+
+    /// Has the order told what has passed on; nothing else is asked of it.
+    fn look(&self) {
+        self.disk.device().scheduler().unwrap().waiting();
+    }
+
+    /// Everything was counted once, and nothing is left.
+    fn is_quiet(&self) {
+        let control = self.disk.device().scheduler().unwrap();
+        assert_eq!(control.waiting(), 0);
+        for (prio, direction, counters) in control.stats().iter() {
+            assert_eq!((counters.queued(), counters.in_flight()), (0, 0), "{prio:?} {direction:?}");
+        }
+    }
+}
+
+/// A channel that says what it wants by sectors.
+struct User {
+    channel: Box<dyn Channel>,
+    buf: BufRef,
+    prio: Prio,
+    flags: Flags,
+}
+
+impl User {
+    fn new(bench: &Bench) -> User {
+        let mut channel = bench.disk.open().unwrap();
+        let region = channel.register(Region::alloc(4096));
+        let buf = BufRef { region, offset: 0 };
+        User { channel, buf, prio: Prio::BestEffort, flags: Flags::NONE }
+    }
+
+    /// One that has done something, and so has found that there is a scheduler.
+    fn at_work(bench: &Bench) -> User {
+        let mut user = User::new(bench);
+        user.submit(Op::Read, [0]);
+        assert_eq!(user.finish(), [0]);
+        user
+    }
+
+    /// One sector at each of these.
+    fn submit(&mut self, op: Op, sectors: impl IntoIterator<Item = u64>) {
+        for sector in sectors {
+            let bio = Bio::new(op, Sector(sector), 1).with_buf(self.buf).with_user_data(sector);
+            let bio = bio.with_prio(self.prio).with_flags(self.flags);
+            assert_eq!(self.channel.push(&[bio]), 1);
+        }
+        self.channel.submit();
+    }
+
+    /// What comes home, in ascending order, once everything has.
+    fn finish(&mut self) -> Vec<u64> {
+        let mut done = Vec::new();
+        while self.channel.in_flight() > 0 {
+            if self.channel.reap(&mut done) == 0 {
+                self.channel.wait(None);
+            }
+        }
+        assert!(done.iter().all(|end| end.status.is_ok()));
+        let mut sectors: Vec<u64> = done.iter().map(|end| end.user_data).collect();
+        sectors.sort_unstable();
+        sectors
+    }
+}
+
+/// Users whose submissions are made within one another, to be finished when all are through.
+type Nest = Arc<Mutex<Vec<User>>>;
+
+/// Sectors that are apart, but for two that merge if `touch`: then the batch cannot pass on.
+fn apart(from: u64, count: u64, touch: bool) -> Vec<u64> {
+    let mut sectors: Vec<u64> = (0..count).map(|at| from + 10 * at).collect();
+    if touch {
+        sectors[2] = from + 1;
+    }
+    sectors
+}
+
+/// On a machine of eight processors eight threads can have something at a device of 128 tags, and
+/// all others that need a tag then too: a tag is no use to a request that its thread has in hand
+/// behind 31 others. Passed on or given out, it is the same.
+#[test]
+fn as_many_threads_as_processors_have_something_at_the_device() {
+    for touch in [false, true] {
+        let bench = Bench::new(128, 8, None);
+        let nest = Nest::default();
+        for number in 1..8 {
+            let (mut user, nest) = (User::new(&bench), Arc::clone(&nest));
+            bench.log.meanwhile(move || {
+                user.submit(Op::Read, apart(number * 1000, 32, touch));
+                nest.lock().unwrap().push(user);
+            });
+        }
+        let mut user = User::new(&bench);
+        user.submit(Op::Read, apart(0, 32, touch));
+        assert_eq!(bench.log.nested_max.load(Ordering::SeqCst), 8, "touching: {touch}");
+        assert_eq!(user.finish().len(), 32);
+        for mut user in nest.lock().unwrap().drain(..) {
+            assert_eq!(user.finish().len(), 32);
+        }
+        bench.is_quiet();
+    }
+}
+
+/// Who takes as much as it may have in hand, and leaves more that could be started, wakes another
+/// thread before it goes to work. That one would have slept until the first was through with all.
+#[test]
+fn who_has_its_hands_full_wakes_another() {
+    let bench = Bench::new(128, 8, None);
+    let (mut user, mut sleeper) = (User::new(&bench), User::at_work(&bench));
+    bench.log.blocked.store(true, Ordering::SeqCst);
+    sleeper.submit(Op::Read, [7]);
+    let thread = std::thread::spawn(move || sleeper.finish());
+    bench.sleeps.lock().unwrap().recv().unwrap();
+    bench.log.blocked.store(false, Ordering::SeqCst);
+    let (started, other) = channel();
+    bench.log.meanwhile(move || started.send(()).unwrap());
+    bench.log.meanwhile(move || {
+        let woken = other.recv_timeout(Duration::from_secs(20));
+        assert!(woken.is_ok(), "nobody was woken, though there are tags and requests");
+    });
+    user.submit(Op::Read, apart(1000, 64, true));
+    assert_eq!(thread.join().unwrap(), [7]);
+    assert_eq!(user.finish().len(), 64);
+    bench.is_quiet();
+}
+
+/// Threads at once, passing and not: never more at the device than there are tags.
+#[test]
+fn all_together_have_no_more_than_the_tags() {
+    const THREADS: u64 = 8;
+    for (depth, processors) in [(8, 1), (16, 2), (30, 8)] {
+        let bench = Bench::new(depth, processors, None);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let bench = &bench;
+                scope.spawn(move || {
+                    let mut user = User::new(bench);
+                    for round in 0..200 {
+                        let from = (round * THREADS + thread) * 100;
+                        let op = if (round + thread) % 3 == 0 { Op::Write } else { Op::Read };
+                        user.submit(op, apart(from, 10, round % 8 == 0));
+                        assert_eq!(user.finish().len(), 10);
+                    }
+                });
+            }
+        });
+        bench.is_quiet();
+    }
+}
+
+/// A queue that was armed with a fault between two looks at it holds requests, and with them the
+/// tags that what passes on would need if the device does not start it.
+#[test]
+fn what_a_queue_holds_back_leaves_no_room_to_pass_on() {
+    let bench = Bench::new(64, 2, None);
+    let mut user = User::new(&bench);
+    bench.log.holds.store(true, Ordering::SeqCst);
+    user.submit(Op::Read, apart(0, 16, true));
+    bench.log.holds.store(false, Ordering::SeqCst);
+    bench.log.leaves.store(true, Ordering::SeqCst);
+    user.submit(Op::Read, apart(1000, 16, false));
+    assert_eq!(user.finish().len(), 32);
+    bench.is_quiet();
+}
+
+/// Two writes to a zone keep the order in which they came, with those to other zones between them.
+#[test]
+fn writes_of_one_zone_do_not_pass_on_together() {
+    let zones = ZoneGeometry {
+        zone_sectors: ZONE_SECTORS,
+        zone_capacity_sectors: ZONE_SECTORS,
+        zone_count: (SECTORS / ZONE_SECTORS) as u32,
+        conventional_count: 0,
+        open_max: 0,
+        active_max: 0,
+    };
+    let bench = Bench::new(64, 2, Some(zones));
+    let mut user = User::new(&bench);
+    user.submit(Op::Write, [80, 5, 70]);
+    assert_eq!(bench.log.sectors(), [5, 80, 70]);
+    user.submit(Op::Write, [300, 200, 100]);
+    assert_eq!(bench.log.sectors(), [100, 200, 300], "one a zone");
+    user.submit(Op::Read, [310, 305]);
+    assert_eq!(bench.log.sectors(), [305, 310], "reads have no order");
+    assert_eq!(user.finish().len(), 8);
+}
+
+/// What touches is merged, wherever it stands in the batch; what may not be merged passes on.
+#[test]
+fn what_merges_does_not_pass_on_alone() {
+    let bench = Bench::new(64, 2, None);
+    let mut user = User::new(&bench);
+    user.submit(Op::Read, [10, 30, 11]);
+    assert_eq!(bench.log.begun(), [(10, 2), (30, 1)]);
+    user.submit(Op::Write, [11, 30, 10]);
+    assert_eq!(bench.log.begun(), [(10, 2), (30, 1)]);
+    user.flags = Flags::NOMERGE;
+    user.submit(Op::Read, [50, 70, 51]);
+    assert_eq!(bench.log.begun(), [(50, 1), (51, 1), (70, 1)]);
+    assert_eq!(user.finish().len(), 9);
+}
+
+/// No more writes than `async_depth` are at the device, by whichever channels and whichever way.
+#[test]
+fn async_depth_bounds_the_writes_of_all_channels() {
+    let bench = Bench::new(64, 2, None);
+    bench.set(Tunable::AsyncDepth, 2);
+    let (mut user, nest) = (User::new(&bench), Nest::default());
+    for (number, writes) in [(1, 4), (2, 2), (3, 1), (4, 1)] {
+        let (mut other, nest) = (User::new(&bench), Arc::clone(&nest));
+        bench.log.meanwhile(move || {
+            other.submit(Op::Write, apart(1000 * number, writes, false));
+            nest.lock().unwrap().push(other);
+        });
+    }
+    user.submit(Op::Write, [10]);
+    user.submit(Op::Write, [20, 30]);
+    user.submit(Op::Write, [40, 50, 60]);
+    assert_eq!(user.finish().len(), 6);
+    for mut other in nest.lock().unwrap().drain(..) {
+        other.finish();
+    }
+    assert_eq!(bench.log.begun().len(), 14);
+    assert_eq!(bench.log.writes_max.load(Ordering::SeqCst), 2);
+    bench.is_quiet();
+}
+
+/// A lower class waits for what a higher one has at the device, also for what passed on there.
+#[test]
+fn a_lower_class_waits_for_what_a_higher_one_passed_on() {
+    let bench = Bench::new(64, 2, None);
+    let (mut first, mut other) = (User::new(&bench), User::new(&bench));
+    first.prio = Prio::RealTime;
+    let nest = Nest::default();
+    let kept = Arc::clone(&nest);
+    bench.log.meanwhile(move || {
+        other.submit(Op::Read, [5]);
+        kept.lock().unwrap().push(other);
+    });
+    first.submit(Op::Read, [10]);
+    assert_eq!(first.finish(), [10]);
+    assert_eq!(*bench.log.events.lock().unwrap(), [(10, 1), (10, 0), (5, 1), (5, 0)]);
+    assert_eq!(nest.lock().unwrap()[0].finish(), [5]);
+    bench.is_quiet();
+}
+
+/// A higher class does not wait for a lower one, and what the device left goes before all others.
+#[test]
+fn what_was_left_goes_before_a_lower_class() {
+    let bench = Bench::new(64, 2, None);
+    let (mut first, mut lower) = (User::new(&bench), User::new(&bench));
+    (first.prio, lower.prio) = (Prio::RealTime, Prio::Idle);
+    bench.log.leaves.store(true, Ordering::SeqCst);
+    let nest = Nest::default();
+    let kept = Arc::clone(&nest);
+    bench.log.meanwhile(move || {
+        lower.submit(Op::Read, [5]);
+        kept.lock().unwrap().push(lower);
+    });
+    first.submit(Op::Read, [30, 10]);
+    assert_eq!(bench.log.begun(), [(10, 1), (30, 1), (5, 1)]);
+    assert_eq!(first.finish(), [10, 30]);
+    assert_eq!(nest.lock().unwrap()[0].finish(), [5]);
+    bench.is_quiet();
+}
+
+/// Of the sweeps of several channels the one that was moved last says where the order goes on.
+#[test]
+fn the_order_goes_on_where_the_latest_of_several_sweeps_stands() {
+    for is_first_latest in [false, true] {
+        let bench = Bench::new(64, 2, None);
+        let (mut first, mut second) = (User::new(&bench), User::new(&bench));
+        first.submit(Op::Read, [20]);
+        second.submit(Op::Read, [100]);
+        if is_first_latest {
+            first.submit(Op::Read, [50]);
+        }
+        bench.log.begun();
+        bench.look();
+        first.submit(Op::Read, [40, 60, 150]);
+        let want = if is_first_latest { [60, 150, 40] } else { [150, 40, 60] };
+        assert_eq!(bench.log.sectors(), want, "the first was the latest: {is_first_latest}");
+        first.finish();
+        second.finish();
+        bench.is_quiet();
+    }
+}
+
+/// Who comes to what many others have left runs so much of it and no more; and what comes later
+/// does not overtake what still waits, because it could pass on.
+#[test]
+fn a_thread_runs_its_budget_and_nobody_overtakes_what_waits() {
+    let bench = Bench::new(64, 2, None);
+    bench.set(Tunable::AsyncDepth, 1);
+    let mut flood: Vec<User> = (0..4).map(|_| User::at_work(&bench)).collect();
+    bench.log.begun();
+    bench.log.blocked.store(true, Ordering::SeqCst);
+    for (number, user) in (0..).zip(&mut flood) {
+        user.submit(Op::Write, apart(number * 10_000, 100, false));
+    }
+    bench.log.blocked.store(false, Ordering::SeqCst);
+    let mut done = Vec::new();
+    flood[0].channel.reap(&mut done);
+    assert_eq!(bench.log.begun().len(), 256, "somebody else's turn");
+    let mut late = User::new(&bench);
+    late.submit(Op::Write, [500_000]);
+    late.finish();
+    let mut ends = done.len();
+    for user in &mut flood {
+        ends += user.finish().len();
+    }
+    let begun = bench.log.sectors();
+    assert_eq!((ends, begun.len(), begun.last()), (400, 145, Some(&500_000)));
+    bench.is_quiet();
+}
