@@ -16,6 +16,8 @@ pub mod queued_lock;
 pub mod ram_table;
 pub mod sched;
 pub mod sched_buckets;
+pub mod sched_fifo;
+pub mod sched_lanes;
 pub mod sched_lock;
 pub mod sched_order;
 pub mod serial_log;

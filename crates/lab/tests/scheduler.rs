@@ -10,6 +10,8 @@ use blockyard_core::sched::shared::{Front, Scheduled};
 use blockyard_core::{Bio, BufRef, Completion, Disk, Nanos, Op, Prio, Region, RegionId, Sector};
 use blockyard_lab::baseline::sched::{self, NONE, PRODUCT};
 use blockyard_lab::baseline::sched_buckets::Buckets;
+use blockyard_lab::baseline::sched_fifo::{self, Fifo};
+use blockyard_lab::baseline::sched_lanes::LanesAlone;
 use blockyard_lab::baseline::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 use blockyard_lab::tap::{Reading, Tapped};
 use blockyard_null::{IrqMode, Null, NullConfig};
@@ -55,6 +57,16 @@ fn one_lock_that_parks_keeps_the_contract() {
 #[test]
 fn buckets_keep_the_contract() {
     keeps_the_contract::<Buckets>();
+}
+
+#[test]
+fn one_line_keeps_the_contract() {
+    keeps_the_contract::<Fifo>();
+}
+
+#[test]
+fn lanes_without_permits_keep_the_contract() {
+    keeps_the_contract::<LanesAlone>();
 }
 
 /// Sectors of an I/O.
@@ -204,6 +216,34 @@ fn a_read_overtakes_writes_that_wait() {
         assert!(overtaken(name) <= 16, "{name}: {}", overtaken(name));
     }
     assert!(overtaken(NONE) >= 190, "first in, first out");
+}
+
+/// The same beside writes on four other channels. A device that is full of writes is full for the
+/// read as well, and a batch of them goes on; with `async_depth` they leave tags free for it.
+#[test]
+fn a_read_overtakes_the_writes_of_other_channels() {
+    let overtaken = |name, async_depth| {
+        let mut bench = Bench::new(name, 8, 5);
+        if let Some(async_depth) = async_depth {
+            bench.set(Tunable::AsyncDepth, async_depth);
+        }
+        for write in 0..64 {
+            for channel in 1..5 {
+                let sector = (channel as u64) << 20 | (write * 16);
+                bench.submit(channel, Op::Write, sector, Prio::BestEffort);
+            }
+        }
+        bench.step(SERVICE_NS);
+        bench.tap.take_order();
+        bench.submit(0, Op::Read, 0, Prio::BestEffort);
+        bench.finish();
+        place_of(&bench.tap.take_order(), 0).unwrap()
+    };
+    for name in SCHEDULED {
+        assert!(overtaken(name, None) <= 16, "{name}: {}", overtaken(name, None));
+    }
+    assert_eq!(overtaken(PRODUCT, Some(4)), 0, "there are free tags");
+    assert!(overtaken(sched_fifo::NAME, None) >= 230, "first in, first out");
 }
 
 /// Keeps reads of ascending sectors in flight on the first channel, and starts no batch anew.

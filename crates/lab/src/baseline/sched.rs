@@ -16,6 +16,8 @@ use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made, StackError};
 
 use super::sched_buckets::{self, Buckets};
+use super::sched_fifo::{self, Fifo};
+use super::sched_lanes::{self, LanesAlone};
 use super::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 
 /// The system's error number of memory that there is none of.
@@ -26,8 +28,7 @@ pub const PRODUCT: &str = "product";
 /// The name of the way past all of it: each channel on its own.
 pub const NONE: &str = "none";
 
-/// Every way, coarse ones first, but for [`sched_lock::QUEUED`], which is for as many threads as
-/// there are processors.
+/// Every way, coarse ones first, but for those that not every experiment has.
 pub const NAMES: [&str; 5] =
     [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME, PRODUCT, NONE];
 
@@ -37,7 +38,8 @@ pub const NAMES: [&str; 5] =
 /// If the device can serve no more queues, or there is no memory for its zones' gates.
 ///
 /// # Panics
-/// If there is no such way: [`NAMES`] has them, and [`sched_lock::QUEUED`] is one more.
+/// If there is no such way: [`NAMES`] has them, and [`sched_lock::QUEUED`], [`sched_lanes::NAME`]
+/// and [`sched_fifo::NAME`] are three more.
 pub fn disk<D: Device, C: Clock + Clone + Sync>(
     way: &str,
     name: &str,
@@ -49,6 +51,8 @@ pub fn disk<D: Device, C: Clock + Clone + Sync>(
         sched_lock::QUEUED => under::<QueuedLock, D, C>(name, device, clock),
         sched_lock::PARKING => under::<ParkingLock, D, C>(name, device, clock),
         sched_buckets::NAME => under::<Buckets, D, C>(name, device, clock),
+        sched_lanes::NAME => under::<LanesAlone, D, C>(name, device, clock),
+        sched_fifo::NAME => under::<Fifo, D, C>(name, device, clock),
         PRODUCT => under::<Combiner, D, C>(name, device, clock),
         NONE => composed(name, device, clock),
         other => unreachable!("there is no scheduler `{other}`"),

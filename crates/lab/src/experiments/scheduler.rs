@@ -1,6 +1,6 @@
 //! `scheduler`: what it costs that all submitters of a device meet in one scheduler.
 
-use crate::baseline::{sched_buckets, sched_lock};
+use crate::baseline::{sched_buckets, sched_lanes, sched_lock};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
@@ -49,14 +49,15 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "one scheduler lock, buckets, and lanes with a role that is handed over",
+        title: "one scheduler lock, buckets, lanes with a role that is handed over, and permits",
         about: "Threads read at random from a null device without data, as fast as they can, each \
                 through a channel of its own; all meet in the scheduler. Every variant but `none` \
                 has the same policy (mq-deadline), the same stack and the same load generator, in \
                 process, and differs in who may work on the policy when. A batch goes from push to \
                 reap before a thread makes the next. `product-alone` is the product with one \
                 submitter at depth 128, measured beside each cell: the total of many submitters \
-                is not to fall below it. On few processors submitters take turns, and what a \
+                is not to fall below it. `product-lanes` is the product without permits: what \
+                everybody pays while something waits. On few processors submitters take turns, and what a \
                 parking lock loses on many shows little there.",
         published: published(),
         variants: variants(),
@@ -77,6 +78,7 @@ fn at(settings: &Settings, workload: &'static str, depth: usize, jobs: u32) -> V
     };
     let mut cells: Vec<Cell> =
         schedulers::NAMES.map(|variant| cell(variant, variant, jobs, depth)).into();
+    cells.push(cell(sched_lanes::NAME, sched_lanes::NAME, jobs, depth));
     if jobs as usize <= processors {
         cells.insert(0, cell(sched_lock::QUEUED, sched_lock::QUEUED, jobs, depth));
     }
@@ -109,6 +111,12 @@ fn variants() -> Vec<Variant> {
         },
     );
     variants.push(Variant {
+        name: sched_lanes::NAME,
+        kind: Kind::Product,
+        about: "the product without permits: all requests go through lanes, role and mailbox, as \
+                they do while a request of a lower class waits",
+    });
+    variants.push(Variant {
         name: ALONE,
         kind: Kind::Limit,
         about: "the product with one submitter at depth 128, whatever the jobs of its row",
@@ -134,6 +142,10 @@ fn comparisons() -> Vec<Comparison> {
         comparisons.push(aimed(before(sched_lock::PARKING), 1.2));
         comparisons.push(before(sched_buckets::NAME));
     }
+    for before in [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME] {
+        comparisons.push(Comparison::new(before, sched_lanes::NAME, Metric::IOPS).from_jobs(8));
+    }
+    comparisons.push(Comparison::new(PRODUCT, sched_lanes::NAME, Metric::CPU_PER_IO).cost());
     comparisons.push(Comparison::new(sched_lock::QUEUED, PRODUCT, Metric::IOPS).from_jobs(2));
     comparisons.push(Comparison::new(NONE, PRODUCT, Metric::CPU_PER_IO).cost());
     comparisons

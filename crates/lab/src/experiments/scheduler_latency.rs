@@ -3,8 +3,9 @@
 use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::{Disk, Prio};
 
+use crate::baseline::sched_fifo;
 use crate::error::LabError;
-use crate::experiment::{Cell, Comparison, Experiment, Workload};
+use crate::experiment::{Cell, Comparison, Experiment, Kind, Variant, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
 use crate::load::crew;
 use crate::load::mixed::{Mix, Mixed};
@@ -22,6 +23,7 @@ const READS: Metric = Metric::more("reads", "1/s");
 
 const ONE_CHANNEL: &str = "one-channel";
 const OWN_CHANNELS: &str = "own-channels";
+const THROTTLED: &str = "own-channels-throttled";
 const IDLE: &str = "idle-class";
 
 /// When a lower class may overtake, in milliseconds: Linux's ten seconds are longer than a round.
@@ -31,11 +33,15 @@ const AGED_NS: f64 = 2e6 * AGING_MS as f64;
 /// Writers beside an idle read.
 const IDLE_WRITERS: usize = 4;
 
+/// Of the device's tags, those that writes may have where they are throttled: as many as under
+/// `none`, where each of the four writers has one.
+const ASYNC_DEPTH: i64 = 4;
+
 /// 8 tags of 200 us each: 40 thousand requests per second.
 const DEVICE: &str =
     "null:///l?size=64G&bs=4096&irqmode=timer&completion_nsec=200000&hw_queue_depth=8";
 
-const WORKLOADS: [Workload; 3] = [
+const WORKLOADS: [Workload; 4] = [
     Workload {
         name: ONE_CHANNEL,
         about: "one thread keeps 200 random writes and one read in flight on one channel, as an \
@@ -45,6 +51,10 @@ const WORKLOADS: [Workload; 3] = [
         name: OWN_CHANNELS,
         about: "four threads keep 64 random writes each in flight, and a fifth reads, one at a \
                 time",
+    },
+    Workload {
+        name: THROTTLED,
+        about: "the same; under mq-deadline async_depth is 4, so that writes leave tags free",
     },
     Workload {
         name: IDLE,
@@ -62,31 +72,53 @@ pub fn build(settings: &Settings) -> Experiment {
             cells.push(Cell::new(variant, workload, jobs, body));
         }
     }
+    let mut one = |variant, workload| {
+        let body = move |round: &Round<'_>| measure(round, variant, workload);
+        cells.push(Cell::new(variant, workload, 5, body));
+    };
+    one(sched_fifo::NAME, OWN_CHANNELS);
+    one(PRODUCT, THROTTLED);
+    one(NONE, THROTTLED);
     if !settings.quick {
-        let body = |round: &Round<'_>| measure(round, PRODUCT, IDLE);
-        cells.push(Cell::new(PRODUCT, IDLE, 5, body));
+        one(PRODUCT, IDLE);
     }
     Experiment {
         name: NAME,
         title: "reads beside writes that saturate the device",
         about: "A null device without data takes 200 us for a request and eight at a time. Writes \
                 keep it full; what is timed is one read at a time, from push to reap. Under `none` \
-                a read waits behind the writes of its channel; under mq-deadline it goes next, \
-                and writes have their turn by expiry and by writes_starved. A read of the class \
+                a read waits behind the writes of its channel; where it has a channel of its own \
+                it has a share of the tags there, which nobody else uses, and `none-in-line` is \
+                none without shares. Under mq-deadline it goes next, behind what is left of a \
+                batch, and writes have their turn by expiry and by writes_starved. A read of the class \
                 IDLE waits for prio_aging_expire and then for its turn: at most twice that is \
                 allowed, for a machine that gives threads their turns late.",
         published: Vec::new(),
-        variants: schedulers::variants(),
+        variants: variants(),
         workloads: WORKLOADS.to_vec(),
         comparisons: vec![
             Comparison::new(NONE, PRODUCT, Metric::P99).under(ONE_CHANNEL).aim(5.0),
             Comparison::new(NONE, PRODUCT, Metric::P50).under(ONE_CHANNEL),
+            Comparison::new(sched_fifo::NAME, PRODUCT, Metric::P99).under(OWN_CHANNELS).aim(5.0),
             Comparison::new(NONE, PRODUCT, Metric::P99).under(OWN_CHANNELS),
+            Comparison::new(NONE, PRODUCT, Metric::IOPS).under(OWN_CHANNELS),
+            Comparison::new(NONE, PRODUCT, Metric::P99).under(THROTTLED),
+            Comparison::new(NONE, PRODUCT, Metric::IOPS).under(THROTTLED),
             Comparison::to("200 ms", AGED_NS, PRODUCT, LONGEST).under(IDLE).aim(1.0),
         ],
         plots: vec![Metric::P99, Metric::P50],
         cells,
     }
+}
+
+fn variants() -> Vec<Variant> {
+    let mut variants = schedulers::variants();
+    variants.push(Variant {
+        name: sched_fifo::NAME,
+        kind: Kind::Before,
+        about: "no scheduler: all requests in one line, each gets a tag in the order of arrival",
+    });
+    variants
 }
 
 /// Who reads and writes in a workload.
@@ -95,17 +127,17 @@ fn mixes(workload: &str) -> Vec<Mix> {
     let beside = |class| [writers, vec![Mix { writes: 0, read: Some(class) }]].concat();
     match workload {
         ONE_CHANNEL => vec![Mix { writes: 200, read: Some(Prio::BestEffort) }],
-        OWN_CHANNELS => beside(Prio::BestEffort),
+        OWN_CHANNELS | THROTTLED => beside(Prio::BestEffort),
         _ => beside(Prio::Idle),
     }
 }
 
-/// Sets `prio_aging_expire`.
-fn age_after(disk: &dyn Disk, milliseconds: i64) -> Result<(), LabError> {
+/// Tunes the scheduler of a disk.
+fn tune(disk: &dyn Disk, tunable: Tunable, value: i64) -> Result<(), LabError> {
     let failed = |why: String| LabError::failed(DEVICE, why);
     let control = disk.scheduler().ok_or_else(|| failed("it has no scheduler".to_owned()))?;
     let mut tunables = control.tunables();
-    let set = tunables.set(Tunable::PrioAgingExpire, milliseconds);
+    let set = tunables.set(tunable, value);
     set.map_err(|error| failed(error.to_string()))?;
     control.set(tunables);
     Ok(())
@@ -117,8 +149,10 @@ fn measure(
     workload: &'static str,
 ) -> Result<Sample, LabError> {
     let (disk, _) = schedulers::open_tapped(variant, DEVICE)?;
-    if workload == IDLE {
-        age_after(&*disk, AGING_MS)?;
+    match (workload, variant) {
+        (IDLE, _) => tune(&*disk, Tunable::PrioAgingExpire, AGING_MS)?,
+        (THROTTLED, PRODUCT) => tune(&*disk, Tunable::AsyncDepth, ASYNC_DEPTH)?,
+        _ => {}
     }
     let crew = mixes(workload).into_iter().zip(round.seed..);
     let crew = crew.map(|(mix, seed)| Mixed::open(&*disk, mix, seed)).collect::<Result<_, _>>()?;

@@ -32,7 +32,8 @@ pub(crate) fn variants() -> Vec<Variant> {
         variant(
             PRODUCT,
             Kind::Product,
-            "mq-deadline behind a lane per submitter and a dispatcher's role that goes round",
+            "mq-deadline behind a lane per submitter and a dispatcher's role that goes round, and \
+             permits to pass on where nothing waits",
         ),
         variant(NONE, Kind::Limit, "no scheduler: each channel on its own, first in, first out"),
     ]

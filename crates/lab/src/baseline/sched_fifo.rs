@@ -1,0 +1,111 @@
+//! No scheduler, but one line: the requests of all channels get their tags in the order in which
+//! they come.
+//!
+//! That is Linux's `none` on a device of one queue, where submitters that find no tag free wait in
+//! line for one. The null device by itself gives each channel a share of its tags instead, so that
+//! who has a channel of its own need not wait for the others.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use blockyard_core::sched::deadline::Deadline;
+use blockyard_core::sched::shared::{Front, FrontConfig, Left, Queued, REQUESTS_MAX, Report};
+use blockyard_core::units::Nanos;
+use blockyard_sync::lock::Lock;
+use blockyard_sync::sleep_lock::SleepLock;
+
+/// The name in measurements.
+pub const NAME: &str = "none-in-line";
+
+/// The rank of the lock: as that of the other coarse schedulers.
+const RANK: u8 = 60;
+
+/// The most that the line has memory for at once; beyond that it grows.
+const LINE_LEN: usize = 1 << 12;
+
+/// What waits, and what is known of the device.
+struct Line {
+    waiting: VecDeque<Queued>,
+    in_flight: usize,
+    depth: usize,
+    /// What can be tuned has to be somewhere, and is not looked at.
+    order: Deadline<Queued>,
+}
+
+/// See the module.
+pub struct Fifo(SleepLock<Line, RANK>);
+
+impl fmt::Debug for Fifo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fifo").finish_non_exhaustive()
+    }
+}
+
+impl Front for Fifo {
+    const NAME: &'static str = "fifo";
+
+    type Lane = ();
+
+    fn new(config: &FrontConfig) -> Fifo {
+        Fifo(SleepLock::new(Line {
+            waiting: VecDeque::with_capacity(LINE_LEN),
+            in_flight: 0,
+            depth: config.depth.into(),
+            order: config.order(),
+        }))
+    }
+
+    fn open(&self) {}
+
+    fn room(&self, (): &()) -> usize {
+        usize::from(REQUESTS_MAX)
+    }
+
+    fn insert(&self, (): &mut (), requests: &[Queued], _now: Nanos) -> usize {
+        self.0.with(|line| line.waiting.extend(requests));
+        requests.len()
+    }
+
+    fn dispatch(&self, (): &mut (), _: Nanos, room: usize, out: &mut Vec<Queued>) -> Left {
+        self.0.with(|line| {
+            let count = room.min(line.depth - line.in_flight).min(line.waiting.len());
+            out.extend(line.waiting.drain(..count));
+            line.in_flight += count;
+        });
+        if self.is_work() { Left::Undone } else { Left::Nothing }
+    }
+
+    fn report(&self, reports: &mut Vec<Report>) {
+        if reports.is_empty() {
+            return;
+        }
+        self.0.with(|line| {
+            for report in reports.drain(..) {
+                match report {
+                    Report::Completed(_, count) => line.in_flight -= count as usize,
+                    Report::Undone(queued, _) => {
+                        line.in_flight -= 1;
+                        line.waiting.push_front(queued);
+                    }
+                    Report::Rest(queued) => line.waiting.push_front(queued),
+                }
+            }
+        });
+    }
+
+    fn is_work(&self) -> bool {
+        self.0.with(|line| line.in_flight < line.depth && !line.waiting.is_empty())
+    }
+
+    /// Nobody is at it for others.
+    fn kick(&self) -> bool {
+        false
+    }
+
+    /// What waits is seen anyway.
+    fn abandon(&self) {}
+
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {
+        self.0.with(|line| work(&mut line.order));
+    }
+}

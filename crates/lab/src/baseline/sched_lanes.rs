@@ -1,0 +1,86 @@
+//! The product's scheduler without its permits: every request goes through lanes, role and mailbox.
+//!
+//! Where the device completes at once and nothing waits, the product passes requests on by permits,
+//! and lanes and role are left aside. They are the way of everything else: of a device that
+//! completes later, and of all submitters while a single request of a lower class waits. So they
+//! are measured by themselves, too.
+
+use std::fmt;
+
+use blockyard_core::sched::deadline::Deadline;
+use blockyard_core::sched::shared::{Combiner, Front, FrontConfig, Left, Queued, Report};
+use blockyard_core::units::Nanos;
+
+/// The name in measurements.
+pub const NAME: &str = "product-lanes";
+
+/// See the module.
+pub struct LanesAlone(Combiner);
+
+impl fmt::Debug for LanesAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LanesAlone").finish_non_exhaustive()
+    }
+}
+
+impl Front for LanesAlone {
+    const NAME: &'static str = "lanes";
+
+    type Lane = <Combiner as Front>::Lane;
+
+    fn new(config: &FrontConfig) -> LanesAlone {
+        LanesAlone(Combiner::new(config))
+    }
+
+    fn open(&self) -> Self::Lane {
+        self.0.open()
+    }
+
+    #[inline]
+    fn room(&self, lane: &Self::Lane) -> usize {
+        self.0.room(lane)
+    }
+
+    #[inline]
+    fn insert(&self, lane: &mut Self::Lane, requests: &[Queued], now: Nanos) -> usize {
+        self.0.insert(lane, requests, now)
+    }
+
+    #[inline]
+    fn dispatch(
+        &self,
+        lane: &mut Self::Lane,
+        now: Nanos,
+        room: usize,
+        out: &mut Vec<Queued>,
+    ) -> Left {
+        self.0.dispatch(lane, now, room, out)
+    }
+
+    #[inline]
+    fn report(&self, reports: &mut Vec<Report>) {
+        self.0.report(reports);
+    }
+
+    #[inline]
+    fn is_work(&self) -> bool {
+        self.0.is_work()
+    }
+
+    fn kick(&self) -> bool {
+        self.0.kick()
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
+    }
+
+    #[inline]
+    fn is_abandoned(&self) -> bool {
+        self.0.is_abandoned()
+    }
+
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {
+        self.0.with_order(work);
+    }
+}
