@@ -8,7 +8,6 @@
 //! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log. A
 //! second one is on its way only behind a long one, where it fills the disk's time.
 
-mod crier;
 mod flight;
 mod group;
 mod publish;
@@ -34,9 +33,9 @@ use crate::segments::{RESERVE, Want};
 use crate::store::tasks::Chosen;
 use crate::store::{Commit, Directory, Parcel};
 
-use crier::{Crier, Names};
 use flight::Flight;
 use group::{Group, may_follow};
+use publish::Names;
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
 /// the disk is slow to answer it is faster.
@@ -99,8 +98,6 @@ pub struct Committer<D: Directory> {
     lost: BTreeSet<u32>,
     /// Who is to be woken.
     names: Names,
-    /// Where a thread runs the committer.
-    crier: Option<Crier>,
     /// The pool is being closed: nothing comes any more.
     stopping: bool,
 }
@@ -128,7 +125,6 @@ impl<D: Directory> Committer<D> {
             in_vain: 0,
             lost: BTreeSet::new(),
             names: Names::new(),
-            crier: None,
             stopping: false,
         }
     }
@@ -136,10 +132,6 @@ impl<D: Directory> Committer<D> {
     /// Runs until the pool is closed.
     pub fn run(&mut self) {
         self.lane();
-        if self.crier.is_none() {
-            self.crier =
-                Crier::start().inspect_err(|error| tracing::warn!("no crier: {error}")).ok();
-        }
         // When the oldest group came that is not durable, as far as that was seen.
         let mut loose: Option<Instant> = None;
         let mut looked = Instant::now();
@@ -339,10 +331,7 @@ impl<D: Directory> Committer<D> {
 
     /// Wakes those who were told something.
     fn wake(&mut self) {
-        match &mut self.crier {
-            Some(crier) => crier.cry(&mut self.names),
-            None => crier::ring(&mut self.names),
-        }
+        self.names.drain(..).for_each(|name| _ = name.bell().ring());
     }
 
     /// Begins a checkpoint if it is time for one, and says whether space is short.

@@ -3,7 +3,6 @@
 use blockyard_core::Status;
 
 use super::Committer;
-use super::crier::MANY;
 use super::group::{Group, may_follow};
 use super::publish;
 use crate::format::group::{self as format, Head};
@@ -13,6 +12,9 @@ use crate::segments::Want;
 use crate::store::lane::Part;
 use crate::store::tasks::{Chosen, Tasks, blocks_of};
 use crate::store::{Commit, Directory, Durability, Lane, Parcel, StoreFile};
+
+/// So many threads that wait for a group are woken before its blocks are in the maps.
+const MANY: usize = 6;
 
 /// A group on its way.
 pub(super) struct Flight {

@@ -4,16 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockyard_core::Status;
+use blockyard_sync::mailbox::Mailbox;
 
-use super::crier::Names;
 use super::group::Group;
 use crate::apply::Apply;
 use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::pool::Pool;
-use crate::record::Body;
+use crate::record::{Body, Reply};
 use crate::relocate;
 use crate::store::Directory;
+
+/// Who is to be woken.
+pub(super) type Names = Vec<Arc<Mailbox<Reply>>>;
 
 /// Puts a group's blocks into the maps; the first is at this address. What is in the log and cannot
 /// be put there poisons the pool: opening it again says why.
