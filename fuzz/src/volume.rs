@@ -5,6 +5,7 @@ use blockyard_volume::bytes::Reader;
 use blockyard_volume::format::catalogue::{self, Change, Listed, Traits, Whole};
 use blockyard_volume::format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
 use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume::format::label::{self, Label};
 use blockyard_volume::format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 use blockyard_volume::map::page;
 
@@ -18,6 +19,7 @@ pub fn volume(bytes: &[u8]) {
     any(bytes);
     let mut input = Input::new(bytes);
     superblock(&mut input);
+    label(&mut input);
     group(&mut input);
     listed(&mut input);
 }
@@ -25,6 +27,8 @@ pub fn volume(bytes: &[u8]) {
 /// Whatever they are.
 fn any(bytes: &[u8]) {
     _ = Superblock::newest(bytes);
+    _ = Superblock::newest(&Superblock::best([bytes, &bytes[bytes.len() / 2..]].into_iter()));
+    _ = Label::newest(bytes);
     _ = Change::parse(bytes);
     if let Ok((_, volumes)) = catalogue::parse(bytes) {
         assert!(volumes.iter().all(|it| it.nodes.len() == it.traits.node_count()));
@@ -79,6 +83,25 @@ fn superblock(input: &mut Input<'_>) {
     let at = input.word() as usize % BYTES;
     bytes[at] ^= input.byte().max(1);
     assert!(Superblock::parse(&bytes).is_err(), "a changed byte {at} is not noticed");
+}
+
+fn label(input: &mut Input<'_>) {
+    let label = Label {
+        set: *b"0123456789abcdef",
+        number: input.choose(&[0, 1, 2]),
+        generation: input.word(),
+        good: [input.choose(&[true, false]), input.choose(&[true, false])],
+        other: "/p".repeat(input.below(2001) as usize).into(),
+    };
+    let mut bytes = [0; label::SLOT_BYTES];
+    label.print(&mut bytes);
+    match Label::parse(&bytes) {
+        Ok(read) => assert_eq!(read, label),
+        Err(error) => assert!(error.to_string().contains("number"), "{error}"),
+    }
+    let at = input.word() as usize % label::SLOT_BYTES;
+    bytes[at] ^= input.byte().max(1);
+    assert!(Label::parse(&bytes).is_err(), "a changed byte {at} is not noticed");
 }
 
 fn group(input: &mut Input<'_>) {

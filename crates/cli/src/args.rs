@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 pub(crate) use volume::{
-    ImageFormat, VolumeAt, VolumeCommand, VolumeExportArgs, VolumePoolArgs, VolumeReceiveArgs,
-    VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
+    ImageFormat, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeExportArgs, VolumePoolArgs,
+    VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -10,14 +10,16 @@ mod stream;
 use std::io::Write;
 
 use blockyard_volume::VolumeError;
+use blockyard_volume::store::mirror::places;
 use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::Table;
-use blockyard_yard::volumes::{PoolView, VolumeDone, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
-use crate::args::{VolumeAt, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
+use crate::args::{VolumeAt, VolumeAttachArgs, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::serve::raise_files;
 
 use pool::{Make, Pool};
 
@@ -49,7 +51,15 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Export(args) => image::export(args, out),
         VolumeCommand::Scrub(args) => check::scrub(args, out),
         VolumeCommand::Check(args) => check::run(args, out),
+        VolumeCommand::Attach(args) => attach(args, out),
     }
+}
+
+fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
+    raise_files();
+    places::attach(&args.pool, &args.empty).map_err(refused)?;
+    let (pool, empty) = (args.pool.display(), args.empty.display());
+    Ok(writeln!(out, "{empty}: the second copy of {pool}, and equal to it")?)
 }
 
 /// What a pool that this process opens has refused.
@@ -59,7 +69,10 @@ fn refused(error: impl Into<YardError>) -> Failure {
         YardError::Argument { .. } => Code::Usage,
         YardError::Volume(VolumeError::NoSuchVolume { .. }) => Code::NoSuchDevice,
         YardError::Volume(
-            VolumeError::Exists { .. } | VolumeError::Busy { .. } | VolumeError::InUse { .. },
+            VolumeError::Exists { .. }
+            | VolumeError::Busy { .. }
+            | VolumeError::InUse { .. }
+            | VolumeError::Copies(_),
         ) => Code::Refused,
         _ => Code::Failed,
     };
@@ -105,6 +118,16 @@ fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
     Ok(table.print(1, out)?)
 }
 
+/// How a copy of a pool is.
+fn shown(copy: &CopyView) -> String {
+    let CopyView { path, good, why, mended } = copy;
+    match (good, why) {
+        (true, _) => format!("{path}: good, mended {mended} times"),
+        (false, Some(why)) => format!("{path}: not in use: {why}"),
+        (false, None) => format!("{path}: not in use"),
+    }
+}
+
 /// A number of bytes for people, and exactly.
 fn exact(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", Bytes(bytes))
@@ -143,7 +166,7 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
     }
     let segments = |count: u64| exact(count * pool.segment_bytes);
     let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
-    let rows = [
+    let mut rows = vec![
         ("pool", pool.path.clone()),
         ("volumes", format!("{}, with snapshots", pool.volumes)),
         ("size", segments(pool.segments)),
@@ -159,5 +182,6 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
         ("cleaned", exact(pool.moved_bytes)),
         ("checkpoints", pool.checkpoints.to_string()),
     ];
+    rows.extend(pool.copies.iter().map(|copy| ("copy", shown(copy))));
     print_rows(&rows, out)
 }

@@ -8,6 +8,7 @@ use crate::record::{Body, Record};
 use crate::running::Running;
 use crate::segments::RESERVE;
 use crate::store::Directory;
+use crate::store::mirror::CopyStatus;
 
 /// What the committer counts, alone.
 #[derive(Debug, Default)]
@@ -106,6 +107,8 @@ pub struct PoolStatus {
     pub volumes: u64,
     /// Nothing is written any more, because a write or a sync has failed.
     pub poisoned: bool,
+    /// Where it has two copies, how they are.
+    pub copies: Vec<CopyStatus>,
     /// What it has done since it was opened.
     pub activity: Activity,
 }
@@ -145,6 +148,7 @@ impl Running {
             outside_free_bytes: pool.segments().directory().free_bytes()?,
             volumes: pool.list().len() as u64,
             poisoned: pool.is_poisoned(),
+            copies: pool.segments().directory().status(),
             activity: pool.activity(),
         })
     }

@@ -140,6 +140,7 @@ impl<D: Directory> Running<D> {
     /// If there is none of this name, or it is in use.
     pub fn destroy(&self, name: &str) -> Result<(), VolumeError> {
         let volume = self.traits(name)?;
+        // One that is made from now on is refused, or has the volume refused.
         let prefix = format!("{name}@");
         if let Some(snapshot) = self.pool().list().iter().find(|it| it.name.starts_with(&prefix)) {
             let why = format!("needed by its snapshot `{}`; destroy that first", snapshot.name);

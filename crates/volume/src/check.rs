@@ -2,12 +2,15 @@
 //! the maps, the log behind the checkpoint, and the bytes of every block.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
 use crate::pool::Options;
 use crate::recovery;
-use crate::store::{Directory, Purpose, RealDirectory};
+use crate::store::mirror::CopyStatus;
+use crate::store::mirror::places::Places;
+use crate::store::{Copies, Directory};
 use crate::verify::Verifier;
 
 /// A block that cannot be read.
@@ -34,13 +37,18 @@ pub struct Report {
     pub stored_bytes: u64,
     /// Groups in the log behind the checkpoint; none were read of a pool that is in use.
     pub groups: u64,
-    /// How many blocks and pages are damaged.
+    /// How many blocks and pages are damaged, in one copy at least.
     pub damaged: u64,
+    /// How many were damaged in one of two copies, and were written again from the other one.
+    pub mended: u64,
+    /// Where there are two copies, how they are.
+    pub copies: Vec<CopyStatus>,
     /// The first of them.
     pub damage: Vec<Damage>,
 }
 
-/// Verifies the pool in a directory. `progress` is told the bytes that were verified.
+/// Verifies the pool in a directory, and its second copy. `progress` is told the bytes that were
+/// verified.
 ///
 /// # Errors
 /// If there is no pool, somebody has it open, or it is damaged so that it cannot be opened.
@@ -52,7 +60,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
             wanted: "the directory or the disk of a pool".to_owned(),
         });
     }
-    check_in(RealDirectory::take_for(path, Purpose::Look)?, progress)
+    check_in(Places::of(path).look()?, progress)
 }
 
 /// The volumes and snapshots of a pool that nobody has open, of which nothing is changed.
@@ -60,8 +68,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
 /// # Errors
 /// As [`check`].
 pub fn list(path: &Path) -> Result<Vec<Traits>, VolumeError> {
-    let directory = RealDirectory::take_for(path, Purpose::Look)?;
-    let (volumes, ..) = recovery::look(directory, &Options::default())?;
+    let (volumes, ..) = recovery::look(Places::of(path).look()?, &Options::default())?;
     Ok(volumes.list())
 }
 
@@ -70,17 +77,20 @@ pub fn list(path: &Path) -> Result<Vec<Traits>, VolumeError> {
 /// # Errors
 /// As [`check`].
 pub fn check_in<D: Directory>(
-    directory: D,
+    directory: Copies<D>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
     let (volumes, groups, segments) = recovery::look(directory, &Options::default())?;
-    let mut verifier = Verifier::new(&segments);
+    let mut verifier = Verifier::new(&segments, false);
     let mut goes_on = |bytes| {
         progress(bytes);
         true
     };
     for live in volumes.by_id.values() {
-        verifier.volume(live, &live.map.freeze(), &mut goes_on);
+        let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
+        verifier.volume(live.traits.block_bytes, &frozen, &now, &mut goes_on);
     }
-    Ok(Report { volumes: volumes.by_id.len() as u64, groups, ..verifier.report })
+    let volumes = volumes.by_id.len() as u64;
+    let copies = segments.directory().status();
+    Ok(Report { volumes, groups, copies, ..verifier.report })
 }

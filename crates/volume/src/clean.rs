@@ -196,8 +196,9 @@ fn read<'a, D: Directory>(
         done += 1;
         let (number, address) = (block.number, block.entry.address());
         let bytes = &mut stored[..len];
-        let read = pool.segments().read(&files, address, bytes);
-        if read.is_err() || crc(bytes) != block.entry.crc() || filled + len > size {
+        let is_whole = |bytes: &[u8]| crc(bytes) == block.entry.crc();
+        let read = pool.segments().read_whole(&files, address, bytes, &is_whole);
+        if read.is_err() || !is_whole(bytes) || filled + len > size {
             tracing::error!("block {number}, at {address} of the pool, is damaged: not moved");
             let (segment, _) = pool.segments().split(address);
             if pool.segments().spoil(segment) {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::error::VolumeError;
 use crate::format::catalogue::is_name;
+use crate::store::mirror::places::Places;
 use crate::store::{Commit, StoreKind};
 
 /// How blocks are compressed.
@@ -38,6 +39,12 @@ pub enum SyncMode {
 pub struct VolumeConfig {
     /// The pool's directory.
     pub path: PathBuf,
+    /// The directory of its second copy; where none is named, the one that the first one knows.
+    pub path2: Option<PathBuf>,
+    /// How many copies there have to be: 1 or 2; 0: as many as there are.
+    pub copies: u8,
+    /// Where one of two copies is not there, and may be the newer one, the other one will do.
+    pub degraded: bool,
     /// The volume's name in it.
     pub name: String,
     /// Its capacity in bytes; 0: what it has.
@@ -76,6 +83,9 @@ impl VolumeConfig {
     pub fn new(path: impl Into<PathBuf>, name: impl Into<String>) -> VolumeConfig {
         VolumeConfig {
             path: path.into(),
+            path2: None,
+            copies: 0,
+            degraded: false,
             name: name.into(),
             size: 0,
             volblocksize: 0,
@@ -89,6 +99,26 @@ impl VolumeConfig {
         }
     }
 
+    /// Where the pool is.
+    ///
+    /// # Errors
+    /// If there are not as many copies as there have to be.
+    pub(crate) fn places(&self) -> Result<Places, VolumeError> {
+        let (path, path2) = (self.path.clone(), self.path2.clone());
+        let places = Places { path, path2, degraded: self.degraded };
+        let second = places.second();
+        let refused = |value: &str, wanted: String| {
+            Err(VolumeError::Invalid { field: "copies", value: value.to_owned(), wanted })
+        };
+        match (self.copies, second) {
+            (2, None) => refused("2", "path2=DIRECTORY too, for the second copy".to_owned()),
+            (1, Some(second)) => {
+                refused("1", format!("2: the other copy is at `{}`", second.display()))
+            }
+            _ => Ok(places),
+        }
+    }
+
     /// Checks what can be checked without looking at the pool.
     ///
     /// # Errors
@@ -99,6 +129,18 @@ impl VolumeConfig {
         };
         if self.path.as_os_str().is_empty() {
             return refused("path", String::new(), "the directory of a pool");
+        }
+        if let Some(path) = &self.path2 {
+            let shown = || path.display().to_string();
+            if path.as_os_str().is_empty() || *path == self.path {
+                return refused("path2", shown(), "another directory than `path`");
+            }
+            if self.copies == 1 {
+                return refused("path2", shown(), "none where there is one copy: copies=2");
+            }
+        }
+        if self.copies > 2 {
+            return refused("copies", self.copies.to_string(), "1 or 2");
         }
         if !is_name(&self.name) || self.name.contains('@') {
             let wanted = "letters, digits, `-`, `_` and `.`";

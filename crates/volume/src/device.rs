@@ -18,7 +18,7 @@ use crate::queue::{RECORDS, VolumeQueue};
 use crate::rates::Rates;
 use crate::record::Live;
 use crate::running::Running;
-use crate::store::{Directory, RealDirectory, StoreKind};
+use crate::store::{Backing, Directory, StoreKind};
 
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
@@ -30,7 +30,7 @@ pub(crate) const DEPTH: u16 = 64;
 const RUN_MAX: u32 = 1 << 14;
 
 /// A durable volume.
-pub struct Volume<D: Directory = RealDirectory> {
+pub struct Volume<D: Directory = Backing> {
     shared: Arc<Shared<D>>,
 }
 
@@ -66,7 +66,7 @@ impl Volume {
         let commit = config.commit.unwrap_or(options.commit);
         let store = config.store.unwrap_or(options.store);
         let options = Options { map_cache_bytes, commit, store, ..options };
-        let running = Running::open(&config.path, options)?;
+        let running = Running::open_places(&config.places()?, options)?;
         agrees(&running, &config)?;
         Volume::open_in(running, config)
     }

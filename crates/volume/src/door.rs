@@ -281,8 +281,14 @@ impl<D: Directory> Door<D> {
             };
             let files = self.files.get();
             let stored = &mut self.stored[..entry.stored_bytes() as usize];
-            let read = self.pool.segments().read(files, entry.address(), stored);
-            if read.is_ok() && crc(stored) == entry.crc() {
+            let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
+            let segments = self.pool.segments();
+            let read = segments.read_whole(files, entry.address(), stored, &is_whole);
+            if let Ok(1..) = read {
+                let (name, address) = (&self.volume.traits.name, entry.address());
+                tracing::warn!("{name}: block {block}, at {address} of the pool, was mended");
+            }
+            if read.is_ok() && is_whole(stored) {
                 let plain = &mut self.plain[..size];
                 if codec::decode(entry.codec(), stored, plain) {
                     return Ok(found);
@@ -296,7 +302,7 @@ impl<D: Directory> Door<D> {
             }
             let (name, address) = (&self.volume.traits.name, entry.address());
             return Err(match read {
-                Ok(()) => {
+                Ok(_) => {
                     tracing::error!("{name}: block {block}, at {address} of the pool, is damaged");
                     Status::Protection
                 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use blockyard_core::Status;
 
 use crate::holder::Holder;
+pub use crate::store::mirror::assemble::CopiesError;
 
 /// Why a volume refused something.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,9 @@ pub enum VolumeError {
     /// What is there is not a pool that this program can open.
     #[error("path: {0}")]
     Format(#[from] FormatError),
+    /// Copies of a pool do not go together, or one is missing.
+    #[error("path: {0}")]
+    Copies(#[from] CopiesError),
     /// A stream is not one that can be received.
     #[error("stream: {0}")]
     Stream(FormatError),

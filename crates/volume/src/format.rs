@@ -3,6 +3,7 @@
 pub mod catalogue;
 pub mod entry;
 pub mod group;
+pub mod label;
 pub mod stream;
 pub mod superblock;
 

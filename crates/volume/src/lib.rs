@@ -51,3 +51,4 @@ pub use holder::Holder;
 pub use pool::{Options, Pool};
 pub use queue::VolumeQueue;
 pub use running::Running;
+pub use store::mirror::places::Places;

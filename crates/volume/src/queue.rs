@@ -18,7 +18,7 @@ use blockyard_core::{
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::door::{Door, NOBODY, Outcome};
-use crate::store::{Directory, Doorbell, RealDirectory};
+use crate::store::{Backing, Directory, Doorbell};
 
 use reading::Reading;
 
@@ -44,7 +44,7 @@ struct Waiting {
 }
 
 /// See the module.
-pub struct VolumeQueue<D: Directory = RealDirectory> {
+pub struct VolumeQueue<D: Directory = Backing> {
     shared: Arc<Shared<D>>,
     door: Door<D>,
     /// Made by the first request.

@@ -10,11 +10,12 @@ use blockyard_core::Status;
 
 use crate::admin::{invalid, snapshot_name, volume_name};
 use crate::changes::Changes;
-use crate::config::Compression;
+use crate::config::{Compression, SIZE_MAX};
 use crate::door::{Door, Outcome};
 use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::{Change, Traits};
 use crate::format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record};
+use crate::format::{BLOCK_BYTES_MAX, NODE_BLOCKS};
 use crate::map::{Leaf, Map};
 use crate::pool::{ON_ITS_WAY, Pool};
 use crate::record::Live;
@@ -152,9 +153,11 @@ impl Running {
     ) -> Result<Received, VolumeError> {
         let mut incoming = Incoming::begin(input)?;
         let place = Place::find(self, name, &incoming.head)?;
-        let hidden = place.begin(self.pool(), &incoming.head)?;
+        // Before it is looked whether the volume is as it has to be: nobody writes to it then.
+        let _held = place.present.as_ref().map(|(volume, _)| self.hold(volume)).transpose()?;
+        place.check(self.pool())?;
+        let hidden = place.begin(self, &incoming.head)?;
         let done = (|| {
-            let _held = place.present.as_ref().map(|(volume, _)| self.hold(volume)).transpose()?;
             let blocks = take(self.pool(), &hidden, &mut incoming, progress)?;
             self.pool().change(&place.volume, place.end(self.pool(), &hidden, &incoming.head)?)?;
             Ok(blocks)
@@ -197,6 +200,15 @@ struct Place {
 
 impl Place {
     fn find(running: &Running, name: &str, head: &Head) -> Result<Place, VolumeError> {
+        let Head { block_bytes, blocks, .. } = *head;
+        if !(4096..=BLOCK_BYTES_MAX).contains(&block_bytes) || block_bytes < running.pool().align()
+        {
+            let wanted = "blocks of 4k, 8k, 16k, 32k or 64k";
+            return invalid("stream", &format!("blocks of {block_bytes} bytes"), wanted);
+        }
+        if blocks.saturating_mul(block_bytes.into()) > SIZE_MAX {
+            return invalid("stream", &format!("{blocks} blocks of {block_bytes} bytes"), "1P");
+        }
         let (volume, snapshot) = match name.split_once('@') {
             Some((volume, snapshot)) => (volume, snapshot),
             None => (name, snapshot_name(&head.name)?.1),
@@ -231,14 +243,20 @@ impl Place {
             let wanted = format!("blocks of {} bytes, as `{volume}` has", traits.block_bytes);
             return invalid("stream", &head.block_bytes.to_string(), &wanted);
         }
-        let busy = |why: String| Err(VolumeError::Busy { name: volume.clone(), why });
-        if running.is_taken(traits.id) {
-            return busy("in use; close it first".to_owned());
-        }
-        if has_changed(pool, &volume, &found.name)? {
-            return busy(format!("no longer as it was in `{0}`; roll it back to that", found.name));
-        }
         Ok(Place { volume, snapshot, present: Some((traits, found)) })
+    }
+
+    /// Whether the volume is as the stream wants it.
+    fn check<D: Directory>(&self, pool: &Arc<Pool<D>>) -> Result<(), VolumeError> {
+        let Some((traits, base)) = &self.present else { return Ok(()) };
+        let busy = |why: String| Err(VolumeError::Busy { name: self.volume.clone(), why });
+        if pool.find(&self.volume)?.traits != *traits {
+            return busy("being changed; try again".to_owned());
+        }
+        if has_changed(pool, &self.volume, &base.name)? {
+            return busy(format!("no longer as it was in `{0}`; roll it back to that", base.name));
+        }
+        Ok(())
     }
 
     fn hidden(&self) -> String {
@@ -246,7 +264,8 @@ impl Place {
     }
 
     /// Makes the volume that nobody sees; answers its name.
-    fn begin<D: Directory>(&self, pool: &Pool<D>, head: &Head) -> Result<String, VolumeError> {
+    fn begin(&self, running: &Running, head: &Head) -> Result<String, VolumeError> {
+        let pool = running.pool();
         let name = self.hidden();
         if pool.find(&name).is_ok() {
             let why = "being received already".to_owned();
@@ -264,7 +283,10 @@ impl Place {
         pool.change(&self.volume, Change::Copy(Traits { blocks: base.blocks, ..traits }))?;
         if base.blocks != blocks {
             let id = pool.find(&name)?.traits.id;
-            pool.change(&self.volume, Change::Resize { id, blocks })?;
+            if let Err(error) = pool.change(&self.volume, Change::Resize { id, blocks }) {
+                running.forget(&name);
+                return Err(error);
+            }
         }
         Ok(name)
     }
@@ -366,7 +388,7 @@ impl<D: Directory> Filler<D> {
         Map::each_span(first, count, |span, from, to| parts.push((span, from, to)));
         let mut bytes = bytes;
         for (span, from, to) in parts {
-            let mut at = (span as u64 * crate::format::NODE_BLOCKS + u64::from(from)) * self.size;
+            let mut at = (span as u64 * NODE_BLOCKS + u64::from(from)) * self.size;
             let mut left = u64::from(to - from) * self.size;
             while left > 0 {
                 let len = left.min(self.part_bytes / self.size * self.size);
@@ -380,12 +402,12 @@ impl<D: Directory> Filler<D> {
     }
 
     fn zero(&mut self, first: u64, count: u64) -> Result<(), VolumeError> {
-        let mut parts = Vec::new();
-        Map::each_span(first, count, |span, from, to| parts.push((span, from, to)));
-        for (span, from, to) in parts {
-            let at = (span as u64 * crate::format::NODE_BLOCKS + u64::from(from)) * self.size;
-            let len = u64::from(to - from) * self.size;
+        let (mut first, end) = (first, first + count);
+        while first < end {
+            let behind = ((first / NODE_BLOCKS + 1) * NODE_BLOCKS).min(end);
+            let (at, len) = (first * self.size, (behind - first) * self.size);
             self.until_taken(|door| door.zero(at, len, 0, false))?;
+            first = behind;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! epoch is durable.
 
 mod end;
+mod groups;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -15,11 +16,11 @@ use std::sync::Arc;
 use crate::apply::Apply;
 use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::bytes::crc;
-use crate::checkpoint::{Marks, mark_of, write_superblock};
+use crate::checkpoint::{Marks, write_superblock};
 use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::{self, Change, Listed};
-use crate::format::entry::Entry;
-use crate::format::group::{self, Descriptor, Head, Kind};
+use crate::format::entry::{Codec, Entry};
+use crate::format::group::{Descriptor, Kind};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use crate::log::LogEnd;
 use crate::map::{Away, Frozen, Leaf, Map, Node, page};
@@ -30,6 +31,7 @@ use crate::segments::Segments;
 use crate::store::{Directory, Division, StoreFile};
 
 use end::End;
+use groups::Group;
 
 /// Longest catalogue that is read, in bytes.
 const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
@@ -39,6 +41,9 @@ const AHEAD_BYTES: usize = 1 << 20;
 
 /// Leaves that are read at once.
 const READERS: usize = 16;
+
+/// Most copies that a pool has.
+const COPIES_MAX: usize = 2;
 
 /// Segments that a new pool has.
 const FIRST_SEGMENTS: usize = 3;
@@ -102,9 +107,19 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
         return Err(FormatError::Short { what: FILE, len }.into());
     }
     let memory = Memory::new(whole);
-    let mut bytes = memory.take_beyond(whole as usize);
-    file.read_at(0, &mut bytes).map_err(|error| doing("cannot read")(error))?;
-    Ok(Superblock::all(&bytes)?)
+    let (mut copies, mut failed) = (Vec::new(), None);
+    for copy in 0..file.copies() {
+        let mut bytes = memory.take_beyond(whole as usize);
+        match file.read_copy(copy, 0, &mut bytes) {
+            Ok(()) => copies.push(bytes),
+            Err(error) => failed = Some(error),
+        }
+    }
+    if let Some(error) = failed.filter(|_| copies.is_empty()) {
+        return Err(doing("cannot read")(error));
+    }
+    // What is not the newest in both is written again below.
+    Ok(Superblock::all(&Superblock::best(copies.iter().map(|bytes| &bytes[..])))?)
 }
 
 /// Makes a pool.
@@ -169,17 +184,6 @@ fn make<D: Directory>(
     Ok((Recovered { superblock, volumes, log }, segments))
 }
 
-/// A group that was found.
-struct Group {
-    segment: u32,
-    offset: u32,
-    head: Head,
-    chain: u64,
-    descriptors: Vec<Descriptor>,
-    /// All of it.
-    bytes: Buffer,
-}
-
 /// Reads what is there.
 struct Recovery<'a, D: Directory> {
     segments: &'a Segments<D>,
@@ -193,10 +197,10 @@ struct Recovery<'a, D: Directory> {
     durable: u64,
     /// Segments that groups were found in.
     used: BTreeSet<u32>,
-    /// The segment that was looked at last, and the number of its first group.
-    peeked: Cell<Option<(u32, u64)>>,
-    /// A piece of the log that was read ahead: where it begins, and its bytes.
-    ahead: RefCell<Option<(u64, Buffer)>>,
+    /// Of each copy the segment that was looked at last, and the number of its first group.
+    peeked: [Cell<Option<(u32, u64)>>; COPIES_MAX],
+    /// Of each copy a piece of the log that was read ahead: where it begins, and its bytes.
+    ahead: [RefCell<Option<(u64, Buffer)>>; COPIES_MAX],
     /// Where each group is that may not be durable: it is in the log, and so it has to be.
     loose: VecDeque<(u64, u64, Buffer)>,
     /// Bytes of the groups that were found.
@@ -215,8 +219,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
             epoch: 0,
             durable: superblock.log.number.saturating_sub(1),
             used: BTreeSet::new(),
-            peeked: Cell::new(None),
-            ahead: RefCell::new(None),
+            peeked: Default::default(),
+            ahead: Default::default(),
             loose: VecDeque::new(),
             found_bytes: 0,
         }
@@ -289,9 +293,14 @@ impl<'a, D: Directory> Recovery<'a, D> {
         }
         self.segments.want(Some(self.segments.split(place.address()).0 as usize))?;
         let padded = (len as usize).next_multiple_of(self.superblock.align as usize);
-        let bytes = self.read(place.address(), padded, "the catalogue")?;
+        let want = self.superblock.catalogue_crc;
+        let is_whole = |bytes: &[u8]| crc(&bytes[..len as usize]) == want;
+        let mut bytes = self.memory.take_beyond(padded);
+        let (address, files) = (place.address(), self.segments.files());
+        let read = self.segments.read_whole(&files, address, &mut bytes, &is_whole);
+        read.map_err(VolumeError::io(format!("cannot read the catalogue at {address}")))?;
         let bytes = &bytes[..len as usize];
-        let (found, want) = (crc(bytes), self.superblock.catalogue_crc);
+        let found = crc(bytes);
         if found != want {
             return Err(FormatError::Checksum { what: "catalogue", found, want }.into());
         }
@@ -326,31 +335,17 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(())
     }
 
-    fn read(&self, address: u64, len: usize, what: &str) -> Result<Buffer, VolumeError> {
+    fn read(
+        &self,
+        copy: usize,
+        address: u64,
+        len: usize,
+        what: &str,
+    ) -> Result<Buffer, VolumeError> {
         let mut bytes = self.memory.take_beyond(len);
-        let read = self.segments.read(&self.segments.files(), address, &mut bytes);
+        let read = self.segments.read_copy(&self.segments.files(), copy, address, &mut bytes);
         read.map_err(VolumeError::io(format!("cannot read {what} at {address} of the pool")))?;
         Ok(bytes)
-    }
-
-    /// Reads a part of the log, which is read in long pieces: groups may be short.
-    fn read_log(&self, address: u64, len: usize, what: &str) -> Result<Buffer, VolumeError> {
-        let mut ahead = self.ahead.borrow_mut();
-        let is_in = |(at, bytes): &(u64, Buffer)| {
-            address >= *at && address + len as u64 <= at + bytes.len() as u64
-        };
-        if !ahead.as_ref().is_some_and(is_in) {
-            let (_, offset) = self.segments.split(address);
-            let left = u64::from(self.segments.bytes()) - offset;
-            let long = left.min(AHEAD_BYTES as u64).max(len as u64) as usize;
-            // Where the long piece cannot be read the short one may.
-            let read = self.read(address, long, what).or_else(|_| self.read(address, len, what));
-            *ahead = Some((address, read?));
-        }
-        let (at, bytes) = ahead.as_ref().expect("it was read just now");
-        let mut part = self.memory.take_beyond(len);
-        part.copy_from_slice(&bytes[(address - at) as usize..][..len]);
-        Ok(part)
     }
 
     /// Reads a node. Its leaves are read when they are wanted.
@@ -388,8 +383,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
     fn replay(&mut self) -> Result<(), VolumeError> {
         // What is no group at the first look is looked at again: a read may have gone astray.
         while let Some(group) = self.next().transpose().or_else(|| {
-            self.ahead.take();
-            self.peeked.take();
+            self.ahead.iter().for_each(|ahead| _ = ahead.take());
+            self.peeked.iter().for_each(|peeked| _ = peeked.take());
             self.next().transpose()
         }) {
             let group = group?;
@@ -412,78 +407,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 chain,
             };
         }
-        let missing =
-            End { segments: self.segments, superblock: &self.superblock, place: self.place };
-        missing.check(self.durable.max(self.superblock.durable), self.epoch)
-    }
-
-    /// The group that follows, if there is one.
-    fn next(&self) -> Result<Option<Group>, VolumeError> {
-        let LogPlace { segment, offset, next, .. } = self.place;
-        let mut found = match segment {
-            SEGMENT_NONE => None,
-            _ => self.group(segment, offset)?,
-        };
-        if next != SEGMENT_NONE && self.first_number(next).is_none_or(|it| it == self.place.number)
-        {
-            // Of two the newer one: the other was torn when the pool was opened last.
-            if let Some(group) = self.group(next, 0)?
-                && found.as_ref().is_none_or(|it| it.head.epoch < group.head.epoch)
-            {
-                found = Some(group);
-            }
-        }
-        Ok(found)
-    }
-
-    /// What the first group of a segment says that its number is, unless that cannot be read.
-    fn first_number(&self, segment: u32) -> Option<u64> {
-        if let Some((known, number)) = self.peeked.get()
-            && known == segment
-        {
-            return Some(number);
-        }
-        let align = self.superblock.align;
-        let first = self.read(self.segments.address(segment, 0), align as usize, "the log").ok()?;
-        let number = group::head_len(&first, align).map_or(0, |_| group::number(&first));
-        self.peeked.set(Some((segment, number)));
-        Some(number)
-    }
-
-    /// The group at a place, if it is the one that follows.
-    fn group(&self, segment: u32, offset: u32) -> Result<Option<Group>, VolumeError> {
-        let align = self.superblock.align;
-        let room = self.segments.bytes().saturating_sub(offset) as usize;
-        if room < align as usize || segment as usize >= self.segments.files().len() {
-            return Ok(None);
-        }
-        let address = self.segments.address(segment, offset);
-        // What cannot be read is no end: it may be there the next time.
-        let what = format!("the log, segment {segment} offset {offset},");
-        let first = self.read_log(address, align as usize, &what)?;
-        let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
-            return Ok(None);
-        };
-        let bytes = self.read_log(address, len, &what)?;
-        let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
-        let follows = head.pool == mark_of(&self.superblock)
-            && head.number == self.place.number
-            && head.chain == self.place.chain
-            && head.epoch >= self.epoch;
-        let whole = len + head.payload_bytes as usize;
-        if !follows || whole > room {
-            return Ok(None);
-        }
-        let bytes = self.read_log(address, whole, &what)?;
-        let mut at = len;
-        for descriptor in &descriptors {
-            let len = descriptor.payload_bytes(align) as usize;
-            if len > 0 && crc(&bytes[at..at + len]) != descriptor.crc {
-                return Ok(None);
-            }
-            at += len;
-        }
-        Ok(Some(Group { segment, offset, head, chain, descriptors, bytes }))
+        let (segments, superblock, place) = (self.segments, &self.superblock, self.place);
+        (0..self.copies()).try_for_each(|copy| {
+            let missing = End { segments, superblock, place, copy };
+            missing.check(self.durable.max(superblock.durable), self.epoch)
+        })
     }
 
     /// Reads the leaves that a group changes, several at once: one after the other they would take
@@ -548,6 +476,9 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 let end = block.checked_add(blocks).ok_or_else(|| impossible("block", block))?;
                 if end > live.traits.blocks {
                     return Err(impossible("block", block));
+                }
+                if kind == Kind::Data && codec == Codec::Raw && stored != live.traits.block_bytes {
+                    return Err(impossible("length of a block", stored.into()));
                 }
                 if kind == Kind::Zero {
                     maps.zero(&live.map, block, blocks)?;

@@ -13,7 +13,8 @@ use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
 use crate::pool::{Options, Pool};
 use crate::record::{Body, Record};
-use crate::store::{Directory, Purpose, RealDirectory};
+use crate::store::mirror::places::Places;
+use crate::store::{Backing, Directory};
 
 /// The pools of this process, by their directories.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Place>>> = LazyLock::new(Mutex::default);
@@ -45,20 +46,22 @@ impl Place {
 }
 
 /// The place of a pool that this thread is opening. It is nobody's if that comes to nothing.
-struct Opening(PathBuf);
+struct Opening(Vec<PathBuf>);
 
 impl Opening {
     fn done(mut self, running: &Arc<Running>) {
-        let place = std::mem::take(&mut self.0);
-        pools().insert(place, Place::Open(Arc::downgrade(running)));
+        let places = std::mem::take(&mut self.0).into_iter();
+        pools().extend(places.map(|place| (place, Place::Open(Arc::downgrade(running)))));
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
         let mut pools = pools();
-        if matches!(pools.get(&self.0), Some(Place::Opening)) {
-            pools.remove(&self.0);
+        for place in &self.0 {
+            if matches!(pools.get(place), Some(Place::Opening)) {
+                pools.remove(place);
+            }
         }
     }
 }
@@ -75,7 +78,7 @@ const PANICS_MAX: usize = 3;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Running<D: Directory = RealDirectory> {
+pub struct Running<D: Directory = Backing> {
     pool: Arc<Pool<D>>,
     thread: Option<JoinHandle<()>>,
     /// Volumes that are devices.
@@ -87,35 +90,46 @@ fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
 }
 
 impl Running {
-    /// The pool of a directory: the one that is open, or opened now, or made.
+    /// The pool of a directory: the one that is open, or opened now, or made. Where it has a second
+    /// copy, that is opened too.
     ///
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
-        let place = crate::store::place(path)?;
-        let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
+        Running::open_places(&Places::of(path), options)
+    }
+
+    /// The same by one directory or two.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open_places(given: &Places, options: Options) -> Result<Arc<Running>, VolumeError> {
+        let given = given.settled()?;
+        let places = given.all();
         let until = Instant::now() + CLOSE_MAX;
-        let (directory, opening) = loop {
+        let (taken, opening) = loop {
             let mut pools = pools();
             pools.retain(|_, place| place.is_taken());
-            match pools.get(&place).map(Place::running) {
+            match places.iter().find_map(|place| pools.get(place)).map(Place::running) {
                 Some(Some(open)) => return Ok(open),
                 // Somebody opens it just now; others are not held up by that.
                 Some(None) => {}
-                None => match RealDirectory::take_for(&place, purpose) {
+                None => match given.take(&options) {
                     // This process has just closed it, and is not done with that.
                     Err(VolumeError::InUse { holder, .. })
                         if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
                     taken => {
-                        let directory = taken?.with(options.store)?;
-                        pools.insert(place.clone(), Place::Opening);
-                        break (directory, Opening(place));
+                        let taken = taken?;
+                        let opening = |place: &PathBuf| (place.clone(), Place::Opening);
+                        pools.extend(places.iter().map(opening));
+                        break (taken, Opening(places));
                     }
                 },
             }
             drop(pools);
             std::thread::sleep(CLOSE_LOOK);
         };
+        let directory = taken.put_together(given.degraded)?;
         if !directory.is_direct() {
             let path = directory.path().display();
             tracing::warn!("{path}: no direct I/O there; through the page cache");
@@ -129,6 +143,12 @@ impl Running {
     /// Its directory.
     pub fn path(&self) -> &Path {
         self.pool.segments().directory().path()
+    }
+
+    /// Whether one of its copies is in a directory.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let places = self.pool.segments().directory().directories();
+        places.into_iter().any(|directory| directory.path() == path)
     }
 
     /// Lets others know where the yard can be asked that has this pool open.

@@ -1,5 +1,6 @@
 //! Scrubbing: every block of a pool that is in use is read and compared with its checksum, as fast
-//! as is allowed, so that damage is found before somebody needs the block.
+//! as is allowed, so that damage is found before somebody needs the block. Where there are two
+//! copies both are read, and what is damaged in one of them is written again from the other one.
 
 use std::time::{Duration, Instant};
 
@@ -59,14 +60,17 @@ impl Running {
         let used = pool.segments().counts();
         let total = (used.all - used.free - used.idle) as u64 * u64::from(pool.segments().bytes());
         let mut pace = Pace { bytes_per_second: rate, since: Instant::now(), from: 0 };
-        let mut verifier = Verifier::new(pool.segments());
+        let mut verifier = Verifier::new(pool.segments(), true);
         pool.settle();
         let names: Vec<String> = pool.list().into_iter().map(|traits| traits.name).collect();
         for name in &names {
-            // It may have been removed meanwhile. Nobody removes it while it is read.
+            // It may have been removed meanwhile, or made anew.
             let Ok(live) = pool.find(name) else { continue };
-            let frozen = live.map.freeze();
-            let goes_on = verifier.volume(&live, &frozen, &mut |bytes| {
+            let (frozen, id, block_bytes) =
+                (live.map.freeze(), live.traits.id, live.traits.block_bytes);
+            drop(live);
+            let now = || pool.volumes().by_id.get(&id).cloned();
+            let goes_on = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
                 pace.keep(bytes);
                 progress(bytes, total.max(bytes))
             });

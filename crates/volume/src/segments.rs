@@ -5,6 +5,8 @@
 //! of the two superblock slots stands for a checkpoint whose segments are all there.
 #![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
 
+mod reading;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -12,8 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_sync::published::{Published, Reader};
 
-use crate::buffer::{Buffer, Memory};
-use crate::bytes::crc;
 use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::{ADDRESS_END, Entry};
@@ -179,24 +179,6 @@ impl<D: Directory> Segments<D> {
             want: "a place on disk",
         })?;
         Ok(Arc::new(page))
-    }
-
-    /// Reads a page of a map and compares its checksum.
-    ///
-    /// # Errors
-    /// As [`Segments::load`].
-    pub fn read_page(&self, home: Entry) -> Result<Buffer, VolumeError> {
-        let mut bytes = Memory::new(PAGE_BYTES as u64).take_beyond(PAGE_BYTES);
-        let (segment, offset) = self.split(home.address());
-        let read = self.read(&self.files(), home.address(), &mut bytes);
-        read.map_err(VolumeError::io(format!(
-            "cannot read a page of the map, segment {segment} offset {offset}"
-        )))?;
-        let found = crc(&bytes);
-        if found != home.crc() {
-            return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
-        }
-        Ok(bytes)
     }
 
     /// More or fewer bytes count.
@@ -522,20 +504,6 @@ impl<D: Directory> Segments<D> {
     pub fn scratch(&self) -> Option<Arc<D::File>> {
         let number = self.table().states.iter().position(|state| *state == State::Free)?;
         self.files.get().get(number).cloned()
-    }
-
-    /// Reads what lies in one segment.
-    ///
-    /// # Errors
-    /// If it cannot be read, or there is no such segment.
-    #[inline]
-    pub fn read(&self, files: &Files<D::File>, address: u64, into: &mut [u8]) -> io::Result<()> {
-        let (segment, offset) = self.split(address);
-        let file = files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
-        if offset + into.len() as u64 > u64::from(self.bytes) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        file.read_at(offset, into)
     }
 
     /// Writes into one segment.

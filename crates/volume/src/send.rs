@@ -52,7 +52,7 @@ pub struct Sending<D: Directory> {
     changes: Changes,
 }
 
-impl Sending<crate::store::RealDirectory> {
+impl Sending<crate::store::Backing> {
     /// Prepares to send as [`Running::send`] does.
     ///
     /// # Errors

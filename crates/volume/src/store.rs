@@ -4,10 +4,12 @@
 //! What is written is visible at once. It is durable when `sync` of its file has returned, and a
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
+pub mod copies;
 mod disk;
 mod file;
 pub(crate) mod folder;
 pub mod lane;
+pub mod mirror;
 pub mod reads;
 mod real;
 pub(crate) mod ring;
@@ -18,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use copies::Copies;
 pub use file::RealFile;
 pub use lane::{Blocking, Durability, Lane, Parcel};
 pub use reads::{BlockingReads, Reads};
@@ -168,6 +171,13 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// What a copy of its files is called in messages: of [`StoreFile::copies`] the one of this
+    /// number.
+    fn copy_title(&self, copy: usize) -> String {
+        let _ = copy;
+        self.title()
+    }
+
     /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a
     /// file that nobody needs, to see how fast that is.
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> Self::Lane;
@@ -245,7 +255,34 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If some of it may not be; it is not asked again then.
     fn sync(&self) -> io::Result<()>;
+
+    /// How many copies there are of it, each of which has everything.
+    fn copies(&self) -> usize {
+        1
+    }
+
+    /// Reads one of its copies.
+    ///
+    /// # Errors
+    /// As [`StoreFile::read_at`], if there is another one or not.
+    fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let _ = copy;
+        self.read_at(offset, into)
+    }
+
+    /// Writes bytes over those copies that have something else there, or cannot be read there, if
+    /// one has them: what is written now is left alone. Says how many were mended, durably.
+    ///
+    /// # Errors
+    /// If it is known of no copy any more whether it has everything.
+    fn mend(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
+        let _ = (offset, whole);
+        Ok(0)
+    }
 }
+
+/// Where the pool of a device is: a directory, or two of them with the same files.
+pub type Backing = Copies<RealDirectory>;
 
 /// Makes a file that is there as a whole or not at all, whenever the power is cut.
 pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {

@@ -2,6 +2,7 @@
 //! that nobody has open, and for scrubbing one that is in use.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::buffer::{Buffer, Memory};
 use crate::bytes::crc;
@@ -9,12 +10,12 @@ use crate::check::{Damage, Report};
 use crate::codec;
 use crate::error::FormatError;
 use crate::format::entry::{Entry, STORED_MAX};
-use crate::format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, UNIT};
+use crate::format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
 use crate::map::page::parse_node;
 use crate::map::{Found, Frozen, Map, Page};
 use crate::record::Live;
 use crate::segments::Segments;
-use crate::store::Directory;
+use crate::store::{Directory, StoreFile};
 
 /// Damage that is told one by one.
 const TOLD_MAX: usize = 1000;
@@ -42,45 +43,60 @@ pub(crate) struct Verifier<'a, D: Directory> {
     stored: Buffer,
     plain: Buffer,
     seen: Seen,
+    /// What is damaged in one copy and whole in another is written again.
+    mends: bool,
+    /// Bytes of pages that were verified.
+    page_bytes: u64,
     pub(crate) report: Report,
 }
 
+/// Finds a volume as it is now, if it is there. Nobody refers to it all the time: what somebody
+/// refers to cannot be changed.
+pub(crate) type Now<'a> = dyn Fn() -> Option<Arc<Live>> + 'a;
+
 impl<'a, D: Directory> Verifier<'a, D> {
-    pub(crate) fn new(segments: &'a Segments<D>) -> Verifier<'a, D> {
+    pub(crate) fn new(segments: &'a Segments<D>, mends: bool) -> Verifier<'a, D> {
         let memory = Memory::new(1 << 20);
         Verifier {
             segments,
             stored: memory.take_beyond(STORED_MAX as usize),
             plain: memory.take_beyond(BLOCK_BYTES_MAX as usize),
             seen: Seen::default(),
+            mends,
+            page_bytes: 0,
             report: Report::default(),
         }
     }
 
-    /// Verifies a volume or snapshot by its map, but for what it shares with those before.
-    /// `goes_on` is told the bytes that were verified, leaf by leaf, and says whether to go on; so
-    /// does this.
+    /// Verifies a volume or snapshot by its map, but for what it shares with those before. `now`
+    /// finds it as it is then, unless it is gone. `goes_on` is told the bytes that were verified,
+    /// leaf by leaf, and says whether to go on; so does this.
     pub(crate) fn volume(
         &mut self,
-        live: &Live,
+        block_bytes: u32,
         frozen: &Frozen,
+        now: &Now<'_>,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> bool {
         for (number, node) in (0..).zip(frozen) {
             let Some(node) = node else { continue };
-            self.page(live, number * NODE_BLOCKS, node.home(), What::Node);
+            if !self.page(now, number * NODE_BLOCKS, node.home(), What::Node) {
+                continue;
+            }
             for (at, leaf) in node.leaves().iter().enumerate() {
                 let Some(leaf) = leaf else { continue };
                 let first = number * NODE_BLOCKS + (at * FAN) as u64;
-                self.page(live, first, leaf.home(), What::Leaf);
+                if !self.page(now, first, leaf.home(), What::Leaf) {
+                    continue;
+                }
                 // What cannot be read was told just now, or has moved meanwhile.
                 let Ok(page) = self.segments.page(leaf) else { continue };
                 for (block, entry) in (first..).zip(page.entries()) {
                     if !entry.is_hole() && self.seen.note(entry.address()) {
-                        self.block(live, block, entry);
+                        self.block(now, block_bytes, block, entry);
                     }
                 }
-                if !goes_on(self.report.stored_bytes) {
+                if !goes_on(self.report.stored_bytes + self.page_bytes) {
                     return false;
                 }
             }
@@ -88,12 +104,16 @@ impl<'a, D: Directory> Verifier<'a, D> {
         true
     }
 
-    fn block(&mut self, live: &Live, block: u64, entry: &Entry) {
+    fn block(&mut self, now: &Now<'_>, block_bytes: u32, block: u64, entry: &Entry) {
         self.report.blocks += 1;
         self.report.stored_bytes += u64::from(entry.stored_bytes());
-        let Some(what) = self.wrong(entry, What::Block(live.traits.block_bytes)) else { return };
+        let Some(what) = self.wrong(entry, What::Block(block_bytes)) else { return };
         // It may have moved, or been written again, since the map was looked at.
+        let Some(live) = now() else { return };
         let (span, at) = Map::place(block);
+        if span >= live.map.span_count() {
+            return;
+        }
         let found = live.map.with(span, |span| span.find(at));
         let is_there = match found {
             Found::Disk(now) => now == *entry,
@@ -104,22 +124,33 @@ impl<'a, D: Directory> Verifier<'a, D> {
             _ => false,
         };
         if is_there {
-            self.tell(live, block, entry, what);
+            self.tell(&live, block, entry, what);
         }
     }
 
-    fn page(&mut self, live: &Live, first: u64, home: Option<Entry>, kind: What) {
-        let Some(home) = home.filter(|home| self.seen.note(home.address())) else { return };
-        let Some(what) = self.wrong(&home, kind) else { return };
+    /// Verifies a page; says whether what it names is still to be verified: what was seen before
+    /// names the same.
+    fn page(&mut self, now: &Now<'_>, first: u64, home: Option<Entry>, kind: What) -> bool {
+        let Some(home) = home else { return true };
+        if !self.seen.note(home.address()) {
+            return false;
+        }
+        self.page_bytes += PAGE_BYTES as u64;
+        let Some(what) = self.wrong(&home, kind) else { return true };
+        let Some(live) = now() else { return true };
         let (span, at) = Map::place(first);
+        if span >= live.map.span_count() {
+            return true;
+        }
         let is_there = live.map.with(span, |span| {
             let node = span.node();
             let leaf = node.and_then(|node| node.leaf(at as usize / FAN)?.home());
             node.and_then(|node| node.home()) == Some(home) || leaf == Some(home)
         });
         if is_there {
-            self.tell(live, first, &home, what);
+            self.tell(&live, first, &home, what);
         }
+        true
     }
 
     fn tell(&mut self, live: &Live, block: u64, entry: &Entry, what: String) {
@@ -131,10 +162,49 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// What is wrong with what an entry names.
+    /// What is wrong with what an entry names, in all copies or in some.
     fn wrong(&mut self, entry: &Entry, kind: What) -> Option<String> {
+        let files = self.segments.files();
+        let (segment, offset) = self.segments.split(entry.address());
+        let file = files.get(segment as usize);
+        let copies = file.map_or(1, |file| file.copies());
+        let (mut bad, mut good) = (Vec::new(), None);
+        for copy in 0..copies {
+            match self.wrong_in(copy, entry, kind) {
+                Some(what) if copies > 1 => {
+                    bad.push(format!("{}: {what}", self.segments.directory().copy_title(copy)));
+                }
+                Some(what) => return Some(what),
+                None => good = Some(copy),
+            }
+        }
+        if bad.is_empty() {
+            return None;
+        }
+        let bad = bad.join("; ");
+        let (Some(good), Some(file)) = (good.filter(|_| self.mends), file) else {
+            return Some(bad);
+        };
+        // What was read last may be of a bad one.
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
-        if let Err(error) = self.segments.read(&self.segments.files(), entry.address(), bytes) {
+        let mended = self.segments.read_copy(&files, good, entry.address(), bytes);
+        match mended.and_then(|()| file.mend(offset, bytes)) {
+            Ok(mended @ 1..) => {
+                self.report.mended += mended as u64;
+                tracing::warn!("at {} of the pool: mended: {bad}", entry.address());
+                None
+            }
+            // It has moved meanwhile, or is being written.
+            Ok(0) => Some(bad),
+            Err(error) => Some(format!("{bad}; it could not be mended: {error}")),
+        }
+    }
+
+    /// The same in one copy.
+    fn wrong_in(&mut self, copy: usize, entry: &Entry, kind: What) -> Option<String> {
+        let bytes = &mut self.stored[..entry.stored_bytes() as usize];
+        let read = self.segments.read_copy(&self.segments.files(), copy, entry.address(), bytes);
+        if let Err(error) = read {
             return Some(error.to_string());
         }
         let (found, want) = (crc(bytes), entry.crc());

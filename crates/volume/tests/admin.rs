@@ -116,7 +116,8 @@ fn a_check_finds_a_changed_bit_and_names_its_block() {
     let mut told = 0;
     let report = check(&path, &mut |bytes| told = bytes).unwrap();
     assert_eq!((report.volumes, report.blocks, report.damaged), (1, 64, 0));
-    assert_eq!((report.stored_bytes, told), (1 << 20, 1 << 20));
+    // With the pages of the map.
+    assert!(report.stored_bytes == 1 << 20 && told > 1 << 20, "{told}");
     // In the block that is full of fives.
     let file = path.join("segment-00000000");
     let mut bytes = std::fs::read(&file).unwrap();

@@ -57,6 +57,17 @@ fn blocks_of_16_kib_compressed() {
     alone("volume, 16k, lz4", VolumeConfig { volblocksize, compress, ..plain() });
 }
 
+/// In two directories.
+#[test]
+fn two_copies() {
+    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "copies"));
+    let make = move || {
+        let config = VolumeConfig { path2: Some(place.fresh()), copies: 2, ..plain() };
+        fresh(&place, &config)
+    };
+    contract::run(&contract::Subject::plain("volume, two copies", true, make));
+}
+
 /// Where io_uring is refused.
 #[test]
 fn by_calls_that_block() {

@@ -37,8 +37,11 @@ const PAGES: u64 = 1024;
 const THREADS: u64 = 4;
 
 fn open(directory: &Path) -> Arc<Volume> {
+    // Where there is a second copy it is beside the first one.
+    let second = directory.with_extension("second");
     let config = VolumeConfig {
         path: directory.to_owned(),
+        path2: directory.ends_with("mirror").then_some(second),
         name: "v0".to_owned(),
         size: PAGES * PAGE as u64,
         volblocksize: 16 << 10,
@@ -113,6 +116,13 @@ fn nothing_that_was_durable_is_missing_on_a_disk() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disk");
     let device = LoopDevice::new(&place.path().join("image"), 256 << 20, 512);
     kills(device.path(), 12);
+}
+
+/// The two copies are not of one moment then.
+#[test]
+fn nothing_that_was_durable_is_missing_in_two_copies() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-mirror");
+    kills(&place.path().join("mirror"), 13);
 }
 
 fn kills(directory: &Path, seed: u64) {

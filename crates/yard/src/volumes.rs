@@ -10,6 +10,7 @@ use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::check::{Damage, Report};
 use blockyard_volume::format::catalogue::Traits;
 use blockyard_volume::receive::Received;
+use blockyard_volume::store::mirror::CopyStatus;
 use blockyard_volume::{Running, VolumeError};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,27 @@ impl VolumeView {
     }
 }
 
+/// One of two copies of a pool.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct CopyView {
+    /// Its directory.
+    pub path: String,
+    /// It has everything, and is written to.
+    pub good: bool,
+    /// Why it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// How often something in it was written again from the other one, since the pool was opened.
+    pub mended: u64,
+}
+
+impl From<CopyStatus> for CopyView {
+    fn from(status: CopyStatus) -> CopyView {
+        let CopyStatus { path, is_good: good, why, mended } = status;
+        CopyView { path, good, why, mended }
+    }
+}
+
 /// A pool.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct PoolView {
@@ -115,6 +137,9 @@ pub struct PoolView {
     pub syncs: u64,
     /// Checkpoints.
     pub checkpoints: u64,
+    /// Its copies, where there are two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyView>,
 }
 
 impl PoolView {
@@ -144,11 +169,13 @@ impl PoolView {
             moved_bytes: activity.moved_bytes,
             syncs: activity.syncs,
             checkpoints: activity.checkpoints,
+            copies: status.copies.into_iter().map(CopyView::from).collect(),
         })
     }
 
     /// What counts up, by name: for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 7] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 8] {
+        let mended = self.copies.iter().map(|copy| copy.mended).sum();
         [
             ("pool_groups", "Groups in the log", self.groups),
             ("pool_log_bytes", "Bytes of groups, with their heads", self.log_bytes),
@@ -157,11 +184,13 @@ impl PoolView {
             ("pool_moved_bytes", "Bytes that cleaning has written again", self.moved_bytes),
             ("pool_syncs", "Syncs of the log", self.syncs),
             ("pool_checkpoints", "Checkpoints", self.checkpoints),
+            ("pool_mended", "Pieces of a copy written again from the other one", mended),
         ]
     }
 
     /// What there is, by name: for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 6] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 7] {
+        let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
         [
             ("pool_size_bytes", "Bytes of segments", bytes(self.segments)),
@@ -170,6 +199,7 @@ impl PoolView {
             ("pool_outside_free_bytes", "Bytes by which it can grow", self.outside_free_bytes),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
             ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
+            ("pool_copies_bad", "Copies that were given up or are missing", bad),
         ]
     }
 }
@@ -357,6 +387,12 @@ pub struct ScrubView {
     pub groups: u64,
     /// Blocks and pages that are damaged.
     pub damaged: u64,
+    /// How many a scrub has written again from the other copy.
+    #[serde(default)]
+    pub mended: u64,
+    /// How the copies are that a check has looked at, where there are two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyView>,
     /// The first of them.
     pub damage: Vec<DamageView>,
 }
@@ -376,14 +412,17 @@ pub struct DamageView {
 
 impl From<Report> for ScrubView {
     fn from(report: Report) -> ScrubView {
-        let Report { volumes, blocks, stored_bytes, groups, damaged, damage } = report;
+        let Report { volumes, blocks, stored_bytes, groups, damaged, mended, copies, damage } =
+            report;
         let damage = damage.into_iter().map(|Damage { volume, block, address, what }| DamageView {
             volume,
             block,
             address,
             what,
         });
-        ScrubView { volumes, blocks, stored_bytes, groups, damaged, damage: damage.collect() }
+        let copies = copies.into_iter().map(CopyView::from).collect();
+        let damage = damage.collect();
+        ScrubView { volumes, blocks, stored_bytes, groups, damaged, mended, copies, damage }
     }
 }
 
@@ -418,7 +457,7 @@ impl Yard {
             };
         };
         let place = Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
-        let found = pools.into_iter().find(|pool| pool.path() == place);
+        let found = pools.into_iter().find(|pool| pool.is_at(&place));
         found.ok_or_else(|| refused(path))
     }
 

@@ -50,6 +50,8 @@ pub(crate) enum VolumeCommand {
     Scrub(VolumeScrubArgs),
     /// Verify a pool that nobody has open and every block in it, and change nothing
     Check(VolumePoolArgs),
+    /// Make an empty directory the second copy of a pool that nobody has open
+    Attach(VolumeAttachArgs),
 }
 
 /// A pool.
@@ -58,8 +60,22 @@ pub(crate) struct VolumePoolArgs {
     /// The pool's directory
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
+    /// Open a pool of two copies with this one alone, though the other one may be the newer one
+    #[arg(long)]
+    pub(crate) degraded: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
+}
+
+/// `volume attach`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeAttachArgs {
+    /// The pool's directory
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// An empty directory, on another disk
+    #[arg(value_name = "EMPTY")]
+    pub(crate) empty: PathBuf,
 }
 
 /// A pool and a name in it.

@@ -73,19 +73,24 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
     if args.talk.json {
         print_json(report, out)?;
     } else {
+        for copy in &report.copies {
+            writeln!(out, "{}", super::shown(copy))?;
+        }
         for damage in &report.damage {
             let (volume, block, address) = (&damage.volume, damage.block, damage.address);
             writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
         }
         writeln!(
             out,
-            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged",
+            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged, {} mended",
             args.pool.display(),
             report.volumes,
             report.blocks,
             report.stored_bytes,
-            report.damaged
+            report.damaged,
+            report.mended
         )?;
     }
-    if report.damaged > 0 { Err(Failure::Silent(Code::Failed)) } else { Ok(()) }
+    let is_degraded = report.copies.iter().any(|copy| !copy.good);
+    if report.damaged > 0 || is_degraded { Err(Failure::Silent(Code::Failed)) } else { Ok(()) }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_volume::device::is_pool;
-use blockyard_volume::{Holder, Options, Running, VolumeError};
+use blockyard_volume::{Holder, Options, Places, Running, VolumeError};
 use blockyard_yard::client::Client;
 use blockyard_yard::paths;
 use blockyard_yard::volumes::{self, PoolView, VolumeDone, VolumeRequest, VolumeView};
@@ -42,11 +42,13 @@ impl Pool {
             return match has(&client(&args.talk), &path) {
                 Ok(true) => Ok(Pool::There(client(&args.talk), path)),
                 // It may be open nowhere.
-                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => open(path, make),
+                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => {
+                    open(path, args.degraded, make)
+                }
                 Err(error) => Err(error),
             };
         }
-        open(path.clone(), make)
+        open(path.clone(), args.degraded, make)
     }
 
     /// The volumes and snapshots of a pool, of which nothing is changed.
@@ -83,7 +85,10 @@ impl Pool {
             Pool::Here(running) => PoolView::new(running).map_err(refused),
             Pool::There(client, path) => {
                 let pools = client.pools()?;
-                let is_it = |pool: &PoolView| Path::new(&pool.path) == path;
+                let is_it = |pool: &PoolView| {
+                    let mut copies = pool.copies.iter().map(|copy| &copy.path);
+                    Path::new(&pool.path) == path || copies.any(|it| Path::new(it) == path)
+                };
                 let gone = || {
                     let text = format!("{} is not open there any more", path.display());
                     Failure::new(Code::Failed, text)
@@ -123,7 +128,7 @@ fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
 }
 
 /// Opens the pool of a directory, or finds the yard that has it open.
-fn open(path: PathBuf, make: Make) -> Result<Pool, Failure> {
+fn open(path: PathBuf, degraded: bool, make: Make) -> Result<Pool, Failure> {
     if make == Make::Never && !is_pool(&path) {
         let path = path.display();
         let text = format!("{path} holds no pool of volumes; wanted its directory or its disk");
@@ -132,7 +137,8 @@ fn open(path: PathBuf, make: Make) -> Result<Pool, Failure> {
     // Each segment of a pool is an open file.
     raise_files();
     let consent = matches!(make, Make::IfMissing { consent: true });
-    match Running::open(&path, Options { consent, ..Options::default() }) {
+    let places = Places { degraded, ..Places::of(&path) };
+    match Running::open_places(&places, Options { consent, ..Options::default() }) {
         Ok(running) => Ok(Pool::Here(running)),
         Err(VolumeError::InUse { path, holder }) => held(path, holder),
         Err(error) => Err(refused(error)),

@@ -15,7 +15,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, SECTOR_BYTES, Sector};
-use blockyard_volume::store::{self, Directory, RealDirectory};
+use blockyard_volume::store::{self, Backing, Directory, RealDirectory};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
 use crate::baseline::serial_log::SerialVolume;
@@ -234,7 +234,8 @@ fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
 /// If it cannot be opened.
 pub fn running(path: &Path, options: Options) -> Result<Arc<Running>, LabError> {
     let directory = take(path).and_then(|directory| directory.with(options.store));
-    Running::start(directory.map_err(failed(path))?, options).map_err(failed(path))
+    let directory = Backing::One(directory.map_err(failed(path))?);
+    Running::start(directory, options).map_err(failed(path))
 }
 
 /// The volume of a pool that runs.

@@ -11,7 +11,7 @@ use crate::format::entry::Entry;
 use crate::format::group::{self, Kind};
 use crate::map::{Leaf, Map, Node, Page};
 use crate::pool::Pool;
-use crate::store::Directory;
+use crate::store::{Directory, StoreFile};
 
 /// A block that lies, or lay, in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +36,16 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32) -> Vec<Block> {
     let (mut offset, mut before) = (0, None);
     while offset + align <= segments.bytes() {
         let address = segments.address(segment, offset);
-        if segments.read(&files, address, &mut first).is_err() {
-            break;
-        }
         let room = (segments.bytes() - offset) as usize;
-        let len = group::head_len(&first, align).filter(|len| *len <= room);
-        let Some(len) = len else { break };
-        let mut head = memory.take_beyond(len);
-        if segments.read(&files, address, &mut head).is_err() {
-            break;
-        }
-        let Some((head, _, descriptors)) = group::parse(&head, align) else { break };
+        let copies = files.get(segment as usize).map_or(0, |file| file.copies());
+        let head = (0..copies).find_map(|copy| {
+            segments.read_copy(&files, copy, address, &mut first).ok()?;
+            let len = group::head_len(&first, align).filter(|len| *len <= room)?;
+            let mut head = memory.take_beyond(len);
+            segments.read_copy(&files, copy, address, &mut head).ok()?;
+            group::parse(&head, align)
+        });
+        let Some((head, _, descriptors)) = head else { break };
         // What an earlier use of the segment has left does not follow.
         let is_cold = head.pool == !mark;
         let follows = before.is_none_or(|before| before + 1 == head.number);

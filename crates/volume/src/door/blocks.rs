@@ -65,10 +65,10 @@ impl<D: Directory> Door<D> {
         if crc(stored) != entry.crc() {
             return None;
         }
-        if entry.codec() == Codec::Raw {
-            return Some(stored);
-        }
         let size = self.block_bytes();
+        if entry.codec() == Codec::Raw {
+            return (stored.len() == size).then_some(stored);
+        }
         let plain = &mut self.plain[..size];
         codec::decode(entry.codec(), stored, plain).then_some(&*plain)
     }

@@ -172,6 +172,28 @@ impl Superblock {
         }
     }
 
+    /// Of each slot the newest one of several copies of both; of one that can be read in none of
+    /// them what one has. Where one of them is of a newer version it is that one.
+    pub fn best<'a>(copies: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
+        let mut best = Vec::with_capacity(SLOTS as usize * SLOT_BYTES);
+        for number in 0..SLOTS {
+            let slots = copies.clone().filter_map(|copy| {
+                let slot = copy.chunks(SLOT_BYTES).nth(number as usize)?;
+                let parsed = Superblock::parse(slot);
+                let rank = match parsed.and_then(|it| Superblock::in_slot(it, number)) {
+                    Err(FormatError::Version { .. }) => (2, 0),
+                    Ok(superblock) => (1, superblock.sequence),
+                    Err(_) => (0, 0),
+                };
+                Some((rank, slot))
+            });
+            // The first one of those that are equal.
+            let slot = slots.reduce(|best, other| if other.0 > best.0 { other } else { best });
+            best.extend_from_slice(slot.map_or(&[], |(_, slot)| slot));
+        }
+        best
+    }
+
     /// The newest of the slots that can be read.
     ///
     /// # Errors
@@ -260,6 +282,22 @@ mod tests {
         assert_eq!(Superblock::newest(&astray).map(|it| it.sequence), Ok(7));
         let text = Superblock::newest(&[printed(7), printed(6)].concat()).unwrap_err().to_string();
         assert!(text.contains("sequence = 7"), "{text}");
+    }
+
+    #[test]
+    fn of_two_copies_the_best_slots_count() {
+        let (old, new) = ([printed(6), printed(7)].concat(), [printed(8), printed(7)].concat());
+        let best = |first: &[u8], second: &[u8]| {
+            Superblock::newest(&Superblock::best([first, second].into_iter()))
+        };
+        assert_eq!(best(&old, &new).map(|it| it.sequence), Ok(8));
+        assert_eq!(best(&new, &old).map(|it| it.sequence), Ok(8));
+        let mut torn = new.clone();
+        torn[100] ^= 1;
+        assert_eq!(best(&torn, &new).map(|it| it.sequence), Ok(8));
+        assert_eq!(best(&torn, &torn).map(|it| it.sequence), Ok(7));
+        assert_eq!(best(&vec![0; 8192], &old).map(|it| it.sequence), Ok(7));
+        assert!(best(&[], &[]).is_err());
     }
 
     #[test]

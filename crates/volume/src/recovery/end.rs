@@ -21,6 +21,8 @@ pub(super) struct End<'a, D: Directory> {
     pub(super) segments: &'a Segments<D>,
     pub(super) superblock: &'a Superblock,
     pub(super) place: LogPlace,
+    /// The copy that is looked at.
+    pub(super) copy: usize,
 }
 
 impl<D: Directory> End<'_, D> {
@@ -71,14 +73,15 @@ impl<D: Directory> End<'_, D> {
     fn read(&self, segment: u32, at: usize, into: &mut [u8]) {
         let files = self.segments.files();
         let address = self.segments.address(segment, at as u32);
-        if self.segments.read(&files, address, into).is_ok() {
+        if self.segments.read_copy(&files, self.copy, address, into).is_ok() {
             return;
         }
         let align = self.superblock.align as usize;
         // Direct I/O wants memory that begins at a page.
         let mut unit = Memory::new(align as u64).take_beyond(align);
         for (index, part) in (0..).zip(into.chunks_mut(align)) {
-            match self.segments.read(&files, address + index * align as u64, &mut unit) {
+            let place = address + index * align as u64;
+            match self.segments.read_copy(&files, self.copy, place, &mut unit) {
                 Ok(()) => part.copy_from_slice(&unit[..part.len()]),
                 Err(_) => part.fill(0),
             }

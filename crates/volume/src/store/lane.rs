@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blockyard_sync::bell::Bell;
 
 use super::StoreFile;
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Memory};
 use crate::record::Payload;
 
 /// How much is to be durable when a parcel is written.
@@ -106,6 +106,25 @@ impl Parcel {
         self.slices().map(<[u8]>::len).sum()
     }
 
+    /// Puts the same bytes into another parcel: blocks by reference.
+    pub(crate) fn copy_into(&self, twin: &mut Parcel, memory: &Arc<Memory>) {
+        twin.clear();
+        if twin.head.len() < self.head_bytes {
+            twin.head = memory.take_beyond(self.head.len());
+        }
+        let head = twin.head(self.head_bytes);
+        head[..self.head_bytes].copy_from_slice(&self.head[..self.head_bytes]);
+        twin.range = self.range();
+        twin.parts.extend(self.parts.iter().map(|part| match part {
+            Part::Write(payload) => Part::Write(Arc::clone(payload)),
+            Part::Bytes(bytes) => {
+                let mut copy = memory.take_beyond(bytes.len());
+                copy.copy_from_slice(bytes);
+                Part::Bytes(copy)
+            }
+        }));
+    }
+
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -125,6 +144,9 @@ pub trait Lane<F>: fmt::Debug + Send + 'static {
     fn takes_short(&self) -> bool {
         false
     }
+
+    /// Another lane has the same parcels: each is to be on its way when it has begun.
+    fn run_beside(&mut self) {}
 
     /// Has the one who waits by this bell for parcels called also while [`Lane::wait`] sleeps.
     fn hear(&mut self, bell: &Bell) {

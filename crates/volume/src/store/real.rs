@@ -296,6 +296,12 @@ impl Lane<RealFile> for RealLane {
         }
     }
 
+    fn run_beside(&mut self) {
+        if let RealLane::Ring(lane) = self {
+            lane.run_beside();
+        }
+    }
+
     fn hear(&mut self, bell: &Bell) {
         if let RealLane::Ring(lane) = self {
             lane.hear(bell);

@@ -8,6 +8,7 @@
 
 mod damage;
 mod every_way;
+mod mirror;
 mod rig;
 mod simulated;
 
@@ -15,7 +16,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Directory, Failing, Medium};
+use blockyard_sim::directory::{Change, Directory, Failing, Medium};
 use blockyard_sim::seed::Seed;
 use blockyard_volume::{Compression, Options};
 
@@ -139,8 +140,7 @@ fn where_an_error_is_told_once_one_group_is_under_way() {
 }
 
 fn cut_everywhere(stream: u64, fault: Fault) {
-    let seed = Seed::from_env();
-    let mut random = seed.rng(stream);
+    let mut random = Seed::from_env().rng(stream);
     let shape = shape(&mut random);
     let directory = Directory::default();
     format(&directory, &shape);
@@ -152,11 +152,23 @@ fn cut_everywhere(stream: u64, fault: Fault) {
     work(&mut rig, &mut random, &shape, count);
     let (history, changes) = (rig.history.clone(), directory.changes());
     drop(rig);
+    each_moment(&mut medium, &changes, &mut random, |moment, found| {
+        look(&history, moment, found, &shape);
+    });
+}
+
+/// Looks at what cuts of the power leave behind every operation, each image once.
+fn each_moment(
+    medium: &mut Medium,
+    changes: &[Change],
+    random: &mut fastrand::Rng,
+    mut look: impl FnMut(usize, &Directory),
+) {
     for moment in 0..=changes.len() {
         let mut seen = HashSet::new();
         let mut check = |found: Directory| {
             if seen.insert(fingerprint(&found)) {
-                look(&history, moment, &found, &shape);
+                look(moment, &found);
             }
         };
         check(medium.cut(|_, _| 0));

@@ -7,9 +7,15 @@ use blockyard_sim::directory::Directory;
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::door::{Door, Outcome};
 use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::store::Copies;
+use blockyard_volume::store::mirror::Mirror;
+use blockyard_volume::store::mirror::assemble::{Given, Terms};
 use blockyard_volume::{Compression, Options, Pool, VolumeError};
 
 use crate::simulated::Simulated;
+
+/// What a rig stands on: one copy or two.
+pub(crate) type Store = Copies<Simulated>;
 
 /// The contents of a volume: for each block the number of the step that wrote it, 0 for zeros.
 pub(crate) type Blocks = Vec<u64>;
@@ -33,6 +39,8 @@ pub(crate) struct Shape {
     pub(crate) compression: Compression,
     /// Groups on their way at once.
     pub(crate) depth: usize,
+    /// There are two copies.
+    pub(crate) mirror: bool,
 }
 
 impl Shape {
@@ -51,7 +59,7 @@ impl Shape {
             ..Options::default()
         };
         let compression = Compression::None;
-        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1 }
+        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1, mirror: false }
     }
 }
 
@@ -128,9 +136,9 @@ impl History {
 
 /// A pool with one volume.
 pub(crate) struct Rig {
-    pub(crate) pool: Arc<Pool<Simulated>>,
-    pub(crate) committer: Committer<Simulated>,
-    pub(crate) door: Door<Simulated>,
+    pub(crate) pool: Arc<Pool<Store>>,
+    pub(crate) committer: Committer<Store>,
+    pub(crate) door: Door<Store>,
     pub(crate) directory: Directory,
     pub(crate) history: History,
     shape: Shape,
@@ -138,16 +146,41 @@ pub(crate) struct Rig {
     snapshots: Vec<(blockyard_sync::mailbox::Owner<blockyard_volume::record::Reply>, usize)>,
 }
 
+/// The two copies of a directory.
+pub(crate) fn pair(directory: &Directory, depth: usize) -> [Simulated; 2] {
+    ["a/", "b/"].map(|side| Simulated::new(directory).with_depth(depth).with_prefix(side))
+}
+
+/// Puts copies together, of which one may not be there.
+pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Store, VolumeError> {
+    let [first, second] = pair;
+    let given = [
+        Given { directory: first, path: "a".into() },
+        Given { directory: second, path: "b".into() },
+    ];
+    Ok(Store::Two(Mirror::assemble(given, terms)?))
+}
+
+/// What a rig stands on.
+fn store(directory: &Directory, shape: &Shape) -> Result<Store, VolumeError> {
+    if shape.mirror {
+        let pair = pair(directory, shape.depth).map(Some);
+        return assemble(pair, Terms::Use { degraded: false });
+    }
+    Ok(Store::One(Simulated::new(directory).with_depth(shape.depth)))
+}
+
 fn open_pool(
-    store: Simulated,
+    store: Store,
     shape: &Shape,
-) -> Result<(Arc<Pool<Simulated>>, Committer<Simulated>), VolumeError> {
+) -> Result<(Arc<Pool<Store>>, Committer<Store>), VolumeError> {
     Pool::open(store, shape.options)
 }
 
 /// Makes a pool with an empty volume `v`.
 pub(crate) fn format(directory: &Directory, shape: &Shape) {
-    let (pool, mut committer) = open_pool(Simulated::new(directory), shape).unwrap();
+    let store = store(directory, &Shape { depth: 1, ..*shape }).unwrap();
+    let (pool, mut committer) = open_pool(store, shape).unwrap();
     let traits = Traits {
         id: 0,
         name: "v".to_owned(),
@@ -166,8 +199,8 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
 impl Rig {
     /// Opens the pool of a directory.
     pub(crate) fn open(directory: &Directory, shape: &Shape) -> Rig {
-        let store = Simulated::new(directory).with_depth(shape.depth);
-        Rig::on(store, directory, shape).unwrap_or_else(|error| {
+        let store = store(directory, shape);
+        store.and_then(|store| Rig::of(store, directory, shape)).unwrap_or_else(|error| {
             panic!("the pool does not open: {error}");
         })
     }
@@ -175,6 +208,15 @@ impl Rig {
     /// The same on a store of the caller's.
     pub(crate) fn on(
         store: Simulated,
+        directory: &Directory,
+        shape: &Shape,
+    ) -> Result<Rig, VolumeError> {
+        Rig::of(Store::One(store), directory, shape)
+    }
+
+    /// The same on any.
+    pub(crate) fn of(
+        store: Store,
         directory: &Directory,
         shape: &Shape,
     ) -> Result<Rig, VolumeError> {
@@ -296,7 +338,7 @@ impl Rig {
 }
 
 /// Reads a volume: the numbers that its blocks hold, or how the first read ended that failed.
-pub(crate) fn read(door: &mut Door<Simulated>, shape: &Shape) -> Result<Blocks, Status> {
+pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Status> {
     let size = shape.block_bytes as usize;
     let mut bytes = Vec::new();
     let len = size * shape.blocks as usize;

@@ -28,6 +28,12 @@ pub(crate) enum Fault {
     MisdirectedReads(u64),
     /// So many files more can be made.
     Full(u64),
+    /// So many writes succeed, and none after them.
+    FailingWrites(u64),
+    /// So many syncs succeed, and none after them.
+    FailingSyncs(u64),
+    /// A read with this number, and every one so many behind it, fails.
+    FailingReads(u64),
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +41,7 @@ struct State {
     fault: Fault,
     writes: u64,
     reads: u64,
+    syncs: u64,
     created: u64,
 }
 
@@ -42,6 +49,9 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct Simulated {
     directory: directory::Directory,
+    /// What the names of its files begin with: two may be one directory, so that what is done to
+    /// them has one order.
+    prefix: &'static str,
     state: Arc<Mutex<State>>,
     /// Groups on their way at once.
     depth: usize,
@@ -91,12 +101,17 @@ pub(crate) struct SimulatedFile {
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
-        Simulated {
-            directory: directory.clone(),
-            state: Arc::default(),
-            depth: 1,
-            tells_one: false,
-        }
+        let (directory, state) = (directory.clone(), Arc::default());
+        Simulated { directory, prefix: "", state, depth: 1, tells_one: false }
+    }
+
+    /// The same for one of two copies.
+    pub(crate) fn with_prefix(self, prefix: &'static str) -> Simulated {
+        Simulated { prefix, ..self }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     /// The same, with so many groups on their way at once.
@@ -146,11 +161,11 @@ impl Directory for Simulated {
     }
 
     fn title(&self) -> String {
-        "simulated".to_owned()
+        format!("simulated{}", self.prefix)
     }
 
     fn open(&self, name: &str) -> io::Result<Option<SimulatedFile>> {
-        let file = self.directory.open(name);
+        let file = self.directory.open(&self.name(name));
         Ok(file.map(|file| SimulatedFile { file, state: Arc::clone(&self.state) }))
     }
 
@@ -162,16 +177,16 @@ impl Directory for Simulated {
         {
             return Err(io::Error::from_raw_os_error(28)); // ENOSPC
         }
-        let file = self.directory.create(name, len, SECTOR);
+        let file = self.directory.create(&self.name(name), len, SECTOR);
         Ok(SimulatedFile { file, state: Arc::clone(&self.state) })
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.directory.rename(from, to)
+        self.directory.rename(&self.name(from), &self.name(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.directory.remove(name);
+        self.directory.remove(&self.name(name));
         Ok(())
     }
 
@@ -181,7 +196,8 @@ impl Directory for Simulated {
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        Ok(self.directory.names())
+        let names = self.directory.names().into_iter();
+        Ok(names.filter_map(|name| Some(name.strip_prefix(self.prefix)?.to_owned())).collect())
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
@@ -202,6 +218,11 @@ impl StoreFile for SimulatedFile {
         {
             offset = (offset + 4096) % (self.file.len() - into.len() as u64 + 1) / 512 * 512;
         }
+        if let Fault::FailingReads(every) = state.fault
+            && state.reads.is_multiple_of(every)
+        {
+            return Err(io::Error::from_raw_os_error(5)); // EIO
+        }
         drop(state);
         self.file.read_at(offset, into)
     }
@@ -211,6 +232,9 @@ impl StoreFile for SimulatedFile {
         let mut state = self.state.lock().unwrap();
         state.writes += 1;
         match state.fault {
+            Fault::FailingWrites(after) if state.writes > after => {
+                return Err(io::Error::from_raw_os_error(5)); // EIO
+            }
             Fault::Lost(number) if number == state.writes => return Ok(()),
             Fault::Misdirected(number) if number == state.writes => {
                 offset = (offset + 4096) % (self.file.len() - bytes.len() as u64 + 1) / 512 * 512;
@@ -222,8 +246,13 @@ impl StoreFile for SimulatedFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        match self.state.lock().unwrap().fault {
+        let mut state = self.state.lock().unwrap();
+        state.syncs += 1;
+        match state.fault {
             Fault::NoSyncs => Ok(()),
+            Fault::FailingSyncs(after) if state.syncs > after => {
+                Err(io::Error::from_raw_os_error(5)) // EIO
+            }
             _ => self.file.sync(),
         }
     }

@@ -336,6 +336,25 @@ const VOLUME: &[Param] = &[
          directory of the volume's name, in the state directory",
     ),
     param(
+        "path2",
+        text(4 * KIB as usize),
+        "",
+        "the directory of the pool's second copy; empty: the one that the first one knows, or none",
+    ),
+    param(
+        "copies",
+        count(0, 2),
+        "0",
+        "how many copies of everything there have to be: 1, or 2 in path and path2; 0: as many as \
+         there are",
+    ),
+    param(
+        "degraded",
+        Form::Choice(&["no", "yes"]),
+        "no",
+        "yes: where one of two copies is not there, and may be newer, the other one will do",
+    ),
+    param(
         "size",
         size(0, PIB),
         "0",
@@ -396,6 +415,7 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("pool", "write path=DIRECTORY"),
     ("dir", "write path=DIRECTORY"),
     ("backing", "write path=DIRECTORY"),
+    ("mirror", "write path=DIRECTORY&path2=DIRECTORY"),
     ("checksum", "it always has checksums; leave it out"),
     ("sparse", "it always is; leave it out"),
     ("name", "the name is the path of the URI: volume:///NAME"),

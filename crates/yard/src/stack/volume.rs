@@ -57,6 +57,9 @@ fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
 fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
     Ok(VolumeConfig {
         path: pool_path(spec),
+        path2: spec.text("path2").map(PathBuf::from),
+        copies: spec.number("copies") as u8,
+        degraded: spec.choice("degraded") == 1,
         name: spec.name().to_owned(),
         size: spec.number("size"),
         volblocksize: spec.small("volblocksize"),

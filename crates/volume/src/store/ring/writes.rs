@@ -86,6 +86,8 @@ pub struct RingLane {
     doorbell: Doorbell,
     /// The ring listens to the doorbell.
     listens: bool,
+    /// What was begun is on its way at once, because others wait beside it.
+    eager: bool,
     /// Nobody knows what the system still has: what is under way is never given back.
     lost: bool,
 }
@@ -106,6 +108,7 @@ impl RingLane {
             way: Way::Linked,
             doorbell: Doorbell::new()?,
             listens: false,
+            eager: false,
             lost: false,
         };
         if let Some(scratch) = scratch {
@@ -328,6 +331,10 @@ impl Lane<RealFile> for RingLane {
         DEPTH
     }
 
+    fn run_beside(&mut self) {
+        self.eager = true;
+    }
+
     fn hear(&mut self, bell: &Bell) {
         bell.call(self.doorbell.caller());
     }
@@ -352,14 +359,14 @@ impl Lane<RealFile> for RingLane {
             result: None,
         };
         self.next += 1;
-        let alone = self.flights.is_empty() && left <= INLINE_BYTES;
+        let alone = self.flights.is_empty() && left <= INLINE_BYTES && !self.eager;
         if alone && durability == Durability::Itself && self.way == Way::Itself {
             flight.result = Some(RingLane::write_inline(file, offset, &flight.parcel));
             self.flights.push_back(flight);
             return;
         }
         self.submit(flight);
-        if left > EAGER_BYTES || self.flights.len() > 1 {
+        if self.eager || left > EAGER_BYTES || self.flights.len() > 1 {
             // What fails here fails again where it is waited for.
             let _ = self.ring.submitter().submit();
         }

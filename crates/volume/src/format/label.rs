@@ -1,0 +1,199 @@
+//! The label of a copy: of which pair it is one, and which of the two had everything when it was
+//! written. By it a copy that was left behind is told from one that can be read.
+//!
+//! It has two slots with the same contents, written one after the other: the first one whenever
+//! something changes, and the second one when that is durable.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use crate::error::FormatError;
+
+/// Its file.
+pub const FILE: &str = "copy";
+
+/// Length of a slot.
+pub const SLOT_BYTES: usize = 4096;
+
+/// Slots.
+pub const SLOTS: usize = 2;
+
+/// Length of the file.
+pub const BYTES: usize = SLOTS * SLOT_BYTES;
+
+/// Longest path of the other copy.
+pub const PATH_BYTES_MAX: usize = 4000;
+
+/// The version that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+const WHAT: &str = "label of a copy";
+const MAGIC: [u8; 8] = *b"BLKYCPY\n";
+/// Where the path begins; what follows it is zero.
+const PATH: usize = 56;
+
+/// A label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Drawn by chance when the pair was made.
+    pub set: [u8; 16],
+    /// Which of the two this is: 0 or 1.
+    pub number: usize,
+    /// Counts the changes of what is good.
+    pub generation: u64,
+    /// Which of the two have everything, as far as this one knows.
+    pub good: [bool; 2],
+    /// Where the other one is, or was.
+    pub other: PathBuf,
+}
+
+impl Label {
+    /// Whether this one has everything, as far as it knows.
+    pub fn is_good(&self) -> bool {
+        self.good[self.number]
+    }
+
+    /// Whether the other one has everything, as far as this one knows.
+    pub fn is_other_good(&self) -> bool {
+        self.good[1 - self.number]
+    }
+
+    /// Writes it, as one slot.
+    ///
+    /// # Panics
+    /// If there is no room for it, or the path is too long: that is checked where it is given.
+    pub fn print(&self, bytes: &mut [u8]) {
+        let path = self.other.as_os_str().as_bytes();
+        assert!(path.len() <= PATH_BYTES_MAX, "the path is too long");
+        let bytes = &mut bytes[..SLOT_BYTES];
+        bytes.fill(0);
+        bytes[..8].copy_from_slice(&MAGIC);
+        put_u32(bytes, 16, VERSION);
+        put_u32(bytes, 20, self.number as u32);
+        bytes[24..40].copy_from_slice(&self.set);
+        put_u64(bytes, 40, self.generation);
+        put_u32(bytes, 48, u32::from(self.good[0]) | u32::from(self.good[1]) << 1);
+        put_u32(bytes, 52, path.len() as u32);
+        bytes[PATH..PATH + path.len()].copy_from_slice(path);
+        let crc = crc(&bytes[16..]);
+        put_u64(bytes, 8, crc);
+    }
+
+    /// Reads a slot.
+    ///
+    /// # Errors
+    /// If the bytes are not those of a label that this program knows.
+    pub fn parse(bytes: &[u8]) -> Result<Label, FormatError> {
+        if bytes.len() < SLOT_BYTES {
+            return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
+        }
+        let bytes = &bytes[..SLOT_BYTES];
+        if bytes[..8] != MAGIC {
+            return Err(FormatError::Magic { what: WHAT });
+        }
+        let (found, want) = (crc(&bytes[16..]), u64_at(bytes, 8));
+        if found != want {
+            return Err(FormatError::Checksum { what: WHAT, found, want });
+        }
+        let version = u32_at(bytes, 16);
+        if version != VERSION {
+            return Err(FormatError::Version { what: WHAT, found: version, known: VERSION });
+        }
+        let impossible =
+            |field, value: u64, want| FormatError::Field { what: WHAT, field, value, want };
+        let (number, good, len) = (u32_at(bytes, 20), u32_at(bytes, 48), u32_at(bytes, 52));
+        if number > 1 {
+            return Err(impossible("number", number.into(), "0 or 1"));
+        }
+        if good > 3 {
+            return Err(impossible("good", good.into(), "a bit for each of two copies"));
+        }
+        if len as usize > PATH_BYTES_MAX {
+            return Err(impossible("path length", len.into(), "4000 at most"));
+        }
+        let (path, rest) = bytes[PATH..].split_at(len as usize);
+        if let Some(byte) = rest.iter().find(|byte| **byte != 0) {
+            return Err(impossible("a reserved byte", u64::from(*byte), "0"));
+        }
+        Ok(Label {
+            set: bytes[24..40].try_into().expect("sixteen bytes are sixteen bytes"),
+            number: number as usize,
+            generation: u64_at(bytes, 40),
+            good: [good & 1 != 0, good & 2 != 0],
+            other: OsString::from_vec(path.to_vec()).into(),
+        })
+    }
+
+    /// Reads both slots: the newer one, and whether the other one is the same.
+    ///
+    /// # Errors
+    /// If neither can be read: what is wrong with the first one. If one of them is of a newer
+    /// version, that.
+    pub fn newest(bytes: &[u8]) -> Result<(Label, bool), FormatError> {
+        let slot = |number: usize| Label::parse(bytes.get(number * SLOT_BYTES..).unwrap_or(&[]));
+        match (slot(0), slot(1)) {
+            (Err(error @ FormatError::Version { .. }), _)
+            | (_, Err(error @ FormatError::Version { .. })) => Err(error),
+            (Ok(first), Ok(second)) if second.generation > first.generation => Ok((second, false)),
+            (Ok(first), Ok(second)) => {
+                let same = first == second;
+                Ok((first, same))
+            }
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok((one, false)),
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(generation: u64) -> Label {
+        Label {
+            set: *b"0123456789abcdef",
+            number: 1,
+            generation,
+            good: [true, false],
+            other: "/srv/a".into(),
+        }
+    }
+
+    fn printed(generation: u64) -> Vec<u8> {
+        let mut bytes = vec![0; SLOT_BYTES];
+        label(generation).print(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        assert_eq!(Label::parse(&printed(7)), Ok(label(7)));
+        assert!(!label(7).is_good() && label(7).is_other_good());
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let bytes = printed(6);
+        for bit in (0..SLOT_BYTES * 8).step_by(7).chain(0..512) {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Label::parse(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_newer_slot_counts_and_one_is_enough() {
+        let both = |first, second| [printed(first), printed(second)].concat();
+        assert_eq!(Label::newest(&both(6, 6)), Ok((label(6), true)));
+        assert_eq!(Label::newest(&both(7, 6)), Ok((label(7), false)));
+        assert_eq!(Label::newest(&both(6, 7)), Ok((label(7), false)));
+        for slot in 0..2 {
+            let mut torn = both(6, 6);
+            torn[slot * SLOT_BYTES + 100] ^= 1;
+            assert_eq!(Label::newest(&torn), Ok((label(6), false)));
+        }
+        assert!(Label::newest(&[]).is_err() && Label::newest(&[0; BYTES]).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! Reads out of segments, and out of whichever copy has what is whole.
+
+use std::io;
+
+use super::{Files, Segments};
+use crate::buffer::{Buffer, Memory};
+use crate::bytes::crc;
+use crate::error::{FormatError, VolumeError};
+use crate::format::PAGE_BYTES;
+use crate::format::entry::Entry;
+use crate::store::{Directory, StoreFile};
+
+impl<D: Directory> Segments<D> {
+    /// Reads a page of a map and compares its checksum.
+    ///
+    /// # Errors
+    /// As [`Segments::load`].
+    pub fn read_page(&self, home: Entry) -> Result<Buffer, VolumeError> {
+        let mut bytes = Memory::new(PAGE_BYTES as u64).take_beyond(PAGE_BYTES);
+        let (segment, offset) = self.split(home.address());
+        let want = home.crc();
+        let is_whole = |bytes: &[u8]| crc(bytes) == want;
+        let read = self.read_whole(&self.files(), home.address(), &mut bytes, &is_whole);
+        read.map(drop).map_err(VolumeError::io(format!(
+            "cannot read a page of the map, segment {segment} offset {offset}"
+        )))?;
+        let found = crc(&bytes);
+        if found != home.crc() {
+            return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
+        }
+        Ok(bytes)
+    }
+
+    /// Reads what lies in one segment.
+    ///
+    /// # Errors
+    /// If it cannot be read, or there is no such segment.
+    #[inline]
+    pub fn read(&self, files: &Files<D::File>, address: u64, into: &mut [u8]) -> io::Result<()> {
+        let (segment, offset) = self.split(address);
+        let file = files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if offset + into.len() as u64 > u64::from(self.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.read_at(offset, into)
+    }
+
+    /// Reads one copy of what lies in one segment.
+    ///
+    /// # Errors
+    /// As [`Segments::read`], or if there is no such copy.
+    pub fn read_copy(
+        &self,
+        files: &Files<D::File>,
+        copy: usize,
+        address: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let (segment, offset) = self.split(address);
+        let file = files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if offset + into.len() as u64 > u64::from(self.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.read_copy(copy, offset, into)
+    }
+
+    /// Reads what lies in one segment and of which somebody knows whether it is whole: where there
+    /// are copies, from the first one that has it so, and it is written again over the others. Says
+    /// how many were mended. What is whole in none of them is as one of them has it.
+    ///
+    /// # Errors
+    /// As [`Segments::read`].
+    #[inline]
+    pub fn read_whole(
+        &self,
+        files: &Files<D::File>,
+        address: u64,
+        into: &mut [u8],
+        is_whole: &dyn Fn(&[u8]) -> bool,
+    ) -> io::Result<usize> {
+        let read = self.read_copy(files, 0, address, into);
+        if read.is_ok() && is_whole(into) {
+            return Ok(0);
+        }
+        self.read_again(files, address, into, is_whole, read)
+    }
+
+    #[cold]
+    fn read_again(
+        &self,
+        files: &Files<D::File>,
+        address: u64,
+        into: &mut [u8],
+        is_whole: &dyn Fn(&[u8]) -> bool,
+        first: io::Result<()>,
+    ) -> io::Result<usize> {
+        let (segment, offset) = self.split(address);
+        let Some(file) = files.get(segment as usize).filter(|file| file.copies() > 1) else {
+            return first.map(|()| 0);
+        };
+        let mut last = first;
+        for copy in 0..file.copies() {
+            let read = self.read_copy(files, copy, address, into);
+            if read.is_ok() && is_whole(into) {
+                return file.mend(offset, into);
+            }
+            // What is there and not whole is told rather than what cannot be read.
+            last = last.or(read);
+        }
+        last.map(|()| 0)
+    }
+}

@@ -1,0 +1,497 @@
+//! Two copies are put together: by their labels it is found out whether they belong together, and
+//! whether one of them was left behind.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use blockyard_sync::published::Published;
+
+use super::{Mirror, Shared, Side, State, equal, write_label};
+use crate::buffer::Memory;
+use crate::error::{FormatError, VolumeError};
+use crate::format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
+use crate::format::superblock;
+use crate::store::{Directory, StoreFile};
+
+/// For what copies are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// To be used.
+    Use {
+        /// Where one of them is not there, and may be the newer one, the other one will do.
+        degraded: bool,
+    },
+    /// To be looked at; nothing is changed.
+    Look,
+}
+
+/// A copy that is named.
+#[derive(Debug)]
+pub struct Given<D> {
+    /// `None` if it is not there.
+    pub directory: Option<D>,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+/// Why two copies do not go together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopiesError {
+    /// A pool of one copy.
+    #[error(
+        "`{path}` holds a pool of one copy; `blockyard volume attach {path} {other}` makes a \
+         second one"
+    )]
+    Single {
+        /// The pool.
+        path: String,
+        /// The other path that was given.
+        other: String,
+    },
+    /// Two pools.
+    #[error("`{first}` and `{second}` are copies of different pools; wanted those of one")]
+    Foreign {
+        /// The first path.
+        first: String,
+        /// The second one.
+        second: String,
+    },
+    /// The same copy twice.
+    #[error(
+        "`{first}` and `{second}` are both copy {number} of the pool: one of them was copied by \
+         other means. Wanted both copies, or one of these and an empty directory"
+    )]
+    Twice {
+        /// The first path.
+        first: String,
+        /// The second one.
+        second: String,
+        /// Which copy both are.
+        number: usize,
+    },
+    /// Each was used without the other.
+    #[error(
+        "`{first}` and `{second}` have both been written to since they were together, each without \
+         the other: nothing has everything. Keep one: take the files out of the other one, and \
+         `blockyard volume attach KEPT EMPTIED`"
+    )]
+    Split {
+        /// The first path.
+        first: String,
+        /// The second one.
+        second: String,
+    },
+    /// The other one may be newer.
+    #[error(
+        "the copy at `{missing}` is not there, and may have been written to without the one at \
+         `{path}`: wanted both. If the other one is lost for good, `degraded=yes` (`--degraded`) \
+         opens the pool with this one"
+    )]
+    Missing {
+        /// The one that is there.
+        path: String,
+        /// The one that is not.
+        missing: String,
+    },
+    /// It was left behind, or is not complete.
+    #[error(
+        "the copy at `{path}` was left behind and has not everything; wanted the one at `{missing}`"
+    )]
+    Behind {
+        /// The one that is there.
+        path: String,
+        /// The one that is not.
+        missing: String,
+    },
+    /// The pool has a second copy already.
+    #[error(
+        "the pool of `{path}` has a second copy, at `{other}`; if that one is lost, open the pool \
+         once with `degraded=yes` (`--degraded`) first"
+    )]
+    Paired {
+        /// The pool.
+        path: String,
+        /// Its other copy.
+        other: String,
+    },
+    /// What should be empty is not.
+    #[error(
+        "`{path}` is not empty: it holds {what}; wanted an empty directory for the second copy"
+    )]
+    NotEmpty {
+        /// The directory.
+        path: String,
+        /// What is there.
+        what: String,
+    },
+}
+
+/// Which copies are used, and how they come to be so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Both have everything.
+    Both,
+    /// The one of this number has everything, and the other one is to be made equal.
+    Behind(usize),
+}
+
+/// What the labels of copies 0 and 1 say together; `None` where each was used without the other.
+fn judge(labels: [&Label; 2]) -> Option<Verdict> {
+    let [first, second] = labels;
+    let both = |label: &Label| label.is_good() && label.is_other_good();
+    if both(first) && both(second) && first.generation == second.generation {
+        return Some(Verdict::Both);
+    }
+    match (first.is_good(), second.is_good()) {
+        (false, false) => None,
+        (true, false) => Some(Verdict::Behind(0)),
+        (false, true) => Some(Verdict::Behind(1)),
+        // The one that says that it is alone has to be at least as new, or the other one's both
+        // was later.
+        (true, true) => {
+            let newer = usize::from(second.generation > first.generation);
+            let (newer, older) = (newer, 1 - newer);
+            if labels[older].is_other_good() {
+                return Some(Verdict::Behind(newer));
+            }
+            let same = first.generation == second.generation;
+            (same && labels[newer].is_other_good()).then_some(Verdict::Behind(older))
+        }
+    }
+}
+
+/// Reads the label of a copy, and says whether both of its slots are good; `None` if it has none.
+pub(super) fn read_label<D: Directory>(
+    directory: &D,
+) -> Result<Option<(Label, bool)>, VolumeError> {
+    let doing = || VolumeError::io(format!("cannot read `{}/{FILE}`", directory.title()));
+    let Some(file) = directory.open(FILE).map_err(|error| doing()(error))? else {
+        return Ok(None);
+    };
+    let len = (file.len().map_err(|error| doing()(error))? as usize).min(BYTES);
+    let mut bytes = Memory::new(BYTES as u64).take_beyond(len);
+    // Not to be able to read it has the consequences of having lost the copy.
+    let read = file.read_at(0, &mut bytes).or_else(|_| file.read_at(0, &mut bytes));
+    read.map_err(|error| doing()(error))?;
+    Ok(Some(Label::newest(&bytes)?))
+}
+
+pub(super) fn has_pool<D: Directory>(directory: &D) -> Result<bool, VolumeError> {
+    let doing = VolumeError::io(format!("cannot look at `{}`", directory.title()));
+    Ok(directory.open(superblock::FILE).map_err(doing)?.is_some())
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
+    VolumeError::io(format!("cannot write `{}/{FILE}`", path.display()))
+}
+
+fn check_path(path: &Path) -> Result<(), VolumeError> {
+    if path.as_os_str().len() <= PATH_BYTES_MAX {
+        return Ok(());
+    }
+    let wanted = format!("a path of {PATH_BYTES_MAX} bytes at most");
+    Err(VolumeError::Invalid { field: "path2", value: path.display().to_string(), wanted })
+}
+
+impl<D: Directory> Mirror<D> {
+    /// Puts two copies together, and makes one of them equal that was left behind. New ones are
+    /// made in empty directories.
+    ///
+    /// # Errors
+    /// If they do not go together, or one is missing that may be the newer one.
+    pub fn assemble(mut given: [Given<D>; 2], terms: Terms) -> Result<Mirror<D>, VolumeError> {
+        given.iter().try_for_each(|it| check_path(&it.path))?;
+        let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
+        let (mut labels, mut unread) = ([None, None], None);
+        for (label, given) in labels.iter_mut().zip(&mut given) {
+            match given.directory.as_ref().map_or(Ok(None), read_label) {
+                Ok(found) => *label = found,
+                Err(error @ VolumeError::Format(FormatError::Version { .. })) => return Err(error),
+                Err(error) => {
+                    // As good as one that is not there.
+                    tracing::error!("{error}");
+                    (given.directory, unread) = (None, Some(error));
+                }
+            }
+        }
+        if let Some(error) = unread
+            && labels == [None, None]
+        {
+            return Err(error);
+        }
+        match labels {
+            [Some(first), Some(second)] => pair(given, [first, second], &titles, terms),
+            [None, None] => make(given, &titles, terms),
+            [Some(label), None] => one(given, 0, label, &titles, terms),
+            [None, Some(label)] => one(given, 1, label, &titles, terms),
+        }
+    }
+
+    fn new(given: [Given<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
+        let sides = given.map(|it| Side {
+            directory: it.directory,
+            title: it.path.display().to_string(),
+            path: it.path,
+        });
+        let why = std::array::from_fn(|at| {
+            let gone = if sides[at].directory.is_some() { "it was left behind" } else { "missing" };
+            (!good[at]).then(|| gone.to_owned())
+        });
+        let (set, generation) = (label.set, label.generation);
+        Mirror(Arc::new(Shared {
+            sides,
+            good: Arc::new(Published::new(good)),
+            state: Mutex::new(State { set, generation, why, mended: [0, 0] }),
+            writes,
+            memory: Memory::new(4 << 20),
+        }))
+    }
+
+    /// Notes for both copies which of them are good.
+    fn note_both(&self, good: [bool; 2]) -> Result<(), VolumeError> {
+        let shared = &self.0;
+        let state = shared.state();
+        for number in 0..2 {
+            let path = &shared.sides[number].path;
+            shared.note(number, &state, good).map_err(failed(path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Both have labels.
+fn pair<D: Directory>(
+    mut given: [Given<D>; 2],
+    labels: [(Label, bool); 2],
+    titles: &[String; 2],
+    terms: Terms,
+) -> Result<Mirror<D>, VolumeError> {
+    let [(first, first_whole), (second, second_whole)] = &labels;
+    let [first_title, second_title] = titles.clone();
+    if first.set != second.set {
+        let error = CopiesError::Foreign { first: first_title, second: second_title };
+        return Err(error.into());
+    }
+    if first.number == second.number {
+        let number = first.number;
+        let error = CopiesError::Twice { first: first_title, second: second_title, number };
+        return Err(error.into());
+    }
+    let mut ordered = [first, second];
+    if first.number == 1 {
+        given.reverse();
+        ordered.reverse();
+    }
+    let Some(verdict) = judge(ordered) else {
+        let error = CopiesError::Split { first: first_title, second: second_title };
+        return Err(error.into());
+    };
+    let writes = terms != Terms::Look;
+    match verdict {
+        Verdict::Both => {
+            let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
+            let mirror = Mirror::new(given, ordered[0], [true, true], writes);
+            if writes && (moved || !(*first_whole && *second_whole)) {
+                mirror.note_both([true, true])?;
+            }
+            Ok(mirror)
+        }
+        Verdict::Behind(fresh) => {
+            let good = std::array::from_fn(|at| at == fresh);
+            let mirror = Mirror::new(given, ordered[fresh], good, writes);
+            if writes {
+                mirror.make_equal(1 - fresh)?;
+            }
+            Ok(mirror)
+        }
+    }
+}
+
+/// One has a label, and the other one is missing, or empty.
+fn one<D: Directory>(
+    mut given: [Given<D>; 2],
+    there: usize,
+    (label, _): (Label, bool),
+    titles: &[String; 2],
+    terms: Terms,
+) -> Result<Mirror<D>, VolumeError> {
+    let (path, missing) = (titles[there].clone(), titles[1 - there].clone());
+    let directory = given[there].directory.as_ref().expect("it has a label");
+    let empty = given[1 - there].directory.as_ref();
+    if let Some(other) = empty
+        && has_pool(other)?
+    {
+        return Err(CopiesError::Single { path: missing, other: path }.into());
+    }
+    // The power was cut when both were made, and nothing is in them.
+    if empty.is_some() && !has_pool(directory)? && label.is_good() && label.is_other_good() {
+        return make(given, titles, terms);
+    }
+    if !label.is_good() {
+        return Err(CopiesError::Behind { path, missing }.into());
+    }
+    let consents = matches!(terms, Terms::Look | Terms::Use { degraded: true });
+    if label.is_other_good() && !consents {
+        return Err(CopiesError::Missing { path, missing }.into());
+    }
+    // What is empty has nothing to be made equal: that is asked for by name.
+    given[1 - there].directory = None;
+    if there != label.number {
+        given.reverse();
+    }
+    let writes = terms != Terms::Look;
+    let good = std::array::from_fn(|at| at == label.number);
+    let mirror = Mirror::new(given, &label, good, writes);
+    if writes {
+        let shared = &mirror.0;
+        let mut state = shared.state();
+        state.generation = state.generation.saturating_add(1);
+        let noted = shared.note(label.number, &state, good);
+        drop(state);
+        noted.map_err(failed(&shared.sides[label.number].path))?;
+        tracing::error!(
+            "{path}: the other copy of the pool, `{missing}`, is not there: the pool goes on with \
+             one copy. `blockyard volume attach {path} EMPTY` makes another one"
+        );
+    }
+    Ok(mirror)
+}
+
+/// Neither has a label.
+fn make<D: Directory>(
+    given: [Given<D>; 2],
+    titles: &[String; 2],
+    terms: Terms,
+) -> Result<Mirror<D>, VolumeError> {
+    for at in 0..2 {
+        let (path, other) = (titles[at].clone(), titles[1 - at].clone());
+        match &given[at].directory {
+            Some(directory) if has_pool(directory)? => {
+                return Err(CopiesError::Single { path, other }.into());
+            }
+            Some(_) => {}
+            None => return Err(CopiesError::Missing { path: other, missing: path }.into()),
+        }
+    }
+    if terms == Terms::Look {
+        return Err(VolumeError::Invalid {
+            field: "path",
+            value: titles[0].clone(),
+            wanted: "the directory of a pool".to_owned(),
+        });
+    }
+    let doing = VolumeError::io(format!("cannot make `{}/{FILE}`", titles[0]));
+    let directory = given[0].directory.as_ref().expect("it was looked at just now");
+    let set = directory.fresh_id().map_err(doing)?;
+    let other = given[1].path.clone();
+    let label = Label { set, number: 0, generation: 1, good: [true, true], other };
+    let mirror = Mirror::new(given, &label, [true, true], true);
+    mirror.note_both([true, true])?;
+    Ok(mirror)
+}
+
+impl<D: Directory> Mirror<D> {
+    /// Makes the copy of a number equal to the other one, which has everything. If it cannot be
+    /// written, the other one goes on alone.
+    fn make_equal(&self, number: usize) -> Result<(), VolumeError> {
+        let shared = &self.0;
+        let from = 1 - number;
+        let (Some(source), Some(target)) =
+            (&shared.sides[from].directory, &shared.sides[number].directory)
+        else {
+            return Ok(());
+        };
+        let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
+        let alone = std::array::from_fn(|at| at == from);
+        tracing::warn!("{title}: this copy was left behind; it is made equal to `{rest}`");
+        let mut tell = |bytes: u64| tracing::info!("{title}: {} GiB are equal", bytes >> 30);
+        let made = (|| {
+            // From here on it is of no use without the other one.
+            shared.note(number, &shared.state(), alone)?;
+            equal::all(source, target, &mut tell)
+        })();
+        let written = match made {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
+                shared.state().why[number] = Some(error.to_string());
+                // Whatever it says by now, it has not everything.
+                return self.note_alone(from);
+            }
+        };
+        let mut state = shared.state();
+        state.generation = state.generation.saturating_add(1);
+        drop(state);
+        // The one that has everything first: between the two the other one is behind once more.
+        self.note_for(from, [true, true])?;
+        if let Err(error) = shared.note(number, &shared.state(), [true, true]) {
+            tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
+            shared.state().why[number] = Some(error.to_string());
+            return self.note_alone(from);
+        }
+        shared.good.update(|_| [true, true]);
+        shared.state().why[number] = None;
+        tracing::warn!("{title}: it is equal now; {written} bytes were written");
+        Ok(())
+    }
+
+    fn note_alone(&self, number: usize) -> Result<(), VolumeError> {
+        let mut state = self.0.state();
+        state.generation = state.generation.saturating_add(1);
+        drop(state);
+        self.note_for(number, std::array::from_fn(|at| at == number))
+    }
+
+    fn note_for(&self, number: usize, good: [bool; 2]) -> Result<(), VolumeError> {
+        let path = &self.0.sides[number].path;
+        self.0.note(number, &self.0.state(), good).map_err(failed(path))
+    }
+}
+
+/// Makes the label of a copy that has nothing yet.
+pub(super) fn label_empty<D: Directory>(
+    directory: &D,
+    label: &Label,
+    path: &Path,
+) -> Result<(), VolumeError> {
+    write_label(directory, label).map_err(failed(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(number: usize, generation: u64, good: [bool; 2]) -> Label {
+        Label { set: [1; 16], number, generation, good, other: PathBuf::new() }
+    }
+
+    #[test]
+    fn who_was_left_behind_is_known() {
+        const BOTH: [bool; 2] = [true, true];
+        const FIRST: [bool; 2] = [true, false];
+        const SECOND: [bool; 2] = [false, true];
+        for (first, second, want) in [
+            ((6, BOTH), (6, BOTH), Some(Verdict::Both)),
+            // The second one was given up, or is made equal.
+            ((7, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
+            ((7, FIRST), (7, FIRST), Some(Verdict::Behind(0))),
+            ((8, BOTH), (7, FIRST), Some(Verdict::Behind(0))),
+            ((6, BOTH), (7, SECOND), Some(Verdict::Behind(1))),
+            ((6, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
+            ((6, BOTH), (6, SECOND), Some(Verdict::Behind(1))),
+            // One of two labels was written when the power was cut.
+            ((7, BOTH), (6, BOTH), Some(Verdict::Behind(0))),
+            // Each was used without the other.
+            ((7, FIRST), (7, SECOND), None),
+            ((9, FIRST), (7, SECOND), None),
+            // That both have everything was later than that one is alone.
+            ((6, FIRST), (8, BOTH), None),
+            ((6, SECOND), (8, FIRST), None),
+        ] {
+            let labels = [label(0, first.0, first.1), label(1, second.0, second.1)];
+            assert_eq!(judge([&labels[0], &labels[1]]), want, "{first:?} {second:?}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! A file of which there are two.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Shared;
+use crate::store::{Directory, StoreFile};
+
+/// See the module.
+pub struct MirrorFile<D: Directory> {
+    shared: Arc<Shared<D>>,
+    name: String,
+    sides: [Option<Arc<D::File>>; 2],
+    /// What is being written. Held while something is mended: what is found then is not of a write
+    /// that has reached one copy only.
+    writing: Mutex<Vec<Range<u64>>>,
+}
+
+/// A write that has begun, until it has ended.
+pub(super) struct Writing<'a, D: Directory>(&'a MirrorFile<D>, Range<u64>);
+
+impl<D: Directory> Drop for Writing<'_, D> {
+    fn drop(&mut self) {
+        self.0.end(&self.1);
+    }
+}
+
+impl<D: Directory> MirrorFile<D> {
+    pub(super) fn new(
+        shared: &Arc<Shared<D>>,
+        name: &str,
+        sides: [Option<Arc<D::File>>; 2],
+    ) -> MirrorFile<D> {
+        let writing = Mutex::new(Vec::new());
+        MirrorFile { shared: Arc::clone(shared), name: name.to_owned(), sides, writing }
+    }
+
+    /// The file of a copy.
+    pub(super) fn side(&self, number: usize) -> Option<&Arc<D::File>> {
+        self.sides[number].as_ref()
+    }
+
+    /// The files of the copies that have everything, with their numbers.
+    pub(super) fn good(&self) -> impl Iterator<Item = (usize, &Arc<D::File>)> {
+        let good = self.shared.good();
+        let sides = self.sides.iter().enumerate().filter(move |(number, _)| good[*number]);
+        sides.filter_map(|(number, file)| Some((number, file.as_ref()?)))
+    }
+
+    fn writing(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A write begins; see [`MirrorFile::end`].
+    pub(super) fn begin(&self, range: Range<u64>) {
+        self.writing().push(range);
+    }
+
+    /// A write has ended on all copies.
+    pub(super) fn end(&self, range: &Range<u64>) {
+        let mut writing = self.writing();
+        if let Some(at) = writing.iter().position(|other| other == range) {
+            writing.swap_remove(at);
+        }
+    }
+
+    /// Does something to each copy that has everything.
+    fn each(&self, what: impl Fn(&D::File) -> io::Result<()>) -> io::Result<()> {
+        let mut results = [None, None];
+        for (number, file) in self.good() {
+            results[number] = Some(what(file));
+        }
+        self.shared.settle(results)
+    }
+}
+
+impl<D: Directory> StoreFile for MirrorFile<D> {
+    fn len(&self) -> io::Result<u64> {
+        let mut len = Err(io::ErrorKind::NotFound.into());
+        for (_, file) in self.good() {
+            len = file.len();
+            if len.is_ok() {
+                break;
+            }
+        }
+        len
+    }
+
+    /// For what nobody can tell whether it is whole: from the first copy that can be read.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut first = None;
+        for (_, file) in self.good() {
+            match file.read_at(offset, into) {
+                Ok(()) => return Ok(()),
+                Err(error) => _ = first.get_or_insert(error),
+            }
+        }
+        Err(first.unwrap_or_else(|| io::Error::other("no copy is left")))
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let range = offset..offset + len as u64;
+        self.begin(range.clone());
+        let _writing = Writing(self, range);
+        self.each(|file| file.write_at(offset, parts))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.each(StoreFile::sync)
+    }
+
+    fn copies(&self) -> usize {
+        self.good().count()
+    }
+
+    fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (_, file) = self.good().nth(copy).ok_or(io::ErrorKind::NotFound)?;
+        file.read_at(offset, into)
+    }
+
+    fn mend(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
+        if !self.shared.writes {
+            return Ok(0);
+        }
+        let (shared, name) = (&self.shared, &self.name);
+        let range = offset..offset + whole.len() as u64;
+        // Nothing is written meanwhile.
+        let writing = self.writing();
+        if writing.iter().any(|other| other.start < range.end && range.start < other.end) {
+            return Ok(0);
+        }
+        let mut found = shared.memory.take_beyond(whole.len());
+        let has_it: Vec<(usize, &Arc<D::File>, bool)> = self
+            .good()
+            .map(|(number, file)| {
+                let read = file.read_at(offset, &mut found);
+                (number, file, read.is_ok() && found[..] == *whole)
+            })
+            .collect();
+        if !has_it.iter().any(|(.., has_it)| *has_it) {
+            return Ok(0);
+        }
+        found.copy_from_slice(whole);
+        let mut mended = 0;
+        for (number, file, _) in has_it.into_iter().filter(|(.., has_it)| !has_it) {
+            let title = &shared.sides[number].title;
+            match file.write_at(offset, &[&found]).and_then(|()| file.sync()) {
+                Ok(()) => {
+                    tracing::warn!(
+                        "{title}/{name}: {} bytes at {offset} were damaged, and are written again \
+                         from the other copy",
+                        whole.len()
+                    );
+                    shared.mended(number);
+                    mended += 1;
+                }
+                Err(error) => shared.give_up(number, &error)?,
+            }
+        }
+        Ok(mended)
+    }
+}
+
+impl<D: Directory> fmt::Debug for MirrorFile<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MirrorFile").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,149 @@
+//! Where the copies of a pool are, for real.
+
+use std::path::{Path, PathBuf};
+
+use super::Mirror;
+use super::assemble::{Given, Terms};
+use super::attach;
+use crate::error::VolumeError;
+use crate::format::label::{BYTES, FILE, Label};
+use crate::pool::Options;
+use crate::store::{self, Backing, Purpose, RealDirectory, is_pool};
+
+/// Where a pool is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Its directory, or its disk.
+    pub path: PathBuf,
+    /// The directory of its second copy. Where none is named, the one that the first one knows.
+    pub path2: Option<PathBuf>,
+    /// Where one of them is not there, and may be the newer one, the other one will do.
+    pub degraded: bool,
+}
+
+/// What was taken of them, for this process alone.
+pub(crate) enum Taken {
+    One(RealDirectory),
+    Two([Given<RealDirectory>; 2]),
+}
+
+impl Taken {
+    /// The pool's place. It may take long: one of two copies may be left behind.
+    pub(crate) fn put_together(self, degraded: bool) -> Result<Backing, VolumeError> {
+        self.on(Terms::Use { degraded })
+    }
+
+    fn on(self, terms: Terms) -> Result<Backing, VolumeError> {
+        Ok(match self {
+            Taken::One(one) => Backing::One(one),
+            Taken::Two(given) => Backing::Two(Mirror::assemble(given, terms)?),
+        })
+    }
+}
+
+impl Places {
+    /// One directory, and the other one that it knows.
+    pub fn of(path: impl Into<PathBuf>) -> Places {
+        Places { path: path.into(), path2: None, degraded: false }
+    }
+
+    /// The directory of the second copy, as it was given or is known.
+    pub(crate) fn second(&self) -> Option<PathBuf> {
+        self.path2.clone().or_else(|| known(&self.path))
+    }
+
+    /// The same by the names that the system has for them after all links. Directories are made
+    /// where there is no pool yet; where there is one, what is missing is not made: the disk that
+    /// it should be on may not be mounted.
+    pub(crate) fn settled(&self) -> Result<Places, VolumeError> {
+        let degraded = self.degraded;
+        let Some(second) = self.second() else {
+            return Ok(Places { path: store::place(&self.path)?, path2: None, degraded });
+        };
+        let is_copy = |path: &PathBuf| is_pool(path) || path.join(FILE).exists();
+        let is_fresh = ![&self.path, &second].into_iter().any(is_copy);
+        let settled = |path: &PathBuf| match path.canonicalize() {
+            Err(_) if is_fresh => store::place(path),
+            found => Ok(found.unwrap_or_else(|_| path.clone())),
+        };
+        let (path, second) = (settled(&self.path)?, settled(&second)?);
+        for (field, path) in [("path", &path), ("path2", &second)] {
+            if path.exists() && !path.is_dir() {
+                let wanted = "a directory, as both copies are in one".to_owned();
+                let value = path.display().to_string();
+                return Err(VolumeError::Invalid { field, value, wanted });
+            }
+        }
+        if path == second {
+            let (value, wanted) = (second.display().to_string(), "another directory than `path`");
+            return Err(VolumeError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
+        }
+        Ok(Places { path, path2: Some(second), degraded })
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<PathBuf> {
+        std::iter::once(&self.path).chain(&self.path2).cloned().collect()
+    }
+
+    /// Takes them for this process alone.
+    ///
+    /// # Errors
+    /// If another process has one.
+    pub(crate) fn take(&self, options: &Options) -> Result<Taken, VolumeError> {
+        let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
+        self.take_for(purpose, |directory| directory.with(options.store))
+    }
+
+    /// Takes them to be looked at, so that nothing changes.
+    ///
+    /// # Errors
+    /// If another process has one, or they do not go together.
+    pub(crate) fn look(&self) -> Result<Backing, VolumeError> {
+        let places = Places { path2: self.second(), ..self.clone() };
+        places.take_for(Purpose::Look, Ok)?.on(Terms::Look)
+    }
+
+    fn take_for(
+        &self,
+        purpose: Purpose,
+        with: impl Fn(RealDirectory) -> Result<RealDirectory, VolumeError>,
+    ) -> Result<Taken, VolumeError> {
+        let take = |path: &Path| with(RealDirectory::take_for(path, purpose)?);
+        let given = |path: &PathBuf| {
+            let directory = path.is_dir().then(|| take(path)).transpose()?;
+            let path = directory.as_ref().map_or(path.as_path(), RealDirectory::path).to_owned();
+            Ok::<_, VolumeError>(Given { directory, path })
+        };
+        Ok(match &self.path2 {
+            None => Taken::One(take(&self.path)?),
+            Some(second) => Taken::Two([given(&self.path)?, given(second)?]),
+        })
+    }
+}
+
+/// The other copy of a pool that one of them knows. Nobody holds it, so it is looked at again.
+fn known(path: &Path) -> Option<PathBuf> {
+    let bytes = std::fs::read(path.join(FILE)).ok().filter(|bytes| bytes.len() >= BYTES)?;
+    let (label, _) = Label::newest(&bytes).ok()?;
+    Some(label.other)
+}
+
+/// Makes an empty directory the second copy of a pool that nobody has open, and makes it equal.
+///
+/// # Errors
+/// If somebody has one of them open, or as [`attach::attach`].
+pub fn attach(path: &Path, other: &Path) -> Result<(), VolumeError> {
+    for (field, path, wanted) in [
+        ("path", path, "the directory of a pool"),
+        ("path2", other, "an empty directory that is there"),
+    ] {
+        if !path.is_dir() {
+            let (value, wanted) = (path.display().to_string(), wanted.to_owned());
+            return Err(VolumeError::Invalid { field, value, wanted });
+        }
+    }
+    let (first, second) = (RealDirectory::take(path)?, RealDirectory::take(other)?);
+    let (path, other) = (first.path().to_owned(), second.path().to_owned());
+    attach::attach(first, &path, second, &other).map(drop)
+}

@@ -1,0 +1,325 @@
+//! Two copies: what goes wrong with one of them is not noticed by who reads and writes, and is put
+//! right; and the power may be cut at any moment of it.
+
+use std::collections::BTreeMap;
+
+use blockyard_core::Status;
+use blockyard_sim::directory::{Directory, Medium};
+use blockyard_sim::seed::Seed;
+use blockyard_volume::VolumeError;
+use blockyard_volume::error::CopiesError;
+use blockyard_volume::store::mirror::assemble::Terms;
+
+use crate::rig::{Rig, Shape, Step, assemble, format, pair};
+use crate::simulated::{Fault, Simulated};
+use crate::{each_moment, look, shape, work};
+
+const USE: Terms = Terms::Use { degraded: false };
+const DEGRADED: Terms = Terms::Use { degraded: true };
+
+fn mirrored(random: &mut fastrand::Rng) -> Shape {
+    Shape { mirror: true, ..shape(random) }
+}
+
+/// A pool of two copies, and both of them.
+fn opened(directory: &Directory, shape: &Shape) -> (Rig, [Simulated; 2]) {
+    let pair = pair(directory, shape.depth);
+    let store = assemble(pair.clone().map(Some), USE).unwrap();
+    (Rig::of(store, directory, shape).unwrap(), pair)
+}
+
+/// How often something was mended, and which copies are good.
+fn status(rig: &Rig) -> (u64, [bool; 2]) {
+    let status = rig.pool.segments().directory().status();
+    (status.iter().map(|it| it.mended).sum(), [status[0].is_good, status[1].is_good])
+}
+
+/// The files of one copy.
+fn files(directory: &Directory, side: &str) -> BTreeMap<String, Vec<u8>> {
+    let names = directory.names().into_iter().filter(|name| name.starts_with(side));
+    let content = |name: String| {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        (name, bytes)
+    };
+    names.map(content).collect()
+}
+
+/// Takes the files of one copy away, or puts others in their place.
+fn replace(directory: &Directory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
+    directory.names().iter().filter(|it| it.starts_with(side)).for_each(|it| directory.remove(it));
+    for (name, bytes) in by {
+        directory.create(name, bytes.len() as u64, 512).write_at(0, bytes).unwrap();
+    }
+    directory.settle();
+}
+
+/// Runs a workload on two copies, one of which fails in some way, and cuts the power behind every
+/// operation.
+fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
+    let mut random = Seed::from_env().rng(stream);
+    let shape = mirrored(&mut random);
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let (mut rig, pair) = opened(&directory, &shape);
+    pair[random.usize(..2)].fail(fault(&mut random));
+    let count = random.usize(5..30);
+    work(&mut rig, &mut random, &shape, count);
+    assert!(!rig.pool.is_poisoned());
+    let contents = rig.contents();
+    rig.history.check(usize::MAX, &contents);
+    let (history, changes) = (rig.history.clone(), directory.changes());
+    drop(rig);
+    each_moment(&mut medium, &changes, &mut random, |moment, found| {
+        look(&history, moment, found, &shape);
+    });
+}
+
+#[test]
+fn a_power_cut_below_both_copies_leaves_a_prefix_with_everything_durable() {
+    for stream in 30_000..30_060 {
+        let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+        cut_everywhere(stream, |_| Fault::None);
+    }
+}
+
+/// A copy that refuses writes or syncs is given up, and nobody notices; whenever the power is cut
+/// then, it is known which one has everything.
+#[test]
+fn a_copy_that_fails_is_given_up() {
+    for stream in 31_000..31_060 {
+        let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+        cut_everywhere(stream, |random| match random.bool() {
+            true => Fault::FailingWrites(random.u64(..20)),
+            false => Fault::FailingSyncs(random.u64(..12)),
+        });
+    }
+}
+
+/// Cuts the power behind every operation of an opening, too: of one that recovers, and of one that
+/// makes a copy equal.
+#[test]
+fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
+    let seed = Seed::from_env();
+    for stream in 32_000..32_012 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = mirrored(&mut random);
+        shape.options.segments_max = 12;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let (mut rig, pair) = opened(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 8);
+        if random.bool() {
+            pair[random.usize(..2)].fail(Fault::FailingWrites(0));
+        }
+        work(&mut rig, &mut random, &shape, 8);
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        drop(rig);
+        let every = |moment: usize, found: &Directory, random: &mut fastrand::Rng| {
+            let mut under: Medium = found.medium();
+            let first = Rig::open(found, &shape).contents();
+            history.check(moment, &first);
+            for change in found.changes() {
+                under.apply(&change);
+                let again = under.cut(|_, count| random.usize(..count));
+                assert_eq!(Rig::open(&again, &shape).contents(), first, "cut behind {change:?}");
+            }
+        };
+        for (moment, change) in changes.iter().enumerate() {
+            if moment % 7 == stream as usize % 7 {
+                let found = medium.cut(|_, count| random.usize(..count));
+                every(moment, &found, &mut random);
+            }
+            medium.apply(change);
+        }
+        every(changes.len(), &medium.cut(|_, _| 0), &mut random);
+    }
+}
+
+/// Writes of one copy that are lost or go elsewhere, and reads that fail or come from elsewhere:
+/// what is read is always what was written last.
+#[test]
+fn one_copy_that_lies_is_never_believed() {
+    let seed = Seed::from_env();
+    let mut mended = 0;
+    for stream in 33_000..33_120 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = mirrored(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let (mut rig, pair) = opened(&directory, &shape);
+        let side = random.usize(..2);
+        let number = random.u64(1..20);
+        let fault = match random.u8(..4) {
+            0 => Fault::Lost(number),
+            1 => Fault::Misdirected(number),
+            2 => Fault::MisdirectedReads(random.u64(2..5)),
+            _ => Fault::FailingReads(random.u64(2..5)),
+        };
+        pair[side].fail(fault);
+        for _ in 0..6 {
+            work(&mut rig, &mut random, &shape, 4);
+            let contents = rig.contents();
+            rig.history.check(usize::MAX, &contents);
+        }
+        assert!(!rig.pool.is_poisoned());
+        mended += status(&rig).0;
+        let (wanted, _) = (rig.contents(), rig.take(Step::Flush));
+        drop(rig);
+        // An opening reads it, too.
+        let store = assemble(pair.clone().map(Some), USE).unwrap();
+        let mut rig = Rig::of(store, &directory, &shape).unwrap();
+        assert_eq!(rig.contents(), wanted, "{fault:?} of copy {side}");
+        mended += status(&rig).0;
+        drop(rig);
+        pair[side].fail(Fault::None);
+        assert_eq!(opened(&directory, &shape).0.contents(), wanted);
+    }
+    assert!(mended > 20, "the faults were felt: {mended}");
+}
+
+/// Bits change in the copy that is read: everything is there, and it is put right, so that the
+/// other copy may have the same bits changed then.
+#[test]
+fn rot_in_one_copy_is_put_right() {
+    let seed = Seed::from_env();
+    let mut mended = 0;
+    for stream in 34_000..34_150 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = mirrored(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let (mut rig, _) = opened(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 20);
+        assert_eq!(rig.take(Step::Flush), Status::Ok);
+        let wanted = rig.contents();
+        drop(rig);
+        let names: Vec<String> = files(&directory, "a/").into_keys().collect();
+        let name = names[random.usize(..names.len())].trim_start_matches("a/").to_owned();
+        let len = directory.open(&format!("a/{name}")).unwrap().len();
+        // Of the two slots of a label one.
+        let len = if name == "copy" { len / 2 } else { len };
+        let places: Vec<(u64, u8)> =
+            (0..8).map(|_| (random.u64(..len), 1 << random.u8(..8))).collect();
+        let both = [("a/", true), ("b/", false)];
+        for (side, is_read) in both {
+            let file = directory.open(&format!("{side}{name}")).unwrap();
+            for (at, bit) in &places {
+                let mut byte = [0];
+                file.read_at(*at, &mut byte).unwrap();
+                file.write_at(*at, &[byte[0] ^ bit]).unwrap();
+            }
+            let (mut rig, _) = opened(&directory, &shape);
+            assert_eq!(rig.contents(), wanted, "{side}{name}");
+            if is_read {
+                mended += status(&rig).0;
+            }
+        }
+    }
+    assert!(mended > 30, "the rot was felt: {mended}");
+}
+
+/// What came of an opening with one copy, or with both.
+fn error(found: Result<crate::rig::Store, VolumeError>) -> CopiesError {
+    match found {
+        Err(VolumeError::Copies(error)) => error,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it was opened"),
+    }
+}
+
+/// A copy that is missing at an opening may be the newer one, so somebody has to say that it is
+/// not; the other one goes on alone, and the one that comes back is made equal. Where each was used
+/// alone, neither is taken.
+#[test]
+fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
+    let seed = Seed::from_env();
+    for stream in 35_000..35_040 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = mirrored(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let (mut rig, _) = opened(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 10);
+        assert_eq!(rig.take(Step::Flush), Status::Ok);
+        drop(rig);
+        let alone = random.usize(..2);
+        let gone = ["a/", "b/"][1 - alone];
+        let only = |which: usize| {
+            let mut pair = pair(&directory, shape.depth).map(Some);
+            pair[1 - which] = None;
+            pair
+        };
+        let old = files(&directory, gone);
+        replace(&directory, gone, &BTreeMap::new());
+        for pair in [only(alone), pair(&directory, 1).map(Some)] {
+            let refused = error(assemble(pair, USE));
+            assert!(matches!(refused, CopiesError::Missing { .. }), "{refused}");
+        }
+        // With one alone, and once more without being asked.
+        let mut rig =
+            Rig::of(assemble(only(alone), DEGRADED).unwrap(), &directory, &shape).unwrap();
+        work(&mut rig, &mut random, &shape, 10);
+        assert_eq!(rig.take(Step::Flush), Status::Ok);
+        drop(rig);
+        let mut rig = Rig::of(assemble(only(alone), USE).unwrap(), &directory, &shape).unwrap();
+        rig.take(Step::Write { first: 0, count: 1, fua: true });
+        let wanted = rig.contents();
+        assert_eq!(status(&rig).1, std::array::from_fn(|at| at == alone));
+        drop(rig);
+        // The old one is not opened alone by itself, and not together with the other one either if
+        // it was opened alone.
+        replace(&directory, gone, &old);
+        let refused = error(assemble(only(1 - alone), USE));
+        assert!(matches!(refused, CopiesError::Missing { .. }), "{refused}");
+        drop(assemble(only(1 - alone), DEGRADED).unwrap());
+        let refused = error(assemble(pair(&directory, 1).map(Some), USE));
+        assert!(matches!(refused, CopiesError::Split { .. }), "{refused}");
+        // As it was, it is made equal, and enough by itself.
+        replace(&directory, gone, &old);
+        let (mut rig, _) = opened(&directory, &shape);
+        assert_eq!((rig.contents(), status(&rig).1), (wanted.clone(), [true, true]));
+        drop(rig);
+        let store = assemble(only(1 - alone), DEGRADED).unwrap();
+        assert_eq!(Rig::of(store, &directory, &shape).unwrap().contents(), wanted);
+    }
+}
+
+/// A copy that is being made equal is worth nothing without the other one.
+#[test]
+fn a_copy_that_is_not_complete_is_refused_alone() {
+    let mut random = Seed::from_env().rng(36_000);
+    let shape = mirrored(&mut random);
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let (mut rig, pair_of) = opened(&directory, &shape);
+    pair_of[1].fail(Fault::FailingWrites(0));
+    work(&mut rig, &mut random, &shape, 20);
+    assert_eq!(status(&rig).1, [true, false]);
+    let wanted = rig.contents();
+    drop(rig);
+    directory.settle();
+    let mut medium = directory.medium();
+    let mut rig = opened(&directory, &shape).0;
+    assert_eq!(rig.contents(), wanted);
+    drop(rig);
+    let mut refused = 0;
+    for change in directory.changes() {
+        medium.apply(&change);
+        let found = medium.cut(|_, _| 0);
+        let second = [None, Some(pair(&found, 1)[1].clone())];
+        match assemble(second, DEGRADED) {
+            Err(VolumeError::Copies(CopiesError::Behind { .. })) => refused += 1,
+            Err(error) => panic!("{error}"),
+            Ok(_) => {}
+        }
+    }
+    assert!(refused > 0);
+}

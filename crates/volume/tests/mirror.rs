@@ -1,0 +1,294 @@
+//! A volume in two directories: either is enough, what is damaged in one is put right from the
+//! other one, and one that was left behind is never taken for fresh.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Device, Flags, Sector};
+use blockyard_volume::check::check;
+use blockyard_volume::error::CopiesError;
+use blockyard_volume::store::mirror::places::attach;
+use blockyard_volume::store::{Commit, StoreKind};
+use blockyard_volume::{Compression, Options, Places, Running, Volume, VolumeConfig, VolumeError};
+
+use place::Place;
+
+const SIZE: usize = 16 << 20;
+
+fn place(name: &str) -> Place {
+    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn options() -> Options {
+    Options { segment_bytes: 4 << 20, checkpoint_bytes: 8 << 20, ..Options::default() }
+}
+
+fn config(first: &Path, second: &Path) -> VolumeConfig {
+    VolumeConfig {
+        path2: Some(second.to_owned()),
+        size: SIZE as u64,
+        volblocksize: 4096,
+        compress: Compression::None,
+        ..VolumeConfig::new(first, "v0")
+    }
+}
+
+fn open(first: &Path, second: &Path) -> Arc<Volume> {
+    Volume::open_with(config(first, second), options()).unwrap()
+}
+
+fn refused(config: VolumeConfig) -> CopiesError {
+    match Volume::open_with(config, options()) {
+        Err(VolumeError::Copies(error)) => error,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it was opened"),
+    }
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let (sched, queue) = (NoneScheduler::new(64), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 2 << 20)
+}
+
+/// Writes at places by chance, and notes it.
+fn write(volume: &Arc<Volume>, model: &mut [u8], random: &mut fastrand::Rng) {
+    let mut io = door(volume);
+    for _ in 0..100 {
+        let len = 4096 * random.usize(1..=32);
+        let at = random.usize(..=(model.len() - len) / 4096) * 4096;
+        let data: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(len).collect();
+        let flags = if random.u8(..4) == 0 { Flags::FUA } else { Flags::NONE };
+        io.write(Sector(at as u64 / 512), &data, flags).unwrap();
+        model[at..at + len].copy_from_slice(&data);
+    }
+    io.run(blockyard_core::Bio::flush()).unwrap();
+}
+
+fn read(volume: &Arc<Volume>, model: &[u8]) {
+    let mut io = door(volume);
+    let mut found = vec![0; 1 << 20];
+    for (at, wanted) in (0..).zip(model.chunks(1 << 20)) {
+        io.read(Sector(at * 2048), &mut found).unwrap();
+        assert!(found == wanted, "MiB {at}");
+    }
+}
+
+/// Changes a byte of each 4 KiB of all segments, unless it is zeros.
+fn spoil(directory: &Path) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("segment-") {
+            let mut bytes = fs::read(&path).unwrap();
+            for unit in bytes.chunks_mut(4096).filter(|unit| unit.iter().any(|byte| *byte != 0)) {
+                unit[100] ^= 0x55;
+            }
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+}
+
+fn segments(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let shared = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("segment-") || name == "superblock"
+    };
+    let read = |path: PathBuf| (path.file_name().unwrap().into(), fs::read(&path).unwrap());
+    let mut all: Vec<_> = entries.filter(shared).map(read).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn either_copy_heals_the_other_one() {
+    let place = place("mirror-heals");
+    let (first, second) = (place.path().join("a"), place.path().join("b"));
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(5));
+    let volume = open(&first, &second);
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    assert!(segments(&first) == segments(&second));
+    for spoiled in [&first, &second] {
+        spoil(spoiled);
+        let found = check(&first, &mut |_| {}).unwrap();
+        assert!(found.damaged > 100, "{}", found.damaged);
+        let named = format!("{}: ", spoiled.display());
+        assert!(found.damage.iter().all(|it| it.what.starts_with(&named)), "{:?}", found.damage[0]);
+        let volume = open(&first, &second);
+        read(&volume, &model);
+        let report = volume.running().scrub(0, &mut |_, _| true).unwrap();
+        assert_eq!(report.damaged, 0);
+        // The first one is read, the second one only by a scrub.
+        let status = volume.running().status().unwrap().copies;
+        assert_eq!(status.iter().map(|it| it.is_good).collect::<Vec<_>>(), [true, true]);
+        let mended = status.iter().find(|it| it.path == spoiled.display().to_string()).unwrap();
+        assert!(mended.mended > 100 && (spoiled == &first || report.mended > 100), "{mended:?}");
+        drop(volume);
+        assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
+    }
+    // A file that is gone is made again.
+    fs::remove_file(second.join("segment-00000001")).unwrap();
+    fs::remove_file(first.join("superblock")).unwrap();
+    let volume = open(&first, &second);
+    read(&volume, &model);
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
+}
+
+#[test]
+fn a_copy_that_comes_back_is_made_equal() {
+    let place = place("mirror-behind");
+    let path = |name: &str| place.path().join(name);
+    let (first, second, away) = (path("a"), path("b"), path("away"));
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(6));
+    let volume = open(&first, &second);
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    fs::rename(&second, &away).unwrap();
+    // Not there, and not mounted.
+    for _ in 0..2 {
+        let error = refused(config(&first, &second));
+        assert!(matches!(&error, CopiesError::Missing { .. }), "{error}");
+        assert!(error.to_string().contains(&second.display().to_string()), "{error}");
+        if second.exists() {
+            break;
+        }
+        fs::create_dir(&second).unwrap();
+    }
+    fs::remove_dir_all(&second).unwrap();
+    let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
+    let volume = Volume::open_with(degraded, options()).unwrap();
+    assert!(!second.exists());
+    read(&volume, &model);
+    write(&volume, &mut model, &mut random);
+    let status = volume.running().status().unwrap().copies;
+    assert_eq!(status.iter().filter(|it| it.is_good).count(), 1, "{status:?}");
+    drop(volume);
+    // It is known by now that the other one is not needed.
+    read(&open(&first, &second), &model);
+    fs::rename(&away, &second).unwrap();
+    assert_eq!(
+        check(&first, &mut |_| {}).unwrap().copies.iter().filter(|it| it.is_good).count(),
+        1
+    );
+    let volume = open(&second, &first);
+    read(&volume, &model);
+    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.is_good));
+    drop(volume);
+    assert!(segments(&first) == segments(&second));
+    fs::remove_dir_all(&first).unwrap();
+    let alone = Places { degraded: true, ..Places::of(&second) };
+    let running = Running::open_places(&alone, options()).unwrap();
+    read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
+}
+
+#[test]
+fn a_second_copy_is_attached_and_then_found() {
+    let place = place("mirror-attach");
+    let path = |name: &str| place.path().join(name);
+    let (first, second) = (path("a"), path("b"));
+    let one = VolumeConfig { path2: None, ..config(&first, &second) };
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(7));
+    let volume = Volume::open_with(one.clone(), options()).unwrap();
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    let error = refused(config(&first, &second));
+    assert!(error.to_string().contains("blockyard volume attach"), "{error}");
+    fs::create_dir_all(&second).unwrap();
+    fs::write(second.join("of somebody"), "").unwrap();
+    let error = attach(&first, &second).unwrap_err().to_string();
+    assert!(error.contains("of somebody"), "{error}");
+    fs::remove_file(second.join("of somebody")).unwrap();
+    attach(&first, &second).unwrap();
+    fs::create_dir(path("c")).unwrap();
+    let error = attach(&first, &path("c")).unwrap_err();
+    assert!(matches!(error, VolumeError::Copies(CopiesError::Paired { .. })), "{error}");
+    // By the name of either.
+    let volume = Volume::open_with(one, options()).unwrap();
+    read(&volume, &model);
+    write(&volume, &mut model, &mut random);
+    assert_eq!(volume.running().status().unwrap().copies.len(), 2);
+    drop(volume);
+    assert!(segments(&first) == segments(&second));
+    // The first one is lost, and another one takes its place.
+    fs::remove_dir_all(&first).unwrap();
+    let alone = Places { degraded: true, ..Places::of(&second) };
+    drop(Running::open_places(&alone, options()).unwrap());
+    attach(&second, &path("c")).unwrap();
+    let volume = open(&path("c"), &second);
+    read(&volume, &model);
+    drop(volume);
+    assert!(segments(&path("c")) == segments(&second));
+    // The one that was thought to be lost is of no use any more.
+    let other = open(&path("d"), &path("e"));
+    drop(other);
+    let error = refused(config(&path("d"), &second));
+    assert!(matches!(error, CopiesError::Foreign { .. }), "{error}");
+    let error = refused(config(&path("d"), &path("c")));
+    assert!(matches!(error, CopiesError::Foreign { .. }), "{error}");
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_by_field() {
+    let place = place("mirror-fields");
+    let (first, second) = (place.path().join("a"), place.path().join("b"));
+    let field = |config: VolumeConfig| match Volume::open_with(config, options()) {
+        Err(error) => error.field().to_owned(),
+        Ok(_) => panic!("it was opened"),
+    };
+    let good = config(&first, &second);
+    assert_eq!(field(VolumeConfig { path2: Some(first.clone()), ..good.clone() }), "path2");
+    assert_eq!(field(VolumeConfig { copies: 1, ..good.clone() }), "path2");
+    assert_eq!(field(VolumeConfig { copies: 3, ..good.clone() }), "copies");
+    assert_eq!(field(VolumeConfig { copies: 2, path2: None, ..good.clone() }), "copies");
+    drop(Volume::open_with(VolumeConfig { copies: 2, ..good.clone() }, options()).unwrap());
+    assert_eq!(field(VolumeConfig { copies: 1, path2: None, ..good.clone() }), "copies");
+    // The lock of either keeps others away.
+    let volume = Volume::open_with(good, options()).unwrap();
+    let named = Running::open(&second, options()).unwrap();
+    assert!(Arc::ptr_eq(volume.running(), &named));
+}
+
+/// Many at once, by each way of writing.
+#[test]
+fn many_writers_by_each_way() {
+    let place = place("mirror-ways");
+    for (commit, store) in [
+        (Commit::Group, StoreKind::Auto),
+        (Commit::Group, StoreKind::Threads),
+        (Commit::TaskQueue(8), StoreKind::Threads),
+    ] {
+        let (first, second) = (place.fresh(), place.fresh());
+        let options = Options { commit, store, ..options() };
+        let volume = Volume::open_with(config(&first, &second), options).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let mut io = door(volume);
+                    for round in 0..50_u64 {
+                        let len = if round % 10 == 0 { 512 << 10 } else { 4096 };
+                        let data = vec![(thread * 31 + round) as u8; len];
+                        io.write(Sector(thread * 4096), &data, Flags::FUA).unwrap();
+                    }
+                });
+            }
+        });
+        drop(volume);
+        assert!(segments(&first) == segments(&second), "{commit:?} {store:?}");
+        assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
+    }
+}
