@@ -177,11 +177,9 @@ fn find_or_make<D: Directory>(
             let block_bytes =
                 if config.volblocksize == 0 { BLOCK_BYTES } else { config.volblocksize };
             if !config.size.is_multiple_of(block_bytes.into()) {
-                let (value, wanted) = (
-                    config.size.to_string(),
-                    format!(
-                        "a multiple of volblocksize, which is {block_bytes} where nothing else is said"
-                    ),
+                let value = config.size.to_string();
+                let wanted = format!(
+                    "a multiple of volblocksize, {block_bytes} where nothing else is said"
                 );
                 return Err(VolumeError::Invalid { field: "size", value, wanted });
             }

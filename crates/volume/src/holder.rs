@@ -1,5 +1,5 @@
-//! Who has a pool: written into its lock file, or a place of its disk for that, by the process that holds the lock, so that others
-//! can say who it is and where it can be asked.
+//! Who has a pool: written into its lock file, or a place of its disk for that, by the process that
+//! holds the lock, so that others can say who it is and where it can be asked.
 //!
 //! The lock itself is the system's and ends with the process. What the file says counts only while
 //! somebody holds it.

@@ -269,8 +269,8 @@ impl<D: Directory> Segments<D> {
         })
     }
 
-    /// Refuses a pool of which the end is missing, files or a part of a disk that is shorter now: in
-    /// the segment of this number there is something.
+    /// Refuses a pool of which the end is missing, files or a part of a disk that is shorter now:
+    /// in the segment of this number there is something.
     ///
     /// # Errors
     /// If there is no such segment.
@@ -280,8 +280,8 @@ impl<D: Directory> Segments<D> {
             Some(number) if number >= count => {
                 let (bytes, last) = (self.bytes, count.saturating_sub(1));
                 let error = io::Error::other(format!(
-                    "it ends with segment {last} of {bytes} bytes, and there is something in segment \
-                     {number}; wanted all of them"
+                    "it ends with segment {last} of {bytes} bytes, and there is something in \
+                     segment {number}; wanted all of them"
                 ));
                 Err(VolumeError::io(format!("cannot open `{title}`"))(error))
             }

@@ -1,6 +1,6 @@
-//! The pool's files for real: those of a directory or parts of a disk, by io_uring or by calls that block. They are
-//! open for direct I/O where that is to be had, so that no page cache stands between a sync and the
-//! disk.
+//! The pool's files for real: those of a directory or parts of a disk, by io_uring or by calls that
+//! block. They are open for direct I/O where that is to be had, so that no page cache stands
+//! between a sync and the disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -185,8 +185,8 @@ impl Directory for RealDirectory {
         self.path.display().to_string()
     }
 
-    /// A write past the page cache fails by itself. What the page cache could not write is told once
-    /// to each who has opened the file, and everybody here shares a descriptor.
+    /// A write past the page cache fails by itself. What the page cache could not write is told
+    /// once to each who has opened the file, and everybody here shares a descriptor.
     fn tells_everybody(&self) -> bool {
         self.is_direct()
     }
