@@ -106,7 +106,7 @@ impl VolumeConfig {
     pub(crate) fn places(&self) -> Result<Places, VolumeError> {
         let (path, path2) = (self.path.clone(), self.path2.clone());
         let places = Places { path, path2, degraded: self.degraded };
-        let second = places.second();
+        let second = places.second()?;
         let refused = |value: &str, wanted: String| {
             Err(VolumeError::Invalid { field: "copies", value: value.to_owned(), wanted })
         };

@@ -4,6 +4,8 @@
 //! writes, a clone shares the blocks of what it was made from, and groups are as large as can be.
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
+mod fits;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +22,7 @@ use crate::apply::Apply;
 use crate::buffer::Memory;
 use crate::clean::Cold;
 use crate::committer::Committer;
-use crate::config::SIZE_MAX;
 use crate::error::{FormatError, VolumeError};
-use crate::format::BLOCK_BYTES_MAX;
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
 use crate::format::superblock::Superblock;
 use crate::map::{Frozen, Map};
@@ -140,38 +140,6 @@ impl Volumes {
             }
             change => self.check_one(change, self.next_id),
         }
-    }
-
-    /// Whether a change leaves lengths that a volume can have. A snapshot is as long as its volume
-    /// is when it is made, and a volume goes only when it has none.
-    fn fits(&self, change: &mut Change) -> Result<(), Status> {
-        let (block_bytes, blocks) = match change {
-            Change::Create(traits) => (traits.block_bytes, traits.blocks),
-            Change::Copy(traits) => {
-                let origin = &self.by_id.get(&traits.origin).ok_or(Status::Inval)?.traits;
-                if traits.is_snapshot && !origin.name.starts_with(ON_ITS_WAY) {
-                    traits.blocks = origin.blocks;
-                }
-                (traits.block_bytes, traits.blocks)
-            }
-            Change::Resize { id, blocks } => {
-                let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                (live.traits.block_bytes, *blocks)
-            }
-            Change::Destroy { id } => {
-                let name = &self.by_id.get(id).ok_or(Status::Inval)?.traits.name;
-                let is_of = |live: &Arc<Live>| {
-                    let rest = live.traits.name.strip_prefix(name.as_str());
-                    rest.is_some_and(|rest| rest.starts_with('@'))
-                };
-                let needed = self.by_id.values().any(is_of);
-                return if needed { Err(Status::DevResource) } else { Ok(()) };
-            }
-            _ => return Ok(()),
-        };
-        let whole = block_bytes.is_power_of_two() && block_bytes <= BLOCK_BYTES_MAX;
-        let short = blocks.checked_mul(block_bytes.into()).is_some_and(|size| size <= SIZE_MAX);
-        if whole && short { Ok(()) } else { Err(Status::Inval) }
     }
 
     /// Completes a single change, to which a number may be given that is free.

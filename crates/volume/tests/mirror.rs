@@ -16,7 +16,7 @@ use blockyard_core::{Device, Flags, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::error::CopiesError;
 use blockyard_volume::store::mirror::places::attach;
-use blockyard_volume::store::{Commit, StoreKind};
+use blockyard_volume::store::{Commit, Directory, StoreKind};
 use blockyard_volume::{Compression, Options, Places, Running, Volume, VolumeConfig, VolumeError};
 
 use place::Place;
@@ -193,6 +193,36 @@ fn a_copy_that_comes_back_is_made_equal() {
     let alone = Places { degraded: true, ..Places::of(&second) };
     let running = Running::open_places(&alone, options()).unwrap();
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
+}
+
+/// Somebody removes one of the directories while they are in use, or damages its label.
+#[test]
+fn a_copy_that_goes_while_it_is_used_is_given_up() {
+    let place = place("mirror-goes");
+    let (first, second) = (place.path().join("a"), place.path().join("b"));
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(8));
+    let volume = open(&first, &second);
+    write(&volume, &mut model, &mut random);
+    fs::remove_dir_all(&first).unwrap();
+    // The committer looks now and then, too.
+    volume.running().pool().segments().directory().look().unwrap();
+    let status = volume.running().status().unwrap().copies;
+    let gone = status.iter().find(|it| it.path == first.display().to_string()).unwrap();
+    assert!(!gone.is_good && gone.why.is_some(), "{status:?}");
+    write(&volume, &mut model, &mut random);
+    read(&volume, &model);
+    assert!(!volume.running().status().unwrap().poisoned);
+    drop(volume);
+    // The other one knows that it is alone.
+    let volume = open(&first, &second);
+    read(&volume, &model);
+    drop(volume);
+    let label = second.join("copy");
+    let mut bytes = fs::read(&label).unwrap();
+    bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+    fs::write(&label, bytes).unwrap();
+    let error = Running::open(&second, options()).unwrap_err().to_string();
+    assert!(error.contains("`label of a copy`"), "{error}");
 }
 
 #[test]

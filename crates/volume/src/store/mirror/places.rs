@@ -1,5 +1,6 @@
 //! Where the copies of a pool are, for real.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::Mirror;
@@ -48,8 +49,11 @@ impl Places {
     }
 
     /// The directory of the second copy, as it was given or is known.
-    pub(crate) fn second(&self) -> Option<PathBuf> {
-        self.path2.clone().or_else(|| known(&self.path))
+    pub(crate) fn second(&self) -> Result<Option<PathBuf>, VolumeError> {
+        match &self.path2 {
+            Some(second) => Ok(Some(second.clone())),
+            None => known(&self.path),
+        }
     }
 
     /// The same by the names that the system has for them after all links. Directories are made
@@ -57,7 +61,7 @@ impl Places {
     /// it should be on may not be mounted.
     pub(crate) fn settled(&self) -> Result<Places, VolumeError> {
         let degraded = self.degraded;
-        let Some(second) = self.second() else {
+        let Some(second) = self.second()? else {
             return Ok(Places { path: store::place(&self.path)?, path2: None, degraded });
         };
         let is_copy = |path: &PathBuf| is_pool(path) || path.join(FILE).exists();
@@ -100,7 +104,7 @@ impl Places {
     /// # Errors
     /// If another process has one, or they do not go together.
     pub(crate) fn look(&self) -> Result<Backing, VolumeError> {
-        let places = Places { path2: self.second(), ..self.clone() };
+        let places = Places { path2: self.second()?, ..self.clone() };
         places.take_for(Purpose::Look, Ok)?.on(Terms::Look)
     }
 
@@ -123,10 +127,20 @@ impl Places {
 }
 
 /// The other copy of a pool that one of them knows. Nobody holds it, so it is looked at again.
-fn known(path: &Path) -> Option<PathBuf> {
-    let bytes = std::fs::read(path.join(FILE)).ok().filter(|bytes| bytes.len() >= BYTES)?;
-    let (label, _) = Label::newest(&bytes).ok()?;
-    Some(label.other)
+/// One of which nobody can say whether it has everything is no pool of one copy.
+fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
+    let name = path.join(FILE);
+    let bytes = match std::fs::File::open(&name) {
+        Ok(file) => {
+            let mut bytes = Vec::with_capacity(BYTES);
+            let read = file.take(BYTES as u64).read_to_end(&mut bytes);
+            read.map_err(VolumeError::io(format!("cannot read `{}`", name.display())))?;
+            bytes
+        }
+        // What is wrong with it otherwise is found out by who opens the pool.
+        Err(_) => return Ok(None),
+    };
+    Ok(Some(Label::newest(&bytes)?.0.other))
 }
 
 /// Makes an empty directory the second copy of a pool that nobody has open, and makes it equal.

@@ -1,0 +1,45 @@
+//! What a change of the catalogue must not do, whoever asks for it: a command, or a stream.
+
+use std::sync::Arc;
+
+use blockyard_core::Status;
+
+use super::{ON_ITS_WAY, Volumes};
+use crate::config::SIZE_MAX;
+use crate::format::BLOCK_BYTES_MAX;
+use crate::format::catalogue::Change;
+use crate::record::Live;
+
+impl Volumes {
+    /// Whether a change leaves lengths that a volume can have. A snapshot is as long as its volume
+    /// is when it is made, and a volume goes only when it has none.
+    pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
+        let (block_bytes, blocks) = match change {
+            Change::Create(traits) => (traits.block_bytes, traits.blocks),
+            Change::Copy(traits) => {
+                let origin = &self.by_id.get(&traits.origin).ok_or(Status::Inval)?.traits;
+                if traits.is_snapshot && !origin.name.starts_with(ON_ITS_WAY) {
+                    traits.blocks = origin.blocks;
+                }
+                (traits.block_bytes, traits.blocks)
+            }
+            Change::Resize { id, blocks } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                (live.traits.block_bytes, *blocks)
+            }
+            Change::Destroy { id } => {
+                let name = &self.by_id.get(id).ok_or(Status::Inval)?.traits.name;
+                let is_of = |live: &Arc<Live>| {
+                    let rest = live.traits.name.strip_prefix(name.as_str());
+                    rest.is_some_and(|rest| rest.starts_with('@'))
+                };
+                let needed = self.by_id.values().any(is_of);
+                return if needed { Err(Status::DevResource) } else { Ok(()) };
+            }
+            _ => return Ok(()),
+        };
+        let whole = block_bytes.is_power_of_two() && block_bytes <= BLOCK_BYTES_MAX;
+        let short = blocks.checked_mul(block_bytes.into()).is_some_and(|size| size <= SIZE_MAX);
+        if whole && short { Ok(()) } else { Err(Status::Inval) }
+    }
+}
