@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
-use crate::pool::Options;
+use crate::options::Options;
 use crate::recovery;
 use crate::store::mirror::CopyStatus;
 use crate::store::mirror::places::Places;

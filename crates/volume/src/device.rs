@@ -13,7 +13,7 @@ use crate::error::VolumeError;
 use crate::format::NODE_BLOCKS;
 use crate::format::catalogue::{Change, Traits};
 use crate::map::{Away, Found, Map};
-use crate::pool::Options;
+use crate::options::Options;
 use crate::queue::{RECORDS, VolumeQueue};
 use crate::rates::Rates;
 use crate::record::Live;
@@ -178,9 +178,8 @@ fn find_or_make<D: Directory>(
                 if config.volblocksize == 0 { BLOCK_BYTES } else { config.volblocksize };
             if !config.size.is_multiple_of(block_bytes.into()) {
                 let value = config.size.to_string();
-                let wanted = format!(
-                    "a multiple of volblocksize, {block_bytes} where nothing else is said"
-                );
+                let wanted =
+                    format!("a multiple of volblocksize, {block_bytes} where nothing else is said");
                 return Err(VolumeError::Invalid { field: "size", value, wanted });
             }
             let traits = Traits {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
-use crate::pool::{Options, Pool};
+use crate::options::Options;
+use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::store::mirror::places::Places;
 use crate::store::{Backing, Directory};

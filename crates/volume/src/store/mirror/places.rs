@@ -8,7 +8,7 @@ use super::assemble::{Given, Terms};
 use super::attach;
 use crate::error::VolumeError;
 use crate::format::label::{BYTES, FILE, Label};
-use crate::pool::Options;
+use crate::options::Options;
 use crate::store::{self, Backing, Purpose, RealDirectory, is_pool};
 
 /// Where a pool is.
