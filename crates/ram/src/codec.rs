@@ -21,6 +21,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::RamError;
+use crate::snapshot::DICTIONARY_BYTES_MAX;
 
 #[cfg(feature = "c-codecs")]
 use lz4_c as lz4;
@@ -145,6 +146,13 @@ impl Codec {
         if dictionary.is_some() && *algo != Algo::Zstd {
             let wanted = format!("{field}=zstd, which alone has dictionaries");
             return Err(RamError::invalid(beside(field).1, algo, wanted));
+        }
+        if let Some(len) = dictionary.as_ref().map(|bytes| bytes.len())
+            && len > DICTIONARY_BYTES_MAX
+        {
+            // No snapshot of the device could be loaded.
+            let wanted = format!("{DICTIONARY_BYTES_MAX} bytes at most");
+            return Err(RamError::invalid(beside(field).1, format!("{len} bytes"), wanted));
         }
         Ok(Codec {
             algo: *algo,

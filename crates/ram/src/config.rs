@@ -81,7 +81,7 @@ impl RamConfig {
     /// # Errors
     /// If one does not fit.
     pub fn check(&self) -> Result<(), RamError> {
-        let RamConfig { size, bs, unit, checksum, .. } = *self;
+        let RamConfig { size, bs, unit, .. } = *self;
         if !bs.is_power_of_two() || !(512..=4096).contains(&bs) {
             return Err(RamError::invalid("bs", bs, "512, 1024, 2048 or 4096"));
         }
@@ -91,10 +91,6 @@ impl RamConfig {
         if size == 0 || size > SIZE_MAX || !size.is_multiple_of(unit.into()) {
             let wanted = format!("a multiple of unit ({unit}), from {unit} to 2^46 bytes");
             return Err(RamError::invalid("size", size, wanted));
-        }
-        if checksum && unit == *UNIT_BYTES.end() {
-            // A word counts 65536 stored bytes at most, and a raw block has its checksum as well.
-            return Err(RamError::invalid("checksum", 1, "unit=32k or less, or no checksum"));
         }
         self.check_mem_limit(self.mem_limit)?;
         RamConfig::check_compact(self.compact)?;
@@ -167,10 +163,16 @@ impl RamConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Algo;
 
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
         let good = RamConfig::default;
+        let too_long = || CodecConfig {
+            algo: if cfg!(feature = "c-codecs") { Algo::Zstd } else { Algo::Lz4 },
+            level: None,
+            dictionary: Some(vec![0; (1 << 20) + 1].into()),
+        };
         assert!(good().check().is_ok());
         for (config, field) in [
             (RamConfig { size: 0, ..good() }, "size"),
@@ -186,6 +188,7 @@ mod tests {
             (RamConfig { mem_limit: 4096, ..good() }, "mem_limit"),
             (RamConfig { compact: 101, ..good() }, "compact"),
             (RamConfig { dedup: true, mem_limit: 32 << 10, ..good() }, "mem_limit"),
+            (RamConfig { codec: too_long(), ..good() }, "dict"),
         ] {
             assert_eq!(config.check().unwrap_err().field(), field, "{config:?}");
         }

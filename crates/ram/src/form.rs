@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use blockyard_core::Status;
-use blockyard_sync::entry_words::{Kind, Word};
+use blockyard_sync::entry_words::{Kind, OBJECT_BYTES_MAX, Word};
 
 use crate::backing::Backing;
 use crate::codec::{Algo, Codec, Decoder, Encoder, packed_bytes_max};
@@ -77,8 +77,17 @@ pub(crate) fn is_zero(word: Word) -> bool {
 pub(crate) fn word_of(new: &New<'_>) -> Word {
     match new {
         New::Word(word) => *word,
-        New::Bytes(bytes, flags) => Word::object(0, bytes.len()).with_huge(flags.is_huge()),
+        New::Bytes(bytes, flags) => {
+            Word::object(0, said_bytes(bytes.len())).with_huge(flags.is_huge())
+        }
     }
+}
+
+/// What a word says of so many stored bytes. Those of a raw block of 64 KiB with its checksum are
+/// more than it can say: the most that it can stands for them, and for nothing else.
+#[inline]
+pub(crate) fn said_bytes(len: usize) -> usize {
+    len.min(OBJECT_BYTES_MAX)
 }
 
 impl Form {
@@ -98,6 +107,15 @@ impl Form {
     /// Most stored bytes of a block.
     pub(crate) fn stored_bytes_max(&self) -> usize {
         self.unit + self.tail
+    }
+
+    /// How many stored bytes a word stands for.
+    #[inline]
+    pub(crate) fn stored_bytes(&self, word: Word) -> usize {
+        match word.len_bytes() {
+            OBJECT_BYTES_MAX => self.stored_bytes_max().max(OBJECT_BYTES_MAX),
+            shorter => shorter,
+        }
     }
 
     /// The most that a codec may make of a block: less than a sixteenth is not worth a
@@ -128,7 +146,7 @@ impl Form {
 
     /// Whether stored bytes of this word are the block itself.
     fn is_raw(&self, word: Word) -> bool {
-        word.is_huge() && word.len_bytes() == self.stored_bytes_max()
+        word.is_huge() && self.stored_bytes(word) == self.stored_bytes_max()
     }
 
     /// The stored bytes without their checksum, which is right.
@@ -225,7 +243,7 @@ impl Form {
     #[cold]
     pub(crate) fn fetch<'b>(&self, word: Word, into: &'b mut [u8]) -> Result<&'b [u8], Status> {
         let backing = self.backing.as_ref().ok_or(Status::Medium)?;
-        let stored = into.get_mut(..word.len_bytes()).ok_or(Status::Medium)?;
+        let stored = into.get_mut(..self.stored_bytes(word)).ok_or(Status::Medium)?;
         backing.read(word.place(), stored).map_err(|_| Status::IoErr)?;
         Ok(stored)
     }

@@ -52,6 +52,8 @@ pub use compact::Compacted;
 pub use object::Object;
 pub use usage::{Load, SizeClass, Usage};
 
+/// What the largest object may be longer than a word can say.
+const TAIL_BYTES_MAX: usize = 4;
 /// Usual size of a segment, in bytes.
 const SEGMENT_BYTES: usize = 256 << 10;
 /// Objects of the largest size that a segment holds at least.
@@ -72,7 +74,8 @@ const RETIRED: usize = 16;
 pub struct PoolConfig {
     /// Bytes of the device, uncompressed: the pool has addresses for twice as much.
     pub device_bytes: u64,
-    /// The largest object, in bytes: the block size. At most 65536.
+    /// The largest object, in bytes: the block size. At most 65536, and four for a checksum: then
+    /// there are none between.
     pub object_bytes_max: usize,
     /// Most bytes that the pool may take from the system, rounded down to pages.
     pub limit_bytes: Option<u64>,
@@ -104,7 +107,7 @@ impl PoolConfig {
 
     fn layout(&self) -> Result<Layout, PoolError> {
         let object = self.object_bytes_max;
-        if !(1..=OBJECT_BYTES_MAX).contains(&object) {
+        if !(1..=OBJECT_BYTES_MAX + TAIL_BYTES_MAX).contains(&object) {
             return Err(PoolError::ObjectBytes { bytes: object });
         }
         let head = if self.counted { shares::COUNT_BYTES } else { 0 };
@@ -154,7 +157,11 @@ impl fmt::Display for PoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PoolError::ObjectBytes { bytes } => {
-                write!(f, "block size {bytes}: must be 1 to {OBJECT_BYTES_MAX} bytes")
+                write!(
+                    f,
+                    "block size {bytes}: must be 1 to {} bytes",
+                    OBJECT_BYTES_MAX + TAIL_BYTES_MAX
+                )
             }
             PoolError::Addresses { bytes, errno } => write!(
                 f,
@@ -239,7 +246,7 @@ impl Pool {
     /// Fetches the bytes of what may be an object into the cache, for who is going to read them.
     #[inline]
     pub fn fetch(&self, object: Object) {
-        self.memory.fetch(self.layout.start(object.place()), object.len_bytes());
+        self.memory.fetch(self.layout.start(object.place()), self.layout.object_bytes(object));
     }
 
     /// An object's bytes, as long as it is pinned.
@@ -251,7 +258,9 @@ impl Pool {
     pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g Guard<'_>) -> &'g [u8] {
         debug_assert_eq!(guard.word().reference(), object.word().reference());
         // SAFETY: the object was written before its word was shown; it is pinned for `'g`.
-        unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
+        unsafe {
+            self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
+        }
     }
 
     /// The same where something else than a pin keeps others from giving it back, as a lock around
@@ -262,7 +271,9 @@ impl Pool {
     #[inline]
     pub unsafe fn bytes_kept(&self, object: Object) -> &[u8] {
         // SAFETY: the object was written before anybody knew it; the caller keeps it.
-        unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
+        unsafe {
+            self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
+        }
     }
 
     /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
@@ -403,6 +414,8 @@ impl Cache {
         let pool = &*self.pool;
         let units = pool.layout.units_of(bytes.len());
         assert!((1..=pool.layout.units_max).contains(&units), "{} bytes", bytes.len());
+        let said = pool.layout.object_bytes(Object::new(0, bytes.len()));
+        assert_eq!(said, bytes.len(), "no word can say how long this object is");
         let place = pool.shards[shard as usize].with(|shard| {
             if shard.strikes() {
                 return Err(NoSpace);

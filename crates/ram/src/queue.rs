@@ -115,6 +115,8 @@ impl RamQueue {
                 pieces.read(hand.patch(len));
                 shared.blocks.patch(hand, block, offset, len)
             } else {
+                // Its word is wanted in the end.
+                shared.blocks.store.fetch_word(block);
                 // The client may change its buffer meanwhile; what is compressed must stay.
                 pieces.read(hand.block());
                 // The next one comes into the cache while this one is compressed.

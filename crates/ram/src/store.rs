@@ -15,6 +15,7 @@ use std::sync::Arc;
 use blockyard_sync::entry_words::{Entries, Kind, Word};
 use blockyard_sync::pins::{Guard, Seat};
 
+use crate::fetch::fetch;
 use crate::pool::{Cache, Compacted, NoSpace, Object, Pool};
 
 /// The contents of a device's blocks.
@@ -72,6 +73,12 @@ impl Store {
         if let Some(object) = Object::of(self.entries.load(block)) {
             self.pool.fetch(object);
         }
+    }
+
+    /// Fetches a block's word into the cache, for who is going to write the block.
+    #[inline]
+    pub fn fetch_word(&self, block: u64) {
+        fetch(self.entries.address(block), size_of::<Word>());
     }
 
     /// A turn of idle tracking for one block.

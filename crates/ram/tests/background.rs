@@ -159,6 +159,24 @@ fn blocks_grow_old_until_they_are_used() {
     assert_eq!(ram.states(0, 3).states[2].age, 7);
 }
 
+/// A listing goes through a large table page by page, however little is there.
+#[test]
+fn a_sparse_device_is_listed_in_pages() {
+    let ram = Ram::open(RamConfig { size: 1 << 30, ..RamConfig::default() }).unwrap();
+    let mut io = io(&ram);
+    let last = (1 << 30) / BLOCK as u64 - 1;
+    io.write(Sector(last * 8), &[7; BLOCK], Flags::NONE).unwrap();
+    let (mut from, mut pages, mut found) = (Some(0), 0, Vec::new());
+    while let Some(first) = from {
+        let page = ram.states(first, 1);
+        assert!(page.next.is_none_or(|next| next > first), "{page:?}");
+        (from, pages) = (page.next, pages + 1);
+        found.extend(page.states.iter().map(|state| state.block));
+    }
+    assert_eq!(found, [last]);
+    assert_eq!(pages, 4, "each looks at 65536 words");
+}
+
 #[test]
 fn what_is_written_back_is_read_from_there() {
     let scratch = Scratch::new("writeback");
@@ -645,6 +663,44 @@ fn a_changed_bit_is_an_error_and_not_data() {
     assert_eq!(ram.stats().io.failed_reads, 4);
 }
 
+/// As much as there is of everything: the longest stored block, which a word cannot say, raw and
+/// with a checksum, in memory, on a file and in a snapshot.
+#[test]
+fn the_longest_blocks_go_everywhere() {
+    const UNIT: usize = 65_536;
+    let scratch = Scratch::new("longest");
+    let config = |backing: &str| RamConfig {
+        unit: UNIT as u32,
+        checksum: true,
+        backing: Some(scratch.file(backing)),
+        ..plain()
+    };
+    let ram = Ram::open(config("backing")).unwrap();
+    let mut rng = fastrand::Rng::with_seed(4);
+    let noise: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(8 * UNIT).collect();
+    let (mut io_one, mut found) = (io(&ram), vec![0; 8 * UNIT]);
+    io_one.write(Sector(0), &noise, Flags::NONE).unwrap();
+    assert_eq!(ram.stats().mm.huge_pages, 8);
+    let flip = Injection::Device { name: "flip".to_owned(), value: "128".to_owned() };
+    ram.inject(&flip).unwrap();
+    assert_eq!(io_one.read(Sector(128), &mut found[..UNIT]), Err(Status::Protection));
+    io_one.write(Sector(128), &noise[UNIT..2 * UNIT], Flags::NONE).unwrap();
+    assert_eq!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks, 8);
+    // Their places do not overlap, though more is written beside them later.
+    io_one.write(Sector(0), &noise[..UNIT], Flags::NONE).unwrap();
+    assert_eq!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks, 1);
+    io_one.read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+    ram.save(&scratch.file("snapshot")).unwrap();
+    let load = Some(scratch.file("snapshot"));
+    let other = Ram::open(RamConfig { load, ..config("other") }).unwrap();
+    io(&other).read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+    other.compact().unwrap();
+    io(&other).read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+}
+
 /// Without checksums a codec notices at least what is no block any more. It was saved once, and the
 /// snapshot had a block that nobody could read.
 #[test]
@@ -690,7 +746,9 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
         let ram = Ram::open(RamConfig { codec: zstd(dictionary), ..plain() }).unwrap();
         let mut io = io(&ram);
         fill(&mut io, &data);
+        ram.idle();
         let trained = ram.train(&file).unwrap();
+        assert_eq!(ram.ages()[1], 896, "nobody has read a block");
         assert!(trained.samples == 896 && trained.bytes > 1000, "{trained:?}");
         ram.stats().mm.compr_data_size
     };

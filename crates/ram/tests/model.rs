@@ -13,7 +13,7 @@ use blockyard_core::device::Device;
 use blockyard_core::inject::Injection;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Channel, Composed, Disk, Region, RegionId, Sector, Status};
-use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
+use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, Selection, Which};
 use blockyard_sim::seed::Seed;
 
 /// Bytes of the device.
@@ -96,6 +96,23 @@ impl Rig {
         }
     }
 
+    /// Something that is done beside the channels, if the device was made for it.
+    fn work(&mut self, rng: &mut fastrand::Rng) {
+        let which = Which::ALL[rng.usize(0..Which::ALL.len())].0;
+        let selection = Selection { which, blocks_max: rng.u64(0..100), ..Selection::default() };
+        match rng.u32(0..4) {
+            0 => drop(self.ram.compact().unwrap()),
+            1 => self.ram.idle(),
+            2 if !self.ram.config().recompress.is_empty() => {
+                self.ram.recompress(&selection).unwrap();
+            }
+            3 if self.ram.config().backing.is_some() => {
+                self.ram.write_back(&selection, 1 << 20).unwrap();
+            }
+            _ => {}
+        }
+    }
+
     fn compare(&mut self) {
         for at in (0..SIZE).step_by(LEN_MAX as usize) {
             let found = self.read(at, LEN_MAX);
@@ -146,6 +163,9 @@ fn drive(name: &str, config: RamConfig, one_in: u32) -> u64 {
         let longest = if rng.u32(0..8) == 0 { LEN_MAX } else { 4 * rig.unit };
         let len = rig.bs * rng.u64(1..=longest.min(LEN_MAX) / rig.bs);
         let at = rig.bs * rng.u64(0..=(SIZE - len) / rig.bs);
+        if rng.u32(0..40) == 0 {
+            rig.work(&mut rng);
+        }
         match rng.u32(0..10) {
             0 => rig.change(Op::Discard, Flags::NONE, at, &vec![0; len as usize]),
             1 => rig.change(Op::WriteZeroes, Flags::NONE, at, &vec![0; len as usize]),
@@ -193,6 +213,68 @@ fn memory_without_end() {
     assert_eq!(drive("plain", plain(), 0), 0);
     assert_eq!(drive("512", RamConfig { bs: 512, ..plain() }, 0), 0);
     assert_eq!(drive("64k", RamConfig { unit: 65_536, bs: 512, ..plain() }, 0), 0);
+}
+
+/// A word cannot say how long a raw block of that size is with its checksum.
+#[test]
+fn checksums_of_the_largest_blocks() {
+    let largest = || RamConfig { unit: 65_536, checksum: true, bs: 512, ..plain() };
+    assert_eq!(drive("64k, checksum", largest(), 0), 0);
+    assert!(drive("64k, checksum, limit", RamConfig { mem_limit: 1 << 20, ..largest() }, 0) > 0);
+    assert_eq!(drive("64k, checksum, dedup", RamConfig { dedup: true, ..largest() }, 0), 0);
+}
+
+/// Recompression and writeback among reads and writes, with little memory and with failures.
+#[cfg(feature = "c-codecs")]
+#[test]
+fn what_is_worked_on_meanwhile() {
+    let recompress = vec![CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary: None }];
+    let name = format!("blockyard-ram-model-{}", std::process::id());
+    let backing = std::env::temp_dir().join(name);
+    let worked = |unit| RamConfig {
+        recompress: recompress.clone(),
+        backing: Some(backing.clone()),
+        checksum: true,
+        unit,
+        bs: 512,
+        ..plain()
+    };
+    assert_eq!(drive("worked on", worked(4096), 0), 0);
+    assert_eq!(drive("worked on, 64k", worked(65_536), 0), 0);
+    assert!(drive("worked on, limit", RamConfig { mem_limit: 400 << 10, ..worked(4096) }, 9) > 0);
+    let shared = RamConfig { dedup: true, mem_limit: 500 << 10, ..worked(8192) };
+    assert!(drive("worked on, dedup", shared, 9) > 0);
+    std::fs::remove_file(&backing).unwrap();
+}
+
+/// Requests that were merged are offered again one by one when they fail as a whole, and each that
+/// fails then is counted, once.
+#[test]
+fn what_was_merged_and_fails_is_counted_once() {
+    let mut rig = Rig::new(RamConfig { mem_limit: 64 << 10, compact: 0, ..plain() });
+    let mut rng = fastrand::Rng::with_seed(1);
+    let noise: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(LEN_MAX as usize).collect();
+    rig.region.write(0, &noise);
+    let mut at = 0;
+    while rig.run(Bio::new(Op::Write, Sector::containing(at), 8)).is_ok() {
+        at += 4096;
+    }
+    assert_eq!(rig.ram.stats().io.failed_writes, 1);
+    let buf = BufRef { region: rig.id, offset: 0 };
+    let bio = |number: u64| {
+        Bio::new(Op::Write, Sector::containing(at + number * 4096), 8)
+            .with_buf(BufRef { offset: number * 4096, ..buf })
+    };
+    let bios: Vec<Bio> = (0..8).map(bio).collect();
+    assert_eq!(rig.channel.push(&bios), 8);
+    rig.channel.submit();
+    let mut done = Vec::new();
+    while done.len() < 8 {
+        rig.channel.reap(&mut done);
+        rig.channel.submit();
+    }
+    assert!(done.iter().all(|done| done.status == Status::NoSpc));
+    assert_eq!(rig.ram.stats().io.failed_writes, 9);
 }
 
 #[test]

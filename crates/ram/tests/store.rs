@@ -407,6 +407,68 @@ fn what_is_filled_is_gathered_once() {
     check_accounts(&mut one, 0);
 }
 
+/// Who compacts all of the pool does not keep others from compacting a little, which is what a
+/// write that meets the limit does.
+#[test]
+fn others_compact_between_passes() {
+    let store = store(600, |config| config.segment_bytes = Some(4 * BLOCK));
+    let (mut one, mut two) = (store.access().unwrap(), store.access().unwrap());
+    for block in 0..600 {
+        let bytes = stamped(block, 1, BLOCK / 2);
+        one.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+    }
+    (0..600).filter(|block| block % 3 > 0).for_each(|block| {
+        one.replace(block, New::Word(Word::NOTHING)).unwrap();
+    });
+    let mut between = 0;
+    // It is asked before each pass whether it is to stop, without the lock: with it, this thread
+    // would wait for itself.
+    let done = one.compact(|| {
+        between += 1;
+        two.compact_some(0, || false);
+        false
+    });
+    assert!(done.passes > 0 && between > 0, "{done:?}");
+    for block in (0..600).step_by(3) {
+        assert_eq!(read(&mut two, block), Some(1));
+    }
+    check_accounts(&mut one, 0);
+}
+
+/// A pass that is stopped leaves nearly all of the holes that there were, to be used as before. Too
+/// long for Miri.
+#[cfg(not(miri))]
+#[test]
+fn a_pass_that_is_stopped_leaves_its_holes() {
+    let (blocks, len) = (40_000, 200);
+    let store = store(blocks, |config| {
+        config.shards = NonZeroU32::new(1);
+        config.segment_bytes = Some(64 << 10);
+    });
+    let mut access = store.access().unwrap();
+    let write = |access: &mut Access, block| {
+        let bytes = stamped(block, 1, len);
+        access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+    };
+    (0..blocks).for_each(|block| write(&mut access, block));
+    (1..blocks).step_by(2).for_each(|block| {
+        access.replace(block, New::Word(Word::NOTHING)).unwrap();
+    });
+    access.reclaim();
+    let mut asked = 0;
+    let done = access.compact(|| {
+        asked += 1;
+        asked > 1
+    });
+    assert_eq!(done.objects_moved, 1023, "it was stopped in the middle of a pass");
+    let used = store.pool().usage().used_bytes;
+    // What has moved has filled as many holes, and left as many that are not known.
+    let fit = blocks / 2 - 2 * done.objects_moved - 500;
+    (1..blocks).step_by(2).take(fit as usize).for_each(|block| write(&mut access, block));
+    assert!(store.pool().usage().used_bytes <= used, "{:?}", store.pool().usage());
+    check_accounts(&mut access, 0);
+}
+
 /// A page was left, fewer than a large object takes, and nobody compacted for the sake of it.
 #[test]
 fn a_page_that_is_left_is_no_room_for_a_large_object() {

@@ -134,6 +134,12 @@ impl Entries {
         Word(self.words[block as usize].load(Ordering::Acquire))
     }
 
+    /// Where a block's word lies, for who fetches it into the cache; nobody reads or writes there.
+    #[inline]
+    pub fn address(&self, block: u64) -> *const u8 {
+        (&raw const self.words[block as usize]).cast()
+    }
+
     /// The word as soon as nobody has the block for himself; sleeps until then.
     pub fn settled(&self, block: u64) -> Word {
         let word = self.load(block);

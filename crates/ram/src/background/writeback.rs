@@ -15,6 +15,7 @@ use crate::backing::{Backing, Room};
 use crate::blocks::{Blocks, Hand};
 use crate::counters::Count;
 use crate::error::RamError;
+use crate::form::said_bytes;
 use crate::store::New;
 
 /// Bytes that are written and synced at once.
@@ -80,7 +81,7 @@ impl Blocks {
     fn room(&self) -> Places {
         let words = (0..self.store.blocks()).map(|block| self.store.word(block));
         let taken = words.filter(|word| word.kind() == Kind::Backing);
-        let room = Room::beside(taken.map(|word| (word.place(), word.len_bytes())));
+        let room = Room::beside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
         // After the words: whoever reads a place that is in no word has pinned it before.
         let mut pinned = Pinned::default();
         self.store.pool().pins().look(&mut pinned);
@@ -98,7 +99,7 @@ impl Blocks {
         batch: &mut Batch,
     ) -> bool {
         let word = self.store.word(block);
-        if !selection.takes(word) || word.len_bytes() as u64 > left {
+        if !selection.takes(word) || self.form.stored_bytes(word) as u64 > left {
             return false;
         }
         if !hand.access.mark(block, word, |word| word.with_under_writeback(true)) {
@@ -144,7 +145,7 @@ impl Blocks {
                 if !ours || stored.len() != len {
                     return Ok(None);
                 }
-                let there = Word::backing(place, len).with_flags_of(word);
+                let there = Word::backing(place, said_bytes(len)).with_flags_of(word);
                 made = there.with_under_writeback(false);
                 maker.make(New::Word(made)).map(Some)
             });

@@ -2,7 +2,10 @@
 //! whose it is. A stretch is as long as a huge page, unless the pool is small: then it is one
 //! segment.
 
+use blockyard_sync::entry_words::OBJECT_BYTES_MAX;
+
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
+use super::object::Object;
 
 /// What places count in: the grain of objects, and the step of size classes.
 pub(super) const UNIT_BYTES: usize = blockyard_sync::entry_words::PLACE_BYTES as usize;
@@ -70,6 +73,15 @@ impl Layout {
     #[inline]
     pub(super) fn units_of(self, len_bytes: usize) -> u32 {
         (len_bytes + self.head_bytes).div_ceil(UNIT_BYTES) as u32
+    }
+
+    /// An object's own bytes; see [`Object::new`].
+    #[inline]
+    pub(super) fn object_bytes(self, object: Object) -> usize {
+        match object.len_bytes() {
+            OBJECT_BYTES_MAX => self.object_bytes_max.max(OBJECT_BYTES_MAX),
+            shorter => shorter,
+        }
     }
 
     /// Bytes of the largest object that takes so many units.

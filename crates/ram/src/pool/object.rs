@@ -1,6 +1,6 @@
 //! A stored object: where it is and how long.
 
-use blockyard_sync::entry_words::{Kind, Word};
+use blockyard_sync::entry_words::{Kind, OBJECT_BYTES_MAX, Word};
 
 /// What a block's contents were made into, somewhere in the pool. It fits a [`Word`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +10,10 @@ pub struct Object {
 }
 
 impl Object {
+    /// The longest objects of a pool may be longer than a word can say: that they are as long as
+    /// it can say stands for it.
     pub(super) fn new(place: u64, len_bytes: usize) -> Object {
-        Object { place, len_bytes: len_bytes as u32 }
+        Object { place, len_bytes: len_bytes.min(OBJECT_BYTES_MAX) as u32 }
     }
 
     /// The object that a word refers to.
@@ -33,7 +35,7 @@ impl Object {
         self.place
     }
 
-    /// Its bytes, without what is lost to the grain.
+    /// Its bytes as its word says, without what is lost to the grain.
     #[inline]
     pub fn len_bytes(self) -> usize {
         self.len_bytes as usize

@@ -281,10 +281,11 @@ impl Shard {
     /// The object lies in this shard, was allocated, and nobody can find or read it any more.
     #[inline]
     pub(super) unsafe fn give(&mut self, object: Object, ground: Ground<'_>) {
-        let units = self.layout.units_of(object.len_bytes());
+        let len_bytes = self.layout.object_bytes(object);
+        let units = self.layout.units_of(len_bytes);
         let at = self.layout.offset(object.place());
         self.tally.objects -= 1;
-        self.tally.stored_bytes -= object.len_bytes() as u64;
+        self.tally.stored_bytes -= len_bytes as u64;
         self.tally.units -= u64::from(units);
         self.live[units as usize] -= 1;
         let number = self.layout.segment_of(at);

@@ -69,7 +69,9 @@ impl Pool {
     /// The caller has a part in it for as long as the bytes are used.
     pub unsafe fn bytes_of_part(&self, object: Object) -> &[u8] {
         // SAFETY: it was written before anybody could have a part in it, and stays meanwhile.
-        unsafe { self.memory.bytes(self.layout.start(object.place()), object.len_bytes()) }
+        unsafe {
+            self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
+        }
     }
 
     /// Makes one part of an object two.

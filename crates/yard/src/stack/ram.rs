@@ -156,7 +156,6 @@ mod tests {
             ("recomp_algo=lz4&recomp_algo2=zstd&recomp_level2=99", "recomp_level2: `99` will not"),
             ("algo=zstd&level=23", "level: `23` will not do: wanted -131072 to 22 for zstd"),
             ("recomp_algo=zstd&recomp_level=99", "recomp_level: `99` will not do"),
-            ("unit=64k&checksum=1", "checksum: `1` will not do"),
             ("mem_limit=4k", "mem_limit: `4k` will not do: wanted 32768 to 2^46 bytes, or 0"),
             ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
             ("backing=/dev/null", "backing: `/dev/null` will not do: wanted a regular file"),
