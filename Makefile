@@ -4,7 +4,8 @@ CARGO ?= cargo
 # How long each fuzz target runs in fuzz-smoke.
 SECONDS ?= 60
 
-# How long each device is soaked, and which one alone: `once`, `time` or `cache`.
+# How long each device is soaked, and which one alone: `once`, `time`, `cache` or
+# `zoned`, which are two.
 SOAK_SECONDS ?= 300
 DEVICE ?=
 

@@ -2,7 +2,8 @@
 //! I/O, while the scheduler is switched and tuned under them.
 //!
 //! Each request is to come home once and no more, and each sector holds what its only writer wrote
-//! there last. A run takes a few seconds; `make soak`, or `BLOCKYARD_SOAK_SECONDS=300`, goes on for
+//! there last. On a zoned device each writer has a zone, in which writes and appends follow each
+//! other without waiting, and each has to land where it was to. A run takes a few seconds; `make soak`, or `BLOCKYARD_SOAK_SECONDS=300`, goes on for
 //! longer. By chance and by threads: a seed repeats what is asked for, not the order of threads.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
@@ -23,10 +24,11 @@ use fastrand::Rng;
 
 /// What one submitter writes and reads; nobody else does meanwhile.
 const STRIPE_SECTORS: usize = 512;
-const STRIPES: usize = 64;
+const STRIPES: usize = 192;
 
-/// Most submitters at once: far more than processors, and more than the scheduler has lanes.
-const ALIVE_MAX: usize = 48;
+/// Most submitters at once: far more than processors, and more than the scheduler has lanes, which
+/// are 128, so that some share.
+const ALIVE_MAX: usize = 160;
 
 /// Most bios that a submitter has in flight, and the longest of them.
 const DEPTH_MAX: usize = 32;
@@ -55,6 +57,12 @@ struct Stripe {
     stamps: Vec<u32>,
     /// The last stamp given.
     last: u32,
+    /// It is a sequential zone.
+    is_zone: bool,
+    /// Where its next write goes, once all that are in flight have landed.
+    wp: usize,
+    /// Nobody knows where its write pointer is.
+    is_lost: bool,
 }
 
 impl Stripe {
@@ -64,6 +72,18 @@ impl Stripe {
             0 => [0; 8],
             _ => ((self.start + at as u64) << 32 | u64::from(stamp)).to_le_bytes(),
         }
+    }
+
+    /// Whether all of it is what was written; a zone has ones above its write pointer.
+    #[track_caller]
+    fn check_all(&self, data: &[u8]) {
+        if self.is_lost {
+            return;
+        }
+        let (written, above) =
+            data.split_at(if self.is_zone { self.wp } else { STRIPE_SECTORS } * SECTOR);
+        self.check(0, written);
+        assert!(above.iter().all(|byte| *byte == 0xff), "zone at {} above {}", self.start, self.wp);
     }
 
     /// Whether the sectors of a read are what was written there.
@@ -185,28 +205,23 @@ impl Submitter {
     /// The next bio, with a number of its own, unless it would get in the way of one in flight.
     fn next(&mut self) -> Option<Bio> {
         let slot = self.flights.iter().position(Option::is_none)?;
-        let op = match self.rng.u8(..32) {
-            0 => Op::Flush,
-            1 => Op::Discard,
-            2 => Op::WriteZeroes,
-            3..16 => Op::Read,
-            _ => Op::Write,
-        };
-        let (from, len) = match self.streams {
-            true => (self.cursor, self.rng.usize(1..=4)),
-            false => (self.rng.usize(..STRIPE_SECTORS), self.rng.usize(1..=BIO_SECTORS_MAX)),
-        };
-        let len = len.min(STRIPE_SECTORS - from);
-        self.cursor = (from + len) % STRIPE_SECTORS;
+        let (op, from, len) =
+            if self.stripe.is_zone { self.choose_in_zone()? } else { self.choose() };
         let mut in_flight = self.flights.iter().flatten();
         let blocked = in_flight
             .any(|flight| flight.overlaps(from, len) && (op != Op::Read || flight.op != Op::Read));
         if blocked && op != Op::Flush {
             return None;
         }
+        match op {
+            Op::ZoneReset => (self.stripe.wp, self.stripe.is_lost) = (0, false),
+            Op::Write | Op::WriteZeroes | Op::ZoneAppend => self.stripe.wp = from + len,
+            _ => {}
+        }
         let offset = slot * BIO_SECTORS_MAX * SECTOR;
-        let stamp = if op == Op::Write { self.stripe.last + 1 } else { 0 };
-        if op == Op::Write {
+        let has_stamp = matches!(op, Op::Write | Op::ZoneAppend);
+        let stamp = if has_stamp { self.stripe.last + 1 } else { 0 };
+        if has_stamp {
             self.stripe.last = stamp;
             for at in 0..len {
                 let sector = self.stripe.word(from + at, stamp).repeat(SECTOR / 8);
@@ -222,12 +237,59 @@ impl Submitter {
             2 => Flags::NOMERGE,
             _ => Flags::NONE,
         };
-        let bio = Bio::new(op, Sector(self.stripe.start + from as u64), sectors)
+        let at = if op == Op::ZoneAppend { 0 } else { from as u64 };
+        let bio = Bio::new(op, Sector(self.stripe.start + at), sectors)
             .with_buf(BufRef { region: self.region_id, offset: offset as u64 })
             .with_flags(flags)
             .with_prio(self.prio)
             .with_user_data(self.turns[slot] << 8 | slot as u64);
         Some(bio)
+    }
+
+    /// What to do next, anywhere in the stripe or one behind the other.
+    fn choose(&mut self) -> (Op, usize, usize) {
+        let op = match self.rng.u8(..32) {
+            0 => Op::Flush,
+            1 => Op::Discard,
+            2 => Op::WriteZeroes,
+            3..16 => Op::Read,
+            _ => Op::Write,
+        };
+        let (from, len) = match self.streams {
+            true => (self.cursor, self.rng.usize(1..=4)),
+            false => (self.rng.usize(..STRIPE_SECTORS), self.rng.usize(1..=BIO_SECTORS_MAX)),
+        };
+        let len = len.min(STRIPE_SECTORS - from);
+        self.cursor = (from + len) % STRIPE_SECTORS;
+        (op, from, len)
+    }
+
+    /// What to do next in a zone: write where its pointer will be, read what has been written, or
+    /// begin anew; nothing as long as something is in the way.
+    fn choose_in_zone(&mut self) -> Option<(Op, usize, usize)> {
+        let Stripe { wp, is_lost, .. } = self.stripe;
+        let is_full = wp == STRIPE_SECTORS;
+        if is_lost || (is_full && self.rng.u8(..4) == 0) || self.rng.u8(..128) == 0 {
+            return Some((Op::ZoneReset, 0, STRIPE_SECTORS));
+        }
+        let op = match self.rng.u8(..32) {
+            0 => Op::Flush,
+            1 => Op::WriteZeroes,
+            2..14 => Op::Read,
+            14..20 => Op::ZoneAppend,
+            _ => Op::Write,
+        };
+        let len = self.rng.usize(1..=if self.streams { 4 } else { BIO_SECTORS_MAX });
+        match op {
+            Op::Flush => Some((op, 0, 0)),
+            Op::Read if wp == 0 => None,
+            Op::Read => {
+                let from = self.rng.usize(..wp);
+                Some((op, from, len.min(wp - from)))
+            }
+            _ if is_full => None,
+            _ => Some((op, wp, len.min(STRIPE_SECTORS - wp))),
+        }
     }
 
     /// Takes what has come home, and waits for something if nothing has.
@@ -255,6 +317,9 @@ impl Submitter {
         assert_eq!(turn, self.turns[slot], "an older bio of slot {slot} came home");
         assert_eq!(completion.status, Status::Ok, "{op} at {from} of {len}");
         self.completed += 1;
+        if op == Op::ZoneAppend {
+            assert_eq!(completion.sector.0, self.stripe.start + from as u64, "an append's place");
+        }
         match op {
             Op::Read => {
                 let mut data = [0; BIO_SECTORS_MAX * SECTOR];
@@ -274,6 +339,7 @@ impl Submitter {
         drop(channel);
         for flight in flights.iter().flatten() {
             if !matches!(flight.op, Op::Read | Op::Flush) {
+                stripe.is_lost = stripe.is_zone;
                 stripe.stamps[flight.from..flight.from + flight.len].fill(UNKNOWN);
             }
         }
@@ -391,7 +457,7 @@ impl Conductor {
             }
             assert_eq!(done.pop().unwrap().status, Status::Ok);
             region.read(0, &mut data);
-            stripe.check(0, &data);
+            stripe.check_all(&data);
         }
     }
 }
@@ -401,10 +467,14 @@ fn soak(text: &str, stream: u64) {
     let _watch = seed.watch(text);
     let spec = uri::parse(text).unwrap();
     let disk = stack::open(&spec).unwrap().disk;
+    let is_zone = disk.geometry().zones.is_some();
     let stripe = |number: usize| Stripe {
         start: (number * STRIPE_SECTORS) as u64,
         stamps: vec![0; STRIPE_SECTORS],
         last: 0,
+        is_zone,
+        wp: 0,
+        is_lost: false,
     };
     let mut conductor = Conductor {
         disk,
@@ -428,13 +498,13 @@ fn soak(text: &str, stream: u64) {
 
 #[test]
 fn a_device_that_completes_at_once() {
-    soak("null:///at-once?size=16M&memory_backed=1&discard=1", 1);
+    soak("null:///at-once?size=48M&memory_backed=1&discard=1", 1);
 }
 
 #[test]
 fn a_device_that_takes_its_time() {
     soak(
-        "null:///timer?size=16M&memory_backed=1&discard=1&irqmode=timer&completion_nsec=50000\
+        "null:///timer?size=48M&memory_backed=1&discard=1&irqmode=timer&completion_nsec=50000\
          &hw_queue_depth=16",
         2,
     );
@@ -443,8 +513,22 @@ fn a_device_that_takes_its_time() {
 #[test]
 fn a_device_with_a_cache_that_sends_requests_back() {
     soak(
-        "null:///back?size=16M&memory_backed=1&discard=1&cache_size=1M&irqmode=softirq\
+        "null:///back?size=48M&memory_backed=1&discard=1&cache_size=1M&irqmode=softirq\
          &requeue=1,5,0,-1",
         3,
+    );
+}
+
+#[test]
+fn a_zoned_device_that_answers_immediately() {
+    soak("null:///zoned?size=48M&memory_backed=1&zoned=1&zone_size=256K&scheduler=mq-deadline", 4);
+}
+
+#[test]
+fn a_zoned_device_with_a_delay() {
+    soak(
+        "null:///zoned-timer?size=48M&memory_backed=1&zoned=1&zone_size=256K&irqmode=timer\
+         &completion_nsec=50000&hw_queue_depth=16&scheduler=mq-deadline",
+        5,
     );
 }
