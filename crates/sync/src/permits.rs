@@ -124,7 +124,7 @@ impl<T: Copy> Permits<T> {
         desk.word.compare_exchange(word, turned, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Counts the end of so many of either kind. Says whether it is awaited: it is the caller's
+    /// Counts the end of so many of either kind, which have begun. Says whether it is awaited: it is the caller's
     /// duty then to see to it that the keeper looks again.
     #[inline]
     pub fn end(&self, desk: usize, counts: [u32; 2]) -> bool {
@@ -137,10 +137,12 @@ impl<T: Copy> Permits<T> {
     /// begun in it.
     ///
     /// # Safety
-    /// The caller is the desk's owner and the keeper of all, and the desk is closed.
+    /// The caller is the desk's owner and the keeper of all, and the desk is closed. Nothing is under
+    /// way there, so that no other thread counts an end meanwhile.
     pub unsafe fn grant(&self, desk: usize, state: T, counts: [u32; 2]) {
         let desk = &self.desks[desk];
-        let word = desk.word.load(Ordering::Relaxed) & !(OPEN | AWAITED);
+        let word = desk.word.load(Ordering::Relaxed) & !AWAITED;
+        debug_assert_eq!((word & OPEN, counts_of(word)), (0, [0; 2]), "closed, and nothing there");
         // SAFETY: at a closed desk nobody looks at the pages but the keeper and the owner.
         unsafe { desk.page(word).with_mut(|page| *page = state) };
         // Release: pairs with the Acquire in `begin`. A store does, because owner and keeper alone
@@ -217,8 +219,9 @@ mod tests {
         assert_eq!(permits.under_way(1, true), [0, 4]);
         assert!(permits.end(1, [0, 3]), "awaited");
         assert_eq!(permits.under_way(1, false), [0, 1]);
+        assert!(permits.end(1, [0, 1]), "the last one");
         // SAFETY: as above.
-        unsafe { permits.grant(1, 1, [1 << 29, 0]) };
+        unsafe { permits.grant(1, 1, [1 << 29, 1]) };
         assert!(!permits.end(1, [0, 1]), "no more");
         // SAFETY: as above.
         assert_eq!(unsafe { permits.withdraw(1) }, Some(1));
@@ -265,6 +268,59 @@ mod model {
             let [_, under_way] = permits.under_way(0, true);
             assert_eq!((begun, begun), (same, thread.join().unwrap().0));
             assert!(under_way <= 1 && permits.under_way(0, false) == [0, 0]);
+        });
+    }
+
+    /// An owner whose permit is taken back gets another one, from the role, while the keeper comes
+    /// again: what has begun is counted once, whichever of its permits it began with.
+    #[test]
+    fn what_begins_with_a_new_permit_is_counted_once() {
+        loom::model(|| {
+            let desk = Arc::new((Role::new(0_u32), Permits::new(1, 0_u32)));
+            let other = Arc::clone(&desk);
+            let thread = loom::thread::spawn(move || {
+                let (role, permits) = &*other;
+                let step = |state: &mut u32, _| {
+                    *state += 1;
+                    true
+                };
+                let mut begun = 0;
+                for _ in 0..2 {
+                    // SAFETY: this thread is the owner.
+                    let has_begun = unsafe { permits.begin(0, [1, 0], step) } || {
+                        let renew = |sum: &mut u32| {
+                            // SAFETY: this thread has the role, and is the owner, which has
+                            // nothing under way.
+                            unsafe {
+                                *sum += permits.withdraw(0).unwrap_or(0);
+                                permits.grant(0, 1, [1, 0]);
+                            }
+                        };
+                        role.brief(0, renew).is_some()
+                    };
+                    if has_begun {
+                        begun += 1;
+                        permits.end(0, [1, 0]);
+                    }
+                }
+                begun
+            });
+            let (role, permits) = &*desk;
+            let take_back = |sum: &mut u32| {
+                // SAFETY: this thread has the role.
+                *sum += unsafe { permits.withdraw(0) }.unwrap_or(0);
+                Round::Enough
+            };
+            let _ = role.run(take_back);
+            let _ = role.run(take_back);
+            let begun = thread.join().unwrap();
+            let mut sum = 0;
+            let _ = role.run(|all| {
+                take_back(all);
+                sum = *all;
+                Round::Whole
+            });
+            assert_eq!((sum, permits.under_way(0, false)), (begun, [0, 0]));
         });
     }
 
