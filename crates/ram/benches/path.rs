@@ -4,8 +4,9 @@
 //! Each figure is the sum over parts of the work of the least that any round took for a part, so
 //! that other work on the machine shows little.
 //!
-//! `cargo bench -p blockyard-ram --bench path [ROW]`; with `HALF=1` of blocks that compress by half, with
-//! `DEDUP=1` on devices that store equal blocks once, with `COMPACT=0` without compaction meanwhile.
+//! `cargo bench -p blockyard-ram --bench path [ROW]`; with `HALF=1` of blocks that compress by
+//! half, with `DEDUP=1` on devices that store equal blocks once, with `COMPACT=0` without
+//! compaction meanwhile.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::fs;

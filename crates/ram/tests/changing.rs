@@ -1,7 +1,7 @@
 //! A client that changes its buffer while a write of it is under way: what is stored of the bytes
-//! that it changes is one of their values, and what it leaves alone is stored as it is. A compressor
-//! that worked in the client's buffer would rely on bytes being what they were when it saw them
-//! first, and make something else of the block, or nothing.
+//! that it changes is one of their values, and what it leaves alone is stored as it is. A
+//! compressor that worked in the client's buffer would rely on bytes being what they were when it
+//! saw them first, and make something else of the block, or nothing.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 #![allow(clippy::disallowed_types)] // The client's threads are no part of the data path.
 

@@ -81,8 +81,8 @@ impl Unfinished {
     }
 }
 
-/// Opens the file, or makes it. A link of that name is not followed: whoever may write to the folder
-/// could have it lead anywhere. Nor is a pipe waited for.
+/// Opens the file, or makes it. A link of that name is not followed: whoever may write to the
+/// folder could have it lead anywhere. Nor is a pipe waited for.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(MODE);

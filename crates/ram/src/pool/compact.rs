@@ -126,8 +126,8 @@ impl Cache {
         let pool = Arc::clone(self.pool());
         let mut done = Compacted::default();
         loop {
-            // Others make room as well, and who compacts all of the pool gives pages back meanwhile:
-            // it is looked again for each pass.
+            // Others make room as well, and who compacts all of the pool gives pages back
+            // meanwhile: it is looked again for each pass.
             let over = pool.compacting.with(|()| {
                 let pages = pool.arena.look();
                 let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
