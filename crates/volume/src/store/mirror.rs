@@ -257,6 +257,10 @@ impl<D: Directory> Directory for Mirror<D> {
         found.map_or_else(|| self.title(), |(number, _)| self.0.sides[number].title.clone())
     }
 
+    fn tells_everybody(&self) -> bool {
+        self.0.good_ones().all(|(_, directory)| directory.tells_everybody())
+    }
+
     fn discards(&self) -> bool {
         self.0.good_ones().any(|(_, directory)| directory.discards())
     }
