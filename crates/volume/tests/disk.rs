@@ -195,6 +195,15 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     assert_eq!(fill(&volume(Options::default()), 1), 1);
     verify(&volume(consent()), 1);
 
+    // Nor is a pool of which the beginning was overwritten an empty disk.
+    assert_eq!(fill(&volume(Options::default()), 1), 1);
+    let file = std::fs::File::options().write(true).open(device.path()).unwrap();
+    file.write_all_at(&vec![0; 4 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let error = refused(device.path(), Options::default());
+    assert!(error.contains("wanted an empty disk; it has data, at byte"), "{error}");
+
     // Data at the very end belong to somebody too.
     let other = LoopDevice::new(&place.path().join("other"), 128 * MIB + 512, 512);
     let file = std::fs::File::options().write(true).open(other.path()).unwrap();

@@ -200,7 +200,7 @@ impl Disk {
             tracing::warn!("{}: {found} is overwritten, as was asked for", self.path.display());
             contents::wipe(&self.part(0, len), len)?;
         }
-        if self.is_device {
+        if self.is_device && self.purpose == Purpose::Overwrite {
             // Nothing there is needed, so that a disk may have all of it for its own ends.
             self.discard(&self.part(0, len));
         } else {

@@ -1,6 +1,7 @@
 //! What a disk has on it before a pool is made there: file systems, partitions and parts of other
 //! devices have their marks at its beginning or its end. Anything there that is not zero belongs to
-//! somebody; the marks only give it a name.
+//! somebody; the marks only give it a name. A few places between are looked at too: a disk may have
+//! lost its beginning by a mistake, a pool of ours not least.
 
 use std::io;
 use std::ops::Range;
@@ -10,6 +11,12 @@ use crate::store::{RealFile, StoreFile};
 
 /// What is looked at, at the beginning and at the end, in bytes.
 const EDGE_BYTES: u64 = 2 << 20;
+
+/// What is looked at between them: so much at the beginning of each step, where a segment of a pool
+/// may begin, and behind so many of them in longer steps.
+const PROBE_BYTES: usize = 4096;
+const PROBE_STEP: u64 = 4 << 20;
+const PROBES_MAX: u64 = 4096;
 
 /// Marks at the beginning: the place, the bytes, and whose they are. As their formats' public
 /// descriptions have them.
@@ -63,8 +70,23 @@ pub(super) fn look(disk: &RealFile, len: u64, holder: Range<u64>) -> io::Result<
     let at = end(len, edge);
     let mut bytes = Memory::new(EDGE_BYTES).take_beyond((len - at) as usize);
     disk.read_at(at, &mut bytes)?;
-    let found = bytes.iter().position(|byte| *byte != 0);
-    Ok(found.map(|place| format!("data near its end, at byte {}", at + place as u64)))
+    if let Some(place) = bytes.iter().position(|byte| *byte != 0) {
+        return Ok(Some(format!("data near its end, at byte {}", at + place as u64)));
+    }
+    between(disk, at)
+}
+
+/// Looks at places between the beginning and the end.
+fn between(disk: &RealFile, end: u64) -> io::Result<Option<String>> {
+    let mut bytes = Memory::new(PROBE_BYTES as u64).take_beyond(PROBE_BYTES);
+    let step = PROBE_STEP * (end / PROBE_STEP / PROBES_MAX + 1);
+    for at in (super::SEGMENTS_AT..end.saturating_sub(PROBE_BYTES as u64)).step_by(step as usize) {
+        disk.read_at(at, &mut bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(Some(format!("data, at byte {at}")));
+        }
+    }
+    Ok(None)
 }
 
 /// Where the end begins that is looked at; direct I/O wants a place that is aligned.
@@ -122,6 +144,7 @@ mod tests {
             found(LEN - 1, b"x").unwrap(),
             format!("data near its end, at byte {}", LEN - 1)
         );
+        assert_eq!(found(5 << 20, b"x").unwrap(), "data, at byte 5242880");
         assert_eq!(found(4 << 20, b"x"), None);
     }
 
