@@ -408,6 +408,10 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 chain,
             };
         }
+        // A segment is there before anything names it: one that is not has been lost.
+        for segment in [self.place.segment, self.place.next] {
+            self.segments.want((segment != SEGMENT_NONE).then_some(segment as usize))?;
+        }
         let (segments, superblock, place) = (self.segments, &self.superblock, self.place);
         (0..self.copies()).try_for_each(|copy| {
             let missing = End { segments, superblock, place, copy };
