@@ -144,6 +144,21 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
         );
         Err(VolumeError::Invalid { field, value, wanted })
     };
+    let directory = running.pool().segments().directory();
+    let copies = directory.status();
+    let is_at = |path: &Path| {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        running.is_at(&path) || copies.iter().any(|copy| Path::new(&copy.path) == path)
+    };
+    let named = [("path", Some(&config.path)), ("path2", config.path2.as_ref())];
+    for (field, path) in named {
+        if let Some(path) = path.filter(|path| !is_at(path)) {
+            return differs(field, path.display().to_string(), &directory.title());
+        }
+    }
+    if config.copies == 2 && copies.len() < 2 {
+        return differs("copies", "2".to_owned(), &1);
+    }
     let commit = running.pool().options().commit;
     if let Some(wanted) = config.commit
         && wanted != commit

@@ -108,26 +108,29 @@ impl Running {
         let given = given.settled()?;
         let places = given.all();
         let until = Instant::now() + CLOSE_MAX;
-        let (taken, opening) = loop {
+        let opening = loop {
             let mut pools = pools();
             pools.retain(|_, place| place.is_taken());
             match places.iter().find_map(|place| pools.get(place)).map(Place::running) {
                 Some(Some(open)) => return Ok(open),
                 // Somebody opens it just now; others are not held up by that.
                 Some(None) => {}
-                None => match given.take(&options) {
-                    // This process has just closed it, and is not done with that.
-                    Err(VolumeError::InUse { holder, .. })
-                        if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
-                    taken => {
-                        let taken = taken?;
-                        let opening = |place: &PathBuf| (place.clone(), Place::Opening);
-                        pools.extend(places.iter().map(opening));
-                        break (taken, Opening(places));
-                    }
-                },
+                None => {
+                    let opening = |place: &PathBuf| (place.clone(), Place::Opening);
+                    pools.extend(places.iter().map(opening));
+                    break Opening(places);
+                }
             }
             drop(pools);
+            std::thread::sleep(CLOSE_LOOK);
+        };
+        let taken = loop {
+            match given.take(&options) {
+                // This process has just closed it, and is not done with that.
+                Err(VolumeError::InUse { holder, .. })
+                    if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
+                taken => break taken?,
+            }
             std::thread::sleep(CLOSE_LOOK);
         };
         let directory = taken.put_together(given.degraded)?;
