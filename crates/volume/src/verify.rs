@@ -187,8 +187,11 @@ impl<'a, D: Directory> Verifier<'a, D> {
         };
         // What was read last may be of a bad one.
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
-        let mended = self.segments.read_copy(&files, good, entry.address(), bytes);
-        match mended.and_then(|()| file.mend(offset, bytes)) {
+        let read = self.segments.read_copy(&files, good, entry.address(), bytes);
+        if read.is_err() || crc(bytes) != entry.crc() {
+            return Some(bad);
+        }
+        match file.mend(offset, bytes) {
             Ok(mended @ 1..) => {
                 self.report.mended += mended as u64;
                 tracing::warn!("at {} of the pool: mended: {bad}", entry.address());

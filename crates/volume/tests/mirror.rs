@@ -254,7 +254,7 @@ fn a_second_copy_is_attached_and_then_found() {
     drop(volume);
     assert!(segments(&first) == segments(&second));
     // The first one is lost, and another one takes its place.
-    fs::remove_dir_all(&first).unwrap();
+    fs::rename(&first, path("old")).unwrap();
     let alone = Places { degraded: true, ..Places::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
     attach(&second, &path("c")).unwrap();
@@ -262,7 +262,14 @@ fn a_second_copy_is_attached_and_then_found() {
     read(&volume, &model);
     drop(volume);
     assert!(segments(&path("c")) == segments(&second));
-    // The one that was thought to be lost is of no use any more.
+    // The one that was thought to be lost is of no use any more, however often it is used alone.
+    fs::rename(path("old"), &first).unwrap();
+    for _ in 0..4 {
+        let alone = Places { degraded: true, path2: Some(path("none")), ..Places::of(&first) };
+        drop(Running::open_places(&alone, options()).unwrap());
+    }
+    let error = refused(config(&first, &second));
+    assert!(matches!(error, CopiesError::Foreign { .. }), "{error}");
     let other = open(&path("d"), &path("e"));
     drop(other);
     let error = refused(config(&path("d"), &second));
@@ -287,7 +294,10 @@ fn what_does_not_go_together_is_refused_by_field() {
     drop(Volume::open_with(VolumeConfig { copies: 2, ..good.clone() }, options()).unwrap());
     assert_eq!(field(VolumeConfig { copies: 1, path2: None, ..good.clone() }), "copies");
     // The lock of either keeps others away.
-    let volume = Volume::open_with(good, options()).unwrap();
+    let volume = Volume::open_with(good.clone(), options()).unwrap();
+    // What is open otherwise is refused, too.
+    let third = place.path().join("c");
+    assert_eq!(field(VolumeConfig { path2: Some(third), ..good }), "path2");
     let named = Running::open(&second, options()).unwrap();
     assert!(Arc::ptr_eq(volume.running(), &named));
 }

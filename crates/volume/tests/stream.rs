@@ -13,6 +13,7 @@ use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Device, Flags, Op, Sector};
+use blockyard_volume::format::stream::Head;
 use blockyard_volume::image::{Image, export};
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 
@@ -331,4 +332,27 @@ fn a_scrub_finds_a_changed_bit_in_a_pool_that_is_used() {
     let mut stream = Vec::new();
     let error = here.send("v0@a", None, &mut stream, &mut |_| {}).unwrap_err().to_string();
     assert!(error.starts_with("`v0@a`: "), "{error}");
+}
+
+/// Blocks that are shorter than what everything in the pool is a multiple of were taken: the group
+/// that they were in could not be read again, with all that others had written behind it.
+#[test]
+fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
+    let place = place("stream-blocks");
+    let running = pool(&place, "pool");
+    running.create("other", 1 << 20, 4096).unwrap();
+    for (block_bytes, blocks, wanted) in [
+        (512, 8, "blocks of 512 bytes"),
+        (2048, 1, "blocks of 2048 bytes"),
+        (4096, 1 << 39, "549755813888 blocks of 4096 bytes"),
+    ] {
+        let name = "v@one".to_owned();
+        let stream = Head { block_bytes, blocks, guid: 1, name, base: None }.print();
+        let error = running.receive("v", &mut &stream[..], &mut |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with("stream: ") && error.contains(wanted), "{error}");
+    }
+    let names: Vec<_> = running.pool().list().into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["other"]);
+    drop(running);
+    assert!(pool(&place, "pool").pool().find("%v").is_err(), "nothing was begun");
 }

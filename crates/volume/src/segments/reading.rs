@@ -102,7 +102,10 @@ impl<D: Directory> Segments<D> {
         for copy in 0..file.copies() {
             let read = self.read_copy(files, copy, address, into);
             if read.is_ok() && is_whole(into) {
-                return file.mend(offset, into);
+                return Ok(file.mend(offset, into).unwrap_or_else(|error| {
+                    tracing::error!("segment {segment} offset {offset} is not mended: {error}");
+                    0
+                }));
             }
             // What is there and not whole is told rather than what cannot be read.
             last = last.or(read);

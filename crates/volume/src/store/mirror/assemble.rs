@@ -116,6 +116,31 @@ pub enum CopiesError {
         /// Its other copy.
         other: String,
     },
+    /// It could not be made equal.
+    #[error(
+        "the copy at `{path}` could not be made equal ({why}): the pool has one copy, as before"
+    )]
+    NotEqual {
+        /// The one that has not everything.
+        path: String,
+        /// Why.
+        why: String,
+    },
+    /// What has everything has no pool.
+    #[error(
+        "`{path}` should have everything, and has no superblock that can be read; nothing is done \
+         to the other copy. Wanted its files as they were"
+    )]
+    NoPool {
+        /// The one that should have everything.
+        path: String,
+    },
+    /// It became one of two copies just now.
+    #[error("`{path}` has become one of two copies just now; try again")]
+    Changed {
+        /// The directory.
+        path: String,
+    },
     /// What should be empty is not.
     #[error(
         "`{path}` is not empty: it holds {what}; wanted an empty directory for the second copy"
@@ -148,16 +173,11 @@ fn judge(labels: [&Label; 2]) -> Option<Verdict> {
         (false, false) => None,
         (true, false) => Some(Verdict::Behind(0)),
         (false, true) => Some(Verdict::Behind(1)),
-        // The one that says that it is alone has to be at least as new, or the other one's both
-        // was later.
+        // The one that says that it is alone has to be newer, or the other one's both was later.
         (true, true) => {
             let newer = usize::from(second.generation > first.generation);
-            let (newer, older) = (newer, 1 - newer);
-            if labels[older].is_other_good() {
-                return Some(Verdict::Behind(newer));
-            }
-            let same = first.generation == second.generation;
-            (same && labels[newer].is_other_good()).then_some(Verdict::Behind(older))
+            let differ = second.generation != first.generation;
+            (differ && labels[1 - newer].is_other_good()).then_some(Verdict::Behind(newer))
         }
     }
 }
@@ -181,6 +201,22 @@ pub(super) fn read_label<D: Directory>(
 pub(super) fn has_pool<D: Directory>(directory: &D) -> Result<bool, VolumeError> {
     let doing = VolumeError::io(format!("cannot look at `{}`", directory.title()));
     Ok(directory.open(superblock::FILE).map_err(doing)?.is_some())
+}
+
+/// Refuses a directory without a superblock that can be read.
+fn check_pool<D: Directory>(directory: &D, title: &str) -> Result<(), VolumeError> {
+    let doing = || VolumeError::io(format!("cannot read `{title}/{}`", superblock::FILE));
+    let no_pool = || CopiesError::NoPool { path: title.to_owned() };
+    let file = directory.open(superblock::FILE).map_err(|error| doing()(error))?;
+    let file = file.ok_or_else(no_pool)?;
+    let whole = superblock::SLOTS as usize * superblock::SLOT_BYTES;
+    let mut bytes = Memory::new(whole as u64).take_beyond(whole);
+    file.read_at(0, &mut bytes).map_err(|error| doing()(error))?;
+    match superblock::Superblock::all(&bytes) {
+        Ok(_) => Ok(()),
+        Err(error @ FormatError::Version { .. }) => Err(error.into()),
+        Err(_) => Err(no_pool().into()),
+    }
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
@@ -291,6 +327,12 @@ fn pair<D: Directory>(
     let writes = terms != Terms::Look;
     match verdict {
         Verdict::Both => {
+            let had_one = ordered[0].generation > 1;
+            let directories = || given.iter().filter_map(|it| it.directory.as_ref());
+            let found = directories().map(has_pool).collect::<Result<Vec<bool>, _>>()?;
+            if had_one && !found.contains(&true) {
+                return Err(CopiesError::NoPool { path: first_title }.into());
+            }
             let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
             let mirror = Mirror::new(given, ordered[0], [true, true], writes);
             if writes && (moved || !(*first_whole && *second_whole)) {
@@ -404,6 +446,8 @@ impl<D: Directory> Mirror<D> {
             return Ok(());
         };
         let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
+        // Nothing is taken from one that has lost its own.
+        check_pool(source, rest)?;
         let alone = std::array::from_fn(|at| at == from);
         tracing::warn!("{title}: this copy was left behind; it is made equal to `{rest}`");
         let mut tell = |bytes: u64| tracing::info!("{title}: {} GiB are equal", bytes >> 30);
@@ -479,13 +523,14 @@ mod tests {
             ((7, FIRST), (7, FIRST), Some(Verdict::Behind(0))),
             ((8, BOTH), (7, FIRST), Some(Verdict::Behind(0))),
             ((6, BOTH), (7, SECOND), Some(Verdict::Behind(1))),
-            ((6, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
-            ((6, BOTH), (6, SECOND), Some(Verdict::Behind(1))),
             // One of two labels was written when the power was cut.
             ((7, BOTH), (6, BOTH), Some(Verdict::Behind(0))),
             // Each was used without the other.
             ((7, FIRST), (7, SECOND), None),
             ((9, FIRST), (7, SECOND), None),
+            // Of three copies.
+            ((6, FIRST), (6, BOTH), None),
+            ((6, BOTH), (6, SECOND), None),
             // That both have everything was later than that one is alone.
             ((6, FIRST), (8, BOTH), None),
             ((6, SECOND), (8, FIRST), None),

@@ -10,7 +10,7 @@ use crate::store::Directory;
 
 /// What an empty directory may have: itself, the lock that was made just now, and what a file
 /// system brings along.
-const EMPTY: [&str; 4] = [".", "..", "lock", "lost+found"];
+const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
 
 /// Makes an empty directory the second copy of a pool, and puts both together; see
 /// [`Mirror::assemble`].
@@ -56,11 +56,14 @@ pub fn attach<D: Directory>(
             return Err(CopiesError::NotEmpty { path: other_title, what }.into());
         }
     }
-    let (number, set, generation) = match &known {
-        Some(label) => (label.number, label.set, label.generation.saturating_add(1)),
+    let (number, generation) =
+        known.as_ref().map_or((0, 1), |label| (label.number, label.generation.saturating_add(1)));
+    // Generations order two copies: one that belonged to the pool before is a stranger now.
+    let set = match known.filter(|_| begun) {
+        Some(label) => label.set,
         None => {
             let doing = VolumeError::io(format!("cannot write `{title}/{FILE}`"));
-            (0, directory.fresh_id().map_err(doing)?, 1)
+            directory.fresh_id().map_err(doing)?
         }
     };
     let good = std::array::from_fn(|at| at == number);
@@ -73,5 +76,13 @@ pub fn attach<D: Directory>(
         Given { directory: Some(directory), path: path.to_owned() },
         Given { directory: Some(empty), path: other.to_owned() },
     ];
-    Mirror::assemble(given, Terms::Use { degraded: false })
+    let mirror = Mirror::assemble(given, Terms::Use { degraded: false })?;
+    // An opening goes on alone where one cannot be made equal; this was asked for.
+    match mirror.status().into_iter().find(|copy| !copy.is_good) {
+        None => Ok(mirror),
+        Some(copy) => {
+            let why = copy.why.unwrap_or_default();
+            Err(CopiesError::NotEqual { path: copy.path, why }.into())
+        }
+    }
 }

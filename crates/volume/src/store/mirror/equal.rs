@@ -28,27 +28,52 @@ fn contents<F: StoreFile, T: StoreFile>(from: &F, to: &T) -> io::Result<u64> {
     let memory = Memory::new(CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES.min(len as usize);
     let (mut want, mut have) = (memory.take_beyond(chunk), memory.take_beyond(chunk));
-    let (mut at, mut written) = (0, 0);
+    let (mut at, mut written, mut lost) = (0, 0, 0);
     while at < len {
         let part = chunk.min((len - at) as usize);
         let (want, have) = (&mut want[..part], &mut have[..part]);
-        from.read_at(at, want)?;
-        if to.read_at(at, have).is_err() || want != have {
+        let unread = read_units(from, at, want);
+        // What cannot be read there is written, whatever it is.
+        let all = to.read_at(at, have).is_err();
+        if all || want != have {
             // By the unit: what differs may be little.
             for (index, unit) in want.chunks(ALIGN).enumerate() {
                 let place = index * ALIGN;
-                if have[place..place + unit.len()] != *unit {
+                let differs = all || have[place..place + unit.len()] != *unit;
+                if differs && !unread.contains(&index) {
                     to.write_at(at + place as u64, &[unit])?;
                     written += unit.len() as u64;
                 }
             }
         }
+        lost += unread.len();
         at += part as u64;
     }
     if written > 0 {
         to.sync()?;
     }
+    if lost > 0 {
+        tracing::error!(
+            "{lost} pieces of {ALIGN} bytes could not be read where everything should be; they are \
+             left as they are in the other copy, and whoever needs them sees by their checksums"
+        );
+    }
     Ok(written)
+}
+
+/// Reads a piece of a file, unit by unit if it cannot be read as a whole; answers which units could
+/// not be.
+fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
+    if file.read_at(at, into).is_ok() {
+        return Vec::new();
+    }
+    // Direct I/O wants memory that begins at a page, which every unit does.
+    let units = into.chunks_mut(ALIGN).enumerate();
+    let unread = units.filter_map(|(index, unit)| {
+        let place = at + (index * ALIGN) as u64;
+        file.read_at(place, unit).err().map(|_| index)
+    });
+    unread.collect()
 }
 
 /// Makes a file of a name that has what another one has, whole or not at all.

@@ -113,8 +113,10 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
                 None => {}
             }
         }
+        // What one copy has refused is known before anything there may be mended.
+        let settled = self.shared.settle(results);
         file.end(&range);
-        Some((parcel, self.shared.settle(results)))
+        Some((parcel, settled))
     }
 }
 

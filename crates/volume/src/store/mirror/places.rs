@@ -1,15 +1,15 @@
 //! Where the copies of a pool are, for real.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::Mirror;
-use super::assemble::{Given, Terms};
+use super::assemble::{CopiesError, Given, Terms};
 use super::attach;
 use crate::error::VolumeError;
 use crate::format::label::{BYTES, FILE, Label};
 use crate::options::Options;
-use crate::store::{self, Backing, Purpose, RealDirectory, is_pool};
+use crate::store::{self, Backing, Directory, Purpose, RealDirectory, is_pool};
 
 /// Where a pool is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +120,16 @@ impl Places {
             Ok::<_, VolumeError>(Given { directory, path })
         };
         Ok(match &self.path2 {
-            None => Taken::One(take(&self.path)?),
+            None => {
+                let one = take(&self.path)?;
+                // Before it was locked somebody may have given it a second copy.
+                let doing = VolumeError::io(format!("cannot look at `{}`", self.path.display()));
+                if one.open(FILE).map_err(doing)?.is_some() {
+                    let path = self.path.display().to_string();
+                    return Err(CopiesError::Changed { path }.into());
+                }
+                Taken::One(one)
+            }
             Some(second) => Taken::Two([given(&self.path)?, given(second)?]),
         })
     }
@@ -137,8 +146,12 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
             read.map_err(VolumeError::io(format!("cannot read `{}`", name.display())))?;
             bytes
         }
-        // What is wrong with it otherwise is found out by who opens the pool.
-        Err(_) => return Ok(None),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(None);
+        }
+        Err(error) => {
+            return Err(VolumeError::io(format!("cannot open `{}`", name.display()))(error));
+        }
     };
     Ok(Some(Label::newest(&bytes)?.0.other))
 }
