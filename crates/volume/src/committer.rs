@@ -272,6 +272,7 @@ impl<D: Directory> Committer<D> {
             self.land_all();
             return Some(Status::IoErr);
         }
+        self.find_room();
         if self.group.descriptors.is_empty() {
             self.land_all();
             let synced = !self.group.durable || self.sync();
@@ -297,16 +298,30 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Finds a place for the group and begins to write it there.
-    fn write(&mut self) -> Result<(), Status> {
-        let align = self.pool.align();
-        let len =
-            format::head_bytes(self.group.descriptors.len(), align) + self.group.payload_bytes;
-        if !self.log.has_room(len, self.pool.segments()) {
-            self.land_all();
-            self.make_room(len);
+    /// How many bytes of the log the group takes.
+    fn group_bytes(&self) -> u32 {
+        let descriptors = self.group.descriptors.len();
+        format::head_bytes(descriptors, self.pool.align()) + self.group.payload_bytes
+    }
+
+    /// Sees to it that the log has room for the group, where that can be.
+    fn find_room(&mut self) {
+        let len = self.group_bytes();
+        if self.group.descriptors.is_empty() || self.log.has_room(len, self.pool.segments()) {
+            return;
         }
-        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
+        self.land_all();
+        let round = self.pool.segments().round();
+        self.make_room(len);
+        if self.pool.segments().round() != round {
+            self.group.stay();
+        }
+    }
+
+    /// Begins to write the group at the end of the log.
+    fn write(&mut self) -> Result<(), Status> {
+        let len = u64::from(self.group_bytes());
+        let much = self.unsynced_bytes + len >= self.pool.options().sync_bytes;
         self.group.durable |= much;
         self.append(Want::Log)
     }

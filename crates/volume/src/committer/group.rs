@@ -76,8 +76,7 @@ impl Group {
             Body::Move(moved) => {
                 // After two checkpoints their place may be another's: they stay where they were.
                 if pool.segments().round() >= moved.round + 2 {
-                    let (moves, pages, round) = (Vec::new(), Vec::new(), moved.round);
-                    record.body = Body::Move(Arc::new(Moved { moves, pages, round }));
+                    record.body = Body::Move(nothing_moved(moved));
                     self.records.push(record);
                     return;
                 }
@@ -114,6 +113,17 @@ impl Group {
         self.records.push(record);
     }
 
+    /// Lets blocks that were to move stay where they are: checkpoints were made since the group was
+    /// gathered, so their new places may be others' by now.
+    pub(super) fn stay(&mut self) {
+        self.descriptors.retain(|descriptor| descriptor.kind != Kind::Move);
+        for record in &mut self.records {
+            if let Body::Move(moved) = &mut record.body {
+                *moved = nothing_moved(moved);
+            }
+        }
+    }
+
     fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
         let len = change.len() as u32;
         let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
@@ -126,4 +136,9 @@ impl Group {
         self.descriptors.push(descriptor);
         self.changes.push(bytes);
     }
+}
+
+/// The answer to a move that is not made.
+fn nothing_moved(moved: &Moved) -> Arc<Moved> {
+    Arc::new(Moved { moves: Vec::new(), pages: Vec::new(), round: moved.round })
 }
