@@ -124,8 +124,8 @@ impl<T: Copy> Permits<T> {
         desk.word.compare_exchange(word, turned, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Counts the end of so many of either kind, which have begun. Says whether it is awaited: it is the caller's
-    /// duty then to see to it that the keeper looks again.
+    /// Counts the end of so many of either kind, which have begun. Says whether it is awaited: it
+    /// is the caller's duty then to see to it that the keeper looks again.
     #[inline]
     pub fn end(&self, desk: usize, counts: [u32; 2]) -> bool {
         // Release: pairs with the Acquire in `under_way`. Acquire: pairs with the Release there, so
@@ -137,8 +137,8 @@ impl<T: Copy> Permits<T> {
     /// begun in it.
     ///
     /// # Safety
-    /// The caller is the desk's owner and the keeper of all, and the desk is closed. Nothing is under
-    /// way there, so that no other thread counts an end meanwhile.
+    /// The caller is the desk's owner and the keeper of all, and the desk is closed. Nothing is
+    /// under way there, so that no other thread counts an end meanwhile.
     pub unsafe fn grant(&self, desk: usize, state: T, counts: [u32; 2]) {
         let desk = &self.desks[desk];
         let word = desk.word.load(Ordering::Relaxed) & !AWAITED;

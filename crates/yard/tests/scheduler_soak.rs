@@ -3,8 +3,9 @@
 //!
 //! Each request is to come home once and no more, and each sector holds what its only writer wrote
 //! there last. On a zoned device each writer has a zone, in which writes and appends follow each
-//! other without waiting, and each has to land where it was to. A run takes a few seconds; `make soak`, or `BLOCKYARD_SOAK_SECONDS=300`, goes on for
-//! longer. By chance and by threads: a seed repeats what is asked for, not the order of threads.
+//! other without waiting, and each has to land where it was to. A run takes a few seconds; `make
+//! soak`, or `BLOCKYARD_SOAK_SECONDS=300`, goes on for longer. By chance and by threads: a seed
+//! repeats what is asked for, not the order of threads.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::sync::Arc;

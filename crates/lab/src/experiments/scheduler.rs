@@ -57,8 +57,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 reap before a thread makes the next. `product-alone` is the product with one \
                 submitter at depth 128, measured beside each cell: the total of many submitters \
                 is not to fall below it. `product-lanes` is the product without permits: what \
-                everybody pays while something waits. On few processors submitters take turns, and what a \
-                parking lock loses on many shows little there.",
+                everybody pays while something waits. On few processors submitters take turns, \
+                and what a parking lock loses on many shows little there.",
         published: published(),
         variants: variants(),
         workloads: WORKLOADS.map(|(workload, ..)| workload).to_vec(),

@@ -90,9 +90,9 @@ pub fn build(settings: &Settings) -> Experiment {
                 a read waits behind the writes of its channel; where it has a channel of its own \
                 it has a share of the tags there, which nobody else uses, and `none-in-line` is \
                 none without shares. Under mq-deadline it goes next, behind what is left of a \
-                batch, and writes have their turn by expiry and by writes_starved. A read of the class \
-                IDLE waits for prio_aging_expire and then for its turn: at most twice that is \
-                allowed, for a machine that gives threads their turns late.",
+                batch, and writes have their turn by expiry and by writes_starved. A read of the \
+                class IDLE waits for prio_aging_expire and then for its turn: at most twice that \
+                is allowed, for a machine that gives threads their turns late.",
         published: Vec::new(),
         variants: variants(),
         workloads: WORKLOADS.to_vec(),

@@ -286,8 +286,8 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             }
             return self.start_some(now, batch, done);
         }
-        // What this queue holds back, because it was armed with a fault meanwhile, has the tags that
-        // what passes on would need.
+        // What this queue holds back, because it was armed with a fault meanwhile, has the tags
+        // that what passes on would need.
         if F::PASSES && self.flights.count() == 0 && self.own.is_immediate() {
             self.pass(now, batch, done);
             if batch.is_empty() {
