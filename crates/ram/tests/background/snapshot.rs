@@ -1,0 +1,157 @@
+//! What is saved to a file and loaded from it.
+
+use super::*;
+
+#[test]
+fn a_snapshot_is_loaded_as_it_was_saved() {
+    let scratch = Scratch::new("snapshot");
+    let file = scratch.file("snapshot");
+    let data = contents();
+    let saved = {
+        let config = RamConfig { backing: Some(scratch.file("backing")), ..plain() };
+        let ram = Ram::open(config).unwrap();
+        let mut io = io(&ram);
+        fill(&mut io, &data);
+        ram.write_back(&Selection { blocks_max: 100, ..Selection::default() }, u64::MAX).unwrap();
+        ram.save(&file).unwrap()
+    };
+    assert_eq!(saved.blocks, 896);
+    assert_eq!(saved.bytes, std::fs::metadata(&file).unwrap().len());
+    let load = Some(file.clone());
+    let mut configs = vec![
+        RamConfig { load: load.clone(), ..plain() },
+        RamConfig { load: load.clone(), checksum: true, ..plain() },
+    ];
+    if cfg!(feature = "c-codecs") {
+        configs.push(RamConfig { load: load.clone(), codec: zstd(), ..plain() });
+        configs.push(RamConfig { load: load.clone(), recompress: vec![zstd()], ..plain() });
+    }
+    for config in configs {
+        let ram = Ram::open(config).unwrap();
+        assert_eq!(ram.stats().mm.orig_data_size, 896 * 4096);
+        compare(&mut io(&ram), &data);
+        // Saved again, over the old file, it is the same.
+        let again = ram.save(&scratch.file("again")).unwrap();
+        assert_eq!(again.blocks, 896);
+    }
+    let names: Vec<_> =
+        std::fs::read_dir(&scratch.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn a_snapshot_that_will_not_do_is_refused_by_name() {
+    let scratch = Scratch::new("refused");
+    let file = scratch.file("snapshot");
+    let ram = Ram::open(plain()).unwrap();
+    fill(&mut io(&ram), &contents());
+    ram.save(&file).unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    let load =
+        |config: RamConfig| Ram::open(RamConfig { load: Some(file.clone()), ..config }).map(drop);
+    let refused = |config| -> RamError { load(config).unwrap_err() };
+    for (config, want) in [
+        (RamConfig { size: SIZE / 2, ..plain() }, "size=4194304&unit=4096, which is what it was"),
+        (RamConfig { unit: 8192, ..plain() }, "size=4194304&unit=4096"),
+        (RamConfig { mem_limit: 64 << 10, ..plain() }, "mem_limit: `65536` will not do"),
+    ] {
+        let text = refused(config).to_string();
+        assert!(text.contains(want), "{text}");
+    }
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 4;
+    for (bytes, want) in [
+        (&damaged[..], "it is damaged: a checksum is wrong, after"),
+        (&whole[..whole.len() / 2], "it is cut off after"),
+        (b"not a snapshot at all", "it is no snapshot of a RAM disk"),
+        (b"", "it is no snapshot of a RAM disk"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let text = refused(plain()).to_string();
+        assert!(text.starts_with("load: `") && text.contains(want), "{text}");
+        assert!(text.contains("snapshot`: it is"), "{text}");
+    }
+    // All checksums are right, but a block is not what its codec makes.
+    let header = Header { size: SIZE, unit: BLOCK as u32, codecs: vec![CodecConfig::default()] };
+    let mut writer = Writer::new(Vec::new(), &header).unwrap();
+    let bytes = &[0x11; 900];
+    writer.record(Record { block: 77, stored: Stored::Packed(0), bytes }).unwrap();
+    std::fs::write(&file, writer.finish().unwrap()).unwrap();
+    for dedup in [false, true] {
+        let text = refused(RamConfig { dedup, ..plain() }).to_string();
+        assert!(text.ends_with("it is damaged: block 77 does not decompress"), "{text}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(refused(plain()).field(), "load");
+    // A file that cannot be written is an error, and leaves what was there.
+    let error = ram.save(&scratch.file("no/such/folder")).unwrap_err().to_string();
+    assert!(error.contains("cannot be written"), "{error}");
+}
+
+/// As much as there is of everything: the longest stored block, which a word cannot say, raw and
+/// with a checksum, in memory, on a file and in a snapshot.
+#[test]
+fn the_longest_blocks_go_everywhere() {
+    const UNIT: usize = 65_536;
+    let scratch = Scratch::new("longest");
+    let config = |backing: &str| RamConfig {
+        unit: UNIT as u32,
+        checksum: true,
+        backing: Some(scratch.file(backing)),
+        ..plain()
+    };
+    let ram = Ram::open(config("backing")).unwrap();
+    let mut rng = fastrand::Rng::with_seed(4);
+    let noise: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(8 * UNIT).collect();
+    let (mut io_one, mut found) = (io(&ram), vec![0; 8 * UNIT]);
+    io_one.write(Sector(0), &noise, Flags::NONE).unwrap();
+    assert_eq!(ram.stats().mm.huge_pages, 8);
+    let flip = Injection::Device { name: "flip".to_owned(), value: "128".to_owned() };
+    ram.inject(&flip).unwrap();
+    assert_eq!(io_one.read(Sector(128), &mut found[..UNIT]), Err(Status::Protection));
+    io_one.write(Sector(128), &noise[UNIT..2 * UNIT], Flags::NONE).unwrap();
+    assert_eq!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks, 8);
+    // Their places do not overlap, though more is written beside them later.
+    io_one.write(Sector(0), &noise[..UNIT], Flags::NONE).unwrap();
+    assert_eq!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks, 1);
+    io_one.read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+    ram.save(&scratch.file("snapshot")).unwrap();
+    let load = Some(scratch.file("snapshot"));
+    let other = Ram::open(RamConfig { load, ..config("other") }).unwrap();
+    io(&other).read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+    other.compact().unwrap();
+    io(&other).read(Sector(0), &mut found).unwrap();
+    assert!(found == noise);
+}
+
+/// Without checksums a codec notices at least what is no block any more. It was saved once, and the
+/// snapshot had a block that nobody could read.
+#[test]
+fn a_block_that_is_none_is_not_saved() {
+    let scratch = Scratch::new("none");
+    let ram = Ram::open(plain()).unwrap();
+    // Few words that come again and again: what is stored tells how long and where from, mostly.
+    let mut rng = fastrand::Rng::with_seed(4);
+    let words: Vec<[u8; 12]> = (0..40).map(|_| std::array::from_fn(|_| rng.u8(..))).collect();
+    let (mut io, mut found, mut refused) = (io(&ram), vec![0; BLOCK], 0);
+    for block in 0..40 {
+        let text = std::iter::repeat_with(|| words[rng.usize(0..words.len())]).flatten();
+        let data: Vec<u8> = text.take(BLOCK).collect();
+        let sector = Sector(block * 8);
+        io.write(sector, &data, Flags::NONE).unwrap();
+        let value = sector.0.to_string();
+        ram.inject(&Injection::Device { name: "flip".to_owned(), value }).unwrap();
+        let read = io.read(sector, &mut found);
+        let saved = ram.save(&scratch.file("snapshot"));
+        assert_eq!(read.is_ok(), saved.is_ok(), "block {block}: {read:?}, {saved:?}");
+        if let Err(error) = saved {
+            let want = format!("block {block} is damaged, and what it was is lost (MEDIUM)");
+            assert_eq!((read, error.to_string()), (Err(Status::Medium), want));
+            refused += 1;
+        }
+        io.write(sector, &data, Flags::NONE).unwrap();
+    }
+    assert!(refused > 0, "no changed bit was noticed");
+}
