@@ -4,6 +4,7 @@ pub mod catalogue;
 pub mod entry;
 pub mod group;
 pub mod label;
+mod seal;
 pub mod stream;
 pub mod superblock;
 

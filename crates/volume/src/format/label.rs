@@ -8,7 +8,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use super::seal::Seal;
+use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
 /// Its file.
@@ -31,6 +32,7 @@ pub const VERSION: u32 = 1;
 
 const WHAT: &str = "label of a copy";
 const MAGIC: [u8; 8] = *b"BLKYCPY\n";
+const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
 /// Where the path begins; what follows it is zero.
 const PATH: usize = 56;
 
@@ -69,16 +71,13 @@ impl Label {
         assert!(path.len() <= PATH_BYTES_MAX, "the path is too long");
         let bytes = &mut bytes[..SLOT_BYTES];
         bytes.fill(0);
-        bytes[..8].copy_from_slice(&MAGIC);
-        put_u32(bytes, 16, VERSION);
         put_u32(bytes, 20, self.number as u32);
         bytes[24..40].copy_from_slice(&self.set);
         put_u64(bytes, 40, self.generation);
         put_u32(bytes, 48, u32::from(self.good[0]) | u32::from(self.good[1]) << 1);
         put_u32(bytes, 52, path.len() as u32);
         bytes[PATH..PATH + path.len()].copy_from_slice(path);
-        let crc = crc(&bytes[16..]);
-        put_u64(bytes, 8, crc);
+        SEAL.put(bytes);
     }
 
     /// Reads a slot.
@@ -90,17 +89,7 @@ impl Label {
             return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
         }
         let bytes = &bytes[..SLOT_BYTES];
-        if bytes[..8] != MAGIC {
-            return Err(FormatError::Magic { what: WHAT });
-        }
-        let (found, want) = (crc(&bytes[16..]), u64_at(bytes, 8));
-        if found != want {
-            return Err(FormatError::Checksum { what: WHAT, found, want });
-        }
-        let version = u32_at(bytes, 16);
-        if version != VERSION {
-            return Err(FormatError::Version { what: WHAT, found: version, known: VERSION });
-        }
+        SEAL.check(bytes)?;
         let impossible =
             |field, value: u64, want| FormatError::Field { what: WHAT, field, value, want };
         let (number, good, len) = (u32_at(bytes, 20), u32_at(bytes, 48), u32_at(bytes, 52));

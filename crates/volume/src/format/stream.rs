@@ -4,6 +4,7 @@
 
 use super::BLOCK_BYTES_MAX;
 use super::catalogue::{BLOCKS_MAX, NAME_MAX};
+use super::seal::Seal;
 use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
@@ -21,6 +22,7 @@ pub const PAYLOAD_MAX: usize = 1 << 20;
 
 const WHAT: &str = "stream";
 const MAGIC: [u8; 8] = *b"BLKYSND\n";
+const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;
 /// Where the last field ends; what follows is zero.
@@ -52,8 +54,6 @@ impl Head {
     /// If a name is longer than names are: they come from the catalogue.
     pub fn print(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        put_u32(&mut bytes, 16, VERSION);
         put_u32(&mut bytes, 20, self.block_bytes);
         put_u64(&mut bytes, 24, self.blocks);
         put_u64(&mut bytes, 32, self.guid);
@@ -64,8 +64,7 @@ impl Head {
             bytes[length] = name.len() as u8;
             bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
         }
-        let crc = crc(&bytes[16..]);
-        put_u64(&mut bytes, 8, crc);
+        SEAL.put(&mut bytes);
         bytes
     }
 
@@ -74,17 +73,7 @@ impl Head {
     /// # Errors
     /// If the bytes are not those of a head that this program knows.
     pub fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head, FormatError> {
-        if bytes[..8] != MAGIC {
-            return Err(FormatError::Magic { what: WHAT });
-        }
-        let (found, want) = (crc(&bytes[16..]), u64_at(bytes, 8));
-        if found != want {
-            return Err(FormatError::Checksum { what: WHAT, found, want });
-        }
-        let version = u32_at(bytes, 16);
-        if version != VERSION {
-            return Err(FormatError::Version { what: WHAT, found: version, known: VERSION });
-        }
+        SEAL.check(bytes)?;
         let (block_bytes, blocks) = (u32_at(bytes, 20), u64_at(bytes, 24));
         if !block_bytes.is_power_of_two() || !(512..=BLOCK_BYTES_MAX).contains(&block_bytes) {
             return Err(impossible("block_bytes", block_bytes.into(), "512 to 64k"));

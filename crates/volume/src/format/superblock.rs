@@ -4,7 +4,8 @@
 
 use super::VERSION;
 use super::entry::{ENTRY_BYTES, Entry};
-use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use super::seal::Seal;
+use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
 /// Its file.
@@ -21,6 +22,7 @@ pub const SLOTS: u64 = 2;
 
 const WHAT: &str = "superblock";
 const MAGIC: [u8; 8] = *b"BLKYVOL\n";
+const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
 /// Where the last field ends; what follows is zero.
 const END: usize = 136;
 
@@ -84,8 +86,6 @@ impl Superblock {
     /// If there is no room for it.
     pub fn print(&self, bytes: &mut [u8]) {
         bytes.fill(0);
-        bytes[..8].copy_from_slice(&MAGIC);
-        put_u32(bytes, 16, VERSION);
         put_u32(bytes, 20, self.align);
         bytes[24..40].copy_from_slice(&self.id);
         put_u32(bytes, 40, self.segment_bytes);
@@ -100,8 +100,7 @@ impl Superblock {
         put_u64(bytes, 112, self.catalogue_bytes);
         put_u64(bytes, 120, self.catalogue_crc);
         put_u64(bytes, 128, self.durable);
-        let crc = crc(&bytes[16..BYTES]);
-        put_u64(bytes, 8, crc);
+        SEAL.put(&mut bytes[..BYTES]);
     }
 
     /// Reads it.
@@ -112,17 +111,7 @@ impl Superblock {
         if bytes.len() < BYTES {
             return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
         }
-        if bytes[..8] != MAGIC {
-            return Err(FormatError::Magic { what: WHAT });
-        }
-        let (found, want) = (crc(&bytes[16..BYTES]), u64_at(bytes, 8));
-        if found != want {
-            return Err(FormatError::Checksum { what: WHAT, found, want });
-        }
-        let version = u32_at(bytes, 16);
-        if version != VERSION {
-            return Err(FormatError::Version { what: WHAT, found: version, known: VERSION });
-        }
+        SEAL.check(&bytes[..BYTES])?;
         let impossible =
             |field, value: u64, want| FormatError::Field { what: WHAT, field, value, want };
         let superblock = Superblock {
@@ -230,6 +219,7 @@ impl Superblock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bytes::crc;
     use crate::format::entry::Codec;
 
     fn superblock(sequence: u64) -> Superblock {
