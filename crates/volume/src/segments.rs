@@ -40,6 +40,9 @@ enum State {
 #[derive(Debug)]
 struct Table {
     states: Vec<State>,
+    /// How many of them are free, and idle or discarded: the committer asks with each group.
+    free: usize,
+    idle: usize,
     /// Counts the checkpoints that have begun.
     round: u64,
     /// No more can be made.
@@ -57,14 +60,25 @@ struct Table {
 impl Table {
     /// Takes a free segment, if more than `spare` are.
     fn take(&mut self, spare: usize) -> Option<u32> {
-        let free = self.states.iter().filter(|state| **state == State::Free).count();
-        let number = self.states.iter().position(|state| *state == State::Free)?;
-        if free <= spare {
+        if self.free <= spare {
             return None;
         }
+        let number = self.states.iter().position(|state| *state == State::Free)?;
         self.states[number] = State::Used { round: self.round };
+        self.free -= 1;
         self.spoiled.remove(&(number as u32));
         Some(number as u32)
+    }
+
+    /// Gives each segment another state.
+    fn change_all(&mut self, change: impl Fn(u32, State) -> State) {
+        let Table { states, free, idle, .. } = self;
+        (*free, *idle) = (0, 0);
+        for (number, state) in (0..).zip(states) {
+            *state = change(number, *state);
+            *free += usize::from(*state == State::Free);
+            *idle += usize::from([State::Idle, State::Discarded].contains(state));
+        }
     }
 }
 
@@ -255,8 +269,17 @@ impl<D: Directory> Segments<D> {
         no_gap(&directory, files.len())?;
         let states = vec![State::Used { round: 0 }; files.len()];
         let (spoiled, live) = (BTreeSet::new(), vec![0; files.len()]);
-        let table =
-            Table { states, round: 1, full: false, spoiled, live, unknown_bytes: 0, dirtied: 0 };
+        let table = Table {
+            states,
+            free: 0,
+            idle: 0,
+            round: 1,
+            full: false,
+            spoiled,
+            live,
+            unknown_bytes: 0,
+            dirtied: 0,
+        };
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
         Ok(Segments {
             directory,
@@ -306,8 +329,7 @@ impl<D: Directory> Segments<D> {
     /// How many there are.
     pub fn counts(&self) -> Counts {
         let table = self.table();
-        let count = |want| table.states.iter().filter(|state| **state == want).count();
-        let (free, idle) = (count(State::Free), count(State::Idle) + count(State::Discarded));
+        let (free, idle) = (table.free, table.idle);
         Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
     }
 
@@ -319,9 +341,8 @@ impl<D: Directory> Segments<D> {
     /// How many could be had: those that are free, or could be made.
     pub fn available(&self) -> usize {
         let table = self.table();
-        let free = table.states.iter().filter(|state| **state == State::Free).count();
         let more = if table.full { 0 } else { self.count_max.saturating_sub(table.states.len()) };
-        free + more
+        table.free + more
     }
 
     /// The files now.
@@ -360,9 +381,8 @@ impl<D: Directory> Segments<D> {
     /// Whether fewer than so many are free, and more can be made.
     pub fn wants_more(&self, free: usize) -> bool {
         let table = self.table();
-        let is_free = |state: &&State| **state == State::Free;
         let more = !table.full && table.states.len() < self.count_max;
-        more && table.states.iter().filter(is_free).count() < free
+        more && table.free < free
     }
 
     /// Makes one more segment, if there is room for it; says whether there is one more.
@@ -388,7 +408,9 @@ impl<D: Directory> Segments<D> {
                 let file = Arc::new(file);
                 self.files
                     .update(|files| files.iter().cloned().chain([Arc::clone(&file)]).collect());
-                self.table().states.push(State::Free);
+                let mut table = self.table();
+                table.states.push(State::Free);
+                table.free += 1;
                 true
             }
             Err(error) => {
@@ -421,16 +443,12 @@ impl<D: Directory> Segments<D> {
     /// ones nobody needs any more, before anybody takes them.
     pub fn settle(&self, round: u64, is_needed: impl Fn(u32) -> bool) {
         let freed = if self.directory.discards() { State::Discarded } else { State::Free };
-        let mut table = self.table();
-        for (number, state) in (0..).zip(&mut table.states) {
-            *state = match *state {
-                State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
-                State::Idle if is_needed(number) => State::Used { round: 0 },
-                State::Idle => freed,
-                other => other,
-            };
-        }
-        drop(table);
+        self.table().change_all(|number, state| match state {
+            State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
+            State::Idle if is_needed(number) => State::Used { round: 0 },
+            State::Idle => freed,
+            other => other,
+        });
         if freed == State::Discarded {
             self.discard();
         }
@@ -443,7 +461,7 @@ impl<D: Directory> Segments<D> {
             if let Some(file) = self.files.get().get(number) {
                 self.directory.discard(file);
             }
-            self.table().states[number] = State::Free;
+            self.put_back(number as u32);
         }
     }
 
@@ -465,15 +483,18 @@ impl<D: Directory> Segments<D> {
 
     /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.
     pub fn free_all_but(&self, is_needed: impl Fn(u32) -> bool) {
-        let mut table = self.table();
-        for (number, state) in (0..).zip(&mut table.states) {
-            *state = if is_needed(number) { State::Used { round: 0 } } else { State::Free };
-        }
+        self.table().change_all(|number, _| match is_needed(number) {
+            true => State::Used { round: 0 },
+            false => State::Free,
+        });
     }
 
     /// Gives a segment back to which nothing was written that counts.
     pub fn put_back(&self, number: u32) {
-        self.table().states[number as usize] = State::Free;
+        let mut table = self.table();
+        let before = std::mem::replace(&mut table.states[number as usize], State::Free);
+        table.free += usize::from(before != State::Free);
+        table.idle -= usize::from([State::Idle, State::Discarded].contains(&before));
     }
 
     /// The segment of an address, and the place in it.
