@@ -31,7 +31,7 @@ fn any(bytes: &[u8]) {
     _ = Label::newest(bytes);
     _ = Change::parse(bytes);
     if let Ok((_, volumes)) = catalogue::parse(bytes) {
-        assert!(volumes.iter().all(|it| it.nodes.len() == it.traits.node_count()));
+        assert!(volumes.iter().all(|it| it.roots.len() == it.traits.root_count()));
     }
     if let Some((head, _, descriptors)) = group::parse(bytes, 512) {
         assert_eq!(head.count as usize, descriptors.len());
@@ -156,16 +156,18 @@ fn listed(input: &mut Input<'_>) {
             name: "v".repeat(input.below(20) as usize),
             is_snapshot: input.below(2) == 1,
             guid: input.below(3),
+            reserved_bytes: input.below(2) << 9,
             origin: input.word() as u32,
             block_bytes: input.choose(&[4096, 512, 65_536]),
-            blocks: input.below(300_000) + 1,
+            blocks: input.below(90_000_000) + 1,
         };
-        let nodes = (0..traits.node_count()).map(|_| entry(input)).collect();
+        let roots = (0..traits.root_count()).map(|_| entry(input)).collect();
         volumes.push(Listed {
             traits,
             family: input.word() as u32,
             copied: input.word() as u32,
-            nodes,
+            owned: input.word(),
+            roots,
         });
     }
     let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();

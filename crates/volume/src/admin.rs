@@ -71,8 +71,16 @@ impl<D: Directory> Running<D> {
         }
         self.is_free(name)?;
         let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
-        let traits =
-            Traits { id: 0, name, is_snapshot: false, origin: 0, block_bytes, blocks, guid: 0 };
+        let traits = Traits {
+            id: 0,
+            name,
+            is_snapshot: false,
+            origin: 0,
+            block_bytes,
+            blocks,
+            guid: 0,
+            reserved_bytes: 0,
+        };
         self.pool().change(&traits.name.clone(), Change::Create(traits))
     }
 

@@ -4,6 +4,7 @@
 use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::map::{Away, Frozen, Map, Span, Tally};
+use crate::record::Live;
 use crate::segments::Segments;
 use crate::store::Directory;
 
@@ -43,12 +44,14 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// If a page cannot be read.
     pub(crate) fn write(
         &mut self,
-        map: &Map,
+        live: &Live,
         first: u64,
         entries: &[Entry],
     ) -> Result<(), VolumeError> {
         let ((number, from), now) = (Map::place(first), self.now);
-        self.span(map, number, |span, tally| span.set(from, entries, now, tally))
+        let end = self.span(&live.map, number, |span, tally| span.set(from, entries, now, tally));
+        live.gain(std::mem::take(&mut self.tally.owned));
+        end
     }
 
     /// The same of blocks that were on their way by this number, and are not any more.
@@ -57,32 +60,35 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// As [`Apply::write`].
     pub(crate) fn land(
         &mut self,
-        map: &Map,
+        live: &Live,
         first: u64,
         entries: &[Entry],
         serial: u64,
     ) -> Result<(), VolumeError> {
         let ((number, from), now) = (Map::place(first), self.now);
         let end = from + entries.len() as u32;
-        self.span(map, number, |span, tally| {
+        let put = self.span(&live.map, number, |span, tally| {
             span.set(from, entries, now, tally)?;
             span.retire(from, end, serial);
             Ok(())
-        })
+        });
+        live.gain(std::mem::take(&mut self.tally.owned));
+        put
     }
 
     /// Blocks are zeros in the log.
     ///
     /// # Errors
     /// If a page cannot be read.
-    pub(crate) fn zero(&mut self, map: &Map, first: u64, blocks: u64) -> Result<(), VolumeError> {
+    pub(crate) fn zero(&mut self, live: &Live, first: u64, blocks: u64) -> Result<(), VolumeError> {
         let now = self.now;
         let mut end = Ok(());
         Map::each_span(first, blocks, |number, from, to| {
             if end.is_ok() {
-                end = self.span(map, number, |span, tally| span.clear(from, to, now, tally));
+                end = self.span(&live.map, number, |span, tally| span.clear(from, to, now, tally));
             }
         });
+        live.gain(std::mem::take(&mut self.tally.owned));
         end
     }
 

@@ -11,12 +11,13 @@ use std::sync::{Arc, PoisonError};
 use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::error::VolumeError;
-use crate::format::PAGE_BYTES;
 use crate::format::catalogue::{self, Listed, Traits, Whole};
-use crate::format::entry::{Codec, Entry};
+use crate::format::entry::{Codec, ENTRY_BYTES, Entry};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, Superblock};
+use crate::format::{FAN, PAGE_BYTES};
 use crate::map::{self, Leaf, Node};
 use crate::pool::Pool;
+use crate::roots::{self, Contents, Roots};
 use crate::segments::{Segments, Want};
 use crate::store::{Directory, StoreFile};
 
@@ -30,6 +31,8 @@ pub struct Copied {
     pub family: u32,
     /// How many copies of maps had been made when this one was copied last.
     pub last: u32,
+    /// Blocks that are its alone, at least.
+    pub owned: u64,
 }
 
 /// The maps of a pool at one moment, and the end of the log then.
@@ -164,7 +167,7 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
     let place = pool.page_place();
     let mut pages = Pages::new(pool);
-    let (address, bytes) = match write_pages(frozen, &mut pages) {
+    let (top, bytes) = match write_pages(frozen, &mut pages) {
         Ok(catalogue) => catalogue,
         Err(Refused::NoSpace) => {
             // Nothing durable and nothing in memory names what it has written.
@@ -174,18 +177,19 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
         }
         Err(error) => return Err(error),
     };
-    pages.finish()?;
+    let roots = pages.finish()?;
     let mut marks = Marks::new(pool.segments().bytes());
     marks.blocks(&frozen.whole.live);
     marks.pages(frozen.volumes.iter().map(|(.., nodes)| nodes));
-    marks.segment(pool.segments().split(address).0, bytes.len() as u32);
+    roots.mark(&mut marks);
+    pool.set_roots(roots);
     // There is one checkpoint at a time; nobody has to wait for the sync of this one.
     let superblock = *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let next = Superblock {
         sequence: superblock.sequence.saturating_add(1),
         log: frozen.log,
         durable: frozen.log.number.saturating_sub(1),
-        catalogue: Entry::new(address, pool.align(), Codec::Raw, 0),
+        catalogue: top,
         catalogue_bytes: bytes.len() as u64,
         catalogue_crc: crc(&bytes),
         ..superblock
@@ -204,30 +208,26 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     Ok(marks)
 }
 
-/// Writes the pages that have changed, and the catalogue; answers where that is, and what.
+/// Writes the pages that have changed, and the catalogue; answers what is at the top of that, and
+/// its bytes.
 fn write_pages<D: Directory>(
     frozen: &Frozen,
     pages: &mut Pages<'_, D>,
-) -> Result<(u64, Vec<u8>), Refused> {
+) -> Result<(Entry, Vec<u8>), Refused> {
     let mut listed = Vec::with_capacity(frozen.volumes.len());
     for (traits, copied, nodes) in &frozen.volumes {
-        let mut entries = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            entries.push(match node {
-                None => Entry::HOLE,
-                Some(node) => pages.node(node)?,
-            });
-        }
+        let roots = nodes.chunks(FAN).map(|nodes| pages.root(nodes));
         listed.push(Listed {
             traits: traits.clone(),
             family: copied.family,
             copied: copied.last,
-            nodes: entries,
+            owned: copied.owned,
+            roots: roots.collect::<Result<_, Refused>>()?,
         });
     }
     let bytes = catalogue::print(&frozen.whole, &listed);
-    let address = pages.long(&bytes)?;
-    Ok((address, bytes))
+    let top = pages.tree(&bytes)?;
+    Ok((top, bytes))
 }
 
 /// Writes a superblock to its slot, durably.
@@ -258,6 +258,8 @@ struct Pages<'a, D: Directory> {
     /// a page that is nowhere must not believe that it is.
     leaves: Homes<Leaf>,
     nodes: Homes<Node>,
+    /// Roots and the pages of the catalogue, with those that were there before.
+    roots: Roots,
 }
 
 /// Pages by address, which nobody else has while they are kept.
@@ -282,6 +284,7 @@ impl<'a, D: Directory> Pages<'a, D> {
             taken: Vec::new(),
             leaves,
             nodes,
+            roots: Roots::default(),
         }
     }
 
@@ -302,9 +305,6 @@ impl<'a, D: Directory> Pages<'a, D> {
     /// Finds room for so many bytes in one segment.
     fn room(&mut self, len: usize) -> Result<(), Refused> {
         let bytes = self.pool.segments().bytes() as usize;
-        if len > bytes {
-            return Err(Refused::NoSpace);
-        }
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
             self.flush()?;
             let segment = self.pool.segments().take(Want::Reserve).ok_or(Refused::NoSpace)?;
@@ -358,25 +358,51 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(home)
     }
 
-    /// Adds bytes of any length, in one segment; answers their address.
-    fn long(&mut self, bytes: &[u8]) -> Result<u64, Refused> {
-        let align = self.pool.align() as usize;
-        self.room(bytes.len().next_multiple_of(align))?;
-        let address = self.next();
-        for part in bytes.chunks(align) {
-            if self.filled + align > self.buffer.len() {
-                self.flush()?;
+    /// Adds a root that names nodes, and those that are not on disk.
+    fn root(&mut self, nodes: &[Option<Arc<Node>>]) -> Result<Entry, Refused> {
+        let mut root = roots::empty();
+        for (node, into) in nodes.iter().zip(root.chunks_exact_mut(ENTRY_BYTES)) {
+            if let Some(node) = node {
+                self.node(node)?.print(into);
             }
-            let into = &mut self.buffer[self.filled..self.filled + align];
-            into.fill(0);
-            into[..part.len()].copy_from_slice(part);
-            self.filled += align;
         }
-        Ok(address)
+        match nodes.iter().any(Option::is_some) {
+            true => self.known(root),
+            false => Ok(Entry::HOLE),
+        }
     }
 
-    /// Makes all of it durable.
-    fn finish(mut self) -> Result<(), Refused> {
+    /// Adds bytes of any length, and a tree of pages above them; answers what is at its top.
+    fn tree(&mut self, bytes: &[u8]) -> Result<Entry, Refused> {
+        let mut level = Vec::new();
+        for part in bytes.chunks(PAGE_BYTES) {
+            let mut page = roots::empty();
+            page[..part.len()].copy_from_slice(part);
+            level.push(self.known(page)?);
+        }
+        while level.len() > 1 {
+            let above = level.chunks(FAN).map(|entries| self.known(roots::of_entries(entries)));
+            level = above.collect::<Result<_, Refused>>()?;
+        }
+        Ok(level.first().copied().unwrap_or(Entry::HOLE))
+    }
+
+    /// Adds a page, unless one with the same contents is there.
+    fn known(&mut self, page: Contents) -> Result<Entry, Refused> {
+        if let Some(home) = self.roots.find(&page) {
+            return Ok(home);
+        }
+        let before = self.pool.roots().find(&page);
+        let home = match before {
+            Some(home) => home,
+            None => self.page(|bytes| bytes.copy_from_slice(&page))?,
+        };
+        self.roots.put(page, home);
+        Ok(home)
+    }
+
+    /// Makes all of it durable; answers the roots and the pages of the catalogue.
+    fn finish(mut self) -> Result<Roots, Refused> {
         self.flush()?;
         for segment in &self.touched {
             self.pool.segments().sync(*segment)?;
@@ -391,7 +417,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         let align = self.pool.align().max(PAGE_BYTES as u32);
         let place = self.segment.map(|segment| (segment, self.offset.next_multiple_of(align)));
         self.pool.set_page_place(place);
-        Ok(())
+        Ok(self.roots)
     }
 }
 

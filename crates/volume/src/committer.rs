@@ -392,7 +392,8 @@ impl<D: Directory> Committer<D> {
         let volumes = self.pool.volumes();
         let maps = volumes.by_id.values();
         let maps = maps.map(|live| {
-            let copied = Copied { family: live.family, last: live.map.copied() };
+            let (family, last, owned) = (live.family, live.map.copied(), live.owned());
+            let copied = Copied { family, last, owned };
             (live.traits.clone(), copied, live.map.freeze())
         });
         let (live, unknown_bytes) = self.pool.segments().live();

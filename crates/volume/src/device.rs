@@ -202,6 +202,7 @@ fn find_or_make<D: Directory>(
                 name: config.name.clone(),
                 is_snapshot: false,
                 guid: 0,
+                reserved_bytes: 0,
                 origin: 0,
                 block_bytes,
                 blocks: config.size / u64::from(block_bytes),

@@ -9,12 +9,12 @@ pub mod stream;
 pub mod superblock;
 
 /// The version of the format that this program writes and reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// Length of a page of the map, in bytes.
+/// Length of a page of the map or the catalogue, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Entries of a page of the map.
+/// Entries of a page of the map or the catalogue.
 pub const FAN: usize = 256;
 
 /// Blocks below one node of the map: 256 leaves of 256 blocks.

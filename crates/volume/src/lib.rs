@@ -37,6 +37,7 @@ pub mod receive;
 pub mod record;
 pub mod recovery;
 mod relocate;
+mod roots;
 pub mod running;
 pub mod scrub;
 pub mod segments;

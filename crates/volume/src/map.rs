@@ -156,6 +156,7 @@ impl Span {
                     retire(page, at, tally);
                     page.set(at, *entry, true);
                     tally.born(entry);
+                    tally.owned += 1;
                 }
             });
             block += some.len();
@@ -204,7 +205,11 @@ impl Span {
             }
             match leaf.page().filter(|_| stamp.owns(leaf)) {
                 Some(page) => (0..FAN).for_each(|at| retire(&page, at, tally)),
-                None => tally.unknown(LEAF_UNKNOWN_BYTES),
+                None => {
+                    tally.unknown(LEAF_UNKNOWN_BYTES);
+                    // At most.
+                    tally.owned -= if stamp.owns(leaf) { FAN as i64 } else { 0 };
+                }
             }
             if let Some(node) = &mut self.node {
                 Arc::make_mut(node).remove(number);
@@ -237,6 +242,7 @@ fn retire(page: &Page, at: usize, tally: &mut Tally) {
     let entry = &page.entries()[at];
     if page.is_fresh(at) {
         tally.died(entry);
+        tally.owned -= 1;
     } else if !entry.is_hole() {
         tally.unknown(entry.stored_bytes().into());
     }

@@ -29,6 +29,7 @@ use crate::map::{Frozen, Map};
 use crate::options::Options;
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
+use crate::roots::Roots;
 use crate::segments::{Counts, Segments};
 use crate::store::Directory;
 
@@ -95,6 +96,7 @@ impl Volumes {
     /// Completes a single change, to which a number may be given that is free.
     fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
         self.fits(change)?;
+        let is_copy = matches!(change, Change::Copy(_));
         match change {
             Change::Create(traits) | Change::Copy(traits) => {
                 let is_full = self.by_id.len() >= VOLUMES_MAX || id == u32::MAX;
@@ -102,6 +104,9 @@ impl Volumes {
                     return Err(Status::Inval);
                 }
                 traits.id = id;
+                if is_copy {
+                    traits.reserved_bytes = 0;
+                }
             }
             Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
@@ -156,12 +161,14 @@ impl Volumes {
                 let live = Arc::clone(self.live(*id)?);
                 let (old, mut traits) = (live.traits.blocks, live.traits.clone());
                 if *blocks < old {
-                    maps.zero(&live.map, *blocks, old - blocks)?;
+                    maps.zero(&live, *blocks, old - blocks)?;
                 }
                 let mut nodes = live.map.freeze();
                 traits.blocks = *blocks;
+                traits.reserved_bytes = traits.reserved_bytes.min(traits.size_bytes());
                 nodes.resize(traits.node_count(), None);
                 self.put(&traits, live.family, nodes, live.map.copied());
+                self.live(*id)?.own(live.owned());
             }
         }
         Ok(())
@@ -180,14 +187,16 @@ impl Volumes {
     ) -> Result<(Frozen, u32), VolumeError> {
         self.copies = self.copies.saturating_add(1);
         maps.copied(self.copies);
-        let mut nodes = self.live(from)?.map.share(self.copies);
+        let origin = self.live(from)?;
+        let mut nodes = origin.map.share(self.copies);
+        origin.own(0);
         nodes.resize(traits.node_count(), None);
         Ok((nodes, self.copies))
     }
 
     fn put(&mut self, traits: &Traits, family: u32, nodes: Frozen, copied: u32) {
         self.next_id = self.next_id.max(traits.id.saturating_add(1));
-        let live = Live { traits: traits.clone(), family, map: Map::new(nodes, copied) };
+        let live = Live::new(traits.clone(), family, Map::new(nodes, copied));
         self.by_id.insert(traits.id, Arc::new(live));
     }
 }
@@ -215,6 +224,8 @@ pub struct Pool<D: Directory> {
     pub(crate) superblock: Mutex<Superblock>,
     /// Where the next checkpoint writes its pages.
     pages: Mutex<Option<(u32, u32)>>,
+    /// Roots of maps and pages of the catalogue that the last one has.
+    roots: Mutex<Roots>,
     /// Where the next blocks go that are moved.
     cold: Mutex<Option<Cold>>,
     meters: Meters,
@@ -251,6 +262,7 @@ impl<D: Directory> Pool<D> {
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(None),
+            roots: Mutex::new(recovered.roots),
             cold: Mutex::new(None),
             meters: Meters::default(),
             maker: Mutex::new(None),
@@ -412,6 +424,16 @@ impl<D: Directory> Pool<D> {
     /// Notes where the next checkpoint writes its pages.
     pub(crate) fn set_page_place(&self, place: Option<(u32, u32)>) {
         *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+
+    /// Roots of maps and pages of the catalogue, under their lock.
+    pub(crate) fn roots(&self) -> MutexGuard<'_, Roots> {
+        self.roots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes which of them the last checkpoint has.
+    pub(crate) fn set_roots(&self, roots: Roots) {
+        *self.roots() = roots;
     }
 
     /// Where the next blocks go that are moved.

@@ -274,8 +274,16 @@ impl Place {
         let Head { block_bytes, blocks, .. } = *head;
         let origin = self.present.as_ref().map_or(0, |(_, base)| base.id);
         let is_snapshot = false;
-        let traits =
-            Traits { id: 0, name: name.clone(), is_snapshot, origin, block_bytes, blocks, guid: 0 };
+        let traits = Traits {
+            id: 0,
+            name: name.clone(),
+            is_snapshot,
+            origin,
+            block_bytes,
+            blocks,
+            guid: 0,
+            reserved_bytes: 0,
+        };
         let Some((_, base)) = &self.present else {
             pool.change(&self.volume, Change::Create(traits))?;
             return Ok(name);

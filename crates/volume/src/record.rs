@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use blockyard_core::Status;
+use blockyard_sync::counter::Counter;
 use blockyard_sync::mailbox::Mailbox;
 
 use crate::buffer::Buffer;
@@ -21,9 +22,31 @@ pub struct Live {
     pub family: u32,
     /// Where its blocks are.
     pub map: Map,
+    /// Blocks that are its alone, as a signed number: at least as many are. The committer counts.
+    owned: Counter,
 }
 
 impl Live {
+    /// A volume or snapshot that owns no block.
+    pub(crate) fn new(traits: Traits, family: u32, map: Map) -> Live {
+        Live { traits, family, map, owned: Counter::default() }
+    }
+
+    /// Blocks that are its alone, at least: those that were written since it was copied last.
+    pub fn owned(&self) -> u64 {
+        (self.owned.get() as i64).max(0) as u64
+    }
+
+    /// Notes how many blocks are its alone.
+    pub(crate) fn own(&self, blocks: u64) {
+        self.owned.add(blocks.wrapping_sub(self.owned.get()));
+    }
+
+    /// So many more blocks, or fewer, are its alone.
+    pub(crate) fn gain(&self, blocks: i64) {
+        self.owned.add(blocks as u64);
+    }
+
     /// Blocks of this number are not on their way any more.
     pub(crate) fn retire(&self, first: u64, blocks: u32, serial: u64) {
         let (number, from) = Map::place(first);

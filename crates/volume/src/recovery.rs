@@ -7,6 +7,7 @@
 
 mod end;
 mod groups;
+mod load;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -15,27 +16,24 @@ use std::sync::Arc;
 
 use crate::apply::Apply;
 use crate::buffer::{ALIGN, Buffer, Memory};
-use crate::bytes::crc;
 use crate::checkpoint::{Marks, write_superblock};
 use crate::error::{FormatError, VolumeError};
-use crate::format::catalogue::{self, Change, Listed};
+use crate::format::catalogue::Change;
 use crate::format::entry::{Codec, Entry};
 use crate::format::group::{Descriptor, Kind};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use crate::log::LogEnd;
-use crate::map::{Away, Frozen, Leaf, Map, Node, page};
+use crate::map::{Away, Frozen, Leaf, Map};
 use crate::options::Options;
 use crate::pool::Volumes;
-use crate::record::{Live, Move};
+use crate::record::Move;
 use crate::relocate;
+use crate::roots::Roots;
 use crate::segments::Segments;
 use crate::store::{Directory, Division, StoreFile};
 
 use end::End;
 use groups::Group;
-
-/// Longest catalogue that is read, in bytes.
-const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
 
 /// What is read of the log at once, in bytes.
 const AHEAD_BYTES: usize = 1 << 20;
@@ -54,6 +52,7 @@ pub(crate) struct Recovered {
     pub(crate) superblock: Superblock,
     pub(crate) volumes: Volumes,
     pub(crate) log: LogEnd,
+    pub(crate) roots: Roots,
 }
 
 /// Opens the pool of a directory, or makes one.
@@ -182,7 +181,7 @@ fn make<D: Directory>(
     let (place, epoch) = (superblock.log, superblock.epoch);
     let log = LogEnd { place, epoch, durable: 0, found_bytes: 0 };
     let volumes = Volumes { next_id: 1, ..Volumes::default() };
-    Ok((Recovered { superblock, volumes, log }, segments))
+    Ok((Recovered { superblock, volumes, log, roots: Roots::default() }, segments))
 }
 
 /// Reads what is there.
@@ -192,6 +191,8 @@ struct Recovery<'a, D: Directory> {
     memory: Arc<Memory>,
     volumes: Volumes,
     marks: Marks,
+    /// Roots of maps and pages of the catalogue.
+    roots: Roots,
     place: LogPlace,
     epoch: u64,
     /// Groups up to this one were durable before.
@@ -216,6 +217,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             memory: Memory::new(ALIGN as u64),
             volumes: Volumes { next_id: 1, ..Volumes::default() },
             marks: Marks::new(segments.bytes()),
+            roots: Roots::default(),
             place: superblock.log,
             epoch: 0,
             durable: superblock.log.number.saturating_sub(1),
@@ -278,62 +280,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             log || used.contains(&number) || marks.is_needed(number)
         });
         let log = LogEnd { place, epoch, durable, found_bytes: self.found_bytes };
-        Ok(Recovered { superblock, volumes: self.volumes, log })
-    }
-
-    /// Reads the catalogue and the maps of the checkpoint.
-    fn load(&mut self) -> Result<(), VolumeError> {
-        let Superblock { catalogue: place, catalogue_bytes: len, .. } = self.superblock;
-        if place.is_hole() {
-            return Ok(());
-        }
-        let bounded = len <= CATALOGUE_BYTES_MAX.min(self.segments.bytes().into());
-        if !bounded {
-            let (what, field, want) = (FILE, "catalogue_bytes", "a segment at most");
-            return Err(FormatError::Field { what, field, value: len, want }.into());
-        }
-        self.segments.want(Some(self.segments.split(place.address()).0 as usize))?;
-        let padded = (len as usize).next_multiple_of(self.superblock.align as usize);
-        let want = self.superblock.catalogue_crc;
-        let is_whole = |bytes: &[u8]| crc(&bytes[..len as usize]) == want;
-        let mut bytes = self.memory.take_beyond(padded);
-        let (address, files) = (place.address(), self.segments.files());
-        let read = self.segments.read_whole(&files, address, &mut bytes, &is_whole);
-        read.map_err(VolumeError::io(format!("cannot read the catalogue at {address}")))?;
-        let bytes = &bytes[..len as usize];
-        let found = crc(bytes);
-        if found != want {
-            return Err(FormatError::Checksum { what: "catalogue", found, want }.into());
-        }
-        self.marks.segment(self.segments.split(place.address()).0, len as u32);
-        let (whole, listed) = catalogue::parse(bytes)?;
-        self.segments.want(whole.live.iter().rposition(|bytes| *bytes > 0))?;
-        (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
-        self.marks.blocks(&whole.live);
-        self.segments.set_live(whole.live, whole.unknown_bytes);
-        // Snapshots share most of their nodes and leaves.
-        let mut shared = Shared::default();
-        let mut maps = Vec::with_capacity(listed.len());
-        for Listed { traits, family, copied, nodes } in listed {
-            if traits.block_bytes < self.superblock.align {
-                let (what, field, value) = ("catalogue", "block_bytes", traits.block_bytes.into());
-                let want = "the superblock's `align` at least";
-                return Err(FormatError::Field { what, field, value, want }.into());
-            }
-            let mut frozen = Frozen::with_capacity(nodes.len());
-            for home in nodes {
-                frozen.push(if home.is_hole() {
-                    None
-                } else {
-                    Some(self.node(home, &mut shared)?)
-                });
-            }
-            maps.push(frozen.clone());
-            let live = Live { traits, family, map: Map::new(frozen, copied) };
-            self.volumes.by_id.insert(live.traits.id, Arc::new(live));
-        }
-        self.marks.pages(maps.iter());
-        Ok(())
+        Ok(Recovered { superblock, volumes: self.volumes, log, roots: self.roots })
     }
 
     fn read(
@@ -347,37 +294,6 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let read = self.segments.read_copy(&self.segments.files(), copy, address, &mut bytes);
         read.map_err(VolumeError::io(format!("cannot read {what} at {address} of the pool")))?;
         Ok(bytes)
-    }
-
-    /// Reads a node. Its leaves are read when they are wanted.
-    fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
-        if let Some(node) = shared.nodes.get(&home) {
-            return Ok(Arc::clone(node));
-        }
-        let impossible = || FormatError::Field {
-            what: "page of the map",
-            field: "entry",
-            value: home.address(),
-            want: "a place on disk",
-        };
-        let bytes = self.segments.read_page(home)?;
-        let homes = page::parse_node(&bytes).ok_or_else(impossible)?;
-        let end = self.segments.address(self.segments.counts().all as u32, 0);
-        let mut node = Node::default();
-        for (at, leaf) in homes.into_iter().enumerate() {
-            let Some((home, birth)) = leaf else { continue };
-            if home.address() >= end {
-                let (what, field) = ("page of the map", "leaf");
-                let (value, want) = (home.address(), "a place in a segment that is there");
-                return Err(FormatError::Field { what, field, value, want }.into());
-            }
-            let leaf = shared.leaves.entry((home, birth));
-            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(home, birth)))));
-        }
-        node.settle(home);
-        let node = Arc::new(node);
-        shared.nodes.insert(home, Arc::clone(&node));
-        Ok(node)
     }
 
     /// Goes through the log.
@@ -486,9 +402,9 @@ impl<'a, D: Directory> Recovery<'a, D> {
                     return Err(impossible("length of a block", stored.into()));
                 }
                 if kind == Kind::Zero {
-                    maps.zero(&live.map, block, blocks)?;
+                    maps.zero(live, block, blocks)?;
                 } else {
-                    maps.write(&live.map, block, &[Entry::new(address, stored, codec, crc)])?;
+                    maps.write(live, block, &[Entry::new(address, stored, codec, crc)])?;
                 }
             }
             at += stored;
@@ -509,11 +425,4 @@ impl<'a, D: Directory> Recovery<'a, D> {
         })();
         fastened.map_err(failed)
     }
-}
-
-/// Pages that were read, by their homes.
-#[derive(Default)]
-struct Shared {
-    nodes: std::collections::HashMap<Entry, Arc<Node>>,
-    leaves: std::collections::HashMap<(Entry, u32), Arc<Leaf>>,
 }

@@ -39,11 +39,11 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                     let place = address + u64::from(stored.offset);
                     Entry::new(place, stored.len, stored.codec, stored.crc)
                 }));
-                maps.land(&volume.map, record.first, &entries, record.serial)?;
+                maps.land(volume, record.first, &entries, record.serial)?;
                 address += payload.bytes().len() as u64;
             }
             (Body::Zero(blocks), Some(volume)) => {
-                maps.zero(&volume.map, record.first, u64::from(*blocks))?;
+                maps.zero(volume, record.first, u64::from(*blocks))?;
                 volume.retire(record.first, *blocks, record.serial);
             }
             (Body::Move(moved), _) => {
@@ -53,6 +53,7 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                 relocate::blocks(&volumes, &moved.moves, &mut maps);
                 if !moved.pages.is_empty() {
                     relocate::pages(&volumes, is_left, &mut maps);
+                    maps.tally().dirtied += pool.roots().leave(is_left) as u64;
                 }
             }
             (Body::Catalogue(change), _) if record.durable => {

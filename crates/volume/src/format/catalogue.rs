@@ -1,10 +1,13 @@
 //! The catalogue: the volumes and snapshots of a pool, each with its map. Part of every checkpoint;
 //! changes between two checkpoints are in the log, in one order with the writes.
+//!
+//! It is one string of bytes, in pages below a tree of pages: see [`crate::roots`]. What changes at
+//! each checkpoint stands behind what does not, so that most of its pages stay where they are.
 
 use std::collections::HashSet;
 
 use super::entry::{ENTRY_BYTES, Entry};
-use super::{BLOCK_BYTES_MAX, NODE_BLOCKS, UNIT};
+use super::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, UNIT};
 use crate::bytes::Reader;
 use crate::error::FormatError;
 
@@ -17,8 +20,17 @@ pub const NAME_MAX: usize = 200;
 /// Most volumes and snapshots.
 pub const VOLUMES_MAX: usize = 1 << 20;
 
+/// What a catalogue has of a volume beside its name and its roots, in bytes.
+const LISTED_FIXED_BYTES: usize = 54;
+
 /// Most blocks of a volume.
 pub const BLOCKS_MAX: u64 = 1 << 40;
+
+/// Longest catalogue that is read, in bytes.
+pub const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
+
+/// What all volumes and snapshots may take of it: the rest is for what it says of segments.
+pub const LISTED_BYTES_MAX: u64 = CATALOGUE_BYTES_MAX / 2;
 
 /// What is known of a volume or snapshot beside its map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,12 +49,24 @@ pub struct Traits {
     pub blocks: u64,
     /// The identity of a snapshot, which it keeps where it is received; 0: none.
     pub guid: u64,
+    /// Bytes that it is promised, before compression.
+    pub reserved_bytes: u64,
 }
 
 impl Traits {
     /// How many nodes its map has at most.
     pub fn node_count(&self) -> usize {
         self.blocks.div_ceil(NODE_BLOCKS) as usize
+    }
+
+    /// How many roots, which name nodes, its map has at most.
+    pub fn root_count(&self) -> usize {
+        self.node_count().div_ceil(FAN)
+    }
+
+    /// How many bytes a catalogue has of it at most.
+    pub fn listed_bytes(&self) -> u64 {
+        (LISTED_FIXED_BYTES + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
     }
 
     /// Its capacity in bytes.
@@ -57,6 +81,7 @@ impl Traits {
         out.extend(self.block_bytes.to_le_bytes());
         out.extend(self.blocks.to_le_bytes());
         out.extend(self.guid.to_le_bytes());
+        out.extend(self.reserved_bytes.to_le_bytes());
         out.push(u8::from(self.is_snapshot));
         out.push(self.name.len() as u8);
         out.extend(self.name.as_bytes());
@@ -79,15 +104,19 @@ impl Traits {
         if traits.id == 0 {
             return Err(impossible("id", 0, "at least 1"));
         }
+        if traits.reserved_bytes > traits.size_bytes() {
+            return Err(impossible("reserved_bytes", traits.reserved_bytes, "its size at most"));
+        }
         Ok(traits)
     }
 
     fn take(reader: &mut Reader<'_>) -> Option<Traits> {
         let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        let (blocks, guid, is_snapshot) = (reader.u64()?, reader.u64()?, reader.u8()? == 1);
+        let (blocks, guid, reserved_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let is_snapshot = reader.u8()? == 1;
         let len = reader.u8()? as usize;
         let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
-        Some(Traits { id, name, is_snapshot, origin, block_bytes, blocks, guid })
+        Some(Traits { id, name, is_snapshot, origin, block_bytes, blocks, guid, reserved_bytes })
     }
 }
 
@@ -270,7 +299,7 @@ impl Whole {
     }
 }
 
-/// A volume or snapshot and where the nodes of its map are.
+/// A volume or snapshot and where the roots of its map are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// What it is.
@@ -279,25 +308,28 @@ pub struct Listed {
     pub family: u32,
     /// How many copies of maps had been made when its map was copied last.
     pub copied: u32,
-    /// Its nodes; as many as it can have.
-    pub nodes: Vec<Entry>,
+    /// Blocks that are its alone, at least.
+    pub owned: u64,
+    /// Its roots; as many as it can have.
+    pub roots: Vec<Entry>,
 }
 
 /// Writes a catalogue.
 pub fn print(whole: &Whole, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
-    whole.print(&mut out);
     out.extend((volumes.len() as u32).to_le_bytes());
-    for Listed { traits, family, copied, nodes } in volumes {
+    for Listed { traits, family, copied, owned, roots } in volumes {
         traits.print(&mut out);
         out.extend(family.to_le_bytes());
         out.extend(copied.to_le_bytes());
-        for node in nodes {
+        out.extend(owned.to_le_bytes());
+        for root in roots {
             let mut bytes = [0; ENTRY_BYTES];
-            node.print(&mut bytes);
+            root.print(&mut bytes);
             out.extend(bytes);
         }
     }
+    whole.print(&mut out);
     out
 }
 
@@ -311,39 +343,43 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
     if reader.take(8).ok_or_else(short)? != MAGIC {
         return Err(FormatError::Magic { what: WHAT });
     }
-    let whole = Whole::parse(&mut reader).ok_or_else(short)?;
     let count = reader.u32().ok_or_else(short)?;
     if count as usize > VOLUMES_MAX {
         let value = u64::from(count);
         return Err(FormatError::Field { what: WHAT, field: "count", value, want: "2^20 at most" });
     }
-    let (mut volumes, mut ids) = (Vec::new(), HashSet::new());
+    let mut volumes: Vec<Listed> = Vec::new();
     for _ in 0..count {
         let traits = Traits::parse(&mut reader)?;
-        // The next volume would take the place of one that is there.
-        if traits.id >= whole.next_id || !ids.insert(traits.id) {
-            let (field, value) = ("id", u64::from(traits.id));
-            let want = "one of its own, below the next one";
-            return Err(FormatError::Field { what: WHAT, field, value, want });
-        }
         let family = reader.u32().ok_or_else(short)?;
         let copied = reader.u32().ok_or_else(short)?;
-        let count = traits.node_count();
+        let owned = reader.u64().ok_or_else(short)?;
+        let count = traits.root_count();
         // What is there bounds what is asked for.
         if reader.left() / ENTRY_BYTES < count {
             return Err(short());
         }
-        let mut nodes = Vec::with_capacity(count);
+        let mut roots = Vec::with_capacity(count);
         for _ in 0..count {
             let entry = Entry::parse(reader.take(ENTRY_BYTES).ok_or_else(short)?);
-            nodes.push(entry.ok_or(FormatError::Field {
+            roots.push(entry.ok_or(FormatError::Field {
                 what: WHAT,
-                field: "node",
+                field: "root",
                 value: traits.id.into(),
                 want: "a place on disk",
             })?);
         }
-        volumes.push(Listed { traits, family, copied, nodes });
+        volumes.push(Listed { traits, family, copied, owned, roots });
+    }
+    let whole = Whole::parse(&mut reader).ok_or_else(short)?;
+    let mut ids = HashSet::new();
+    for Listed { traits: Traits { id, .. }, .. } in &volumes {
+        // The next volume would take the place of one that is there.
+        if *id >= whole.next_id || !ids.insert(*id) {
+            let (field, value) = ("id", u64::from(*id));
+            let want = "one of its own, below the next one";
+            return Err(FormatError::Field { what: WHAT, field, value, want });
+        }
     }
     Ok((whole, volumes))
 }
@@ -360,19 +396,21 @@ mod tests {
             is_snapshot: name.contains('@'),
             origin: 0,
             block_bytes: 4096,
-            blocks: 70_000,
+            blocks: 70_000 << 8,
             guid: 5,
+            reserved_bytes: 1 << 20,
         }
     }
 
     #[test]
     fn what_is_printed_is_read_back() {
-        let nodes = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
+        let roots = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
         let volumes = [(4, "v0"), (8, "v0@monday")].map(|(id, name)| Listed {
             traits: traits(id, name),
             family: 2,
             copied: 3,
-            nodes: nodes.clone(),
+            owned: 77,
+            roots: roots.clone(),
         });
         let live = vec![0, 4096, 1 << 30];
         let whole = Whole { next_id: 9, copies: 7, live, unknown_bytes: 5 };

@@ -64,11 +64,11 @@ pub struct Superblock {
     pub epoch: u64,
     /// Where the log is to be read from.
     pub log: LogPlace,
-    /// The catalogue of the checkpoint before it: its first piece, and how long all of it is.
+    /// The catalogue of the checkpoint before it: the page at the top of its tree.
     pub catalogue: Entry,
     /// Length of the catalogue in bytes.
     pub catalogue_bytes: u64,
-    /// The checksum of the catalogue.
+    /// The checksum of all of the catalogue.
     pub catalogue_crc: u64,
     /// Groups up to this number were durable when it was written: that they are there is certain.
     pub durable: u64,
@@ -297,6 +297,6 @@ mod tests {
         let crc = crc(&bytes[16..BYTES]);
         put_u64(&mut bytes, 8, crc);
         let text = Superblock::newest(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "`superblock` is of version 3; this program knows version 2");
+        assert_eq!(text, "`superblock` is of version 4; this program knows version 3");
     }
 }

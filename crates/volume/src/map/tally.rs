@@ -14,15 +14,18 @@ pub struct Tally {
     changes: BTreeMap<u32, i64>,
     /// Bytes that may not count any more, and are counted.
     pub unknown_bytes: u64,
-    /// Leaves that were clean and are to be written.
+    /// Pages that were clean and are to be written.
     pub dirtied: u64,
+    /// How many blocks more, or fewer, are the map's alone.
+    pub owned: i64,
 }
 
 impl Tally {
     /// Nothing, in segments of this length.
     pub fn new(segment_bytes: u32) -> Tally {
         let changes = BTreeMap::new();
-        Tally { segment_bytes: segment_bytes.into(), changes, unknown_bytes: 0, dirtied: 0 }
+        let segment_bytes = segment_bytes.into();
+        Tally { segment_bytes, changes, unknown_bytes: 0, dirtied: 0, owned: 0 }
     }
 
     fn change(&mut self, entry: &Entry, sign: i64) {

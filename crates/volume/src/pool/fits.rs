@@ -7,13 +7,29 @@ use blockyard_core::Status;
 use super::{ON_ITS_WAY, Volumes};
 use crate::config::SIZE_MAX;
 use crate::format::BLOCK_BYTES_MAX;
-use crate::format::catalogue::Change;
+use crate::format::catalogue::{Change, LISTED_BYTES_MAX, Traits};
 use crate::record::Live;
 
 impl Volumes {
     /// Whether a change leaves lengths that a volume can have. A snapshot is as long as its volume
     /// is when it is made, and a volume goes only when it has none.
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
+        self.has_lengths(change)?;
+        let more = match change {
+            Change::Create(traits) | Change::Copy(traits) => traits.clone(),
+            Change::Resize { id, blocks } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                Traits { blocks: *blocks, ..live.traits.clone() }
+            }
+            _ => return Ok(()),
+        };
+        // A catalogue that is too long to be read is never written.
+        let listed = self.by_id.values().map(|live| live.traits.listed_bytes());
+        let listed = listed.sum::<u64>().saturating_add(more.listed_bytes());
+        if listed <= LISTED_BYTES_MAX { Ok(()) } else { Err(Status::NoSpc) }
+    }
+
+    fn has_lengths(&self, change: &mut Change) -> Result<(), Status> {
         let (block_bytes, blocks) = match change {
             Change::Create(traits) => (traits.block_bytes, traits.blocks),
             Change::Copy(traits) => {

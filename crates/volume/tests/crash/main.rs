@@ -6,6 +6,7 @@
 //! of the record is a moment at which it may have ended.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod catalogue;
 mod damage;
 mod every_way;
 mod mirror;
@@ -365,7 +366,7 @@ fn cleaning_makes_room_and_changes_nothing() {
         let mut shape = Shape::tiny();
         shape.blocks = 40;
         shape.block_bytes = 1024;
-        shape.options.segments_max = 20;
+        shape.options.segments_max = 22;
         let directory = Directory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();

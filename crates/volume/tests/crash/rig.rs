@@ -186,6 +186,7 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
         name: "v".to_owned(),
         is_snapshot: false,
         guid: 0,
+        reserved_bytes: 0,
         origin: 0,
         block_bytes: shape.block_bytes,
         blocks: shape.blocks,
@@ -282,9 +283,14 @@ impl Rig {
         }
     }
 
+    /// Lets the committer go on until there is nothing to do.
+    pub(crate) fn run(&mut self) {
+        while self.committer.turn() == Turn::Worked {}
+    }
+
     /// Lets the committer go on until there is nothing to do; answers the first error.
     pub(crate) fn go_on(&mut self) -> Status {
-        while self.committer.turn() == Turn::Worked {}
+        self.run();
         let now = self.directory.change_count();
         let mut end = Status::Ok;
         while let Some(reply) = self.door.take() {

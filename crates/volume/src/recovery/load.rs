@@ -1,0 +1,140 @@
+//! What a checkpoint has: the catalogue, the roots that it names, and the nodes of all maps. Leaves
+//! are read when they are wanted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::Recovery;
+use crate::bytes::crc;
+use crate::error::{FormatError, VolumeError};
+use crate::format::FAN;
+use crate::format::catalogue::{self, CATALOGUE_BYTES_MAX, Listed};
+use crate::format::entry::{ENTRY_BYTES, Entry};
+use crate::format::superblock::{FILE, Superblock};
+use crate::map::{Frozen, Leaf, Map, Node, page};
+use crate::record::Live;
+use crate::store::Directory;
+
+impl<D: Directory> Recovery<'_, D> {
+    /// Reads the catalogue and the maps of the checkpoint.
+    pub(super) fn load(&mut self) -> Result<(), VolumeError> {
+        let Superblock { catalogue: place, catalogue_bytes: len, .. } = self.superblock;
+        if place.is_hole() {
+            return Ok(());
+        }
+        if !(1..=CATALOGUE_BYTES_MAX).contains(&len) {
+            let (what, field, want) = (FILE, "catalogue_bytes", "1 to 2^30");
+            return Err(FormatError::Field { what, field, value: len, want }.into());
+        }
+        self.segments.want(Some(self.segments.split(place.address()).0 as usize))?;
+        let bytes = self.roots.read_tree(self.segments, place, len as usize)?;
+        let (found, want) = (crc(&bytes), self.superblock.catalogue_crc);
+        if found != want {
+            return Err(FormatError::Checksum { what: "catalogue", found, want }.into());
+        }
+        let (whole, listed) = catalogue::parse(&bytes)?;
+        self.segments.want(whole.live.iter().rposition(|bytes| *bytes > 0))?;
+        (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
+        self.marks.blocks(&whole.live);
+        self.segments.set_live(whole.live, whole.unknown_bytes);
+        // Snapshots share most of their nodes and leaves.
+        let mut shared = Shared::default();
+        let mut maps = Vec::with_capacity(listed.len());
+        for Listed { traits, family, copied, owned, roots } in listed {
+            if traits.block_bytes < self.superblock.align {
+                let (what, field, value) = ("catalogue", "block_bytes", traits.block_bytes.into());
+                let want = "the superblock's `align` at least";
+                return Err(FormatError::Field { what, field, value, want }.into());
+            }
+            let frozen = self.nodes(&roots, traits.node_count(), &mut shared)?;
+            maps.push(frozen.clone());
+            let live = Live::new(traits, family, Map::new(frozen, copied));
+            live.own(owned);
+            self.volumes.by_id.insert(live.traits.id, Arc::new(live));
+        }
+        self.marks.pages(maps.iter());
+        self.roots.mark(&mut self.marks);
+        Ok(())
+    }
+
+    /// Reads the nodes of a map.
+    fn nodes(
+        &mut self,
+        roots: &[Entry],
+        count: usize,
+        shared: &mut Shared,
+    ) -> Result<Frozen, VolumeError> {
+        let mut frozen = Frozen::new();
+        for root in roots {
+            let left = FAN.min(count - frozen.len());
+            if root.is_hole() {
+                frozen.resize(frozen.len() + left, None);
+                continue;
+            }
+            let homes = match shared.roots.get(root) {
+                Some(homes) => Arc::clone(homes),
+                None => {
+                    let page = self.roots.read(self.segments, *root)?;
+                    let homes = parse_root(&page).ok_or_else(|| {
+                        let (what, field, value) = ("root of a map", "entry", root.address());
+                        FormatError::Field { what, field, value, want: "a place on disk" }
+                    })?;
+                    let homes = Arc::new(homes);
+                    shared.roots.insert(*root, Arc::clone(&homes));
+                    homes
+                }
+            };
+            for home in &homes[..left] {
+                frozen.push(match home.is_hole() {
+                    true => None,
+                    false => Some(self.node(*home, shared)?),
+                });
+            }
+        }
+        Ok(frozen)
+    }
+
+    /// Reads a node. Its leaves are read when they are wanted.
+    fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
+        if let Some(node) = shared.nodes.get(&home) {
+            return Ok(Arc::clone(node));
+        }
+        let impossible = || FormatError::Field {
+            what: "page of the map",
+            field: "entry",
+            value: home.address(),
+            want: "a place on disk",
+        };
+        let bytes = self.segments.read_page(home)?;
+        let homes = page::parse_node(&bytes).ok_or_else(impossible)?;
+        let end = self.segments.address(self.segments.counts().all as u32, 0);
+        let mut node = Node::default();
+        for (at, leaf) in homes.into_iter().enumerate() {
+            let Some((home, birth)) = leaf else { continue };
+            if home.address() >= end {
+                let (what, field) = ("page of the map", "leaf");
+                let (value, want) = (home.address(), "a place in a segment that is there");
+                return Err(FormatError::Field { what, field, value, want }.into());
+            }
+            let leaf = shared.leaves.entry((home, birth));
+            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(home, birth)))));
+        }
+        node.settle(home);
+        let node = Arc::new(node);
+        shared.nodes.insert(home, Arc::clone(&node));
+        Ok(node)
+    }
+}
+
+/// Pages that were read, by their homes.
+#[derive(Default)]
+struct Shared {
+    roots: HashMap<Entry, Arc<Vec<Entry>>>,
+    nodes: HashMap<Entry, Arc<Node>>,
+    leaves: HashMap<(Entry, u32), Arc<Leaf>>,
+}
+
+/// What a root names; `None` if an entry is impossible.
+fn parse_root(page: &[u8]) -> Option<Vec<Entry>> {
+    page.chunks_exact(ENTRY_BYTES).map(Entry::parse).collect()
+}

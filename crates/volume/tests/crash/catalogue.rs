@@ -1,0 +1,78 @@
+//! A catalogue that is longer than a segment: it is in pages, of which a checkpoint writes those
+//! that have changed. It used to be the end of all checkpoints.
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_volume::format::catalogue::{Change, Traits};
+
+use crate::rig::{Rig, Shape, Step, format, read};
+
+/// Volumes and snapshots that are made; the names of the volumes fill several segments.
+const COUNT: usize = 400;
+
+/// One in so many is a snapshot.
+const SNAPSHOTS: usize = 16;
+
+/// Sends a change of the catalogue, which is carried out.
+fn change(rig: &mut Rig, change: Change) {
+    let mut answer = rig.pool.ask(change.clone());
+    rig.run();
+    let status = answer.take().map(|reply| reply.status);
+    assert_eq!(status, Some(Status::Ok), "{change:?}: {:?}", rig.pool.counts());
+}
+
+#[test]
+fn a_catalogue_longer_than_a_segment_is_written_in_pages() {
+    let mut shape = Shape::tiny();
+    (shape.options.segment_bytes, shape.options.segments_max) = (32 << 10, 120);
+    (shape.block_bytes, shape.blocks) = (2048, 8);
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let mut rig = Rig::open(&directory, &shape);
+    let live = rig.pool.find("v").unwrap().traits.clone();
+    let long = "x".repeat(180);
+    // How many operations there had been when so many were made.
+    let mut made = Vec::new();
+    for number in 0..COUNT {
+        let traits = match number % SNAPSHOTS {
+            0 => {
+                let (name, origin) = (format!("v@{number}"), live.id);
+                Traits { name, is_snapshot: true, origin, ..live.clone() }
+            }
+            _ => Traits { name: format!("{long}-{number}"), ..live.clone() },
+        };
+        let kind = if number % SNAPSHOTS == 0 { Change::Copy } else { Change::Create };
+        let write = Step::Write { first: number as u64 % 8, count: 1, fua: false };
+        assert_eq!(rig.take(write), Status::Ok, "{number}: {:?}", rig.pool.counts());
+        change(&mut rig, kind(traits));
+        made.push(directory.change_count());
+    }
+    let list = rig.pool.list();
+    let length: u64 = list.iter().map(|traits| traits.name.len() as u64).sum();
+    assert!(length > u64::from(shape.options.segment_bytes), "{length} bytes of names");
+    let contents = read(&mut rig.door, &shape).unwrap();
+    drop(rig);
+    for (moment, change) in (1..).zip(&directory.changes()) {
+        medium.apply(change);
+        if moment % 97 != 0 {
+            continue;
+        }
+        let found = Rig::open(&medium.cut(|_, _| 0), &shape).pool.list();
+        let answered = made.iter().filter(|at| **at <= moment).count();
+        // Another one may be there that was not answered yet.
+        assert!((answered..=answered + 1).contains(&(found.len() - 1)), "at {moment}");
+        assert_eq!(found[..], list[..found.len()], "at {moment}");
+    }
+    for found in [medium.cut(|_, _| 0), medium.kill()] {
+        let mut rig = Rig::open(&found, &shape);
+        assert_eq!(rig.pool.list(), list);
+        assert_eq!(read(&mut rig.door, &shape).unwrap(), contents);
+    }
+    let mut rig = Rig::open(&directory, &shape);
+    for Traits { id, .. } in list.into_iter().filter(|traits| traits.name != "v") {
+        change(&mut rig, Change::Destroy { id });
+    }
+    drop(rig);
+    assert_eq!(Rig::open(&directory, &shape).pool.list().len(), 1);
+}
