@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 
 use super::lane::Ended;
 use super::mirror::{CopyStatus, Mirror, MirrorFile, MirrorLane, MirrorReads};
@@ -325,10 +325,10 @@ impl<D: Directory> Lane<CopiesFile<D>> for CopiesLane<D> {
         }
     }
 
-    fn hear(&mut self, bell: &Bell) {
+    fn caller(&self) -> Option<Caller> {
         match self {
-            CopiesLane::One(one) => one.hear(bell),
-            CopiesLane::Two(two) => two.hear(bell),
+            CopiesLane::One(one) => one.caller(),
+            CopiesLane::Two(two) => two.caller(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 
 use super::StoreFile;
 use crate::buffer::{Buffer, Memory};
@@ -150,7 +150,14 @@ pub trait Lane<F>: fmt::Debug + Send + 'static {
 
     /// Has the one who waits by this bell for parcels called also while [`Lane::wait`] sleeps.
     fn hear(&mut self, bell: &Bell) {
-        let _ = bell;
+        if let Some(caller) = self.caller() {
+            bell.call(caller);
+        }
+    }
+
+    /// Who is to be called for that, where it sleeps by other means than the bell.
+    fn caller(&self) -> Option<Caller> {
+        None
     }
 
     /// Begins to write a parcel, inside the file's length.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 
 use super::disk::Disk;
 use super::folder::Folder;
@@ -302,9 +302,10 @@ impl Lane<RealFile> for RealLane {
         }
     }
 
-    fn hear(&mut self, bell: &Bell) {
-        if let RealLane::Ring(lane) = self {
-            lane.hear(bell);
+    fn caller(&self) -> Option<Caller> {
+        match self {
+            RealLane::Ring(lane) => lane.caller(),
+            RealLane::Blocking(_) => None,
         }
     }
 

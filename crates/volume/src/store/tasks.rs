@@ -138,9 +138,9 @@ impl<F: StoreFile> Lane<F> for Tasks<F> {
         true
     }
 
-    fn hear(&mut self, bell: &Bell) {
+    fn caller(&self) -> Option<Caller> {
         let done = Arc::clone(self.done.mailbox());
-        bell.call(Caller::new(move || _ = done.bell().ring()));
+        Some(Caller::new(move || _ = done.bell().ring()))
     }
 
     fn begin(&mut self, file: &Arc<F>, offset: u64, parcel: Parcel, durability: Durability) {
@@ -223,10 +223,10 @@ impl<F: StoreFile, L: Lane<F>> Lane<F> for Chosen<F, L> {
         }
     }
 
-    fn hear(&mut self, bell: &Bell) {
+    fn caller(&self) -> Option<Caller> {
         match self {
-            Chosen::Group(lane) => lane.hear(bell),
-            Chosen::Tasks(lane) => lane.hear(bell),
+            Chosen::Group(lane) => lane.caller(),
+            Chosen::Tasks(lane) => lane.caller(),
         }
     }
 

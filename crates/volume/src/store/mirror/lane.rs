@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 
 use super::{MirrorFile, Shared};
 use crate::store::Directory;
@@ -54,11 +54,11 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
         depths.min().unwrap_or(1)
     }
 
-    fn hear(&mut self, bell: &Bell) {
-        // The one that is waited for first.
-        if let Some(lane) = self.lanes.iter_mut().flatten().next() {
-            lane.hear(bell);
-        }
+    /// Both: which of them is waited for changes when a copy is given up.
+    fn caller(&self) -> Option<Caller> {
+        let callers: Vec<Caller> = self.lanes.iter().flatten().filter_map(Lane::caller).collect();
+        let call = move || callers.iter().for_each(Caller::call);
+        Some(Caller::new(call))
     }
 
     fn begin(

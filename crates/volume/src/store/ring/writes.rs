@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode};
@@ -335,8 +335,8 @@ impl Lane<RealFile> for RingLane {
         self.eager = true;
     }
 
-    fn hear(&mut self, bell: &Bell) {
-        bell.call(self.doorbell.caller());
+    fn caller(&self) -> Option<Caller> {
+        Some(self.doorbell.caller())
     }
 
     fn begin(&mut self, file: &Arc<RealFile>, offset: u64, parcel: Parcel, durability: Durability) {
