@@ -41,7 +41,21 @@ pub(crate) struct Shared<D: Directory> {
     pub(crate) limits: Limits,
     pub(crate) rates: Rates,
     pub(crate) live: Arc<Live>,
+    /// Behind `live`: who finds that it is no device any more may change it.
+    _taken: Taken<D>,
     pub(crate) running: Arc<Running<D>>,
+}
+
+/// A volume that is a device, until this is dropped.
+struct Taken<D: Directory> {
+    running: Arc<Running<D>>,
+    id: u32,
+}
+
+impl<D: Directory> Drop for Taken<D> {
+    fn drop(&mut self) {
+        self.running.put(self.id);
+    }
 }
 
 impl Volume {
@@ -94,7 +108,8 @@ impl<D: Directory> Volume<D> {
                 _ => running.put(live.traits.id),
             }
         };
-        let Traits { id: _, block_bytes, blocks, .. } = live.traits;
+        let Traits { id, block_bytes, blocks, .. } = live.traits;
+        let _taken = Taken { running: Arc::clone(&running), id };
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
             sectors,
@@ -114,7 +129,7 @@ impl<D: Directory> Volume<D> {
             ..Limits::unlimited(DEPTH)
         };
         let rates = Rates::new(config.iops, config.bandwidth);
-        let shared = Shared { config, geometry, limits, rates, live, running };
+        let shared = Shared { config, geometry, limits, rates, live, _taken, running };
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 
@@ -126,12 +141,6 @@ impl<D: Directory> Volume<D> {
     /// The pool that it is in.
     pub fn running(&self) -> &Arc<Running<D>> {
         &self.shared.running
-    }
-}
-
-impl<D: Directory> Drop for Shared<D> {
-    fn drop(&mut self) {
-        self.running.put(self.live.traits.id);
     }
 }
 

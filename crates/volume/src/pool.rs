@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
 use blockyard_sync::mailbox::{Mailbox, Owner};
@@ -45,6 +45,9 @@ const ASKING_MAX: u32 = OWN_RECORDS / 2;
 
 /// How often one that has to wait for others looks again.
 const TURN_LOOK: Duration = Duration::from_millis(1);
+
+/// How long somebody may look at a volume before whoever wants to change it is refused.
+const LOOKED_AT_MAX: Duration = Duration::from_millis(200);
 
 /// Segments that are kept ready, so that the committer finds one and does not make it.
 const READY: usize = 6;
@@ -520,7 +523,15 @@ impl<D: Directory> Pool<D> {
             _ => None,
         };
         let name = name.to_owned();
-        let status = self.demand(Body::Catalogue(change));
+        let until = Instant::now() + LOOKED_AT_MAX;
+        let status = loop {
+            let status = self.demand(Body::Catalogue(change.clone()));
+            // It is no device: somebody may be looking at it just now.
+            if status != Status::DevResource || Instant::now() >= until {
+                break status;
+            }
+            std::thread::sleep(TURN_LOOK);
+        };
         // Not by the committer, for which all writers wait, nor under the lock.
         let gone = std::mem::take(&mut self.volumes().gone);
         drop(gone);

@@ -45,8 +45,9 @@ struct Waiting {
 
 /// See the module.
 pub struct VolumeQueue<D: Directory = Backing> {
-    shared: Arc<Shared<D>>,
+    /// Before what says that the volume is a device: it waits for what was sent.
     door: Door<D>,
+    shared: Arc<Shared<D>>,
     /// Made by the first request.
     reading: Option<Reading<D>>,
     /// Rung by the committer while the owner dozes, and by reads that have ended.
@@ -70,8 +71,8 @@ impl<D: Directory> VolumeQueue<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, door: Door<D>) -> VolumeQueue<D> {
         let empty = || Waiting { started: None, left: 0, status: Status::Ok };
         VolumeQueue {
-            shared,
             door,
+            shared,
             reading: None,
             doorbell: None,
             listens: false,

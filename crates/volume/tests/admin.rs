@@ -134,3 +134,31 @@ fn a_check_finds_a_changed_bit_and_names_its_block() {
     assert!(door(&volume).read(Sector((4 << 20) / 512), &mut found).is_err(), "never data");
     assert_eq!(byte(&volume, 5 << 20), 6);
 }
+
+/// A volume whose last request was still being waited for when it was closed, or that somebody
+/// looked at, was said to be in use.
+#[test]
+fn a_volume_that_was_just_closed_can_be_changed() {
+    let (_place, path) = pool("closed");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", 16 << 20, 0).unwrap();
+    let done = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let (running, path, done) = (&running, &path, done);
+        scope.spawn(move || {
+            // Looks for the volume all the time.
+            while done.1.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                _ = running.pool().find("v0");
+            }
+        });
+        for round in 0..100 {
+            let volume = open(path, "v0", 0);
+            let mut io = door(&volume);
+            drop(volume);
+            io.write(Sector(0), &[1; 65_536], Flags::NONE).unwrap();
+            drop(io);
+            running.resize("v0", (16 + round % 2) << 20).unwrap();
+        }
+        done.0.send(()).unwrap();
+    });
+}
