@@ -356,3 +356,33 @@ fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
     drop(running);
     assert!(pool(&place, "pool").pool().find("%v").is_err(), "nothing was begun");
 }
+
+/// Whoever opened the volume while it was received wrote to what was then taken back.
+#[test]
+fn a_volume_that_is_being_received_is_nobodys() {
+    let place = place("stream-held");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    here.create("v0", SIZE, 0).unwrap();
+    let (mut model, mut random) = (vec![0; SIZE as usize], fastrand::Rng::with_seed(14));
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@a").unwrap();
+    receive(&there, "v0", &sent(&here, "v0@a", None)).unwrap();
+    let before = model.clone();
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@b").unwrap();
+    let stream = sent(&here, "v0@b", Some("v0@a"));
+    let look = || {
+        let config = VolumeConfig::new(there.path(), "v0");
+        let error = Volume::open(config).map(drop).unwrap_err().to_string();
+        assert!(error.starts_with("`v0` is a device of this process already"), "{error}");
+        for refused in [there.rollback("v0@a"), there.resize("v0", SIZE * 2)] {
+            assert_eq!(refused.unwrap_err().to_string(), "`v0` is in use; close it first");
+        }
+    };
+    let mut cut = Interrupted { stream: &stream[..stream.len() - 1], look: Some(Box::new(look)) };
+    let error = there.receive("v0", &mut cut, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.starts_with("stream: "), "{error}");
+    assert!(contents(&there, "v0") == before);
+    receive(&there, "v0", &stream).unwrap();
+    assert!(contents(&there, "v0") == model);
+}

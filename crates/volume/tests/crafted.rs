@@ -1,0 +1,149 @@
+//! Pools in which every checksum is right, and something that is said with it cannot be: refused, or
+//! an error of what is asked for, and never a panic.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Device, Flags, Sector, Status};
+use blockyard_volume::bytes::{crc, u64_at};
+use blockyard_volume::check::check;
+use blockyard_volume::format::catalogue;
+use blockyard_volume::format::entry::Codec;
+use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume::format::superblock::{SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
+use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
+
+use place::Place;
+
+const PAGE: usize = 4096;
+
+fn open(path: &Path, size: u64, volblocksize: u32) -> Arc<Volume> {
+    let compress = Compression::None;
+    let config = VolumeConfig { size, volblocksize, compress, ..VolumeConfig::new(path, "v0") };
+    Volume::open(config).unwrap()
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let (sched, queue) = (NoneScheduler::new(64), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 1 << 20)
+}
+
+fn file(path: &Path, name: &str) -> std::fs::File {
+    std::fs::File::options().read(true).write(true).open(path.join(name)).unwrap()
+}
+
+fn read(file: &std::fs::File, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, at).unwrap();
+    bytes
+}
+
+/// The superblocks, each with its place.
+fn superblocks(path: &Path) -> Vec<(u64, Superblock)> {
+    let bytes = read(&file(path, "superblock"), 0, SLOTS as usize * SLOT_BYTES);
+    let places = (0..).step_by(SLOT_BYTES);
+    let slots = places.zip(bytes.chunks(SLOT_BYTES).map(Superblock::parse));
+    slots.filter_map(|(at, slot)| Some((at, slot.ok()?))).collect()
+}
+
+/// A block that is stored as it is and is shorter than the blocks of its volume: who read behind its
+/// end panicked, with all its connections.
+#[test]
+fn a_stored_block_that_is_too_short_is_an_error() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");
+    let path = place.path().join("pool");
+    let volume = open(&path, 16 << 20, 4096);
+    door(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
+    drop(volume);
+    // The catalogue says that the volume's blocks are longer.
+    let mut changed = 0;
+    for (at, superblock) in superblocks(&path) {
+        if superblock.catalogue.is_hole() {
+            continue;
+        }
+        let (address, len) = (superblock.catalogue.address(), superblock.catalogue_bytes as usize);
+        let bytes = u64::from(superblock.segment_bytes);
+        let segment = file(&path, &format!("segment-{:08x}", address / bytes));
+        let found = read(&segment, address % bytes, len);
+        let (whole, mut listed) = catalogue::parse(&found).unwrap();
+        listed.iter_mut().for_each(|it| it.traits.block_bytes = 16 << 10);
+        let printed = catalogue::print(&whole, &listed);
+        assert_eq!(printed.len(), len);
+        segment.write_all_at(&printed, address % bytes).unwrap();
+        let superblock = Superblock { catalogue_crc: crc(&printed), ..superblock };
+        let mut slot = vec![0; SLOT_BYTES];
+        superblock.print(&mut slot);
+        file(&path, "superblock").write_all_at(&slot, at).unwrap();
+        changed += 1;
+    }
+    assert!(changed > 0);
+    let report = check(&path, &mut |_| {}).unwrap();
+    assert_eq!(report.damaged, 1, "{:?}", report.damage);
+    let volume = open(&path, 0, 0);
+    let mut found = [0; PAGE];
+    for block in [3, 0, 1] {
+        let error = door(&volume).read(Sector(block * 8), &mut found).unwrap_err();
+        assert_eq!(error, Status::Protection, "block {block}");
+    }
+    door(&volume).read(Sector(32), &mut found).unwrap();
+    assert_eq!(found, [0; PAGE]);
+}
+
+/// The same in a group of the log.
+#[test]
+fn a_group_with_a_block_that_is_too_short_is_refused() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-log");
+    let path = place.path().join("pool");
+    let volume = open(&path, 16 << 20, 16 << 10);
+    door(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
+    drop(volume);
+    let all = superblocks(&path);
+    let (_, newest) = *all.iter().max_by_key(|(_, it)| it.sequence).unwrap();
+    let (log, payload) = (newest.log, [9; PAGE]);
+    let id = 1;
+    let descriptor = Descriptor {
+        kind: Kind::Data,
+        codec: Codec::Raw,
+        volume: id,
+        from: 0,
+        to: 0,
+        block: 0,
+        len: PAGE as u32,
+        crc: crc(&payload),
+    };
+    let head_bytes = group::head_bytes(1, newest.align);
+    let head = Head {
+        pool: u64_at(&newest.id, 0),
+        epoch: newest.epoch,
+        number: log.number,
+        chain: log.chain,
+        durable: log.number - 1,
+        next: SEGMENT_NONE,
+        count: 1,
+        head_bytes,
+        payload_bytes: PAGE as u32,
+    };
+    let mut bytes = vec![0; head_bytes as usize];
+    group::print(&head, &[descriptor], &mut bytes);
+    bytes.extend(payload);
+    let (segment, offset) = match log.segment {
+        SEGMENT_NONE => (log.next, 0),
+        segment => (segment, log.offset),
+    };
+    let segment = file(&path, &format!("segment-{segment:08x}"));
+    segment.write_all_at(&bytes, offset.into()).unwrap();
+    let error = Running::open(&path, Options::default()).unwrap_err().to_string();
+    assert!(error.contains("`group of the log` has length of a block = 4096"), "{error}");
+}
