@@ -52,15 +52,35 @@ impl Drop for Mount {
 }
 
 #[test]
-fn a_full_file_system_refuses_writes_and_loses_nothing() {
+fn a_full_file_system_in_memory_refuses_writes_and_loses_nothing() {
     let place = Place::new();
     let dir = place.file("small");
     fs::create_dir(&dir).unwrap();
     ok(&["mount", "-t", "tmpfs", "-o", "size=256M", "small", &dir]);
     let mount = Mount(dir);
-    let ballast = format!("{}/ballast", mount.0);
+    refuses_writes_and_loses_nothing(&mount.0);
+}
+
+/// By direct I/O, and where space for a segment is refused before a byte of it is written.
+#[test]
+fn a_full_file_system_on_a_disk_refuses_writes_and_loses_nothing() {
+    let place = Place::new();
+    let image = place.file("image");
+    fs::File::create(&image).unwrap().set_len(280 << 20).unwrap();
+    let device = Loop::attach(&image);
+    ok(&["mke2fs", "-q", "-t", "ext4", "-m", "0", &device.0]);
+    let at = place.file("at");
+    let mounted = FileSystem::mount("ext4", &device.0, &at);
+    refuses_writes_and_loses_nothing(&at);
+    mounted.unmount();
+    ok(&["e2fsck", "-fn", &device.0]);
+    device.detach();
+}
+
+fn refuses_writes_and_loses_nothing(dir: &str) {
+    let ballast = format!("{dir}/ballast");
     fs::write(&ballast, vec![1; 64 * MIB]).unwrap();
-    let mut yard = serve(&mount.0);
+    let mut yard = serve(dir);
     let mut client = connect(&yard);
     let full = (0..512).find(|number| match put(&mut client, *number) {
         0 => false,
@@ -76,13 +96,15 @@ fn a_full_file_system_refuses_writes_and_loses_nothing() {
     yard.signal("KILL");
     yard.end();
     drop(yard);
-    let yard = serve(&mount.0);
+    let mut yard = serve(dir);
     let mut client = connect(&yard);
     check(&mut client, 0..full);
     // With room again it goes on, by itself.
     fs::remove_file(&ballast).unwrap();
     assert!((0..64).any(|_| put(&mut client, full) == 0), "there is room again");
     check(&mut client, 0..=full);
+    yard.signal("TERM");
+    yard.end();
 }
 
 #[test]
