@@ -422,3 +422,83 @@ fn a_pool_whose_directory_is_moved_goes_on_where_it_is() {
          for i in range(1, 64): assert h.pread(4 << 20, i << 22) == b'c' * (4 << 20)",
     );
 }
+
+/// Takes the mount away, however the test ends.
+struct Unmount(String);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        crate::attach::unmount_lazily(&self.0);
+    }
+}
+
+/// A device's length never changes under its clients: a volume grows while there are none, and who
+/// comes next sees it, by NBD and by the block file.
+#[test]
+fn a_device_grows_between_its_clients() {
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let dir = Unmount(pool.file("files"));
+    std::fs::create_dir(&dir.0).unwrap();
+    let yard = Yard::serve_in(Place::new(), &[&uri(&pool, "v0", "&size=64M"), "--fuse", &dir.0]);
+    let (nbd, file) = (yard.uri("v0"), format!("{}/v0", dir.0));
+    let resize = |size: &str| blockyard(&["volume", "resize", &path, "v0", "--size", size]);
+    let io = |commands: &[&str]| {
+        let mut line = vec!["qemu-io", "-f", "raw"];
+        commands.iter().for_each(|command| line.extend(["-c", command]));
+        line.push(&nbd);
+        let said = run(&line);
+        format!("{}{}", said.out, said.err)
+    };
+    let said = io(&["write -P 1 63M 1M", "flush", "read 64M 4k"]);
+    assert!(said.contains("wrote 1048576/1048576 bytes at offset 66060288"), "{said}");
+    assert!(said.contains("Input/output error") || said.contains("outside"), "{said}");
+    // Whoever has it open keeps it as it is.
+    let held = std::fs::File::open(&file).unwrap();
+    let refused = resize("128M").fails();
+    assert!(refused.err.contains("disconnect and close first"), "{refused}");
+    assert_eq!(held.metadata().unwrap().len(), 64 << 20);
+    drop(held);
+    let held = format!(
+        "import subprocess\n\
+         line = ['{}', 'volume', 'resize', '{path}', 'v0', '--size', '128M']\n\
+         run = subprocess.run(line, capture_output=True)\n\
+         assert run.returncode == 6 and b'`v0` has 1 client' in run.stderr, run\n\
+         assert h.get_size() == 64 << 20",
+        crate::yard::BLOCKYARD
+    );
+    nbdsh(&nbd, &held);
+    // The kernel tells of a file that was closed a moment later.
+    assert!((0..1000).any(|_| resize("128M").code == Some(0)), "{}", resize("128M"));
+    assert_eq!(ok(&["nbdinfo", "--size", &nbd]).trim(), "134217728");
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 128 << 20);
+    let said = io(&["read -P 1 63M 1M", "read -P 0 64M 64M", "write -P 2 127M 1M", "flush"]);
+    assert!(!said.contains("failed") && said.contains("at offset 133169152"), "{said}");
+    crate::run::python(
+        "import os, sys\n\
+         fd = os.open(sys.argv[1], os.O_RDWR)\n\
+         assert os.lseek(fd, 0, os.SEEK_END) == 128 << 20\n\
+         assert os.pread(fd, 1 << 20, 63 << 20) == b'\\1' * (1 << 20)\n\
+         assert os.pread(fd, 2 << 20, 127 << 20) == b'\\2' * (1 << 20)\n\
+         assert os.pwrite(fd, b'3' * 4096, 100 << 20) == 4096\n\
+         os.fsync(fd)",
+        &[&file],
+    );
+    let said = io(&["read -P 51 100M 4k"]);
+    assert!(!said.contains("failed"), "{said}");
+    // A file system on the block file grows with it.
+    let device = Loop::attach(&file);
+    ok(&["mke2fs", "-q", "-t", "ext4", &device.0, "64M"]);
+    ok(&["resize2fs", &device.0]);
+    ok(&["e2fsck", "-fn", &device.0]);
+    let sectors = ok(&["blockdev", "--getsize64", &device.0]);
+    assert_eq!(sectors.trim(), "134217728");
+    device.detach();
+    // Shorter, too: what lies behind is gone.
+    assert!((0..1000).any(|_| resize("64M").code == Some(0)), "{}", resize("64M"));
+    assert!((0..1000).any(|_| resize("96M").code == Some(0)), "{}", resize("96M"));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 96 << 20);
+    let said = io(&["read -P 0 64M 32M"]);
+    assert!(!said.contains("failed"), "{said}");
+    kill(yard);
+}
