@@ -57,7 +57,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
 
 fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
     raise_files();
-    places::attach(&args.pool, &args.empty).map_err(refused)?;
+    places::attach(&args.pool, &args.empty, args.force).map_err(refused)?;
     let (pool, empty) = (args.pool.display(), args.empty.display());
     Ok(writeln!(out, "{empty}: the second copy of {pool}, and equal to it")?)
 }

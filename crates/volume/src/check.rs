@@ -80,8 +80,22 @@ pub fn check_in<D: Directory>(
     directory: Copies<D>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
-    let (volumes, groups, segments) = recovery::look(directory, &Options::default())?;
-    let mut verifier = Verifier::new(&segments, false);
+    verify(directory, false, usize::MAX, progress)
+}
+
+/// The same; what is damaged in one copy and whole in another one may be written again, and what
+/// is in segments from a number on is refused.
+pub(crate) fn verify<D: Directory>(
+    directory: Copies<D>,
+    mends: bool,
+    segments_max: usize,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Report, VolumeError> {
+    let options = Options::default();
+    let segments_max = segments_max.min(options.segments_max);
+    let options = Options { segments_max, ..options };
+    let (volumes, groups, segments) = recovery::look(directory, &options)?;
+    let mut verifier = Verifier::new(&segments, mends);
     let mut goes_on = |bytes| {
         progress(bytes);
         true

@@ -37,9 +37,9 @@ pub enum SyncMode {
 /// The parameters of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeConfig {
-    /// The pool's directory.
+    /// The pool's directory, or its disk.
     pub path: PathBuf,
-    /// The directory of its second copy; where none is named, the one that the first one knows.
+    /// The same of its second copy; where none is named, the one that the first one knows.
     pub path2: Option<PathBuf>,
     /// How many copies there have to be: 1 or 2; 0: as many as there are.
     pub copies: u8,
@@ -111,7 +111,7 @@ impl VolumeConfig {
             Err(VolumeError::Invalid { field: "copies", value: value.to_owned(), wanted })
         };
         match (self.copies, second) {
-            (2, None) => refused("2", "path2=DIRECTORY too, for the second copy".to_owned()),
+            (2, None) => refused("2", "path2=PLACE too, for the second copy".to_owned()),
             (1, Some(second)) => {
                 refused("1", format!("2: the other copy is at `{}`", second.display()))
             }
@@ -133,7 +133,7 @@ impl VolumeConfig {
         if let Some(path) = &self.path2 {
             let shown = || path.display().to_string();
             if path.as_os_str().is_empty() || *path == self.path {
-                return refused("path2", shown(), "another directory than `path`");
+                return refused("path2", shown(), "another place than `path`");
             }
             if self.copies == 1 {
                 return refused("path2", shown(), "none where there is one copy: copies=2");

@@ -130,7 +130,7 @@ fn make<D: Directory>(
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
     let division = directory.divide(Division { align, segment_bytes }, true)?;
-    let Division { align, segment_bytes } = division;
+    let Division { align, segment_bytes } = directory.divide(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     let directory = segments.directory();
     if let Some(first) = segments.files().first() {
@@ -241,8 +241,12 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 Ok(()) if first.is_none() => return Ok(recovery),
                 Ok(()) => {
                     // What is written next takes the place of the one that is of no use.
-                    let sequence = slots.first().map_or(0, |newest| newest.sequence);
-                    recovery.superblock.sequence = sequence.saturating_add(1);
+                    if let Some(newest) = slots.first() {
+                        recovery.superblock.sequence = newest.sequence.saturating_add(1);
+                        // The log has to have what that one stood for.
+                        let durable = newest.log.number.saturating_sub(1);
+                        recovery.durable = recovery.durable.max(durable).max(newest.durable);
+                    }
                     return Ok(recovery);
                 }
                 Err(error) => {

@@ -7,6 +7,8 @@
 
 mod reading;
 
+pub(crate) use reading::read_spare;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -121,7 +123,8 @@ pub struct Segments<D: Directory> {
     leaves: Cache,
 }
 
-fn name(number: usize) -> String {
+/// The name of a segment's file.
+pub(crate) fn name(number: usize) -> String {
     format!("segment-{number:08x}")
 }
 

@@ -5,7 +5,7 @@
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
 pub mod copies;
-mod disk;
+pub(crate) mod disk;
 mod file;
 pub(crate) mod folder;
 pub mod lane;
@@ -137,8 +137,16 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         true
     }
 
-    /// Is told how the pool is divided that is there, before a segment is opened; or how somebody
-    /// wants one to be that is made, and says how it can be.
+    /// Makes sure that a pool, or a copy of one, may be made here where there is none.
+    ///
+    /// # Errors
+    /// If what is there belongs to somebody, or there is too little room.
+    fn claim(&self) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    /// Is told how the pool is divided, before a segment is opened. Before that it is asked, of one
+    /// that is made (`is_new`), how it can be if somebody wants it so.
     ///
     /// # Errors
     /// If it can be no such pool.
@@ -222,6 +230,14 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// If they cannot be read.
     fn names(&self) -> io::Result<Vec<String>>;
 
+    /// The names of what a copy of the pool needs, beside others.
+    ///
+    /// # Errors
+    /// As [`Directory::names`].
+    fn needed(&self) -> io::Result<Vec<String>> {
+        self.names()
+    }
+
     /// An identity that nothing else has.
     ///
     /// # Errors
@@ -268,6 +284,16 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let _ = copy;
         self.read_at(offset, into)
+    }
+
+    /// Reads what a copy has that has not everything: it counts only if it is known by something
+    /// else to be what is wanted.
+    ///
+    /// # Errors
+    /// As [`StoreFile::read_at`], or if there is no such copy.
+    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let _ = (offset, into);
+        Err(io::ErrorKind::NotFound.into())
     }
 
     /// Writes bytes over those copies that have something else there, or cannot be read there, if

@@ -14,7 +14,7 @@ use crate::format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
 use crate::map::page::parse_node;
 use crate::map::{Found, Frozen, Map, Page};
 use crate::record::Live;
-use crate::segments::Segments;
+use crate::segments::{Segments, read_spare};
 use crate::store::{Directory, StoreFile};
 
 /// Damage that is told one by one.
@@ -174,7 +174,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 Some(what) if copies > 1 => {
                     bad.push(format!("{}: {what}", self.segments.directory().copy_title(copy)));
                 }
-                Some(what) => return Some(what),
+                Some(what) => return self.spared(entry).map_or(Some(what), |()| None),
                 None => good = Some(copy),
             }
         }
@@ -201,6 +201,21 @@ impl<'a, D: Directory> Verifier<'a, D> {
             Ok(0) => Some(bad),
             Err(error) => Some(format!("{bad}; it could not be mended: {error}")),
         }
+    }
+
+    /// Puts what an entry names right from a copy that has not everything, where there is one and
+    /// nothing else.
+    fn spared(&mut self, entry: &Entry) -> Option<()> {
+        if !self.mends {
+            return None;
+        }
+        let (segment, offset) = self.segments.split(entry.address());
+        let files = self.segments.files();
+        let bytes = &mut self.stored[..entry.stored_bytes() as usize];
+        let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
+        let mended = read_spare(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
+        self.report.mended += u64::from(mended);
+        mended.then_some(())
     }
 
     /// The same in one copy.

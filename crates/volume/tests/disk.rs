@@ -1,5 +1,5 @@
 //! A pool on a block device, and in a file that takes the place of one: the contract, sectors of
-//! both lengths, what is refused, what is discarded.
+//! both lengths, what is refused, what is discarded, two copies.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod loop_device;
@@ -19,7 +19,10 @@ use blockyard_volume::check::check;
 use blockyard_volume::device::is_pool;
 use blockyard_volume::record::Body;
 use blockyard_volume::store::StoreKind;
-use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::store::mirror::places::attach;
+use blockyard_volume::{
+    Compression, Options, Places, Running, SyncMode, Volume, VolumeConfig, VolumeError,
+};
 
 use loop_device::{LoopDevice, run};
 use place::Place;
@@ -271,4 +274,149 @@ fn a_file_does_as_a_disk() {
     std::fs::write(&text, vec![b'x'; 80 << 20]).unwrap();
     let error = refused(&text, Options::default());
     assert!(error.contains("it has data, at byte 0"), "{error}");
+}
+
+/// A pool that is being made when the power is cut has marks and nothing else: it could neither be
+/// opened nor be overwritten.
+#[test]
+fn a_pool_of_which_no_superblock_can_be_read_is_overwritten_with_consent() {
+    let place = place("torn");
+    let path = place.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(96 * MIB).unwrap();
+    drop(Running::open(&path, Options::default()).unwrap());
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0xee; 64], 100).unwrap();
+    // One slot is enough.
+    drop(Running::open(&path, consent()).unwrap());
+    for slot in 0..2 {
+        file.write_all_at(&[0xee; 64], slot * 4096 + 100).unwrap();
+    }
+    let error = refused(&path, Options::default());
+    assert!(error.contains("`superblock` is damaged"), "{error}");
+    let volume = Volume::open_with(config(&path, "v0", 16 * MIB), consent()).unwrap();
+    assert_eq!(fill(&volume, 4), 4);
+    drop(volume);
+    verify(&Volume::open(config(&path, "v0", 0)).unwrap(), 4);
+}
+
+/// A volume on two disks.
+fn pair(first: &Path, second: &Path) -> VolumeConfig {
+    let path2 = Some(second.to_owned());
+    VolumeConfig { path2, copies: 2, ..config(first, "v0", 64 * MIB) }
+}
+
+fn good(volume: &Volume) -> usize {
+    volume.running().status().unwrap().copies.iter().filter(|copy| copy.is_good).count()
+}
+
+fn why(config: VolumeConfig) -> String {
+    Volume::open(config).map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn two_disks_have_two_copies() {
+    let place = place("pair");
+    let (one, two) = (place.path().join("one"), place.path().join("two"));
+    // Of different length, and with different sectors.
+    let first = LoopDevice::new(&one, 128 * MIB, 512);
+    let second = LoopDevice::new(&two, 300 * MIB, 4096);
+    let volume = Volume::open(pair(first.path(), second.path())).unwrap();
+    let pool = volume.running().pool();
+    assert_eq!((pool.align(), pool.segments().bytes()), (4096, 4 << 20));
+    assert_eq!(fill(&volume, 20), 20);
+    assert_eq!(good(&volume), 2);
+    drop(volume);
+    assert!(is_pool(first.path()) && is_pool(second.path()));
+    // Either name is enough.
+    let alone = Volume::open(config(second.path(), "v0", 0)).unwrap();
+    assert_eq!(good(&alone), 2);
+    verify(&alone, 20);
+    drop(alone);
+    // What has rotted on one of them is read from the other one.
+    let file = std::fs::File::options().write(true).open(first.path()).unwrap();
+    file.write_all_at(&vec![0x77; 12 << 20], 5 << 20).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let volume = Volume::open(pair(first.path(), second.path())).unwrap();
+    verify(&volume, 20);
+    assert!(volume.running().status().unwrap().copies.iter().any(|copy| copy.mended > 0));
+    assert_eq!(good(&volume), 2);
+    drop(volume);
+    // One is lost, and comes back when more was written.
+    drop(first);
+    let gone = place.path().join("gone");
+    let error = why(pair(&gone, second.path()));
+    assert!(error.contains("is not there") && error.contains("gone"), "{error}");
+    let degraded = VolumeConfig { degraded: true, ..pair(&gone, second.path()) };
+    let volume = Volume::open(degraded).unwrap();
+    assert_eq!((fill(&volume, 30), good(&volume)), (30, 1));
+    drop(volume);
+    let first = LoopDevice::on(&one, 512);
+    let volume = Volume::open(pair(first.path(), second.path())).unwrap();
+    assert_eq!(good(&volume), 2);
+    verify(&volume, 30);
+    drop(volume);
+    drop(second);
+    let degraded = VolumeConfig { degraded: true, ..pair(first.path(), &gone) };
+    let volume = Volume::open(degraded).unwrap();
+    verify(&volume, 30);
+    drop(volume);
+    let second = LoopDevice::on(&two, 4096);
+    let volume = Volume::open(pair(first.path(), second.path())).unwrap();
+    assert_eq!(good(&volume), 2);
+    drop(volume);
+    let report = check(first.path(), &mut |_| {}).unwrap();
+    assert_eq!((report.damaged, report.copies.len()), (0, 2));
+}
+
+#[test]
+fn a_second_disk_is_attached() {
+    let place = place("attach-disk");
+    let image = |name: &str, bytes: u64| {
+        let path = place.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    };
+    let first = image("first", 128 * MIB);
+    let volume = Volume::open(config(&first, "v0", 64 * MIB)).unwrap();
+    assert_eq!(fill(&volume, 10), 10);
+    drop(volume);
+    let no = |other: &Path, consent| attach(&first, other, consent).unwrap_err().to_string();
+    let directory = place.path().join("directory");
+    std::fs::create_dir(&directory).unwrap();
+    assert!(no(&directory, true).ends_with("wanted a disk, as `path` is"));
+    let short = image("short", 100 * MIB);
+    let error = no(&short, true);
+    assert!(error.starts_with("path2: ") && error.contains("room for 24 segments"), "{error}");
+    // What somebody has there is not touched, unless that is asked for.
+    let second = image("second", 128 * MIB);
+    run("mke2fs", &["-q", "-F", "-t", "ext4", second.to_str().unwrap()]);
+    let error = no(&second, false);
+    assert!(error.contains("it has an ext2, ext3 or ext4"), "{error}");
+    run("e2fsck", &["-fn", second.to_str().unwrap()]);
+    let pool = image("pool", 128 * MIB);
+    drop(Running::open(&pool, Options::default()).unwrap());
+    for consent in [false, true] {
+        assert!(no(&pool, consent).contains("it holds a pool"));
+    }
+    attach(&first, &second, true).unwrap();
+    assert!(no(&pool, true).contains("has a second copy"));
+    let volume = Volume::open(config(&second, "v0", 0)).unwrap();
+    assert_eq!(good(&volume), 2);
+    verify(&volume, 10);
+    assert_eq!(fill(&volume, 20), 20);
+    drop(volume);
+    std::fs::remove_file(&first).unwrap();
+    let alone = Places { degraded: true, ..Places::of(&second) };
+    let running = Running::open_places(&alone, Options::default()).unwrap();
+    verify(&Volume::open_in(Arc::clone(&running), VolumeConfig::new(&second, "v0")).unwrap(), 20);
+    drop(running);
+    // Another one takes the place of the one that is lost.
+    let third = image("third", 200 * MIB);
+    attach(&second, &third, false).unwrap();
+    let volume = Volume::open(pair(&second, &third)).unwrap();
+    assert_eq!(good(&volume), 2);
+    verify(&volume, 20);
+    let error = attach(&second, &third, false).unwrap_err();
+    assert!(matches!(error, VolumeError::InUse { .. }), "{error}");
 }

@@ -16,7 +16,7 @@ use blockyard_core::{Device, Flags, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::error::CopiesError;
 use blockyard_volume::store::mirror::places::attach;
-use blockyard_volume::store::{Commit, Directory, StoreKind};
+use blockyard_volume::store::{Commit, Directory, RealDirectory, StoreKind};
 use blockyard_volume::{Compression, Options, Places, Running, Volume, VolumeConfig, VolumeError};
 
 use place::Place;
@@ -195,6 +195,81 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
 
+/// Changes a byte of each unit that is the same in both of two directories.
+fn spoil_what_both_have(directory: &Path, other: &Path) {
+    for (name, bytes) in segments(directory) {
+        let path = directory.join(&name);
+        let mut spoiled = bytes.clone();
+        let Ok(same) = fs::read(other.join(&name)) else { continue };
+        let units = spoiled.chunks_mut(4096).zip(same.chunks(4096));
+        for (unit, _) in units.filter(|(unit, same)| unit == same && unit.iter().any(|it| *it > 0))
+        {
+            unit[200] ^= 0x55;
+        }
+        if name.to_str().unwrap().starts_with("segment-") {
+            fs::write(path, spoiled).unwrap();
+        }
+    }
+}
+
+/// What had rotted where everything was, was copied over the other copy, which still had it whole.
+#[test]
+fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
+    let place = place("mirror-rot");
+    let path = |name: &str| place.path().join(name);
+    let (first, second, away) = (path("a"), path("b"), path("away"));
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(9));
+    let volume = open(&first, &second);
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    fs::rename(&second, &away).unwrap();
+    let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
+    let volume = Volume::open_with(degraded, options()).unwrap();
+    let data = vec![7; 64 << 10];
+    door(&volume).write(Sector(0), &data, Flags::FUA).unwrap();
+    model[..data.len()].copy_from_slice(&data);
+    drop(volume);
+    spoil_what_both_have(&first, &away);
+    assert!(check(&first, &mut |_| {}).map_or(true, |found| found.damaged > 10));
+    fs::rename(&away, &second).unwrap();
+    let volume = open(&first, &second);
+    read(&volume, &model);
+    let status = volume.running().status().unwrap().copies;
+    assert!(status.iter().all(|it| it.is_good) && status[0].mended > 100, "{status:?}");
+    drop(volume);
+    assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
+    assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
+
+    // What cannot be opened is copied nowhere.
+    fs::rename(&second, &away).unwrap();
+    let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
+    let volume = Volume::open_with(degraded, options()).unwrap();
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    fs::rename(&away, &second).unwrap();
+    spoil(&first);
+    let before = segments(&second);
+    let error = Volume::open_with(config(&first, &second), options()).map(drop).unwrap_err();
+    assert!(segments(&second) == before, "{error}");
+}
+
+/// A copy whose label cannot be read was left to anybody while the other one was used.
+#[test]
+fn a_copy_that_is_of_no_use_is_locked_with_the_other_one() {
+    let place = place("mirror-aside");
+    let (first, second) = (place.path().join("a"), place.path().join("b"));
+    drop(open(&first, &second));
+    fs::write(second.join("copy"), [1; 8192]).unwrap();
+    let error = refused(config(&first, &second));
+    assert!(matches!(error, CopiesError::Missing { .. }), "{error}");
+    let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
+    let volume = Volume::open_with(degraded, options()).unwrap();
+    let error = RealDirectory::take(&second).unwrap_err();
+    assert!(matches!(error, VolumeError::InUse { .. }), "{error}");
+    drop(volume);
+    drop(RealDirectory::take(&second).unwrap());
+}
+
 /// Somebody removes one of the directories while they are in use, or damages its label.
 #[test]
 fn a_copy_that_goes_while_it_is_used_is_given_up() {
@@ -239,12 +314,12 @@ fn a_second_copy_is_attached_and_then_found() {
     assert!(error.to_string().contains("blockyard volume attach"), "{error}");
     fs::create_dir_all(&second).unwrap();
     fs::write(second.join("of somebody"), "").unwrap();
-    let error = attach(&first, &second).unwrap_err().to_string();
+    let error = attach(&first, &second, false).unwrap_err().to_string();
     assert!(error.contains("of somebody"), "{error}");
     fs::remove_file(second.join("of somebody")).unwrap();
-    attach(&first, &second).unwrap();
+    attach(&first, &second, false).unwrap();
     fs::create_dir(path("c")).unwrap();
-    let error = attach(&first, &path("c")).unwrap_err();
+    let error = attach(&first, &path("c"), false).unwrap_err();
     assert!(matches!(error, VolumeError::Copies(CopiesError::Paired { .. })), "{error}");
     // By the name of either.
     let volume = Volume::open_with(one, options()).unwrap();
@@ -257,7 +332,7 @@ fn a_second_copy_is_attached_and_then_found() {
     fs::rename(&first, path("old")).unwrap();
     let alone = Places { degraded: true, ..Places::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
-    attach(&second, &path("c")).unwrap();
+    attach(&second, &path("c"), false).unwrap();
     let volume = open(&path("c"), &second);
     read(&volume, &model);
     drop(volume);

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::TalkArgs;
 
 const HELP: &str = "\
-POOL is the pool's directory. Where a yard has it open, the command asks that yard.
+POOL is the pool's directory or disk. Where a yard has it open, the command asks that yard.
 
 Examples:
   blockyard volume create /srv/pool v0 --size 100G
@@ -50,14 +50,14 @@ pub(crate) enum VolumeCommand {
     Scrub(VolumeScrubArgs),
     /// Verify a pool that nobody has open and every block in it, and change nothing
     Check(VolumePoolArgs),
-    /// Make an empty directory the second copy of a pool that nobody has open
+    /// Make an empty directory or disk the second copy of a pool that nobody has open
     Attach(VolumeAttachArgs),
 }
 
 /// A pool.
 #[derive(Args, Debug)]
 pub(crate) struct VolumePoolArgs {
-    /// The pool's directory
+    /// The pool's directory or disk
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Open a pool of two copies with this one alone, though the other one may be the newer one
@@ -70,12 +70,15 @@ pub(crate) struct VolumePoolArgs {
 /// `volume attach`.
 #[derive(Args, Debug)]
 pub(crate) struct VolumeAttachArgs {
-    /// The pool's directory
+    /// The pool's directory or disk
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// An empty directory, on another disk
+    /// An empty directory on another disk, or for a pool on a disk an empty disk
     #[arg(value_name = "EMPTY")]
     pub(crate) empty: PathBuf,
+    /// Use a disk that has something else, which is gone then; never one with a pool
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// A pool and a name in it.

@@ -27,6 +27,11 @@ pub const BYTES: usize = SLOTS * SLOT_BYTES;
 /// Longest path of the other copy.
 pub const PATH_BYTES_MAX: usize = 4000;
 
+/// Whether bytes begin as those of a label do, whatever else they are.
+pub(crate) fn is_marked(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 /// The version that this program writes and reads.
 pub const VERSION: u32 = 1;
 

@@ -95,9 +95,14 @@ impl<D: Directory> Segments<D> {
         first: io::Result<()>,
     ) -> io::Result<usize> {
         let (segment, offset) = self.split(address);
-        let Some(file) = files.get(segment as usize).filter(|file| file.copies() > 1) else {
-            return first.map(|()| 0);
-        };
+        let Some(file) = files.get(segment as usize) else { return first.map(|()| 0) };
+        if file.copies() < 2 {
+            return match read_spare(&**file, offset, into, is_whole) {
+                Some(mended) => Ok(usize::from(mended)),
+                // What is there is told, and not what the spare one has.
+                None => first.and_then(|()| file.read_at(offset, into)).map(|()| 0),
+            };
+        }
         let mut last = first;
         for copy in 0..file.copies() {
             let read = self.read_copy(files, copy, address, into);
@@ -112,4 +117,24 @@ impl<D: Directory> Segments<D> {
         }
         last.map(|()| 0)
     }
+}
+
+/// Reads what is damaged out of a copy that has not everything, if it is whole there, and writes it
+/// again where everything should be; says whether that went well.
+pub(crate) fn read_spare<F: StoreFile>(
+    file: &F,
+    offset: u64,
+    into: &mut [u8],
+    is_whole: &dyn Fn(&[u8]) -> bool,
+) -> Option<bool> {
+    let read = file.read_spare(offset, into);
+    if read.is_err() || !is_whole(into) {
+        return None;
+    }
+    let written = file.write_at(offset, &[into]).and_then(|()| file.sync());
+    match &written {
+        Ok(()) => tracing::warn!("{} bytes at {offset} are mended from the other copy", into.len()),
+        Err(error) => tracing::error!("what is damaged at {offset} is not mended: {error}"),
+    }
+    Some(written.is_ok())
 }

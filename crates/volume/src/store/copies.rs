@@ -65,6 +65,14 @@ impl<D: Directory> Copies<D> {
         }
     }
 
+    /// Those that have everything.
+    fn used(&self) -> Vec<&D> {
+        match self {
+            Copies::One(one) => vec![one],
+            Copies::Two(two) => two.used().collect(),
+        }
+    }
+
     /// How the copies are, where there are two.
     pub fn status(&self) -> Vec<CopyStatus> {
         match self {
@@ -147,12 +155,12 @@ impl<D: Directory> Directory for Copies<D> {
     }
 
     fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
-        let mut directories = self.directories().into_iter();
+        let mut directories = self.used().into_iter();
         directories.try_fold(wanted, |wanted, directory| directory.divide(wanted, is_new))
     }
 
     fn segments_max(&self) -> usize {
-        let most = self.directories().into_iter().map(Directory::segments_max);
+        let most = self.used().into_iter().map(Directory::segments_max);
         most.min().unwrap_or(usize::MAX)
     }
 
@@ -299,6 +307,13 @@ impl<D: Directory> StoreFile for CopiesFile<D> {
         match self {
             CopiesFile::One(one) => one.read_at(offset, into),
             CopiesFile::Two(two) => two.read_copy(copy, offset, into),
+        }
+    }
+
+    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        match self {
+            CopiesFile::One(_) => Err(io::ErrorKind::NotFound.into()),
+            CopiesFile::Two(two) => two.read_spare(offset, into),
         }
     }
 

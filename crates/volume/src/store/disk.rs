@@ -1,6 +1,6 @@
 //! A disk that this process has for itself, as the place of a pool: a block device, or a file that
-//! is there and takes the place of one. It has the superblock at its beginning and segments behind
-//! that, as many as fit.
+//! is there and takes the place of one. It has the superblock at its beginning, the label of a copy
+//! where there are two, and segments behind that, as many as fit.
 //!
 //! What is on it and is no pool is not touched, unless whoever makes the pool consents to that.
 
@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::{Division, Purpose, RealFile, StoreFile};
-use crate::buffer::{ALIGN, Memory};
-use crate::error::VolumeError;
-use crate::format::superblock::{FILE, SLOT_BYTES, SLOTS};
+use crate::buffer::{ALIGN, Buffer, Memory};
+use crate::error::{FormatError, VolumeError};
+use crate::format::label::{self, Label};
+use crate::format::superblock::{self, FILE, SLOT_BYTES, SLOTS, Superblock};
 use crate::holder::Holder;
+use crate::segments::name as segment_name;
 
 /// Where the segments begin, in bytes.
 pub(crate) const SEGMENTS_AT: u64 = 1 << 20;
@@ -31,6 +33,12 @@ const HOLDER_AT: u64 = SLOTS * SLOT_BYTES as u64;
 
 /// Room for that.
 const HOLDER_BYTES: usize = 4096;
+
+/// Where the label is, of one of two copies.
+const LABEL_AT: u64 = HOLDER_AT + HOLDER_BYTES as u64;
+
+/// What is looked at to find out whether there is a pool, in bytes.
+const HEAD_BYTES: usize = LABEL_AT as usize + label::BYTES;
 
 /// Fewest segments of a pool that is made.
 const SEGMENTS_MIN: u64 = 16;
@@ -66,6 +74,10 @@ pub(crate) struct Disk {
     segment_bytes: OnceLock<u32>,
     /// Set when there is a pool.
     is_pool: OnceLock<()>,
+    /// Set when it is one of two copies.
+    is_copy: OnceLock<()>,
+    /// Set when nothing is there that belongs to somebody.
+    is_ready: OnceLock<()>,
     /// Set when the disk has said that it does not discard.
     keeps: OnceLock<()>,
     /// Set when it says there who has it.
@@ -105,13 +117,33 @@ impl Disk {
             purpose,
             segment_bytes: OnceLock::new(),
             is_pool: OnceLock::new(),
+            is_copy: OnceLock::new(),
+            is_ready: OnceLock::new(),
             keeps: OnceLock::new(),
             is_held: OnceLock::new(),
         };
-        if has_mark(&disk.part(0, HOLDER_AT)).map_err(|error| doing("read")(error))? {
-            _ = disk.is_pool.set(());
-        }
+        disk.recognise().map_err(|error| doing("read")(error))?;
         Ok(disk)
+    }
+
+    /// Looks for a pool, or a copy of one.
+    fn recognise(&self) -> io::Result<()> {
+        let Some(head) = Head::read(&self.part(0, HEAD_BYTES as u64))? else { return Ok(()) };
+        if self.purpose == Purpose::Overwrite && !head.is_known() {
+            // The power was cut when it was made, or nothing of it can be read any more.
+            if head.is_pool() || head.is_copy() {
+                let shown = self.path.display();
+                tracing::warn!("{shown}: neither superblock nor label of a pool can be read");
+            }
+            return Ok(());
+        }
+        if head.is_pool() {
+            _ = self.is_pool.set(());
+        }
+        if head.is_copy() {
+            _ = self.is_copy.set(());
+        }
+        Ok(())
     }
 
     fn part(&self, base: u64, len: u64) -> RealFile {
@@ -130,8 +162,8 @@ impl Disk {
         self.is_direct
     }
 
-    /// Notes how the pool is divided that is there, or finds out how one can be that is made, and
-    /// makes the disk ready for it.
+    /// Notes how the pool is divided; or finds out how one can be that is made, and makes the disk
+    /// ready for it.
     pub(crate) fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
         let (shown, sector_bytes) = (self.path.display(), self.sector_bytes);
         let division = if is_new { self.division(wanted)? } else { wanted };
@@ -144,26 +176,52 @@ impl Disk {
             return Err(VolumeError::Invalid { field: "path", value, wanted });
         }
         if is_new {
-            let found = self.found().map_err(VolumeError::io(format!("cannot read `{shown}`")))?;
-            if let Some(found) = &found
-                && self.purpose != Purpose::Overwrite
-            {
-                let wanted = format!(
-                    "an empty disk; it has {found}. To overwrite that, for ever: `blockyard volume \
-                     create {shown} NAME --size SIZE --force`"
-                );
-                let value = shown.to_string();
-                return Err(VolumeError::Invalid { field: "path", value, wanted });
-            }
-            let cleared = self.clear(found.as_deref());
-            cleared.map_err(VolumeError::io(format!("cannot write to `{shown}`")))?;
+            self.make_ready()?;
+            return Ok(division);
         }
         _ = self.segment_bytes.set(division.segment_bytes);
+        let is_ours = [&self.is_pool, &self.is_copy, &self.is_ready];
         // Nothing depends on it.
-        if let Err(error) = self.hold(&Holder::this(None)) {
+        if is_ours.into_iter().any(|it| it.get().is_some())
+            && let Err(error) = self.hold(&Holder::this(None))
+        {
             tracing::warn!("{shown}: {error}");
         }
         Ok(division)
+    }
+
+    /// Makes the disk ready for a pool, or a copy of one, that is not there yet.
+    ///
+    /// # Errors
+    /// If it is too short, or what is there belongs to somebody.
+    pub(crate) fn claim(&self) -> Result<(), VolumeError> {
+        if self.is_pool.get().is_some() || self.is_copy.get().is_some() {
+            return Ok(());
+        }
+        self.division(Division { align: self.sector_bytes, segment_bytes: SEGMENT_BYTES_MIN })?;
+        self.make_ready()
+    }
+
+    /// Refuses what belongs to somebody, unless all of it may be overwritten, and takes the space.
+    fn make_ready(&self) -> Result<(), VolumeError> {
+        if self.is_ready.get().is_some() {
+            return Ok(());
+        }
+        let shown = self.path.display();
+        let found = self.found().map_err(VolumeError::io(format!("cannot read `{shown}`")))?;
+        let may_go = self.purpose == Purpose::Overwrite && self.is_copy.get().is_none();
+        if let Some(found) = found.as_ref().filter(|_| !may_go) {
+            let wanted = format!(
+                "an empty disk; it has {found}. To overwrite that, for ever: `blockyard volume \
+                 create {shown} NAME --size SIZE --force`, or `attach --force`"
+            );
+            let value = shown.to_string();
+            return Err(VolumeError::Invalid { field: "path", value, wanted });
+        }
+        let cleared = self.clear(found.as_deref());
+        cleared.map_err(VolumeError::io(format!("cannot write to `{shown}`")))?;
+        _ = self.is_ready.set(());
+        Ok(())
     }
 
     /// How a pool can be divided that is made here.
@@ -190,7 +248,11 @@ impl Disk {
     /// What is there and no pool.
     fn found(&self) -> io::Result<Option<String>> {
         let len = self.len()?;
-        contents::look(&self.part(0, len), len, HOLDER_AT..HOLDER_AT + HOLDER_BYTES as u64)
+        let mut ours = vec![(HOLDER_AT..LABEL_AT, &b"pid "[..])];
+        if self.is_copy.get().is_some() {
+            ours.push((LABEL_AT..HEAD_BYTES as u64, &[]));
+        }
+        contents::look(&self.part(0, len), len, &ours)
     }
 
     /// Makes the disk empty, on which something was found.
@@ -201,8 +263,9 @@ impl Disk {
             contents::wipe(&self.part(0, len), len)?;
         }
         if self.is_device && self.purpose == Purpose::Overwrite {
-            // Nothing there is needed, so that a disk may have all of it for its own ends.
-            self.discard(&self.part(0, len));
+            // Nothing there is needed, so that a disk may have all of it for its own ends. What is
+            // before the segments may have a label by now.
+            self.discard(&self.part(SEGMENTS_AT, len.saturating_sub(SEGMENTS_AT)));
         } else {
             // A file with holes would have to find room when it is too late to say no.
             let empty = FallocateFlags::empty();
@@ -233,6 +296,9 @@ impl Disk {
         if name == FILE {
             return Ok(self.is_pool.get().map(|()| self.part(0, HOLDER_AT)));
         }
+        if name == label::FILE {
+            return Ok(self.is_copy.get().map(|()| self.label()));
+        }
         let number = name.strip_prefix("segment-").and_then(|it| u64::from_str_radix(it, 16).ok());
         let Some(number) = number else { return Ok(None) };
         let Some(bytes) = self.segment_bytes.get() else {
@@ -241,6 +307,17 @@ impl Disk {
         let bytes = u64::from(*bytes);
         let base = SEGMENTS_AT + number * bytes;
         Ok((base + bytes <= self.len()?).then(|| self.part(base, bytes)))
+    }
+
+    fn label(&self) -> RealFile {
+        self.part(LABEL_AT, label::BYTES as u64)
+    }
+
+    /// The names of what a copy of the pool needs.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let count = if self.segment_bytes.get().is_some() { self.segments_max() } else { 0 };
+        let superblock = self.is_pool.get().map(|()| FILE.to_owned());
+        superblock.into_iter().chain((0..count).map(segment_name)).collect()
     }
 
     /// How many segments fit.
@@ -254,14 +331,17 @@ impl Disk {
     pub(crate) fn create(&self, name: &str) -> io::Result<RealFile> {
         match name.strip_suffix(".new").unwrap_or(name) {
             FILE => Ok(self.part(0, HOLDER_AT)),
+            label::FILE => Ok(self.label()),
             name => self.open(name)?.ok_or_else(|| io::ErrorKind::StorageFull.into()),
         }
     }
 
     /// What has this name now is whole.
     pub(crate) fn rename(&self, to: &str) {
-        if to == FILE {
-            _ = self.is_pool.set(());
+        match to {
+            FILE => _ = self.is_pool.set(()),
+            label::FILE => _ = self.is_copy.set(()),
+            _ => {}
         }
     }
 
@@ -389,19 +469,67 @@ fn holder(file: &File) -> Holder {
     }
 }
 
-/// Whether one of the slots has the mark of a superblock, whatever else is there.
-fn has_mark(file: &RealFile) -> io::Result<bool> {
-    let mut bytes = Memory::new(HOLDER_AT).take_beyond(HOLDER_AT as usize);
-    match file.read_at(0, &mut bytes) {
-        Ok(()) => Ok(bytes.chunks(SLOT_BYTES).any(crate::format::superblock::is_marked)),
-        // A file that ends before.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
+/// What a disk begins with.
+struct Head(Buffer);
+
+impl Head {
+    /// Reads it; `None` if a file ends before.
+    fn read(file: &RealFile) -> io::Result<Option<Head>> {
+        let mut bytes = Memory::new(HEAD_BYTES as u64).take_beyond(HEAD_BYTES);
+        match file.read_at(0, &mut bytes) {
+            Ok(()) => Ok(Some(Head(bytes))),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn slots(&self) -> &[u8] {
+        &self.0[..HOLDER_AT as usize]
+    }
+
+    fn label(&self) -> &[u8] {
+        &self.0[LABEL_AT as usize..]
+    }
+
+    /// Whether one of the slots has the mark of a superblock, whatever else is there.
+    fn is_pool(&self) -> bool {
+        self.slots().chunks(SLOT_BYTES).any(superblock::is_marked)
+    }
+
+    /// Whether there is a label that can be read, or could be. Its slots are written one after the
+    /// other, so that one which is alone and cannot be read was never finished.
+    fn is_copy(&self) -> bool {
+        match Label::newest(self.label()) {
+            Ok(_) | Err(FormatError::Version { .. }) => true,
+            Err(_) => self.label().chunks(label::SLOT_BYTES).all(label::is_marked),
+        }
+    }
+
+    /// Whether one of both can be read, by this program or a newer one.
+    fn is_known(&self) -> bool {
+        let of_newer = |error| matches!(error, FormatError::Version { .. });
+        Superblock::all(self.slots()).map_or_else(of_newer, |_| true)
+            || Label::newest(self.label()).map_or_else(of_newer, |_| true)
     }
 }
 
 /// Whether a disk holds a pool.
 pub(crate) fn is_pool(path: &Path) -> bool {
-    Disk::is_one(path)
-        && File::open(path).and_then(|it| has_mark(&RealFile::of(it))).unwrap_or(false)
+    matches!(head(path), Ok(Some(head)) if head.is_pool())
+}
+
+/// The bytes of the label of a disk that is one of two copies.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn label_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let Some(head) = head(path)? else { return Ok(None) };
+    Ok((head.is_copy() && head.is_known()).then(|| head.label().to_vec()))
+}
+
+fn head(path: &Path) -> io::Result<Option<Head>> {
+    if !Disk::is_one(path) {
+        return Ok(None);
+    }
+    Head::read(&RealFile::of(File::open(path)?))
 }

@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_sync::published::{Published, Reader};
 
@@ -74,9 +74,13 @@ struct State {
 
 /// What a pair and its files share.
 pub(super) struct Shared<D: Directory> {
-    sides: [Side<D>; 2],
+    sides: Arc<[Side<D>; 2]>,
     /// Which of them have everything. Changed with `state` locked.
     good: Arc<Published<[bool; 2]>>,
+    /// One that has not, and is looked into where the other one is damaged.
+    spare: Option<usize>,
+    /// One that is of no use as it is, and that nobody else is to have meanwhile.
+    aside: OnceLock<D>,
     state: Mutex<State>,
     /// Nothing is changed where this is not set: who only looks leaves everything as it is.
     writes: bool,
@@ -97,7 +101,7 @@ impl<D: Directory> Shared<D> {
     /// The directories that have everything, with their numbers.
     fn good_ones(&self) -> impl Iterator<Item = (usize, &D)> {
         let good = self.good();
-        let sides = (0..).zip(&self.sides).filter(move |(number, _)| good[*number]);
+        let sides = (0..).zip(self.sides.iter()).filter(move |(number, _)| good[*number]);
         sides.filter_map(|(number, side)| Some((number, side.directory.as_ref()?)))
     }
 
@@ -181,20 +185,22 @@ fn write_label<D: Directory>(directory: &D, label: &Label) -> io::Result<()> {
     for slot in bytes.chunks_mut(SLOT_BYTES) {
         label.print(slot);
     }
+    let write = |file: &D::File| {
+        (0..SLOTS).try_for_each(|slot| {
+            let at = slot * SLOT_BYTES;
+            file.write_at(at as u64, &[&bytes[at..at + SLOT_BYTES]])?;
+            file.sync()
+        })
+    };
     if let Some(file) = directory.open(FILE)?
         && file.len()? >= BYTES as u64
     {
-        for slot in 0..SLOTS {
-            let at = slot * SLOT_BYTES;
-            file.write_at(at as u64, &[&bytes[at..at + SLOT_BYTES]])?;
-            file.sync()?;
-        }
-        return Ok(());
+        return write(&file);
     }
     let new = format!("{FILE}.new");
     let file = directory.create(&new, BYTES as u64)?;
-    file.write_at(0, &[&bytes])?;
-    file.sync()?;
+    // A disk has no names: what is whole there has both slots.
+    write(&file)?;
     directory.rename(&new, FILE)?;
     directory.sync_names()
 }
@@ -207,6 +213,11 @@ impl<D: Directory> Mirror<D> {
     /// The two of them, as far as they are there; the one that was named first comes first.
     pub fn directories(&self) -> impl Iterator<Item = &D> {
         self.0.sides.iter().filter_map(|side| side.directory.as_ref())
+    }
+
+    /// Those of them that have everything.
+    pub fn used(&self) -> impl Iterator<Item = &D> {
+        self.0.good_ones().map(|(_, directory)| directory)
     }
 
     /// How they are.
@@ -307,6 +318,11 @@ impl<D: Directory> Directory for Mirror<D> {
             return Ok(None);
         }
         self.complete(name, &mut files)?;
+        if let Some(number) = self.0.spare
+            && let Some(directory) = &self.0.sides[number].directory
+        {
+            files[number] = directory.open(name).ok().flatten();
+        }
         Ok(Some(self.file(name, files)))
     }
 

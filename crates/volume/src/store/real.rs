@@ -191,6 +191,13 @@ impl Directory for RealDirectory {
         self.is_direct()
     }
 
+    fn claim(&self) -> Result<(), VolumeError> {
+        match &self.home {
+            Home::Folder(_) => Ok(()),
+            Home::Disk(disk) => disk.claim(),
+        }
+    }
+
     fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
         match &self.home {
             Home::Folder(_) => Ok(wanted),
@@ -266,6 +273,13 @@ impl Directory for RealDirectory {
             Home::Folder(folder) => folder.names(),
             // Its parts are where they are.
             Home::Disk(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn needed(&self) -> io::Result<Vec<String>> {
+        match &self.home {
+            Home::Folder(folder) => folder.names(),
+            Home::Disk(disk) => Ok(disk.names()),
         }
     }
 

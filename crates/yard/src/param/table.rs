@@ -339,7 +339,8 @@ const VOLUME: &[Param] = &[
         "path2",
         text(4 * KIB as usize),
         "",
-        "the directory of the pool's second copy; empty: the one that the first one knows, or none",
+        "the directory or disk of the pool's second copy; empty: the one that the first one knows, \
+         or none",
     ),
     param(
         "copies",
@@ -415,7 +416,7 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("pool", "write path=DIRECTORY"),
     ("dir", "write path=DIRECTORY"),
     ("backing", "write path=DIRECTORY"),
-    ("mirror", "write path=DIRECTORY&path2=DIRECTORY"),
+    ("mirror", "write path=PLACE&path2=PLACE"),
     ("checksum", "it always has checksums; leave it out"),
     ("sparse", "it always is; leave it out"),
     ("name", "the name is the path of the URI: volume:///NAME"),

@@ -46,19 +46,25 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a table of partitions, or something that boots"),
 ];
 
-/// Names what a disk of this length has, if it has anything. What a process has left at `holder`
-/// that wanted to make a pool there does not count.
+/// Names what a disk of this length has, if it has anything. What is ours does not count: in a range
+/// what begins with these bytes.
 ///
 /// # Errors
 /// If it cannot be read.
-pub(super) fn look(disk: &RealFile, len: u64, holder: Range<u64>) -> io::Result<Option<String>> {
+pub(super) fn look(
+    disk: &RealFile,
+    len: u64,
+    ours: &[(Range<u64>, &[u8])],
+) -> io::Result<Option<String>> {
     let edge = EDGE_BYTES.min(len);
     let mut bytes = Memory::new(EDGE_BYTES).take_beyond(edge as usize);
     disk.read_at(0, &mut bytes)?;
-    if let Some(part) = bytes.get_mut(holder.start as usize..holder.end as usize)
-        && part.starts_with(b"pid ")
-    {
-        part.fill(0);
+    for (range, begin) in ours {
+        if let Some(part) = bytes.get_mut(range.start as usize..range.end as usize)
+            && part.starts_with(begin)
+        {
+            part.fill(0);
+        }
     }
     if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
         let marked = |mark: &&(usize, &[u8], &str)| {
@@ -132,7 +138,7 @@ mod tests {
         use std::os::unix::fs::FileExt;
         let found = |at: u64, bytes: &[u8]| {
             let disk = disk("one", |file| file.write_all_at(bytes, at).unwrap());
-            look(&disk, LEN, 8192..12_288).unwrap()
+            look(&disk, LEN, &[(8192..12_288, &b"pid "[..])]).unwrap()
         };
         assert_eq!(found(0, &[0; 4096]), None);
         assert_eq!(found(8192, b"pid 7\n"), None);
@@ -155,8 +161,8 @@ mod tests {
             file.write_all_at(b"XFSB", 0).unwrap();
             file.write_all_at(b"EFI PART", LEN - 512).unwrap();
         });
-        assert!(look(&disk, LEN, 0..0).unwrap().is_some());
+        assert!(look(&disk, LEN, &[]).unwrap().is_some());
         wipe(&disk, LEN).unwrap();
-        assert_eq!(look(&disk, LEN, 0..0).unwrap(), None);
+        assert_eq!(look(&disk, LEN, &[]).unwrap(), None);
     }
 }

@@ -3,15 +3,15 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use blockyard_sync::published::Published;
 
-use super::{Mirror, Shared, Side, State, equal, write_label};
+use super::{Mirror, Shared, Side, State, write_label};
 use crate::buffer::Memory;
 use crate::error::{FormatError, VolumeError};
 use crate::format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
-use crate::format::superblock;
+use crate::format::superblock::{self, Superblock};
 use crate::store::{Directory, StoreFile};
 
 /// For what copies are put together.
@@ -143,7 +143,8 @@ pub enum CopiesError {
     },
     /// What should be empty is not.
     #[error(
-        "`{path}` is not empty: it holds {what}; wanted an empty directory for the second copy"
+        "`{path}` is not empty: it holds {what}; wanted an empty directory, or an empty disk, for the \
+         second copy"
     )]
     NotEmpty {
         /// The directory.
@@ -203,8 +204,11 @@ pub(super) fn has_pool<D: Directory>(directory: &D) -> Result<bool, VolumeError>
     Ok(directory.open(superblock::FILE).map_err(doing)?.is_some())
 }
 
-/// Refuses a directory without a superblock that can be read.
-fn check_pool<D: Directory>(directory: &D, title: &str) -> Result<(), VolumeError> {
+/// The newest superblock of a directory.
+///
+/// # Errors
+/// If there is none that can be read.
+pub(super) fn newest<D: Directory>(directory: &D, title: &str) -> Result<Superblock, VolumeError> {
     let doing = || VolumeError::io(format!("cannot read `{title}/{}`", superblock::FILE));
     let no_pool = || CopiesError::NoPool { path: title.to_owned() };
     let file = directory.open(superblock::FILE).map_err(|error| doing()(error))?;
@@ -212,14 +216,13 @@ fn check_pool<D: Directory>(directory: &D, title: &str) -> Result<(), VolumeErro
     let whole = superblock::SLOTS as usize * superblock::SLOT_BYTES;
     let mut bytes = Memory::new(whole as u64).take_beyond(whole);
     file.read_at(0, &mut bytes).map_err(|error| doing()(error))?;
-    match superblock::Superblock::all(&bytes) {
-        Ok(_) => Ok(()),
+    match Superblock::all(&bytes) {
         Err(error @ FormatError::Version { .. }) => Err(error.into()),
-        Err(_) => Err(no_pool().into()),
+        found => Ok(*found.iter().flatten().next().ok_or_else(no_pool)?),
     }
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
+pub(super) fn failed(path: &Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
     VolumeError::io(format!("cannot write `{}/{FILE}`", path.display()))
 }
 
@@ -240,15 +243,15 @@ impl<D: Directory> Mirror<D> {
     pub fn assemble(mut given: [Given<D>; 2], terms: Terms) -> Result<Mirror<D>, VolumeError> {
         given.iter().try_for_each(|it| check_path(&it.path))?;
         let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
-        let (mut labels, mut unread) = ([None, None], None);
+        let (mut labels, mut unread, mut aside) = ([None, None], None, None);
         for (label, given) in labels.iter_mut().zip(&mut given) {
             match given.directory.as_ref().map_or(Ok(None), read_label) {
                 Ok(found) => *label = found,
                 Err(error @ VolumeError::Format(FormatError::Version { .. })) => return Err(error),
                 Err(error) => {
-                    // As good as one that is not there.
+                    // As good as one that is not there, but nobody else's.
                     tracing::error!("{error}");
-                    (given.directory, unread) = (None, Some(error));
+                    (aside, unread) = (given.directory.take(), Some(error));
                 }
             }
         }
@@ -257,12 +260,14 @@ impl<D: Directory> Mirror<D> {
         {
             return Err(error);
         }
-        match labels {
+        let mirror = match labels {
             [Some(first), Some(second)] => pair(given, [first, second], &titles, terms),
             [None, None] => make(given, &titles, terms),
             [Some(label), None] => one(given, 0, label, &titles, terms),
             [None, Some(label)] => one(given, 1, label, &titles, terms),
-        }
+        }?;
+        aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
+        Ok(mirror)
     }
 
     fn new(given: [Given<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
@@ -277,8 +282,10 @@ impl<D: Directory> Mirror<D> {
         });
         let (set, generation) = (label.set, label.generation);
         Mirror(Arc::new(Shared {
-            sides,
+            sides: Arc::new(sides),
             good: Arc::new(Published::new(good)),
+            spare: None,
+            aside: OnceLock::new(),
             state: Mutex::new(State { set, generation, why, mended: [0, 0] }),
             writes,
             memory: Memory::new(4 << 20),
@@ -379,13 +386,14 @@ fn one<D: Directory>(
         return Err(CopiesError::Missing { path, missing }.into());
     }
     // What is empty has nothing to be made equal: that is asked for by name.
-    given[1 - there].directory = None;
+    let aside = given[1 - there].directory.take();
     if there != label.number {
         given.reverse();
     }
     let writes = terms != Terms::Look;
     let good = std::array::from_fn(|at| at == label.number);
     let mirror = Mirror::new(given, &label, good, writes);
+    aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
     if writes {
         let shared = &mirror.0;
         let mut state = shared.state();
@@ -424,6 +432,10 @@ fn make<D: Directory>(
             wanted: "the directory of a pool".to_owned(),
         });
     }
+    // Nothing is written to one of them before both are known to be nobody's.
+    for given in given.iter().filter_map(|it| it.directory.as_ref()) {
+        given.claim()?;
+    }
     let doing = VolumeError::io(format!("cannot make `{}/{FILE}`", titles[0]));
     let directory = given[0].directory.as_ref().expect("it was looked at just now");
     let set = directory.fresh_id().map_err(doing)?;
@@ -432,66 +444,6 @@ fn make<D: Directory>(
     let mirror = Mirror::new(given, &label, [true, true], true);
     mirror.note_both([true, true])?;
     Ok(mirror)
-}
-
-impl<D: Directory> Mirror<D> {
-    /// Makes the copy of a number equal to the other one, which has everything. If it cannot be
-    /// written, the other one goes on alone.
-    fn make_equal(&self, number: usize) -> Result<(), VolumeError> {
-        let shared = &self.0;
-        let from = 1 - number;
-        let (Some(source), Some(target)) =
-            (&shared.sides[from].directory, &shared.sides[number].directory)
-        else {
-            return Ok(());
-        };
-        let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
-        // Nothing is taken from one that has lost its own.
-        check_pool(source, rest)?;
-        let alone = std::array::from_fn(|at| at == from);
-        tracing::warn!("{title}: this copy was left behind; it is made equal to `{rest}`");
-        let mut tell = |bytes: u64| tracing::info!("{title}: {} GiB are equal", bytes >> 30);
-        let made = (|| {
-            // From here on it is of no use without the other one.
-            shared.note(number, &shared.state(), alone)?;
-            equal::all(source, target, &mut tell)
-        })();
-        let written = match made {
-            Ok(written) => written,
-            Err(error) => {
-                tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
-                shared.state().why[number] = Some(error.to_string());
-                // Whatever it says by now, it has not everything.
-                return self.note_alone(from);
-            }
-        };
-        let mut state = shared.state();
-        state.generation = state.generation.saturating_add(1);
-        drop(state);
-        // The one that has everything first: between the two the other one is behind once more.
-        self.note_for(from, [true, true])?;
-        if let Err(error) = shared.note(number, &shared.state(), [true, true]) {
-            tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
-            shared.state().why[number] = Some(error.to_string());
-            return self.note_alone(from);
-        }
-        shared.good.update(|_| [true, true]);
-        shared.state().why[number] = None;
-        tracing::warn!("{title}: it is equal now; {written} bytes were written");
-        Ok(())
-    }
-
-    fn note_alone(&self, number: usize) -> Result<(), VolumeError> {
-        let mut state = self.0.state();
-        state.generation = state.generation.saturating_add(1);
-        drop(state);
-        self.note_for(number, std::array::from_fn(|at| at == number))
-    }
-
-    fn note_for(&self, number: usize, good: [bool; 2]) -> Result<(), VolumeError> {
-        let path = &self.0.sides[number].path;
-        self.0.note(number, &self.0.state(), good).map_err(failed(path))
-    }
 }
 
 /// Makes the label of a copy that has nothing yet.

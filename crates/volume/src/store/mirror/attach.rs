@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::Mirror;
-use super::assemble::{CopiesError, Given, Terms, has_pool, label_empty, read_label};
+use super::assemble::{CopiesError, Given, Terms, has_pool, label_empty, newest, read_label};
 use crate::error::VolumeError;
 use crate::format::label::{FILE, Label};
-use crate::store::Directory;
+use crate::format::superblock::Superblock;
+use crate::store::{Directory, Division};
 
 /// What an empty directory may have: itself, the lock that was made just now, and what a file
 /// system brings along.
@@ -25,7 +26,7 @@ pub fn attach<D: Directory>(
 ) -> Result<Mirror<D>, VolumeError> {
     let (title, other_title) = (path.display().to_string(), other.display().to_string());
     if !has_pool(&directory)? {
-        let wanted = "the directory of a pool".to_owned();
+        let wanted = "the directory or the disk of a pool".to_owned();
         return Err(VolumeError::Invalid { field: "path", value: title, wanted });
     }
     let known = read_label(&directory)?.map(|(label, _)| label);
@@ -41,21 +42,18 @@ pub fn attach<D: Directory>(
     }
     // One that was begun to be made equal may go on.
     let begun = match (&known, read_label(&empty)?) {
-        (Some(label), Some((begun, _))) => begun.set == label.set && !begun.is_good(),
         (_, None) => false,
-        (None, Some(_)) => {
+        (Some(label), Some((it, _))) if it.set == label.set && !it.is_good() => true,
+        (_, Some(_)) => {
             let what = format!("a copy (`{FILE}`)");
             return Err(CopiesError::NotEmpty { path: other_title, what }.into());
         }
     };
+    fits(&directory, &title, &empty, &other_title)?;
     if !begun {
-        let names = empty.names();
-        let names = names.map_err(VolumeError::io(format!("cannot list `{other_title}`")))?;
-        if let Some(name) = names.iter().find(|name| !EMPTY.contains(&name.as_str())) {
-            let what = format!("`{name}`");
-            return Err(CopiesError::NotEmpty { path: other_title, what }.into());
-        }
+        check_empty(&empty, &other_title)?;
     }
+    empty.claim()?;
     let (number, generation) =
         known.as_ref().map_or((0, 1), |label| (label.number, label.generation.saturating_add(1)));
     // Generations order two copies: one that belonged to the pool before is a stranger now.
@@ -85,4 +83,40 @@ pub fn attach<D: Directory>(
             Err(CopiesError::NotEqual { path: copy.path, why }.into())
         }
     }
+}
+
+/// Refuses what holds anything; what a disk has that is no pool is looked at when it is claimed.
+fn check_empty<D: Directory>(empty: &D, title: &str) -> Result<(), VolumeError> {
+    let not_empty = |what: String| {
+        let path = title.to_owned();
+        Err(CopiesError::NotEmpty { path, what }.into())
+    };
+    if has_pool(empty)? {
+        return not_empty("a pool".to_owned());
+    }
+    let names = empty.names().map_err(VolumeError::io(format!("cannot list `{title}`")))?;
+    match names.iter().find(|name| !EMPTY.contains(&name.as_str())) {
+        Some(name) => not_empty(format!("`{name}`")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a disk with room for fewer segments than the pool has.
+fn fits<D: Directory>(
+    directory: &D,
+    title: &str,
+    empty: &D,
+    other_title: &str,
+) -> Result<(), VolumeError> {
+    let Superblock { align, segment_bytes, .. } = newest(directory, title)?;
+    let division = Division { align, segment_bytes };
+    directory.divide(division, false)?;
+    empty.divide(division, false)?;
+    let (wanted, found) = (directory.segments_max(), empty.segments_max());
+    if found >= wanted {
+        return Ok(());
+    }
+    let value = format!("{other_title}, with room for {found} segments of {segment_bytes} bytes");
+    let wanted = format!("room for {wanted}, as `{title}` has: a disk that is as long");
+    Err(VolumeError::Invalid { field: "path2", value, wanted })
 }

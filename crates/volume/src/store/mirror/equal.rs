@@ -3,11 +3,18 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::{Arc, Mutex, OnceLock};
 
-use super::Mirror;
+use blockyard_sync::published::Published;
+
+use super::assemble::{failed, has_pool, newest};
+use super::{Mirror, Shared, State};
 use crate::buffer::{ALIGN, Memory};
-use crate::format::label;
-use crate::store::{Directory, StoreFile};
+use crate::check;
+use crate::error::VolumeError;
+use crate::format::{label, superblock};
+use crate::segments::name as segment_name;
+use crate::store::{Copies, Directory, Division, StoreFile};
 
 /// What is compared and written at once, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -17,8 +24,7 @@ const TELL_BYTES: u64 = 10 << 30;
 
 /// Whether a name is of the pool, and not of one copy alone.
 fn is_shared(name: &str) -> bool {
-    name == crate::format::superblock::FILE
-        || name.starts_with("segment-") && !name.ends_with(".new")
+    name == superblock::FILE || name.starts_with("segment-") && !name.ends_with(".new")
 }
 
 /// Makes a file have what another one has, which is of the same length; says how many bytes were
@@ -87,13 +93,20 @@ fn fresh<D: Directory>(from: &D::File, to: &D, name: &str) -> io::Result<D::File
     Ok(file)
 }
 
-/// Makes all files of a directory have what those of another one have. `tell` is told how many
-/// bytes were compared.
-pub(super) fn all<D: Directory>(from: &D, to: &D, tell: &mut dyn FnMut(u64)) -> io::Result<u64> {
+/// Makes all files of a directory have what those of another one have, but for segments from this
+/// number on. `tell` is told how many bytes were compared.
+fn all<D: Directory>(
+    from: &D,
+    to: &D,
+    segments: usize,
+    tell: &mut dyn FnMut(u64),
+) -> io::Result<u64> {
+    let end = segment_name(segments);
     let shared = |names: Vec<String>| -> BTreeSet<String> {
-        names.into_iter().filter(|name| is_shared(name)).collect()
+        let shared = names.into_iter().filter(|name| is_shared(name));
+        shared.filter(|name| name == superblock::FILE || *name < end).collect()
     };
-    let (wanted, there) = (shared(from.names()?), shared(to.names()?));
+    let (wanted, there) = (shared(from.needed()?), shared(to.needed()?));
     let (mut written, mut compared, mut told) = (0, 0, 0);
     for name in &wanted {
         let Some(source) = from.open(name)? else { continue };
@@ -147,5 +160,117 @@ impl<D: Directory> Mirror<D> {
             }
             Err(error) => shared.give_up(to, &error),
         }
+    }
+}
+
+impl<D: Directory> Mirror<D> {
+    /// Makes the copy of a number equal to the other one, which has everything. If it cannot be
+    /// written, the other one goes on alone.
+    pub(super) fn make_equal(&self, number: usize) -> Result<(), VolumeError> {
+        let shared = &self.0;
+        let from = 1 - number;
+        let (Some(source), Some(target)) =
+            (&shared.sides[from].directory, &shared.sides[number].directory)
+        else {
+            return Ok(());
+        };
+        let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
+        // Nothing is taken from one that has lost its own.
+        let newest = newest(source, rest)?;
+        let division = Division { align: newest.align, segment_bytes: newest.segment_bytes };
+        source.divide(division, false)?;
+        let alone = std::array::from_fn(|at| at == from);
+        tracing::warn!("{title}: this copy was left behind; it is made equal to `{rest}`");
+        let divided = target.divide(division, false);
+        let segments = source.segments_max().min(target.segments_max());
+        let is_shorter = segments < source.segments_max();
+        let mut ready = divided.map(drop);
+        if ready.is_ok() && (is_shorter || has_pool(target)?) {
+            let mended = self.mend_from(number, segments);
+            if is_shorter {
+                // There may be something behind its end.
+                ready = mended;
+            } else {
+                mended?;
+            }
+        }
+        let mut tell = |bytes: u64| tracing::info!("{title}: {} GiB are equal", bytes >> 30);
+        let made = (|| {
+            ready?;
+            // From here on it is of no use without the other one.
+            shared
+                .note(number, &shared.state(), alone)
+                .map_err(failed(&shared.sides[number].path))?;
+            let doing = format!("cannot make `{title}` equal to `{rest}`");
+            all(source, target, segments, &mut tell).map_err(VolumeError::io(doing))
+        })();
+        let written = match made {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
+                shared.state().why[number] = Some(error.to_string());
+                // Whatever it says by now, it has not everything.
+                return self.note_alone(from);
+            }
+        };
+        let mut state = shared.state();
+        state.generation = state.generation.saturating_add(1);
+        drop(state);
+        // The one that has everything first: between the two the other one is behind once more.
+        self.note_for(from, [true, true])?;
+        if let Err(error) = shared.note(number, &shared.state(), [true, true]) {
+            tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
+            shared.state().why[number] = Some(error.to_string());
+            return self.note_alone(from);
+        }
+        shared.good.update(|_| [true, true]);
+        shared.state().why[number] = None;
+        tracing::warn!("{title}: it is equal now; {written} bytes were written");
+        Ok(())
+    }
+
+    /// Reads everything out of the copy that has it, before it is written over the one of this
+    /// number, and puts right from there what is damaged: what has rotted in one since both had it
+    /// may be whole in the other. A block or page counts by its checksum, whatever else the copy
+    /// has that was left behind. What has everything is to be in so many segments.
+    ///
+    /// # Errors
+    /// If what should have everything cannot be opened. Nothing was done to the other one then.
+    fn mend_from(&self, number: usize, segments: usize) -> Result<(), VolumeError> {
+        let Shared { sides, .. } = &*self.0;
+        let (title, rest) = (&sides[number].title, &sides[1 - number].title);
+        let State { set, generation, .. } = *self.0.state();
+        let state = State { set, generation, why: [None, None], mended: [0, 0] };
+        let alone = Mirror(Arc::new(Shared {
+            sides: Arc::clone(sides),
+            good: Arc::new(Published::new(std::array::from_fn(|at| at != number))),
+            spare: Some(number),
+            aside: OnceLock::new(),
+            state: Mutex::new(state),
+            writes: true,
+            memory: Memory::new(4 << 20),
+        }));
+        let found = check::verify(Copies::Two(alone), true, segments, &mut |_| {});
+        let found = found.inspect_err(|error| {
+            tracing::error!("{rest}: {error}; nothing is done to the copy at `{title}`");
+        })?;
+        self.0.state().mended[1 - number] += found.mended;
+        if found.damaged > 0 {
+            let damaged = found.damaged;
+            tracing::error!("{rest}: {damaged} blocks or pages are damaged, and in `{title}` too");
+        }
+        Ok(())
+    }
+
+    fn note_alone(&self, number: usize) -> Result<(), VolumeError> {
+        let mut state = self.0.state();
+        state.generation = state.generation.saturating_add(1);
+        drop(state);
+        self.note_for(number, std::array::from_fn(|at| at == number))
+    }
+
+    fn note_for(&self, number: usize, good: [bool; 2]) -> Result<(), VolumeError> {
+        let path = &self.0.sides[number].path;
+        self.0.note(number, &self.0.state(), good).map_err(failed(path))
     }
 }

@@ -121,6 +121,11 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         file.read_at(offset, into)
     }
 
+    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let spare = self.shared.spare.and_then(|number| self.sides[number].as_ref());
+        spare.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
+    }
+
     fn mend(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
         if !self.shared.writes {
             return Ok(0);

@@ -4,19 +4,20 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::Mirror;
-use super::assemble::{CopiesError, Given, Terms};
+use super::assemble::{CopiesError, Given, Terms, read_label};
 use super::attach;
 use crate::error::VolumeError;
 use crate::format::label::{BYTES, FILE, Label};
 use crate::options::Options;
-use crate::store::{self, Backing, Directory, Purpose, RealDirectory, is_pool};
+use crate::store::disk::{self, Disk};
+use crate::store::{self, Backing, Purpose, RealDirectory, is_pool};
 
 /// Where a pool is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Its directory, or its disk.
     pub path: PathBuf,
-    /// The directory of its second copy. Where none is named, the one that the first one knows.
+    /// The same of its second copy. Where none is named, the one that the first one knows.
     pub path2: Option<PathBuf>,
     /// Where one of them is not there, and may be the newer one, the other one will do.
     pub degraded: bool,
@@ -64,22 +65,24 @@ impl Places {
         let Some(second) = self.second()? else {
             return Ok(Places { path: store::place(&self.path)?, path2: None, degraded });
         };
-        let is_copy = |path: &PathBuf| is_pool(path) || path.join(FILE).exists();
-        let is_fresh = ![&self.path, &second].into_iter().any(is_copy);
+        let is_used =
+            |path: &PathBuf| is_pool(path) || path.join(FILE).exists() || Disk::is_one(path);
+        let is_fresh = ![&self.path, &second].into_iter().any(is_used);
         let settled = |path: &PathBuf| match path.canonicalize() {
             Err(_) if is_fresh => store::place(path),
             found => Ok(found.unwrap_or_else(|_| path.clone())),
         };
         let (path, second) = (settled(&self.path)?, settled(&second)?);
         for (field, path) in [("path", &path), ("path2", &second)] {
-            if path.exists() && !path.is_dir() {
-                let wanted = "a directory, as both copies are in one".to_owned();
+            if path.exists() && !is_place(path) {
+                let wanted = "a directory, a block device or a file".to_owned();
                 let value = path.display().to_string();
                 return Err(VolumeError::Invalid { field, value, wanted });
             }
         }
+        same_kind(&path, &second)?;
         if path == second {
-            let (value, wanted) = (second.display().to_string(), "another directory than `path`");
+            let (value, wanted) = (second.display().to_string(), "another place than `path`");
             return Err(VolumeError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
         }
         Ok(Places { path, path2: Some(second), degraded })
@@ -113,24 +116,40 @@ impl Places {
         purpose: Purpose,
         with: impl Fn(RealDirectory) -> Result<RealDirectory, VolumeError>,
     ) -> Result<Taken, VolumeError> {
-        let take = |path: &Path| with(RealDirectory::take_for(path, purpose)?);
-        let given = |path: &PathBuf| {
-            let directory = path.is_dir().then(|| take(path)).transpose()?;
+        let take = |path: &Path| RealDirectory::take_for(path, purpose);
+        let mut failed = None;
+        let mut given = |path: &PathBuf| {
+            let directory = match is_place(path).then(|| take(path)).transpose() {
+                // A disk that has died may still have a name.
+                Err(error @ VolumeError::Io { .. }) => {
+                    tracing::error!("{error}: as if it were not there");
+                    failed.get_or_insert(error);
+                    None
+                }
+                taken => taken?.map(&with).transpose()?,
+            };
             let path = directory.as_ref().map_or(path.as_path(), RealDirectory::path).to_owned();
             Ok::<_, VolumeError>(Given { directory, path })
         };
         Ok(match &self.path2 {
             None => {
-                let one = take(&self.path)?;
+                let one = with(take(&self.path)?)?;
                 // Before it was locked somebody may have given it a second copy.
-                let doing = VolumeError::io(format!("cannot look at `{}`", self.path.display()));
-                if one.open(FILE).map_err(doing)?.is_some() {
+                if read_label(&one)?.is_some() {
                     let path = self.path.display().to_string();
                     return Err(CopiesError::Changed { path }.into());
                 }
                 Taken::One(one)
             }
-            Some(second) => Taken::Two([given(&self.path)?, given(second)?]),
+            Some(second) => {
+                let both = [given(&self.path)?, given(second)?];
+                match failed {
+                    Some(error) if both.iter().all(|it| it.directory.is_none()) => {
+                        return Err(error);
+                    }
+                    _ => Taken::Two(both),
+                }
+            }
         })
     }
 }
@@ -138,6 +157,11 @@ impl Places {
 /// The other copy of a pool that one of them knows. Nobody holds it, so it is looked at again.
 /// One of which nobody can say whether it has everything is no pool of one copy.
 fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
+    if Disk::is_one(path) {
+        let label = disk::label_of(path);
+        let label = label.map_err(VolumeError::io(format!("cannot read `{}`", path.display())))?;
+        return Ok(label.map(|bytes| Label::newest(&bytes)).transpose()?.map(|it| it.0.other));
+    }
     let name = path.join(FILE);
     let bytes = match std::fs::File::open(&name) {
         Ok(file) => {
@@ -156,21 +180,41 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
     Ok(Some(Label::newest(&bytes)?.0.other))
 }
 
-/// Makes an empty directory the second copy of a pool that nobody has open, and makes it equal.
+/// Whether a path names what a pool may be on, and that is there.
+fn is_place(path: &Path) -> bool {
+    path.is_dir() || Disk::is_one(path)
+}
+
+/// Refuses a directory and a disk together: the one grows, and the other one does not.
+fn same_kind(path: &Path, second: &Path) -> Result<(), VolumeError> {
+    if Disk::is_one(path) == Disk::is_one(second) || !is_place(path) || !is_place(second) {
+        return Ok(());
+    }
+    let wanted =
+        if Disk::is_one(path) { "a disk, as `path` is" } else { "a directory, as `path` is" };
+    let (value, wanted) = (second.display().to_string(), wanted.to_owned());
+    Err(VolumeError::Invalid { field: "path2", value, wanted })
+}
+
+/// Makes an empty directory, or an empty disk, the second copy of a pool that nobody has open, and
+/// makes it equal. With consent a disk that has something else is overwritten.
 ///
 /// # Errors
 /// If somebody has one of them open, or as [`attach::attach`].
-pub fn attach(path: &Path, other: &Path) -> Result<(), VolumeError> {
+pub fn attach(path: &Path, other: &Path, consent: bool) -> Result<(), VolumeError> {
     for (field, path, wanted) in [
-        ("path", path, "the directory of a pool"),
-        ("path2", other, "an empty directory that is there"),
+        ("path", path, "the directory or the disk of a pool"),
+        ("path2", other, "an empty directory or disk that is there"),
     ] {
-        if !path.is_dir() {
+        if !is_place(path) {
             let (value, wanted) = (path.display().to_string(), wanted.to_owned());
             return Err(VolumeError::Invalid { field, value, wanted });
         }
     }
-    let (first, second) = (RealDirectory::take(path)?, RealDirectory::take(other)?);
+    same_kind(path, other)?;
+    let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
+    let first = RealDirectory::take(path)?;
+    let second = RealDirectory::take_for(other, purpose)?;
     let (path, other) = (first.path().to_owned(), second.path().to_owned());
     attach::attach(first, &path, second, &other).map(drop)
 }
