@@ -1,5 +1,5 @@
-//! Pools in which every checksum is right, and something that is said with it cannot be: refused, or
-//! an error of what is asked for, and never a panic.
+//! Pools in which every checksum is right, and something that is said with it cannot be: refused,
+//! or an error of what is asked for, and never a panic.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod place;
@@ -58,8 +58,8 @@ fn superblocks(path: &Path) -> Vec<(u64, Superblock)> {
     slots.filter_map(|(at, slot)| Some((at, slot.ok()?))).collect()
 }
 
-/// A block that is stored as it is and is shorter than the blocks of its volume: who read behind its
-/// end panicked, with all its connections.
+/// A block that is stored as it is and is shorter than the blocks of its volume: who read behind
+/// its end panicked, with all its connections.
 #[test]
 fn a_stored_block_that_is_too_short_is_an_error() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");

@@ -46,8 +46,8 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a table of partitions, or something that boots"),
 ];
 
-/// Names what a disk of this length has, if it has anything. What is ours does not count: in a range
-/// what begins with these bytes.
+/// Names what a disk of this length has, if it has anything. What is ours does not count: in a
+/// range what begins with these bytes.
 ///
 /// # Errors
 /// If it cannot be read.

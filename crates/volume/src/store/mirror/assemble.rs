@@ -143,8 +143,8 @@ pub enum CopiesError {
     },
     /// What should be empty is not.
     #[error(
-        "`{path}` is not empty: it holds {what}; wanted an empty directory, or an empty disk, for the \
-         second copy"
+        "`{path}` is not empty: it holds {what}; wanted an empty directory, or an empty disk, for \
+         the second copy"
     )]
     NotEmpty {
         /// The directory.
