@@ -370,6 +370,25 @@ fn what_a_queue_holds_back_leaves_no_room_to_pass_on() {
     bench.is_quiet();
 }
 
+/// The same where a fault comes while a batch passes on: between two of its parts the queue has
+/// begun what another channel had left waiting, and holds it.
+#[test]
+fn what_a_queue_begins_to_hold_back_ends_passing_on() {
+    let bench = Bench::new(64, 2, None);
+    let (mut user, mut other) = (User::new(&bench), User::new(&bench));
+    bench.log.blocked.store(true, Ordering::SeqCst);
+    other.submit(Op::Read, apart(0, 16, false));
+    bench.log.blocked.store(false, Ordering::SeqCst);
+    bench.log.holds.store(true, Ordering::SeqCst);
+    let log = Arc::clone(&bench.log);
+    bench.log.meanwhile(move || log.holds.store(false, Ordering::SeqCst));
+    bench.log.meanwhile(|| {});
+    user.submit(Op::Read, apart(1000, 200, false));
+    assert_eq!(user.finish().len(), 200);
+    assert_eq!(other.finish().len(), 16);
+    bench.is_quiet();
+}
+
 /// Two writes to a zone keep the order in which they came, with those to other zones between them.
 #[test]
 fn writes_of_one_zone_do_not_pass_on_together() {

@@ -121,6 +121,21 @@ mod tests {
         assert_eq!(open(&spec("")).unwrap().disk.geometry().len_bytes(), 1 << 30);
     }
 
+    /// Connections sleep on it; without one they look again and again. Whatever is put above the
+    /// volume has to hand it on.
+    #[test]
+    fn what_is_above_a_volume_has_its_descriptor() {
+        let pool = TempDir::new().unwrap();
+        let path = pool.path().join("pool");
+        for query in ["", "&delay_nsec=1000", "&trace=/dev/null", "&scheduler=mq-deadline"] {
+            let text = format!("volume:///v?path={}&size=1G{query}", path.display());
+            let made = open(&uri::parse(&text).unwrap()).unwrap();
+            let mut channel = made.disk.open().unwrap();
+            assert!(channel.descriptor().is_some(), "{text}");
+            assert!(channel.may_sleep(), "nothing is in flight: {text}");
+        }
+    }
+
     /// A second volume silently got what the first one had asked for.
     #[test]
     fn volumes_of_a_pool_that_want_it_otherwise_are_refused() {

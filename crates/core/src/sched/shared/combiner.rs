@@ -371,7 +371,7 @@ impl Core {
         let free = self.depth - self.in_flight;
         let holds_back = !is_room || free == 0;
         self.take_in(&front.lanes, if holds_back { HIGH } else { 0 }, now);
-        if !holds_back && front.lanes.is_occupied() {
+        if !holds_back && !self.is_full() && front.lanes.is_occupied() {
             // What has come while those found their places may continue one of them.
             self.take_in(&front.lanes, 0, now);
         }

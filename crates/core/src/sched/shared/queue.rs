@@ -8,6 +8,7 @@
 //! starter uses it.
 
 use std::cell::Cell;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use blockyard_sync::atomics::yield_now;
@@ -286,9 +287,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             }
             return self.start_some(now, batch, done);
         }
-        // What this queue holds back, because it was armed with a fault meanwhile, has the tags
-        // that what passes on would need.
-        if F::PASSES && self.flights.count() == 0 && self.own.is_immediate() {
+        if F::PASSES {
             self.pass(now, batch, done);
             if batch.is_empty() {
                 return;
@@ -377,6 +376,16 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         self.has_out() || self.own.waits_for_others()
     }
 
+    /// That of the way past the scheduler. What is in the scheduler has none: `due` says when to
+    /// look for it.
+    fn descriptor(&mut self) -> Option<RawFd> {
+        self.own.descriptor()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        !self.is_home() && self.own.may_sleep()
+    }
+
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
         if !self.has_out() {
             // Past the scheduler: the device's own threads ring.
@@ -390,8 +399,9 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             if self.refused.get() && self.shared.front.room(&self.lane) > 0 {
                 break;
             }
-            // Nobody rings when there is room in a lane.
-            let longest = now + if self.refused.get() { LOOK_NS } else { SLEEP_NS };
+            // Nobody rings when there is room in a lane, nor here for what went past.
+            let looks = self.refused.get() || self.own.waits_for_others();
+            let longest = now + if looks { LOOK_NS } else { SLEEP_NS };
             let end = match until {
                 Due::At(at) if at <= now => break,
                 Due::At(at) => at.min(longest),

@@ -27,7 +27,13 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
     pub(super) fn pass(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         let (mut yields, mut helps) = (YIELDS_MAX, HELPS_MAX);
         let most = usize::from(self.shared.hand);
-        while !batch.is_empty() && self.sheaf.look_at(batch, most) {
+        // What this queue holds back, because it was armed with a fault meanwhile, has the tags
+        // that what passes on would need.
+        while !batch.is_empty()
+            && self.flights.count() == 0
+            && self.own.is_immediate()
+            && self.sheaf.look_at(batch, most)
+        {
             let ScheduledQueue { shared, lane, sheaf, .. } = self;
             let passing = loop {
                 match shared.front.pass(lane, sheaf, now) {
