@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use blockyard_sync::bell::Bell;
+use blockyard_sync::bell::{Bell, Caller};
 use blockyard_volume::VolumeError;
 use blockyard_volume::store::lane::Ended;
 use blockyard_volume::store::{
@@ -44,7 +45,8 @@ impl<D: Directory> Directory for Slow<D> {
 
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> SlowLane<D> {
         let inner = self.inner.lane(scratch.map(|file| &file.inner));
-        SlowLane { inner, delay: self.delay, held: VecDeque::new(), begun: 0 }
+        let (delay, held, alarm) = (self.delay, VecDeque::new(), Alarm::start());
+        SlowLane { inner, delay, held, begun: 0, alarm }
     }
 
     fn title(&self) -> String {
@@ -139,6 +141,38 @@ struct Held<F> {
     durability: Durability,
 }
 
+/// Rings when the time of a parcel has come while its lane sleeps for others.
+#[derive(Debug)]
+struct Alarm {
+    bell: Arc<Bell>,
+    /// When to ring, each later than the one before. There until it is dropped.
+    times: Option<Sender<Instant>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Alarm {
+    fn start() -> Alarm {
+        let bell = Arc::new(Bell::new());
+        let own = Arc::clone(&bell);
+        let (times, due) = channel::<Instant>();
+        let thread = thread::spawn(move || {
+            for due in due {
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                own.ring();
+            }
+        });
+        Alarm { bell, times: Some(times), thread: Some(thread) }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.times = None;
+        // It does nothing that could panic.
+        _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// A slow way of groups into files: each parcel is held back for as long as its write takes longer,
 /// and then goes the way below.
 pub struct SlowLane<D: Directory> {
@@ -147,6 +181,7 @@ pub struct SlowLane<D: Directory> {
     held: VecDeque<Held<D::File>>,
     /// Parcels on the way below.
     begun: usize,
+    alarm: Alarm,
 }
 
 impl<D: Directory> SlowLane<D> {
@@ -160,6 +195,14 @@ impl<D: Directory> SlowLane<D> {
             self.begun += 1;
         }
     }
+
+    /// Sleeps until the oldest below has ended, until the time of another has come, or until
+    /// something is there; says whether the oldest has ended.
+    fn wait_below(&mut self, is_there: &dyn Fn() -> bool) -> bool {
+        let next = self.held.front().map(|held| held.due);
+        let is_due = || next.is_some_and(|due| due <= Instant::now());
+        self.inner.wait(&self.alarm.bell, &|| is_there() || is_due())
+    }
 }
 
 impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
@@ -168,7 +211,9 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
     }
 
     fn hear(&mut self, bell: &Bell) {
-        self.inner.hear(bell);
+        let own = Arc::clone(&self.alarm.bell);
+        self.inner.hear(&own);
+        bell.call(Caller::new(move || _ = own.ring()));
     }
 
     fn begin(
@@ -180,12 +225,19 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
     ) {
         let (due, file) = (Instant::now() + self.delay, Arc::clone(&file.inner));
         self.held.push_back(Held { due, file, offset, parcel, durability });
+        // It is there as long as the lane is.
+        _ = self.alarm.times.as_ref().map(|times| times.send(due));
     }
 
     fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
         self.begin_due();
         if self.begun > 0 {
-            return self.inner.wait(bell, is_there);
+            let mut ended = false;
+            if bell.doze(is_there) {
+                ended = self.wait_below(is_there);
+                bell.rise();
+            }
+            return ended;
         }
         let Some(held) = self.held.front() else { return true };
         bell.sleep(held.due.saturating_duration_since(Instant::now()), is_there);
@@ -196,6 +248,10 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
         if self.begun == 0 {
             let held = self.held.front()?;
             thread::sleep(held.due.saturating_duration_since(Instant::now()));
+        }
+        self.begin_due();
+        // The others go their way meanwhile.
+        while !self.held.is_empty() && !self.wait_below(&|| false) {
             self.begin_due();
         }
         let ended = self.inner.end()?;
