@@ -210,10 +210,12 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
         self.inner.depth()
     }
 
-    fn hear(&mut self, bell: &Bell) {
+    fn caller(&self) -> Option<Caller> {
+        if let Some(below) = self.inner.caller() {
+            self.alarm.bell.call(below);
+        }
         let own = Arc::clone(&self.alarm.bell);
-        self.inner.hear(&own);
-        bell.call(Caller::new(move || _ = own.ring()));
+        Some(Caller::new(move || _ = own.ring()))
     }
 
     fn begin(

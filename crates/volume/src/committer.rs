@@ -5,8 +5,9 @@
 //! the only one that writes to the log and that changes the trees of maps.
 //!
 //! A group is on its way from when it is begun until it has *landed*: it is durable then if it is
-//! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log. A
-//! second one is on its way only behind a long one, where it fills the disk's time.
+//! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log.
+//! Others are begun behind a long one, where they fill the disk's time. Behind a short one the next
+//! is begun when that one is written, before anybody is told: the disk has to do meanwhile.
 
 mod flight;
 mod group;
@@ -182,7 +183,9 @@ impl<D: Directory> Committer<D> {
     pub fn turn(&mut self) -> Turn {
         if !self.flights.is_empty() {
             if !self.may_overlap() {
-                self.land();
+                if !self.may_relay() || !self.relay() {
+                    self.land();
+                }
                 return Turn::Worked;
             }
             self.gather();
@@ -205,7 +208,7 @@ impl<D: Directory> Committer<D> {
         match self.commit() {
             // Told when it has landed.
             None if !wants_checkpoint => {
-                if !self.may_overlap() {
+                if !self.may_overlap() && !self.may_relay() {
                     self.land();
                 }
             }

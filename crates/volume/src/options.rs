@@ -20,7 +20,8 @@ pub struct Options {
     pub sync_bytes: u64,
     /// Most records in the committer's mailbox.
     pub records_max: u32,
-    /// A second group is on its way only behind one that is longer than this, in bytes.
+    /// Another group is begun behind one that is on its way only if that is at least as long as
+    /// this, in bytes.
     pub pipeline_bytes: u32,
     /// By what files are read and written.
     pub store: StoreKind,

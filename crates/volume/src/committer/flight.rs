@@ -1,5 +1,7 @@
 //! Groups on their way: how they are begun and how they land.
 
+use std::collections::VecDeque;
+
 use blockyard_core::Status;
 
 use super::Committer;
@@ -15,6 +17,9 @@ use crate::store::{Commit, Directory, Durability, Lane, Parcel, StoreFile};
 
 /// So many threads that wait for a group are woken before its blocks are in the maps.
 const MANY: usize = 6;
+
+/// A group of so many records takes so long to land that the next one is begun before.
+const RELAYED: usize = 4;
 
 /// A group on its way.
 pub(super) struct Flight {
@@ -63,6 +68,35 @@ impl<D: Directory> Committer<D> {
         }
         let lane = self.lane();
         (is_long || lane.takes_short()) && count < lane.depth()
+    }
+
+    /// Whether the next group may be begun between the end of the only one on its way and the
+    /// telling of those who wait for that one, which the disk would have nothing to do for.
+    pub(super) fn may_relay(&mut self) -> bool {
+        let [flight] = self.flights.make_contiguous() else { return false };
+        flight.group.records.len() >= RELAYED
+            && self.pool.segments().directory().tells_everybody()
+            && self.lane().depth() > 1
+    }
+
+    /// Waits until the only group on its way is written, begins the next one, and tells everybody of
+    /// the first; says whether that could be. Behind one that has failed nothing is begun.
+    pub(super) fn relay(&mut self) -> bool {
+        if !self.lane().ripen() {
+            return false;
+        }
+        self.gather();
+        if !self.may_go_behind() {
+            return false;
+        }
+        let oldest = |flights: &VecDeque<Flight>| flights.front().map(|flight| flight.number);
+        let written = oldest(&self.flights);
+        self.carry_out();
+        // Behind a long one it is still there.
+        if oldest(&self.flights) == written {
+            self.land();
+        }
+        true
     }
 
     /// Whether a change of the catalogue is on its way.

@@ -340,6 +340,13 @@ impl<D: Directory> Lane<CopiesFile<D>> for CopiesLane<D> {
         }
     }
 
+    fn ripen(&mut self) -> bool {
+        match self {
+            CopiesLane::One(one) => one.ripen(),
+            CopiesLane::Two(two) => two.ripen(),
+        }
+    }
+
     fn caller(&self) -> Option<Caller> {
         match self {
             CopiesLane::One(one) => one.caller(),

@@ -170,6 +170,12 @@ pub trait Lane<F>: fmt::Debug + Send + 'static {
         true
     }
 
+    /// Waits until the oldest parcel has ended, which stays; says whether it has ended well. `false`
+    /// where that is not known before [`Lane::end`].
+    fn ripen(&mut self) -> bool {
+        false
+    }
+
     /// Waits until the oldest parcel has ended; `None` if nothing is under way. After an error
     /// nobody knows what of it is written.
     fn end(&mut self) -> Option<Ended>;

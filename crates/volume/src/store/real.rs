@@ -316,6 +316,13 @@ impl Lane<RealFile> for RealLane {
         }
     }
 
+    fn ripen(&mut self) -> bool {
+        match self {
+            RealLane::Ring(lane) => lane.ripen(),
+            RealLane::Blocking(_) => false,
+        }
+    }
+
     fn caller(&self) -> Option<Caller> {
         match self {
             RealLane::Ring(lane) => lane.caller(),

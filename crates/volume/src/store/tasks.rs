@@ -223,6 +223,13 @@ impl<F: StoreFile, L: Lane<F>> Lane<F> for Chosen<F, L> {
         }
     }
 
+    fn ripen(&mut self) -> bool {
+        match self {
+            Chosen::Group(lane) => lane.ripen(),
+            Chosen::Tasks(lane) => lane.ripen(),
+        }
+    }
+
     fn caller(&self) -> Option<Caller> {
         match self {
             Chosen::Group(lane) => lane.caller(),

@@ -52,7 +52,8 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
         shape.options.segments_max = random.usize(7..14);
     }
     if random.bool() {
-        (shape.depth, shape.options.pipeline_bytes) = (2, random.u32(..4096));
+        let bytes = random.u32(..4096);
+        (shape.depth, shape.options.pipeline_bytes) = (2 + bytes as usize % 3, bytes);
     }
     shape
 }

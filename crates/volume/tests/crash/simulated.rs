@@ -84,6 +84,16 @@ impl Lane<SimulatedFile> for SimulatedLane {
         self.under_way.push_back((Arc::clone(file), (Some(parcel), result), wanted));
     }
 
+    fn ripen(&mut self) -> bool {
+        if let Some((file, (_, result), wanted)) = self.under_way.front_mut()
+            && result.is_ok()
+            && std::mem::replace(wanted, Durability::Nothing) != Durability::Nothing
+        {
+            *result = file.sync();
+        }
+        self.under_way.front().is_none_or(|(_, (_, result), _)| result.is_ok())
+    }
+
     fn end(&mut self) -> Option<Ended> {
         let (file, (parcel, mut result), wanted) = self.under_way.pop_front()?;
         if result.is_ok() && wanted != Durability::Nothing {

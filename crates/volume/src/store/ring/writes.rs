@@ -21,8 +21,8 @@ use crate::buffer::{ALIGN, Memory};
 use crate::store::RealFile;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
 
-/// Parcels under way at once.
-const DEPTH: usize = 2;
+/// Parcels under way at once: where a disk is slow to answer, long writes wait for it together.
+const DEPTH: usize = 8;
 
 /// Files that the ring knows at once.
 const FILES: u32 = 8;
@@ -392,12 +392,17 @@ impl Lane<RealFile> for RingLane {
         self.is_oldest_done()
     }
 
-    fn end(&mut self) -> Option<Ended> {
+    fn ripen(&mut self) -> bool {
         self.reap();
         while !self.is_oldest_done() {
             self.sleep();
             self.reap();
         }
+        self.flights.front().is_none_or(|flight| matches!(flight.result, Some(Ok(()))))
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        self.ripen();
         let mut flight = self.flights.pop_front()?;
         while !flight.is_back() && !self.lost {
             // It has failed; the system still has a part of it.
