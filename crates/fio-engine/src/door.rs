@@ -296,3 +296,24 @@ impl Door {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fios_classes_are_those_of_linux() {
+        for (ioprio, class) in [
+            (0, Prio::BestEffort),
+            (7, Prio::BestEffort),
+            (1 << 13, Prio::RealTime),
+            (1 << 13 | 7, Prio::RealTime),
+            (2 << 13 | 4, Prio::BestEffort),
+            (3 << 13, Prio::Idle),
+            (3 << 13 | 7, Prio::Idle),
+            (0xffff, Prio::BestEffort),
+        ] {
+            assert_eq!(prio(ioprio), class, "{ioprio:#x}");
+        }
+    }
+}

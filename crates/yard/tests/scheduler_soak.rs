@@ -495,6 +495,8 @@ fn soak(text: &str, stream: u64) {
     let Conductor { came, completed, switched, .. } = conductor;
     println!("{text}: {came} submitters, {completed} bios, {switched} switches");
     assert!(completed > 0, "nothing was done");
+    assert!(switched > 0, "the scheduler was never switched");
+    assert!(came > 1, "submitters did not come and go");
 }
 
 #[test]

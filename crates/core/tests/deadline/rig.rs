@@ -152,7 +152,12 @@ impl Rig {
 
     /// Inserts requests; says which were refused.
     pub(crate) fn try_insert(&mut self, text: &str) -> String {
-        let mut refused = Vec::new();
+        self.try_insert_behind("", text)
+    }
+
+    /// The same while these wait that were refused before; they come first.
+    pub(crate) fn try_insert_behind(&mut self, waits: &str, text: &str) -> String {
+        let mut refused: Vec<_> = waits.split_whitespace().map(read_one).collect();
         let now = self.nanos();
         self.order.insert_batch(text.split_whitespace().map(read_one), now, &mut refused);
         words(&refused)

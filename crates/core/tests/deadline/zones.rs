@@ -92,6 +92,14 @@ fn a_write_behind_one_that_was_refused_is_refused_too() {
 }
 
 #[test]
+fn a_write_behind_one_that_was_refused_earlier_is_refused_too() {
+    let mut rig = rig(&[]);
+    assert_eq!(rig.try_insert_behind("w2048", "r0 w2056"), "w2048 w2056", "there is room");
+    assert_eq!(rig.run(), "r0");
+    assert_eq!(rig.try_insert_behind("r3072", "w2048 w2056"), "r3072", "reads have no order");
+}
+
+#[test]
 fn lines_of_many_zones_do_not_mix() {
     let mut rig = rig(&[(Tunable::FifoBatch, 2), (Tunable::WriteExpire, 0)]);
     for row in 0..5 {

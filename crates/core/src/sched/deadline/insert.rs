@@ -64,7 +64,8 @@ impl<T: Item> Deadline<T> {
             }
             return;
         }
-        let mut is_order_kept = true;
+        // What was refused before, and waits there, goes before these.
+        let mut is_order_kept = !refused.iter().any(T::keeps_zone_order);
         for item in items {
             let keeps_order = item.keeps_zone_order();
             let inserted = if keeps_order && !is_order_kept {
