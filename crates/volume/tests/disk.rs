@@ -89,6 +89,24 @@ fn the_contract_by_calls_that_block() {
     contract_on("disk, 4096 of 512, threads", 512, 4096, StoreKind::Threads);
 }
 
+#[test]
+fn the_contract_on_two_disks() {
+    let place = place("two");
+    let image = |name: &str| LoopDevice::new(&place.path().join(name), 512 * MIB, 512);
+    let (first, second) = (image("one"), image("two"));
+    let (path, path2) = (first.path().to_owned(), Some(second.path().to_owned()));
+    let degraded = false;
+    let places = Places { path: path.clone(), path2: path2.clone(), degraded };
+    let running = Running::open_places(&places, Options::default()).unwrap();
+    contract::run(&contract::Subject::plain("two disks", true, move || {
+        let name = place.fresh().file_name().unwrap().to_string_lossy().into_owned();
+        let config = config(&path, &format!("v{name}"), 8 * MIB);
+        Volume::open(VolumeConfig { path2: path2.clone(), ..config }).unwrap()
+    }));
+    drop(running);
+    assert_eq!(check(first.path(), &mut |_| {}).unwrap().damaged, 0);
+}
+
 /// Writes MiB after MiB, each by its number, and answers how many there was room for.
 fn fill(volume: &Arc<Volume>, count: u64) -> u64 {
     let mut io = door(volume);

@@ -125,6 +125,15 @@ fn nothing_that_was_durable_is_missing_in_two_copies() {
     kills(&place.path().join("mirror"), 13);
 }
 
+#[test]
+fn nothing_that_was_durable_is_missing_on_two_disks() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disks");
+    for (name, bytes) in [("mirror", 128 << 20), ("mirror.second", 160 << 20)] {
+        std::fs::File::create(place.path().join(name)).unwrap().set_len(bytes).unwrap();
+    }
+    kills(&place.path().join("mirror"), 14);
+}
+
 fn kills(directory: &Path, seed: u64) {
     let kills: u64 = std::env::var("BLOCKYARD_KILLS").map_or(KILLS, |text| text.parse().unwrap());
     let mut random = fastrand::Rng::with_seed(seed);
