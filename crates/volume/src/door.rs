@@ -349,12 +349,13 @@ impl<D: Directory> Door<D> {
         memory.take(len).or_else(|| self.reserved.map(|_| memory.take_beyond(len)))
     }
 
-    /// Writes a range of bytes, which lie in one span. `fill` makes them; it may be asked again.
+    /// Writes a range of bytes, which lie in one span. `fill` makes those from an offset on, block by
+    /// block; it may be asked again.
     pub fn write(
         &mut self,
         at: u64,
         len: usize,
-        fill: &dyn Fn(&mut [u8]),
+        fill: &dyn Fn(usize, &mut [u8]),
         token: u32,
         durable: bool,
     ) -> Outcome {
@@ -382,7 +383,7 @@ impl<D: Directory> Door<D> {
         end: u64,
         offset: usize,
         len: usize,
-        fill: &dyn Fn(&mut [u8]),
+        fill: &dyn Fn(usize, &mut [u8]),
         token: u32,
         durable: bool,
     ) -> Outcome {
@@ -407,8 +408,9 @@ impl<D: Directory> Door<D> {
                 let at = ((block - first) * size) as usize;
                 raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
             }
-            fill(&mut raw[offset..offset + len]);
-            let Some(payload) = self.seal(raw) else { return Outcome::Full };
+            let Some(payload) = self.seal(raw, offset..offset + len, fill) else {
+                return Outcome::Full;
+            };
             let what = What::Data { payload: Arc::clone(&payload), index: 0 };
             let body = Body::Write(payload);
             if self.begin(first, end, what, body, &edges, token, durable) {
@@ -458,12 +460,24 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Compresses and checksums blocks.
-    fn seal(&mut self, raw: Buffer) -> Option<Arc<Payload>> {
+    /// Fills a part of some blocks, compresses and checksums them: one after the other, as long as
+    /// it is in the processor's cache.
+    fn seal(
+        &mut self,
+        mut raw: Buffer,
+        part: std::ops::Range<usize>,
+        fill: &dyn Fn(usize, &mut [u8]),
+    ) -> Option<Arc<Payload>> {
         let size = self.block_bytes();
+        let filled = |index: usize, block: &mut [u8]| {
+            let start = index * size;
+            let (from, to) = (part.start.max(start), part.end.min(start + size));
+            fill(from - part.start, &mut block[from - start..to - start]);
+        };
         let mut blocks = Vec::with_capacity(raw.len() / size);
         if self.packer.is_idle() {
-            for (index, block) in raw.chunks(size).enumerate() {
+            for (index, block) in raw.chunks_mut(size).enumerate() {
+                filled(index, block);
                 let (offset, len) = ((index * size) as u32, size as u32);
                 blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
             }
@@ -472,10 +486,11 @@ impl<D: Directory> Door<D> {
         let align = self.pool.align() as usize;
         let mut packed = self.memory(raw.len())?;
         let mut at = 0;
-        for block in raw.chunks(size) {
+        for (index, block) in raw.chunks_mut(size).enumerate() {
+            filled(index, block);
             let (codec, stored) = match self.packer.compress(block, &mut self.packing, align) {
                 Some((codec, len)) => (codec, &self.packing[..len]),
-                None => (Codec::Raw, block),
+                None => (Codec::Raw, &*block),
             };
             let (len, crc) = (stored.len(), crc(stored));
             packed[at..at + len].copy_from_slice(stored);

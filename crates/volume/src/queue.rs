@@ -193,7 +193,11 @@ impl<D: Directory> VolumeQueue<D> {
     /// Sends the records of a write; says how many, or how it ended.
     fn write(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
-        let fill = |into: &mut [u8]| Pieces::new(work.segments()).read(into);
+        let fill = |from: usize, into: &mut [u8]| {
+            let mut pieces = Pieces::new(work.segments());
+            pieces.skip(from);
+            pieces.read(into);
+        };
         let outcome = self.door.write(work.sector().bytes(), len, &fill, token, durable);
         (u32::from(outcome == Outcome::Taken), outcome)
     }
@@ -221,7 +225,7 @@ impl<D: Directory> VolumeQueue<D> {
                 (to, self.door.zero(at, to - at, token, durable))
             } else {
                 let to = block_end.min(end);
-                let fill = |into: &mut [u8]| into.fill(0);
+                let fill = |_: usize, into: &mut [u8]| into.fill(0);
                 (to, self.door.write(at, (to - at) as usize, &fill, token, durable))
             };
             if outcome != Outcome::Taken {

@@ -401,7 +401,9 @@ impl<D: Directory> Filler<D> {
             while left > 0 {
                 let len = left.min(self.part_bytes / self.size * self.size);
                 let (part, rest) = bytes.split_at(len as usize);
-                let fill = |into: &mut [u8]| into.copy_from_slice(part);
+                let fill = |from: usize, into: &mut [u8]| {
+                    into.copy_from_slice(&part[from..from + into.len()]);
+                };
                 self.until_taken(|door| door.write(at, part.len(), &fill, 0, false))?;
                 (at, left, bytes) = (at + len, left - len, rest);
             }

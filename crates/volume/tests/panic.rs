@@ -113,7 +113,7 @@ fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
 fn write(running: &Running<Trap>, block: u64) -> Status {
     let live = running.pool().find("v").unwrap();
     let mut door = Door::open(running.pool(), live, Compression::None, 4);
-    match door.write(block * 4096, 4096, &|bytes| bytes.fill(7), 1, true) {
+    match door.write(block * 4096, 4096, &|_, bytes| bytes.fill(7), 1, true) {
         Outcome::Taken => {}
         Outcome::Full => panic!("an empty pool has room"),
         Outcome::Ended(status) => return status,

@@ -159,7 +159,11 @@ impl<D: Directory> SerialQueue<D> {
             Op::Write => {
                 let durable = started.flags().contains(Flags::FUA);
                 self.change(|door| {
-                    let fill = |into: &mut [u8]| Pieces::new(started.segments()).read(into);
+                    let fill = |from: usize, into: &mut [u8]| {
+                        let mut pieces = Pieces::new(started.segments());
+                        pieces.skip(from);
+                        pieces.read(into);
+                    };
                     door.write(at, len, &fill, 0, durable)
                 })
             }

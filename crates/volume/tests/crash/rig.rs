@@ -242,13 +242,13 @@ impl Rig {
         let outcome = match step {
             Step::Write { first, count, fua } => {
                 let block = self.bytes(number);
-                let fill = |into: &mut [u8]| {
+                let fill = |_: usize, into: &mut [u8]| {
                     into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
                 };
                 self.door.write(first * size, (count * size) as usize, &fill, token, fua)
             }
             Step::Part { block, fua } => {
-                let fill = |into: &mut [u8]| {
+                let fill = |_: usize, into: &mut [u8]| {
                     let word = (number as u32).to_le_bytes();
                     into.chunks_mut(4).for_each(|part| part.copy_from_slice(&word));
                 };
