@@ -234,12 +234,14 @@ impl Blocks {
                         .decompress_here(&mut decoder, bytes, &mut hand.plain)
                         .map_err(|_| unreadable(SnapshotError::Undecodable { block }))?;
                     match own {
-                        Some(own) => {
+                        // One that is no shorter than a block was not made by us; it is not kept,
+                        // since with a checksum no word could say how long it is.
+                        Some(own) if bytes.len() + self.form.tail < self.form.unit => {
                             let hints = self.hints.as_ref();
                             let like = hints.map(|hints| (hints, dedup::key(&hand.plain)));
                             self.put(&mut hand, block, bytes, *own, like)
                         }
-                        None => self.write(&mut hand, block),
+                        _ => self.write(&mut hand, block),
                     }
                 }
                 Stored::Raw => {

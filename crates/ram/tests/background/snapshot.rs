@@ -88,6 +88,43 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     assert!(error.contains("cannot be written"), "{error}");
 }
 
+/// Compressed blocks of 64 KiB that are a few bytes shorter than the block: nothing of ours makes
+/// them, but a file may hold them.
+#[test]
+fn packed_blocks_that_are_hardly_shorter_are_loaded() {
+    const UNIT: usize = 64 << 10;
+    let scratch = Scratch::new("hardly");
+    let file = scratch.file("snapshot");
+    let mut noise = vec![0; UNIT];
+    fastrand::Rng::with_seed(3).fill(&mut noise);
+    for repeated in 262..=265 {
+        let (first, last) = (UNIT - repeated - 12, 12);
+        let mut block = noise[..first].to_vec();
+        block.resize(first + repeated, noise[first - 1]);
+        block.extend_from_slice(&noise[..last]);
+        // Literals, a match that repeats the last of them, and literals.
+        let mut packed = vec![0xff];
+        packed.resize(1 + (first - 15) / 255, 0xff);
+        packed.push(((first - 15) % 255) as u8);
+        packed.extend_from_slice(&noise[..first]);
+        packed.extend([1, 0, (repeated - 4 - 15) as u8, (last << 4) as u8]);
+        packed.extend_from_slice(&noise[..last]);
+        assert!((UNIT - 4..UNIT).contains(&packed.len()), "{}", packed.len());
+        let header = Header { size: SIZE, unit: UNIT as u32, codecs: vec![CodecConfig::default()] };
+        let mut writer = Writer::new(Vec::new(), &header).unwrap();
+        writer.record(Record { block: 5, stored: Stored::Packed(0), bytes: &packed }).unwrap();
+        std::fs::write(&file, writer.finish().unwrap()).unwrap();
+        for checksum in [false, true] {
+            let load = Some(file.clone());
+            let config = RamConfig { unit: UNIT as u32, checksum, load, ..plain() };
+            let ram = Ram::open(config).unwrap();
+            let mut back = vec![0; UNIT];
+            io(&ram).read(Sector(5 * UNIT as u64 / 512), &mut back).unwrap();
+            assert!(back == block, "{repeated}, checksum {checksum}");
+        }
+    }
+}
+
 /// As much as there is of everything: the longest stored block, which a word cannot say, raw and
 /// with a checksum, in memory, on a file and in a snapshot.
 #[test]
