@@ -357,8 +357,11 @@ impl Shard {
     /// yet, by its first segment; its pages stay until [`Shard::end_gathering`]. Leaves in `from`
     /// where to go on; `None` at the end.
     pub(super) fn begin_gathering(&mut self, from: &mut u32) -> Option<u32> {
+        // Somebody else is at it, and his pages must stay: he goes on where we would have.
+        if self.gathering.is_some() {
+            return None;
+        }
         let stretch = self.layout.huge_stretch()?;
-        debug_assert!(self.gathering.is_none());
         let full = self.layout.segment_units();
         while (*from + stretch) as usize <= self.segments.len() {
             let first = *from;
@@ -459,6 +462,9 @@ impl Segment {
         let start = layout.segment_start(shard, number) + Layout::bytes(self.granted) as u64;
         let granted = pages * PAGE_UNITS;
         if !ground.memory.populate(start, Layout::bytes(granted)) {
+            // Some of it may be there: that is not in use, and must not look so to the system.
+            // SAFETY: nothing was allocated there yet.
+            unsafe { ground.memory.give_back(start, Layout::bytes(granted), false) };
             ground.arena.give(pages);
             return false;
         }
