@@ -163,8 +163,14 @@ impl<T: Table> Shared<T> {
     /// `into` must be valid for reads and writes of a block.
     #[inline]
     unsafe fn read(&self, decoder: &mut Decoder, block: u64, into: *mut u8) -> Status {
-        // SAFETY: under the entry's lock, and the caller's contract.
-        self.table.read(block, |entry| unsafe { self.unpack(decoder, entry, into) })
+        self.table.read(block, |entry| {
+            // All of it at once, as the product does.
+            if let Some(object) = entry.object() {
+                self.pool.fetch(object);
+            }
+            // SAFETY: under the entry's lock, and the caller's contract.
+            unsafe { self.unpack(decoder, entry, into) }
+        })
     }
 
     /// Stores what is in the hand, or says that there is no memory.
