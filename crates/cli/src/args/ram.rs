@@ -17,7 +17,8 @@ pub(crate) enum RamCommand {
     Recompress(RamRecompressArgs),
     /// Move blocks to the backing file, compressed as they are
     Writeback(RamWritebackArgs),
-    /// Save what the device holds to a file, for `load=FILE` of a device like it
+    /// Save what the device holds to a file, for `load=FILE` of a device like it. Blocks that are
+    /// written meanwhile are in it or not, one by one: unmount or freeze a file system first
     Save(RamFileArgs),
     /// Train a zstd dictionary on what the device holds, for `dict=FILE`
     Train(RamFileArgs),
