@@ -46,7 +46,7 @@ impl Fast {
         Fast(Box::new([0; 1 << TABLE_BITS]))
     }
 
-    /// Compresses `block` into at most `len_max` bytes, and not more than `into` has; says how many.
+    /// Compresses `block` into `len_max` bytes at most, and no more than `into` has; says how many.
     ///
     /// # Panics
     /// If the block is longer than 64 KiB.
@@ -493,7 +493,7 @@ mod tests {
             let room = if full { bound(len) } else { random.usize(..bound(len)) };
             let acceleration = if random.bool() { 1 } else { random.i32(1..=65_537) };
             let made = fast.compress(&block, &mut ours, room, acceleration).unwrap_or(0);
-            // SAFETY: the state has its size and alignment, and the lengths are those of the slices.
+            // SAFETY: the state has its size and alignment, the lengths are those of the slices.
             let wanted = unsafe {
                 LZ4_compress_fast_extState(
                     state.as_mut_ptr().cast(),
