@@ -5,9 +5,9 @@
 //! one thread and are made when a channel is opened, so that nothing is allocated afterwards.
 //!
 //! LZ4's fast compressor is our own, byte for byte what its author's makes; all else is the
-//! authors' C libraries, for speed. A build without the feature `c-codecs` needs no C compiler: it has LZ4
-//! in Rust alone, which reads and writes the same bytes, and neither lz4hc nor zstd.
-//! LZO, the kernel's default, exists under the GPL only and is not here.
+//! authors' C libraries, for speed. A build without the feature `c-codecs` needs no C compiler: it
+//! has LZ4 in Rust alone, which reads and writes the same bytes, and neither lz4hc nor zstd. LZO,
+//! the kernel's default, exists under the GPL only and is not here.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "c-codecs")]
