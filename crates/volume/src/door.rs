@@ -349,8 +349,8 @@ impl<D: Directory> Door<D> {
         memory.take(len).or_else(|| self.reserved.map(|_| memory.take_beyond(len)))
     }
 
-    /// Writes a range of bytes, which lie in one span. `fill` makes those from an offset on, block by
-    /// block; it may be asked again.
+    /// Writes a range of bytes, which lie in one span. `fill` makes those from an offset on, block
+    /// by block; it may be asked again.
     pub fn write(
         &mut self,
         at: u64,

@@ -79,8 +79,8 @@ impl<D: Directory> Committer<D> {
             && self.lane().depth() > 1
     }
 
-    /// Waits until the only group on its way is written, begins the next one, and tells everybody of
-    /// the first; says whether that could be. Behind one that has failed nothing is begun.
+    /// Waits until the only group on its way is written, begins the next one, and tells everybody
+    /// of the first; says whether that could be. Behind one that has failed nothing is begun.
     pub(super) fn relay(&mut self) -> bool {
         if !self.lane().ripen() {
             return false;

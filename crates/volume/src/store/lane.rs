@@ -170,8 +170,8 @@ pub trait Lane<F>: fmt::Debug + Send + 'static {
         true
     }
 
-    /// Waits until the oldest parcel has ended, which stays; says whether it has ended well. `false`
-    /// where that is not known before [`Lane::end`].
+    /// Waits until the oldest parcel has ended, which stays; says whether it has ended well.
+    /// `false` where that is not known before [`Lane::end`].
     fn ripen(&mut self) -> bool {
         false
     }
