@@ -241,6 +241,14 @@ impl RingLane {
         }
     }
 
+    fn wait_for_oldest(&mut self) {
+        self.reap();
+        while !self.is_oldest_done() {
+            self.sleep();
+            self.reap();
+        }
+    }
+
     fn is_oldest_done(&self) -> bool {
         self.flights.front().is_none_or(|flight| flight.result.is_some())
     }
@@ -393,16 +401,17 @@ impl Lane<RealFile> for RingLane {
     }
 
     fn ripen(&mut self) -> bool {
-        self.reap();
-        while !self.is_oldest_done() {
-            self.sleep();
-            self.reap();
+        // Behind something that is on its way it would be linked, and the system's thread for syncs
+        // comes late where others keep the processors busy: that is dearer than a disk that rests.
+        if self.way == Way::Itself {
+            return false;
         }
+        self.wait_for_oldest();
         self.flights.front().is_none_or(|flight| matches!(flight.result, Some(Ok(()))))
     }
 
     fn end(&mut self) -> Option<Ended> {
-        self.ripen();
+        self.wait_for_oldest();
         let mut flight = self.flights.pop_front()?;
         while !flight.is_back() && !self.lost {
             // It has failed; the system still has a part of it.
