@@ -31,8 +31,9 @@ pub const VOLUME: &str = "v0";
 const SEGMENT_BYTES: u64 = 32 << 20;
 /// Workers of a task queue.
 const WORKERS: u16 = 32;
-/// How much is written at a time when a volume is filled, in bytes.
-const FILL_BYTES: usize = 1 << 20;
+/// How much is written at a time when a volume is filled, in bytes. A group does not go on in the
+/// next segment: of longer ones the shortest segments would have room for three quarters.
+const FILL_BYTES: usize = 128 << 10;
 /// How long to wait for a directory, and until the next look.
 const TAKE_MAX: Duration = Duration::from_secs(2);
 const TAKE_LOOK: Duration = Duration::from_millis(2);
