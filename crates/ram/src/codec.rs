@@ -4,15 +4,13 @@
 //! its channels. The working memory is apart from it: an [`Encoder`] and a [`Decoder`] belong to
 //! one thread and are made when a channel is opened, so that nothing is allocated afterwards.
 //!
-//! LZ4's fast compressor is our own, byte for byte what its author's makes; all else is the
-//! authors' C libraries, for speed. A build without the feature `c-codecs` needs no C compiler: it
-//! has LZ4 in Rust alone, which reads and writes the same bytes, and neither lz4hc nor zstd. LZO,
-//! the kernel's default, exists under the GPL only and is not here.
+//! LZ4 and zstd are their authors' C libraries, for speed. A build without the feature `c-codecs`
+//! needs no C compiler: it has LZ4 in Rust, which reads and writes the same bytes, and no zstd.
+//! LZO, the kernel's default, exists under the GPL only and is not here.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "c-codecs")]
 mod lz4_c;
-mod lz4_fast;
 #[cfg(not(feature = "c-codecs"))]
 mod lz4_rust;
 #[cfg(feature = "c-codecs")]
@@ -183,7 +181,7 @@ impl Codec {
     /// If the system refuses memory.
     pub fn encoder(&self, unit: usize) -> Result<Encoder, RamError> {
         let mut encoder = Encoder(match self.algo {
-            Algo::Lz4 => Working::Lz4(lz4_fast::Fast::new()),
+            Algo::Lz4 => Working::Lz4(lz4::Fast::new()),
             #[cfg(feature = "c-codecs")]
             Algo::Lz4hc => Working::Lz4hc(lz4::High::new()),
             #[cfg(feature = "c-codecs")]
@@ -316,7 +314,7 @@ pub struct Encoder(Working);
 
 #[derive(Debug)]
 enum Working {
-    Lz4(lz4_fast::Fast),
+    Lz4(lz4::Fast),
     #[cfg(feature = "c-codecs")]
     Lz4hc(lz4::High),
     #[cfg(feature = "c-codecs")]

@@ -1,4 +1,4 @@
-//! LZ4 by its author's C library: decompression, and the compressor that takes its time.
+//! LZ4 by its author's C library.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -9,6 +9,15 @@ use super::Damaged;
 use lz4_sys as _;
 
 unsafe extern "C" {
+    fn LZ4_sizeofState() -> c_int;
+    fn LZ4_compress_fast_extState(
+        state: *mut c_void,
+        source: *const c_char,
+        into: *mut c_char,
+        source_len: c_int,
+        into_len: c_int,
+        acceleration: c_int,
+    ) -> c_int;
     fn LZ4_sizeofStateHC() -> c_int;
     fn LZ4_compress_HC_extStateHC(
         state: *mut c_void,
@@ -42,6 +51,42 @@ fn packed(answer: c_int) -> Option<usize> {
     usize::try_from(answer).ok().filter(|len| *len > 0)
 }
 
+/// The fast compressor.
+#[derive(Debug)]
+pub(super) struct Fast(State);
+
+impl Fast {
+    pub(super) fn new() -> Fast {
+        // SAFETY: it takes nothing and answers a size.
+        Fast(state(unsafe { LZ4_sizeofState() }))
+    }
+
+    #[inline]
+    pub(super) fn compress(
+        &mut self,
+        block: &[u8],
+        into: &mut [u8],
+        len_max: usize,
+        acceleration: i32,
+    ) -> Option<usize> {
+        let room = len_max.min(into.len()) as c_int;
+        // SAFETY: the state has the size and the alignment that the library asks for and is ours
+        // alone; it reads `block`, which nobody changes meanwhile (the library comes back to bytes
+        // and trusts that they are what they were), and writes at most `room` bytes, which `into`
+        // has.
+        packed(unsafe {
+            LZ4_compress_fast_extState(
+                self.0.as_mut_ptr().cast(),
+                block.as_ptr().cast(),
+                into.as_mut_ptr().cast(),
+                len(block),
+                room,
+                acceleration,
+            )
+        })
+    }
+}
+
 /// The compressor that takes its time.
 #[derive(Debug)]
 pub(super) struct High(State);
@@ -60,10 +105,7 @@ impl High {
         level: i32,
     ) -> Option<usize> {
         let room = len_max.min(into.len()) as c_int;
-        // SAFETY: the state has the size and the alignment that the library asks for and is ours
-        // alone; it reads `block`, which nobody changes meanwhile (the library comes back to bytes
-        // and trusts that they are what they were), and writes at most `room` bytes, which `into`
-        // has.
+        // SAFETY: as in `Fast::compress`.
         packed(unsafe {
             LZ4_compress_HC_extStateHC(
                 self.0.as_mut_ptr().cast(),

@@ -1,9 +1,38 @@
-//! Decompression of LZ4 in Rust, for a build without codecs in C.
+//! LZ4 in Rust, for a build without codecs in C. It writes and reads the same bytes.
 #![allow(unsafe_code)]
 
-use lz4_flex::block::decompress_into;
+use std::fmt;
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 
 use super::Damaged;
+
+/// The fast compressor. It has no acceleration: the level is C's.
+pub(super) struct Fast(Box<CompressTable>);
+
+impl fmt::Debug for Fast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fast").finish_non_exhaustive()
+    }
+}
+
+impl Fast {
+    pub(super) fn new() -> Fast {
+        Fast(Box::default())
+    }
+
+    #[inline]
+    pub(super) fn compress(
+        &mut self,
+        block: &[u8],
+        into: &mut [u8],
+        len_max: usize,
+        _: i32,
+    ) -> Option<usize> {
+        let len = compress_into_with_table(block, into, &mut self.0).ok()?;
+        (len <= len_max).then_some(len)
+    }
+}
 
 /// A block of memory of its own: what others may touch cannot be a Rust slice.
 #[derive(Debug)]
