@@ -29,7 +29,9 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Create(args) => {
             let block_bytes = u32::try_from(args.volblocksize).unwrap_or(u32::MAX);
             let (size_bytes, volblocksize_bytes) = (Some(args.size), Some(block_bytes));
-            let request = VolumeRequest { size_bytes, volblocksize_bytes, ..nothing() };
+            let reservation_bytes = args.reservation;
+            let request =
+                VolumeRequest { size_bytes, volblocksize_bytes, reservation_bytes, ..nothing() };
             let make = Make::IfMissing { consent: args.force };
             work_in(Pool::find(&args.at.pool, make)?, &args.at, "create", request, out)
         }
@@ -42,7 +44,8 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         }
         VolumeCommand::Rollback(args) => work(&args.at, "rollback", nothing(), out),
         VolumeCommand::Resize(args) => {
-            let request = VolumeRequest { size_bytes: Some(args.size), ..nothing() };
+            let (size_bytes, reservation_bytes) = (args.size, args.reservation);
+            let request = VolumeRequest { size_bytes, reservation_bytes, ..nothing() };
             work(&args.at, "resize", request, out)
         }
         VolumeCommand::Destroy(args) => work(&args.at, "destroy", nothing(), out),
@@ -153,6 +156,7 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
         ("what", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
         ("size", exact(volume.size_bytes)),
         ("blocks of", Bytes(volume.volblocksize_bytes.into()).to_string()),
+        ("reservation", exact(volume.reservation_bytes)),
         ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
         ("written", volume.referenced_bytes.map_or_else(String::new, exact)),
         ("stored as", volume.stored_bytes.map_or_else(String::new, exact)),

@@ -23,6 +23,10 @@ pub(crate) struct Meters {
     checkpoints: Counter,
     number: Counter,
     recovered_bytes: Counter,
+    /// Counted by whoever makes the checkpoint: one at a time does.
+    page_bytes: Counter,
+    /// The same of cleaning.
+    cold_bytes: Counter,
 }
 
 impl Meters {
@@ -52,6 +56,16 @@ impl Meters {
     /// So many bytes of log were found behind the checkpoint.
     pub(crate) fn recovered(&self, bytes: u64) {
         self.recovered_bytes.add(bytes);
+    }
+
+    /// So many bytes of pages of maps and of the catalogue were written.
+    pub(crate) fn paged(&self, bytes: u64) {
+        self.page_bytes.add(bytes);
+    }
+
+    /// So many bytes were written elsewhere by cleaning, with their heads.
+    pub(crate) fn cooled(&self, bytes: u64) {
+        self.cold_bytes.add(bytes);
     }
 
     /// A file was synced for itself.
@@ -88,6 +102,10 @@ pub struct Activity {
     pub number: u64,
     /// Bytes of groups that opening it has found behind the last checkpoint.
     pub recovered_bytes: u64,
+    /// Bytes of pages of maps and of the catalogue that checkpoints have written.
+    pub page_bytes: u64,
+    /// Bytes that cleaning has written elsewhere, with their heads.
+    pub cold_bytes: u64,
 }
 
 /// A pool, for people.
@@ -128,6 +146,8 @@ impl<D: Directory> Pool<D> {
             checkpoints: meters.checkpoints.get(),
             number: meters.number.get(),
             recovered_bytes: meters.recovered_bytes.get(),
+            page_bytes: meters.page_bytes.get(),
+            cold_bytes: meters.cold_bytes.get(),
         }
     }
 }

@@ -64,6 +64,20 @@ impl<D: Directory> Running<D> {
     /// # Errors
     /// If the name is taken, or a value does not fit.
     pub fn create(&self, name: &str, size: u64, block_bytes: u32) -> Result<(), VolumeError> {
+        self.create_reserved(name, size, block_bytes, 0)
+    }
+
+    /// The same with so much space that it is promised.
+    ///
+    /// # Errors
+    /// As [`Running::create`], or if there is not as much that nobody has or is promised.
+    pub fn create_reserved(
+        &self,
+        name: &str,
+        size: u64,
+        block_bytes: u32,
+        reserved_bytes: u64,
+    ) -> Result<(), VolumeError> {
         volume_name(name)?;
         let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
         if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
@@ -71,6 +85,7 @@ impl<D: Directory> Running<D> {
         }
         self.is_free(name)?;
         let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
+        self.may_reserve(reserved_bytes, size, 0)?;
         let traits = Traits {
             id: 0,
             name,
@@ -79,7 +94,7 @@ impl<D: Directory> Running<D> {
             block_bytes,
             blocks,
             guid: 0,
-            reserved_bytes: 0,
+            reserved_bytes,
         };
         self.pool().change(&traits.name.clone(), Change::Create(traits))
     }
@@ -140,6 +155,38 @@ impl<D: Directory> Running<D> {
         let blocks = blocks(size, volume.block_bytes)?;
         let _held = self.hold(&volume)?;
         self.pool().change(name, Change::Resize { id: volume.id, blocks })
+    }
+
+    /// Promises a volume so much space, before compression: others do not get it. 0: nothing.
+    ///
+    /// # Errors
+    /// If that is more than its size, or there is not as much that nobody has or is promised.
+    pub fn reserve(&self, name: &str, bytes: u64) -> Result<(), VolumeError> {
+        volume_name(name)?;
+        let (id, size, has) = {
+            let live = self.pool().find(name)?;
+            let owned = live.owned().saturating_mul(live.traits.block_bytes.into());
+            (live.traits.id, live.traits.size_bytes(), live.reserved_bytes().max(owned))
+        };
+        self.may_reserve(bytes, size, has)?;
+        self.pool().change(name, Change::Reserve { id, bytes })
+    }
+
+    /// Refuses a reservation that is more than a size, or than there is beside what the volume has.
+    fn may_reserve(&self, bytes: u64, size: u64, has: u64) -> Result<(), VolumeError> {
+        if bytes > size {
+            return invalid(
+                "reservation",
+                &bytes.to_string(),
+                &format!("the size at most, {size}"),
+            );
+        }
+        let most = self.pool().unpromised_bytes().saturating_add(has);
+        if bytes > most {
+            let wanted = format!("{most} at most, which nobody has or is promised");
+            return invalid("reservation", &bytes.to_string(), &wanted);
+        }
+        Ok(())
     }
 
     /// Removes a volume, which must have no snapshots, or a snapshot.

@@ -102,8 +102,8 @@ impl Marks {
         }
     }
 
-    /// The pages of maps. What they share counts once.
-    pub fn pages<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) {
+    /// The pages of maps; answers how many. What they share counts once.
+    pub fn pages<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) -> u64 {
         let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
         for node in maps.flatten().flatten() {
             if !nodes.insert(ptr::from_ref::<Node>(node)) {
@@ -116,6 +116,7 @@ impl Marks {
                 }
             }
         }
+        (nodes.len() + leaves.len()) as u64
     }
 }
 
@@ -144,7 +145,13 @@ impl From<io::Error> for Refused {
 
 /// Makes a checkpoint of maps whose blocks are durable; answers what it needs, if it is there.
 pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
-    match write(pool, frozen) {
+    let mut written = write(pool, frozen);
+    // There is more room where the one before the last one is given up.
+    if matches!(written, Err(Refused::NoSpace)) && repeat(pool) {
+        written = write(pool, frozen);
+    }
+    pool.segments().end_round(written.is_ok());
+    match written {
         Ok(marks) => {
             let LogPlace { segment, next, .. } = frozen.log;
             let pages = pool.page_place().map_or(SEGMENT_NONE, |(segment, _)| segment);
@@ -164,6 +171,23 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
     }
 }
 
+/// Lets both superblocks stand for the last checkpoint, so that what only the one before it needs
+/// is free: where space is short. Says whether that frees anything. None is on its way.
+pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
+    if pool.is_poisoned() || pool.segments().counts().idle == 0 {
+        return false;
+    }
+    let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = Superblock { sequence: superblock.sequence.saturating_add(1), ..*superblock };
+    if let Err(error) = write_superblock(pool.segments(), &next) {
+        pool.poison(&format!("a superblock could not be written: {error}"));
+        return false;
+    }
+    *superblock = next;
+    pool.segments().free_idle();
+    true
+}
+
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
     let place = pool.page_place();
     let mut pages = Pages::new(pool);
@@ -180,9 +204,11 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     let roots = pages.finish()?;
     let mut marks = Marks::new(pool.segments().bytes());
     marks.blocks(&frozen.whole.live);
-    marks.pages(frozen.volumes.iter().map(|(.., nodes)| nodes));
+    let maps = frozen.volumes.iter().map(|(.., nodes)| nodes);
+    let count = marks.pages(maps) + roots.count() as u64;
     roots.mark(&mut marks);
     pool.set_roots(roots);
+    pool.segments().set_pages(count);
     // There is one checkpoint at a time; nobody has to wait for the sync of this one.
     let superblock = *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let next = Superblock {
@@ -296,6 +322,7 @@ impl<'a, D: Directory> Pages<'a, D> {
             let address = self.pool.segments().address(segment, self.offset);
             self.pool.segments().write(address, &[&self.buffer[..self.filled]])?;
             self.touched.insert(segment);
+            self.pool.meters().paged(self.filled as u64);
             self.offset += self.filled as u32;
             self.filled = 0;
         }
@@ -307,7 +334,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         let bytes = self.pool.segments().bytes() as usize;
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
             self.flush()?;
-            let segment = self.pool.segments().take(Want::Reserve).ok_or(Refused::NoSpace)?;
+            let segment = self.pool.segments().take(Want::Checkpoint).ok_or(Refused::NoSpace)?;
             self.taken.push(segment);
             self.segment = Some(segment);
             self.offset = 0;

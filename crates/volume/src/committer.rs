@@ -12,6 +12,7 @@
 mod flight;
 mod group;
 mod publish;
+mod space;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -23,14 +24,14 @@ use blockyard_core::Status;
 use blockyard_sync::mailbox::Owner;
 
 use crate::checkpoint::{self, Copied, Frozen};
-use crate::clean;
+use crate::clean::{self, Cleaning};
 use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
 use crate::format::group as format;
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
 use crate::pool::Pool;
 use crate::record::{Body, Moved, Record};
-use crate::segments::{RESERVE, Want};
+use crate::segments::Want;
 use crate::store::tasks::Chosen;
 use crate::store::{Commit, Directory, Parcel};
 
@@ -53,7 +54,7 @@ const DIRTY_BYTES_MIN: u64 = 256 << 10;
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How often space is looked for where there is none, by a checkpoint and cleaning each time.
-const ROOM_TRIES: usize = 8;
+const ROOM_TRIES: usize = 64;
 
 /// So many groups are refused without looking for space again, after it was in vain.
 const VAIN_MAX: u32 = 16;
@@ -76,7 +77,9 @@ pub struct Committer<D: Directory> {
     mark: u64,
     mail: Owner<Record>,
     /// Taken out, and too much for the last group.
-    held: Option<Record>,
+    held: VecDeque<Record>,
+    /// So many of the next ones have a group each.
+    singly: usize,
     group: Group,
     /// Made by the thread that runs the committer, which alone uses it.
     lane: Option<Chosen<D::File, D::Lane>>,
@@ -92,6 +95,8 @@ pub struct Committer<D: Directory> {
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
     checkpoint: Option<JoinHandle<()>>,
+    /// How many of them there were when cleaning behind it began.
+    cleaning_since: Option<u64>,
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
     head_bytes_max: usize,
@@ -111,7 +116,8 @@ impl<D: Directory> Committer<D> {
             head_bytes_max: head.min(pool.segments().bytes() as usize),
             pool,
             mail,
-            held: None,
+            held: VecDeque::new(),
+            singly: 0,
             group: Group::default(),
             lane: None,
             flights: VecDeque::new(),
@@ -123,6 +129,7 @@ impl<D: Directory> Committer<D> {
             // A pool that is killed again and again makes checkpoints too.
             since_checkpoint: log.found_bytes,
             checkpoint: None,
+            cleaning_since: None,
             in_vain: 0,
             lost: BTreeSet::new(),
             names: Names::new(),
@@ -205,6 +212,10 @@ impl<D: Directory> Committer<D> {
     /// Carries the group out.
     fn carry_out(&mut self) -> Turn {
         let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
+        if !self.finds_room() {
+            self.part();
+            return Turn::Worked;
+        }
         match self.commit() {
             // Told when it has landed.
             None if !wants_checkpoint => {
@@ -214,9 +225,7 @@ impl<D: Directory> Committer<D> {
             }
             status => {
                 let status = status.unwrap_or_else(|| self.land_alone());
-                if wants_checkpoint {
-                    self.look_after(true);
-                }
+                self.group.unchecked = wants_checkpoint && !self.look_after(true);
                 let failed = wants_checkpoint && status.is_ok() && self.pool.is_poisoned();
                 self.answer(if failed { Status::IoErr } else { status });
             }
@@ -237,12 +246,14 @@ impl<D: Directory> Committer<D> {
         let changes_under_way = self.is_change_under_way();
         let options = self.pool.options();
         let records_max = match options.commit {
+            _ if self.singly > 0 => 1,
             Commit::Group => options.group_records.clamp(1, RECORDS_MAX),
             Commit::TaskQueue(_) => 1,
         };
         let group = &mut self.group;
         while group.records.len() < records_max && !group.closed {
-            let Some(record) = self.held.take().or_else(|| self.mail.take()) else { return };
+            let next = self.held.pop_front().or_else(|| self.mail.take());
+            let Some(record) = next else { return };
             self.stopping |= matches!(record.body, Body::Stop);
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
@@ -261,10 +272,13 @@ impl<D: Directory> Committer<D> {
                 Body::Catalogue(_) => !group.changes_catalogue && !changes_under_way,
                 _ => alone || may_follow(&record),
             };
+            // A move is alone: it does not look for space.
+            let fits = fits && !matches!(record.body, Body::Move(_));
             if (!fits && !group.records.is_empty()) || !follows {
-                self.held = Some(record);
+                self.held.push_front(record);
                 return;
             }
+            self.singly = self.singly.saturating_sub(1);
             group.take(record, &self.pool, align);
         }
     }
@@ -275,9 +289,11 @@ impl<D: Directory> Committer<D> {
             self.land_all();
             return Some(Status::IoErr);
         }
-        self.find_room();
         if self.group.descriptors.is_empty() {
             self.land_all();
+            if !self.keeps_enough() {
+                return Some(Status::NoSpc);
+            }
             let synced = !self.group.durable || self.sync();
             if synced {
                 // Pages that are to be written again are in no group.
@@ -301,32 +317,15 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// How many bytes of the log the group takes.
-    fn group_bytes(&self) -> u32 {
-        let descriptors = self.group.descriptors.len();
-        format::head_bytes(descriptors, self.pool.align()) + self.group.payload_bytes
-    }
-
-    /// Sees to it that the log has room for the group, where that can be.
-    fn find_room(&mut self) {
-        let len = self.group_bytes();
-        if self.group.descriptors.is_empty() || self.log.has_room(len, self.pool.segments()) {
-            return;
-        }
-        self.land_all();
-        let round = self.pool.segments().round();
-        self.make_room(len);
-        if self.pool.segments().round() != round {
-            self.group.stay();
-        }
-    }
-
-    /// Begins to write the group at the end of the log.
+    /// Finds a place for the group and begins to write it there.
     fn write(&mut self) -> Result<(), Status> {
-        let len = u64::from(self.group_bytes());
-        let much = self.unsynced_bytes + len >= self.pool.options().sync_bytes;
+        if !self.is_admitted() {
+            return Err(Status::NoSpc);
+        }
+        let len = self.group.len(self.pool.align());
+        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
         self.group.durable |= much;
-        self.append(Want::Log)
+        self.append()
     }
 
     /// Makes every group durable that was written; says whether they are. It is never tried again.
@@ -352,24 +351,31 @@ impl<D: Directory> Committer<D> {
         self.names.drain(..).for_each(|name| _ = name.bell().ring());
     }
 
-    /// Begins a checkpoint if it is time for one, and says whether space is short.
-    fn look_after(&mut self, at_once: bool) {
+    /// Begins a checkpoint if it is time for one, and says whether space is short. One that is to
+    /// be made at once is waited for; answers whether it is there.
+    fn look_after(&mut self, at_once: bool) -> bool {
         if self.checkpoint.as_ref().is_some_and(JoinHandle::is_finished) {
             self.join();
         }
         // Pages that are only in memory are bounded, too.
         let dirty_max = (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN);
-        let much = self.since_checkpoint >= self.pool.options().checkpoint_bytes
-            || self.pool.segments().dirty_bytes() >= dirty_max;
+        let round_bytes = clean::round_bytes(&self.pool);
+        let much = self.since_checkpoint >= round_bytes
+            || self.pool.segments().dirty_bytes() >= dirty_max
+            || self.pool.segments().is_soiled();
         if self.pool.is_poisoned() {
-            return;
+            return false;
         }
         if at_once {
             self.join();
-            self.checkpoint_now(false);
-            return;
+            return self.checkpoint_now(Cleaning::Nothing);
         }
-        let overdue = self.since_checkpoint >= 2 * self.pool.options().checkpoint_bytes;
+        // While its pages are written it is needed as it is.
+        if self.cleaning_since.is_none() && self.checkpoint.is_some() && self.pool.is_cleaning() {
+            self.cleaning_since = Some(self.since_checkpoint);
+        }
+        let most = self.pool.options().checkpoint_bytes;
+        let overdue = self.cleaning_since.is_some_and(|from| self.since_checkpoint >= from + most);
         if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         } else if overdue && !self.pool.is_hurried() {
@@ -379,12 +385,15 @@ impl<D: Directory> Committer<D> {
         self.pool.prepare();
         // What is answered early is in memory, and has to find a place in files that exist. None
         // that could be made counts: the file system may be full.
-        let free = self.pool.segments().counts().free.saturating_sub(RESERVE);
+        let free = self.pool.segments().free_for(Want::Write);
         let next = usize::from(self.log.place.next != SEGMENT_NONE);
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
         let memory = self.pool.options().memory_bytes;
         // A quarter more, for what is left empty at the ends of segments.
-        self.pool.set_tight(bytes < memory + memory / 4);
+        let wanted = memory + memory / 4;
+        let left = self.pool.segments().left_bytes();
+        self.pool.set_tight(bytes.min(left) < wanted || self.pool.promises_all_but(wanted));
+        true
     }
 
     /// The maps as they are now, with the end of the log.
@@ -397,7 +406,7 @@ impl<D: Directory> Committer<D> {
         let maps = maps.map(|live| {
             let (family, last, owned) = (live.family, live.map.copied(), live.owned());
             let copied = Copied { family, last, owned };
-            (live.traits.clone(), copied, live.map.freeze())
+            (live.listed(), copied, live.map.freeze())
         });
         let (live, unknown_bytes) = self.pool.segments().live();
         let (next_id, copies) = (volumes.next_id, volumes.copies);
@@ -405,9 +414,9 @@ impl<D: Directory> Committer<D> {
         Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
     }
 
-    /// A checkpoint that this thread waits for, and cleaning if it is asked for. It says whether
+    /// A checkpoint that this thread waits for, and cleaning behind it. It says whether
     /// the checkpoint is durable.
-    fn checkpoint_now(&mut self, cleans: bool) -> bool {
+    fn checkpoint_now(&mut self, cleaning: Cleaning) -> bool {
         // What the checkpoint says is to be behind everything that it refers to.
         self.land_all();
         if self.pool.is_poisoned() || !self.sync() {
@@ -415,9 +424,7 @@ impl<D: Directory> Committer<D> {
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let Some(marks) = checkpoint::run(&pool, &frozen) else { return false };
-        if cleans {
-            clean::each(&pool, &frozen, &marks, |moved| self.move_blocks(moved));
-        }
+        clean::each(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
         true
     }
 
@@ -429,11 +436,12 @@ impl<D: Directory> Committer<D> {
         let record = Record { durable: false, ..Record::of(Body::Move(Arc::new(moved)), None) };
         self.group.take(record, &self.pool, align);
         let is_written = match self.group.descriptors.is_empty() {
-            true => {
+            true if self.keeps_enough() => {
                 publish::group(&self.pool, &self.group, 0);
                 true
             }
-            false => self.append(Want::Reserve).is_ok() && self.land_alone().is_ok(),
+            true => false,
+            false => self.is_admitted() && self.append().is_ok() && self.land_alone().is_ok(),
         };
         self.group = others;
         is_written
@@ -442,7 +450,7 @@ impl<D: Directory> Committer<D> {
     /// A checkpoint beside the writes, where there are threads.
     fn checkpoint_beside(&mut self) {
         if !self.pool.is_running() {
-            self.checkpoint_now(true);
+            self.checkpoint_now(Cleaning::Due);
             return;
         }
         self.land_all();
@@ -453,12 +461,18 @@ impl<D: Directory> Committer<D> {
         let builder = std::thread::Builder::new().name("volume-checkpoint".to_owned());
         let run = move || {
             if let Some(marks) = checkpoint::run(&pool, &frozen) {
+                pool.set_cleaning(true);
                 clean::beside(&pool, &frozen, &marks);
             }
         };
+        self.pool.set_cleaning(false);
+        self.cleaning_since = None;
         match builder.spawn(run) {
             Ok(thread) => self.checkpoint = Some(thread),
-            Err(error) => tracing::warn!("no thread for a checkpoint: {error}"),
+            Err(error) => {
+                tracing::warn!("no thread for a checkpoint: {error}");
+                self.pool.segments().end_round(false);
+            }
         }
     }
 
@@ -473,50 +487,13 @@ impl<D: Directory> Committer<D> {
         self.pool.set_hurried(false);
     }
 
-    /// Looks for space where there is none for the next group: what two checkpoints do not need any
-    /// more, and what cleaning wins back. The log moves there.
-    fn make_room(&mut self, len: u32) {
-        // Where it was in vain, only now and then again.
-        self.in_vain = self.in_vain.saturating_sub(1);
-        if self.in_vain > 0 {
-            return;
-        }
-        self.join();
-        self.pool.segments().try_again();
-        for _ in 0..ROOM_TRIES {
-            let before = self.log.place;
-            let mut moved = None;
-            if !self.log.has_room(len, self.pool.segments()) {
-                // The last group names nothing behind it: only a checkpoint can say where to go.
-                let segments = self.pool.segments();
-                moved = segments.take(Want::Log).or_else(|| segments.take(Want::Reserve));
-            }
-            if let Some(segment) = moved {
-                self.log.place.segment = segment;
-                self.log.place.offset = 0;
-                self.log.place.next = SEGMENT_NONE;
-            }
-            if !self.checkpoint_now(true) {
-                // Nothing was written there, unless by cleaning behind a checkpoint.
-                self.log.place = before;
-                moved.inspect(|segment| self.pool.segments().put_back(*segment));
-                break;
-            }
-            let is_free = self.pool.segments().available() > RESERVE;
-            if is_free && self.log.has_room(len, self.pool.segments()) {
-                return;
-            }
-        }
-        self.in_vain = VAIN_MAX;
-    }
-
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
         self.land_all();
         self.join();
         self.pool.end_preparing();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
-            self.checkpoint_now(false);
+            self.checkpoint_now(Cleaning::Nothing);
         }
     }
 }

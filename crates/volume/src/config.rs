@@ -59,6 +59,8 @@ pub struct VolumeConfig {
     pub iops: u64,
     /// Most bytes of them in a second; 0: any number.
     pub bandwidth: u64,
+    /// Bytes that it is promised, which others do not get; 0: what it is promised already.
+    pub reservation: u64,
     /// Memory for the maps of the pool in bytes, if it is opened now; 0: 128 MiB.
     pub map_cache: u64,
     /// How writes to the pool become durable, if that matters: a pool that is open otherwise is
@@ -93,6 +95,7 @@ impl VolumeConfig {
             sync: SyncMode::default(),
             iops: 0,
             bandwidth: 0,
+            reservation: 0,
             map_cache: 0,
             commit: None,
             store: None,

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
 
-use crate::config::{BLOCK_BYTES, SyncMode, VolumeConfig};
+use crate::config::{SyncMode, VolumeConfig};
 use crate::door::Door;
 use crate::error::VolumeError;
 use crate::format::NODE_BLOCKS;
-use crate::format::catalogue::{Change, Traits};
+use crate::format::catalogue::Traits;
 use crate::map::{Away, Found, Map};
 use crate::options::Options;
 use crate::queue::{RECORDS, VolumeQueue};
@@ -198,25 +198,8 @@ fn find_or_make<D: Directory>(
             return Err(VolumeError::Invalid { field: "size", value: "0".to_owned(), wanted });
         }
         Err(_) => {
-            let block_bytes =
-                if config.volblocksize == 0 { BLOCK_BYTES } else { config.volblocksize };
-            if !config.size.is_multiple_of(block_bytes.into()) {
-                let value = config.size.to_string();
-                let wanted =
-                    format!("a multiple of volblocksize, {block_bytes} where nothing else is said");
-                return Err(VolumeError::Invalid { field: "size", value, wanted });
-            }
-            let traits = Traits {
-                id: 0,
-                name: config.name.clone(),
-                is_snapshot: false,
-                guid: 0,
-                reserved_bytes: 0,
-                origin: 0,
-                block_bytes,
-                blocks: config.size / u64::from(block_bytes),
-            };
-            pool.change(&config.name, Change::Create(traits))?;
+            let VolumeConfig { name, size, volblocksize, reservation, .. } = config;
+            running.create_reserved(name, *size, *volblocksize, *reservation)?;
             pool.find(&config.name)?
         }
     };
@@ -231,6 +214,9 @@ fn find_or_make<D: Directory>(
     }
     if config.volblocksize != 0 && config.volblocksize != block_bytes {
         return differs("volblocksize", config.volblocksize.into(), block_bytes.into());
+    }
+    if config.reservation != 0 && config.reservation != live.reserved_bytes() {
+        running.reserve(&config.name, config.reservation)?;
     }
     Ok(live)
 }

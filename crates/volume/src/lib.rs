@@ -31,6 +31,7 @@ mod log;
 pub mod map;
 pub mod options;
 pub mod pool;
+mod promise;
 pub mod queue;
 mod rates;
 pub mod receive;

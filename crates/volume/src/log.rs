@@ -25,6 +25,9 @@ impl LogEnd {
         segments: &Segments<D>,
         want: Want,
     ) -> Option<u64> {
+        if len > segments.bytes() {
+            return None;
+        }
         if len > segments.bytes() - self.place.offset {
             if self.place.next == SEGMENT_NONE {
                 return None;
@@ -42,6 +45,21 @@ impl LogEnd {
     /// Whether a group of so many bytes finds a place.
     pub(crate) fn has_room<D: Directory>(&self, len: u32, segments: &Segments<D>) -> bool {
         len <= segments.bytes() - self.place.offset || self.place.next != SEGMENT_NONE
+    }
+
+    /// How many segments a group of so many bytes takes, so that the log can go on behind it;
+    /// `None` if it finds no place.
+    pub(crate) fn takes<D: Directory>(&self, len: u32, segments: &Segments<D>) -> Option<usize> {
+        if len > segments.bytes() {
+            return None;
+        }
+        let fits = len <= segments.bytes() - self.place.offset;
+        let has_next = self.place.next != SEGMENT_NONE;
+        match (fits, has_next) {
+            (true, true) => Some(0),
+            (true, false) | (false, true) => Some(1),
+            (false, false) => None,
+        }
     }
 
     /// A group of so many bytes was written, and its head has this checksum.

@@ -171,7 +171,7 @@ impl Span {
         {
             return Err(Away(Arc::clone(leaf)));
         }
-        let node = Arc::make_mut(self.node.get_or_insert_default());
+        let node = node_mut(&mut self.node, tally);
         match node.own(at, stamp) {
             Some(was_clean) => tally.dirtied += u64::from(was_clean),
             // The cache has dropped it between the two looks.
@@ -211,8 +211,8 @@ impl Span {
                     tally.owned -= if stamp.owns(leaf) { FAN as i64 } else { 0 };
                 }
             }
-            if let Some(node) = &mut self.node {
-                Arc::make_mut(node).remove(number);
+            if self.node.is_some() {
+                node_mut(&mut self.node, tally).remove(number);
             }
         }
         if first == 0 && u64::from(end) == NODE_BLOCKS {
@@ -235,6 +235,15 @@ impl Span {
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()
     }
+}
+
+/// A node that is about to be changed, which a checkpoint will have to write.
+fn node_mut<'a>(node: &'a mut Option<Arc<Node>>, tally: &mut Tally) -> &'a mut Node {
+    let is_new = node.is_none();
+    let node = node.get_or_insert_default();
+    let was_clean = is_new || node.home().is_some() || Arc::get_mut(node).is_none();
+    tally.dirtied += u64::from(was_clean);
+    Arc::make_mut(node)
 }
 
 /// What a block was does not count any more, if it is known that nobody else needs it.

@@ -5,8 +5,8 @@
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
 mod fits;
+mod volumes;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -18,20 +18,20 @@ use blockyard_sync::published::{Published, Reader};
 use blockyard_sync::tag_budget::TagBudget;
 
 use crate::activity::Meters;
-use crate::apply::Apply;
 use crate::buffer::Memory;
 use crate::clean::Cold;
 use crate::committer::Committer;
-use crate::error::{FormatError, VolumeError};
+use crate::error::VolumeError;
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
 use crate::format::superblock::Superblock;
-use crate::map::{Frozen, Map};
 use crate::options::Options;
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
 use crate::roots::Roots;
 use crate::segments::{Counts, Segments};
 use crate::store::Directory;
+
+pub use volumes::Volumes;
 
 /// What the name of a volume begins with that is received and not complete. No other name does.
 pub(crate) const ON_ITS_WAY: char = '%';
@@ -52,163 +52,11 @@ const LOOKED_AT_MAX: Duration = Duration::from_millis(200);
 /// Segments that are kept ready, so that the committer finds one and does not make it.
 const READY: usize = 6;
 
+/// The same beyond those that writes leave.
+const BEYOND: usize = 3;
+
 /// Longest sleep of the control plane before it looks again.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// The volumes and snapshots of a pool.
-#[derive(Debug, Default)]
-pub struct Volumes {
-    /// The next number to give away.
-    pub next_id: u32,
-    /// How many copies of maps have been made.
-    pub copies: u32,
-    /// What there is.
-    pub by_id: BTreeMap<u32, Arc<Live>>,
-    /// What there was, until whoever has had it removed frees its map: that may take long.
-    pub(crate) gone: Vec<Arc<Live>>,
-}
-
-impl Volumes {
-    /// The one of a name.
-    pub fn find(&self, name: &str) -> Option<&Arc<Live>> {
-        self.by_id.values().find(|live| live.traits.name == name)
-    }
-
-    /// Those that are whole.
-    pub(crate) fn list(&self) -> Vec<Traits> {
-        let traits = self.by_id.values().map(|live| &live.traits);
-        traits.filter(|traits| !traits.name.starts_with(ON_ITS_WAY)).cloned().collect()
-    }
-
-    /// Completes a change and says whether it can be carried out.
-    ///
-    /// # Errors
-    /// How it ends otherwise.
-    pub fn check(&self, change: &mut Change) -> Result<(), Status> {
-        match change {
-            Change::Several(changes) => {
-                for (change, id) in changes.iter_mut().zip(self.next_id..) {
-                    self.check_one(change, id)?;
-                }
-                Ok(())
-            }
-            change => self.check_one(change, self.next_id),
-        }
-    }
-
-    /// Completes a single change, to which a number may be given that is free.
-    fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
-        self.fits(change)?;
-        let is_copy = matches!(change, Change::Copy(_));
-        match change {
-            Change::Create(traits) | Change::Copy(traits) => {
-                let is_full = self.by_id.len() >= VOLUMES_MAX || id == u32::MAX;
-                if self.find(&traits.name).is_some() || is_full {
-                    return Err(Status::Inval);
-                }
-                traits.id = id;
-                if is_copy {
-                    traits.reserved_bytes = 0;
-                }
-            }
-            Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
-                let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                // Somebody else has it open.
-                if Arc::strong_count(live) > 1 {
-                    return Err(Status::DevResource);
-                }
-            }
-            Change::Several(_) => return Err(Status::Inval),
-        }
-        match change {
-            Change::Copy(traits) if !self.by_id.contains_key(&traits.origin) => Err(Status::Inval),
-            Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
-            _ => Ok(()),
-        }
-    }
-
-    /// Carries a change out.
-    ///
-    /// # Errors
-    /// If it is impossible, which one that was checked is not, or a page cannot be read.
-    pub(crate) fn apply<D: Directory>(
-        &mut self,
-        change: &Change,
-        maps: &mut Apply<'_, D>,
-    ) -> Result<(), VolumeError> {
-        match change {
-            Change::Create(traits) => {
-                self.put(traits, traits.id, vec![None; traits.node_count()], 0);
-            }
-            Change::Copy(traits) => {
-                let family = self.live(traits.origin)?.family;
-                let (nodes, copies) = self.copy(traits.origin, traits, maps)?;
-                self.put(traits, family, nodes, copies);
-            }
-            Change::Several(changes) => {
-                changes.iter().try_for_each(|change| self.apply(change, maps))?;
-            }
-            Change::Destroy { id } => {
-                let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
-                maps.forget(&gone.map.freeze());
-                self.gone.push(gone);
-            }
-            Change::Rollback { id, to } => {
-                let gone = Arc::clone(self.live(*id)?);
-                let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
-                maps.forget(&gone.map.freeze());
-                self.put(&gone.traits, gone.family, nodes, copies);
-                self.gone.push(gone);
-            }
-            Change::Resize { id, blocks } => {
-                let live = Arc::clone(self.live(*id)?);
-                let (old, mut traits) = (live.traits.blocks, live.traits.clone());
-                if *blocks < old {
-                    maps.zero(&live, *blocks, old - blocks)?;
-                }
-                let mut nodes = live.map.freeze();
-                traits.blocks = *blocks;
-                traits.reserved_bytes = traits.reserved_bytes.min(traits.size_bytes());
-                nodes.resize(traits.node_count(), None);
-                self.put(&traits, live.family, nodes, live.map.copied());
-                self.live(*id)?.own(live.owned());
-            }
-        }
-        Ok(())
-    }
-
-    fn live(&self, id: u32) -> Result<&Arc<Live>, VolumeError> {
-        self.by_id.get(&id).ok_or_else(|| no_volume(id))
-    }
-
-    /// A copy of a map for a volume: its nodes, and the number of this copy.
-    fn copy<D: Directory>(
-        &mut self,
-        from: u32,
-        traits: &Traits,
-        maps: &mut Apply<'_, D>,
-    ) -> Result<(Frozen, u32), VolumeError> {
-        self.copies = self.copies.saturating_add(1);
-        maps.copied(self.copies);
-        let origin = self.live(from)?;
-        let mut nodes = origin.map.share(self.copies);
-        origin.own(0);
-        nodes.resize(traits.node_count(), None);
-        Ok((nodes, self.copies))
-    }
-
-    fn put(&mut self, traits: &Traits, family: u32, nodes: Frozen, copied: u32) {
-        self.next_id = self.next_id.max(traits.id.saturating_add(1));
-        let live = Live::new(traits.clone(), family, Map::new(nodes, copied));
-        self.by_id.insert(traits.id, Arc::new(live));
-    }
-}
-
-fn no_volume(id: u32) -> VolumeError {
-    let (what, field) = ("change of the catalogue", "volume");
-    let want = "the number of one that is there";
-    VolumeError::Format(FormatError::Field { what, field, value: id.into(), want })
-}
 
 /// A pool.
 pub struct Pool<D: Directory> {
@@ -222,6 +70,7 @@ pub struct Pool<D: Directory> {
     tight: Arc<Published<bool>>,
     running: Arc<Published<bool>>,
     hurried: Arc<Published<bool>>,
+    cleaning: Arc<Published<bool>>,
     volumes: Mutex<Volumes>,
     /// The one that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -249,6 +98,10 @@ impl<D: Directory> Pool<D> {
         recovered.volumes.gone.clear();
         let mail: Owner<Record> = Mailbox::open(options.records_max as usize);
         let superblock = recovered.superblock;
+        segments.set_upper(recovered.roots.count());
+        segments.set_pages(recovered.page_count);
+        let rest = |(_, offset): (u32, u32)| superblock.segment_bytes - offset;
+        segments.set_rest(recovered.page_place.map_or(0, rest));
         let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
         let pool = Pool {
             options: Options { align, segment_bytes, ..options },
@@ -262,9 +115,10 @@ impl<D: Directory> Pool<D> {
             tight: Arc::new(Published::new(true)),
             running: Arc::new(Published::new(false)),
             hurried: Arc::new(Published::new(false)),
+            cleaning: Arc::new(Published::new(false)),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
-            pages: Mutex::new(None),
+            pages: Mutex::new(recovered.page_place),
             roots: Mutex::new(recovered.roots),
             cold: Mutex::new(None),
             meters: Meters::default(),
@@ -384,6 +238,16 @@ impl<D: Directory> Pool<D> {
         self.hurried.update(|_| hurried);
     }
 
+    /// Whether the checkpoint that was begun last is durable, and segments are cleaned behind it.
+    pub(crate) fn is_cleaning(&self) -> bool {
+        *self.cleaning.get()
+    }
+
+    /// Notes whether segments are cleaned.
+    pub(crate) fn set_cleaning(&self, cleaning: bool) {
+        self.cleaning.update(|_| cleaning);
+    }
+
     /// Notes whether a thread runs the committer.
     pub(crate) fn set_running(&self, running: bool) {
         self.running.update(|_| running);
@@ -391,7 +255,8 @@ impl<D: Directory> Pool<D> {
 
     /// Lets a thread make segments where few are ready: it takes as long as writing them.
     pub(crate) fn prepare(self: &Arc<Self>) {
-        if !self.is_running() || !self.segments.wants_more(READY) {
+        let ready = READY.max(self.segments.reserved() + BEYOND);
+        if !self.is_running() || !self.segments.wants_more(ready) {
             return;
         }
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
@@ -402,7 +267,7 @@ impl<D: Directory> Pool<D> {
         let builder = std::thread::Builder::new().name("volume-segments".to_owned());
         let thread = builder.spawn(move || {
             if let Some(pool) = pool.upgrade() {
-                pool.segments.prepare(READY);
+                pool.segments.prepare(ready);
             }
         });
         match thread {
@@ -426,6 +291,7 @@ impl<D: Directory> Pool<D> {
 
     /// Notes where the next checkpoint writes its pages.
     pub(crate) fn set_page_place(&self, place: Option<(u32, u32)>) {
+        self.segments.set_rest(place.map_or(0, |(_, offset)| self.segments.bytes() - offset));
         *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
@@ -436,6 +302,7 @@ impl<D: Directory> Pool<D> {
 
     /// Notes which of them the last checkpoint has.
     pub(crate) fn set_roots(&self, roots: Roots) {
+        self.segments.set_upper(roots.count());
         *self.roots() = roots;
     }
 

@@ -24,12 +24,32 @@ pub struct Live {
     pub map: Map,
     /// Blocks that are its alone, as a signed number: at least as many are. The committer counts.
     owned: Counter,
+    /// Bytes that it is promised. The committer changes them.
+    reserved: Counter,
 }
 
 impl Live {
     /// A volume or snapshot that owns no block.
     pub(crate) fn new(traits: Traits, family: u32, map: Map) -> Live {
-        Live { traits, family, map, owned: Counter::default() }
+        let live =
+            Live { traits, family, map, owned: Counter::default(), reserved: Counter::default() };
+        live.reserved.add(live.traits.reserved_bytes);
+        live
+    }
+
+    /// What it is now.
+    pub fn listed(&self) -> Traits {
+        Traits { reserved_bytes: self.reserved_bytes(), ..self.traits.clone() }
+    }
+
+    /// Bytes that it is promised, before compression.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reserved.get()
+    }
+
+    /// Notes how many bytes it is promised.
+    pub(crate) fn reserve(&self, bytes: u64) {
+        self.reserved.add(bytes.wrapping_sub(self.reserved.get()));
     }
 
     /// Blocks that are its alone, at least: those that were written since it was copied last.
@@ -123,6 +143,8 @@ pub struct Moved {
     pub moves: Vec<Move>,
     /// Segments whose pages are to be written again, elsewhere.
     pub pages: Vec<u32>,
+    /// How many pages of maps that changes at most.
+    pub page_count: u64,
     /// How many checkpoints had begun when they were written.
     pub round: u64,
 }

@@ -5,14 +5,16 @@
 //! says that it was durable: then it is damaged. Nothing is appended before a superblock with a new
 //! epoch is durable.
 
+mod bring;
 mod end;
 mod groups;
 mod load;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::thread::Scope;
 
 use crate::apply::Apply;
 use crate::buffer::{ALIGN, Buffer, Memory};
@@ -23,23 +25,22 @@ use crate::format::entry::{Codec, Entry};
 use crate::format::group::{Descriptor, Kind};
 use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use crate::log::LogEnd;
-use crate::map::{Away, Frozen, Leaf, Map};
+use crate::map::Frozen;
 use crate::options::Options;
 use crate::pool::Volumes;
 use crate::record::Move;
 use crate::relocate;
 use crate::roots::Roots;
 use crate::segments::Segments;
+use crate::store::disk::shorter;
 use crate::store::{Directory, Division, StoreFile};
 
+use bring::Readers;
 use end::End;
 use groups::Group;
 
 /// What is read of the log at once, in bytes.
 const AHEAD_BYTES: usize = 1 << 20;
-
-/// Leaves that are read at once.
-const READERS: usize = 16;
 
 /// Most copies that a pool has.
 const COPIES_MAX: usize = 2;
@@ -53,6 +54,10 @@ pub(crate) struct Recovered {
     pub(crate) volumes: Volumes,
     pub(crate) log: LogEnd,
     pub(crate) roots: Roots,
+    /// Where the next checkpoint writes its pages: segment and offset.
+    pub(crate) page_place: Option<(u32, u32)>,
+    /// How many pages the checkpoint has.
+    pub(crate) page_count: u64,
 }
 
 /// Opens the pool of a directory, or makes one.
@@ -129,6 +134,7 @@ fn make<D: Directory>(
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
+    let segment_bytes = shorter(segment_bytes, directory.outside_bytes());
     let division = directory.divide(Division { align, segment_bytes }, true)?;
     let Division { align, segment_bytes } = directory.divide(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
@@ -181,7 +187,8 @@ fn make<D: Directory>(
     let (place, epoch) = (superblock.log, superblock.epoch);
     let log = LogEnd { place, epoch, durable: 0, found_bytes: 0 };
     let volumes = Volumes { next_id: 1, ..Volumes::default() };
-    Ok((Recovered { superblock, volumes, log, roots: Roots::default() }, segments))
+    let (roots, page_place, page_count) = (Roots::default(), None, 0);
+    Ok((Recovered { superblock, volumes, log, roots, page_place, page_count }, segments))
 }
 
 /// Reads what is there.
@@ -193,6 +200,8 @@ struct Recovery<'a, D: Directory> {
     marks: Marks,
     /// Roots of maps and pages of the catalogue.
     roots: Roots,
+    page_place: Option<(u32, u32)>,
+    page_count: u64,
     place: LogPlace,
     epoch: u64,
     /// Groups up to this one were durable before.
@@ -218,6 +227,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
             volumes: Volumes { next_id: 1, ..Volumes::default() },
             marks: Marks::new(segments.bytes()),
             roots: Roots::default(),
+            page_place: None,
+            page_count: 0,
             place: superblock.log,
             epoch: 0,
             durable: superblock.log.number.saturating_sub(1),
@@ -284,7 +295,9 @@ impl<'a, D: Directory> Recovery<'a, D> {
             log || used.contains(&number) || marks.is_needed(number)
         });
         let log = LogEnd { place, epoch, durable, found_bytes: self.found_bytes };
-        Ok(Recovered { superblock, volumes: self.volumes, log, roots: self.roots })
+        let (page_place, page_count) = (self.page_place, self.page_count);
+        let (volumes, roots) = (self.volumes, self.roots);
+        Ok(Recovered { superblock, volumes, log, roots, page_place, page_count })
     }
 
     fn read(
@@ -302,6 +315,15 @@ impl<'a, D: Directory> Recovery<'a, D> {
 
     /// Goes through the log.
     fn replay(&mut self) -> Result<(), VolumeError> {
+        std::thread::scope(|scope| self.replay_beside(scope))
+    }
+
+    /// The same beside threads that read leaves.
+    fn replay_beside<'scope>(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), VolumeError>
+    where
+        'a: 'scope,
+    {
+        let (segments, mut readers) = (self.segments, Readers::default());
         // What is no group at the first look is looked at again: a read may have gone astray.
         while let Some(group) = self.next().transpose().or_else(|| {
             self.ahead.iter().for_each(|ahead| _ = ahead.take());
@@ -309,7 +331,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             self.next().transpose()
         }) {
             let group = group?;
-            self.bring(&group)?;
+            self.bring(&group, scope, segments, &mut readers)?;
             self.apply(&group)?;
             let Group { segment, offset, head, chain, bytes, .. } = group;
             self.used.insert(segment);
@@ -339,39 +361,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
         })
     }
 
-    /// Reads the leaves that a group changes, several at once: one after the other they would take
-    /// longer than the log.
-    fn bring(&self, group: &Group) -> Result<(), VolumeError> {
-        let mut leaves: HashMap<*const Leaf, Arc<Leaf>> = HashMap::new();
-        for Descriptor { kind, volume, block, .. } in &group.descriptors {
-            let live = self.volumes.by_id.get(volume).filter(|_| *kind == Kind::Data);
-            let Some(live) = live.filter(|live| *block < live.traits.blocks) else { continue };
-            let (span, at) = Map::place(*block);
-            if let Some(Away(leaf)) = live.map.with(span, |span| span.away(at, at + 1)) {
-                leaves.insert(Arc::as_ptr(&leaf), leaf);
-            }
-        }
-        if leaves.len() < READERS {
-            return Ok(());
-        }
-        let leaves: Vec<Arc<Leaf>> = leaves.into_values().collect();
-        let segments = self.segments;
-        let load = |some: &[Arc<Leaf>]| some.iter().try_for_each(|it| segments.load(it).map(drop));
-        std::thread::scope(|scope| {
-            let load = &load;
-            let some = leaves.chunks(leaves.len().div_ceil(READERS));
-            let readers: Vec<_> = some.map(|some| scope.spawn(move || load(some))).collect();
-            readers.into_iter().try_for_each(|reader| {
-                reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-        })
-    }
-
     /// Carries out what a group says.
     fn apply(&mut self, group: &Group) -> Result<(), VolumeError> {
         let align = self.superblock.align;
         let impossible = |field, value| {
-            let (what, want) = ("group of the log", "something that the catalogue has");
+            let (what, want) = ("group of the log", "something that is there");
             VolumeError::Format(FormatError::Field { what, field, value, want })
         };
         let mut at = group.head.head_bytes;
@@ -388,6 +382,10 @@ impl<'a, D: Directory> Recovery<'a, D> {
             let stored = descriptor.payload_bytes(align);
             let address = segments.address(group.segment, group.offset + at);
             if kind == Kind::Move {
+                let end = segments.address(segments.counts().all as u32, 0);
+                if descriptor.to.saturating_add(u64::from(len)) > end {
+                    return Err(impossible("to", descriptor.to));
+                }
                 let place = |address| Entry::new(address, len, codec, crc);
                 let (from, to) = (place(descriptor.from), place(descriptor.to));
                 moves.push(Move { family: volume, block, from, to });

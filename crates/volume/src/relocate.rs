@@ -60,6 +60,7 @@ pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut
                     copy.get_or_insert_with(|| node.clone()).put(*at, moved);
                 }
             }
+            maps.tally().dirtied += u64::from(copy.is_some());
             copy
         });
         for (from, to) in done {
@@ -82,7 +83,7 @@ fn moved(
 ) -> Option<Arc<Leaf>> {
     let is_there = |(at, from, _): &&(usize, Entry, Entry)| page.entries()[*at] == *from;
     moves.iter().find(is_there)?;
-    tally.dirtied += u64::from(leaf.home().is_some());
+    tally.dirtied += 1;
     let mut copy = leaf.twin(page);
     copy.change(|page| {
         for (at, from, to) in moves {
@@ -130,6 +131,7 @@ pub(crate) fn pages<D: Directory>(
             };
             copy.get_or_insert_with(|| node.clone()).put(at, twin);
         }
+        maps.tally().dirtied += u64::from(copy.is_some());
         copy
     });
 }

@@ -46,6 +46,16 @@ impl Roots {
         self.0.insert(page, home);
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Where they are.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = &Entry> {
+        self.0.values()
+    }
+
     /// All of them are needed.
     pub(crate) fn mark(&self, marks: &mut Marks) {
         self.0.values().for_each(|home| marks.entry(home));

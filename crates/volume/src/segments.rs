@@ -6,10 +6,10 @@
 #![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
 
 mod reading;
+mod table;
 
 pub(crate) use reading::read_spare;
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,89 +22,9 @@ use crate::format::entry::{ADDRESS_END, Entry};
 use crate::map::{Cache, Leaf, Page, Tally};
 use crate::store::{self, Directory, StoreFile};
 
-/// Segments that only checkpoints and cleaning take: without them no space could be won back.
-pub(crate) const RESERVE: usize = 3;
-
-/// What a segment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    /// Taken in this round.
-    Used {
-        round: u64,
-    },
-    /// Needed by the checkpoint before the last one only.
-    Idle,
-    /// Free as soon as the disk has been told that nobody needs it.
-    Discarded,
-}
-
-#[derive(Debug)]
-struct Table {
-    states: Vec<State>,
-    /// How many of them are free, and idle or discarded: the committer asks with each group.
-    free: usize,
-    idle: usize,
-    /// Counts the checkpoints that have begun.
-    round: u64,
-    /// No more can be made.
-    full: bool,
-    /// Those in which something is damaged that would have to be moved.
-    spoiled: BTreeSet<u32>,
-    /// Of each how many bytes of blocks count, at most.
-    live: Vec<u64>,
-    /// Bytes of them that may not count any more.
-    unknown_bytes: u64,
-    /// Leaves that were changed since the last checkpoint began.
-    dirtied: u64,
-}
-
-impl Table {
-    /// Takes a free segment, if more than `spare` are.
-    fn take(&mut self, spare: usize) -> Option<u32> {
-        if self.free <= spare {
-            return None;
-        }
-        let number = self.states.iter().position(|state| *state == State::Free)?;
-        self.states[number] = State::Used { round: self.round };
-        self.free -= 1;
-        self.spoiled.remove(&(number as u32));
-        Some(number as u32)
-    }
-
-    /// Gives each segment another state.
-    fn change_all(&mut self, change: impl Fn(u32, State) -> State) {
-        let Table { states, free, idle, .. } = self;
-        (*free, *idle) = (0, 0);
-        for (number, state) in (0..).zip(states) {
-            *state = change(number, *state);
-            *free += usize::from(*state == State::Free);
-            *idle += usize::from([State::Idle, State::Discarded].contains(state));
-        }
-    }
-}
-
-/// Who wants a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// The log: leaves some for the others.
-    Log,
-    /// A checkpoint, or cleaning.
-    Reserve,
-}
-
-/// How many segments there are of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Files.
-    pub all: usize,
-    /// Free ones.
-    pub free: usize,
-    /// Free after the next checkpoint.
-    pub idle: usize,
-    /// Those with damaged blocks, which are not cleaned any more.
-    pub spoiled: usize,
-}
+pub(crate) use table::RESERVE;
+pub use table::{Counts, Want};
+use table::{State, Table};
 
 /// The files, by number.
 pub type Files<F> = Vec<Arc<F>>;
@@ -189,11 +109,13 @@ impl<D: Directory> Segments<D> {
 
     fn page_at(&self, home: Entry) -> Result<Arc<Page>, VolumeError> {
         let bytes = self.read_page(home)?;
-        let page = Page::parse(&bytes).ok_or_else(|| FormatError::Field {
+        let end = self.address(self.table().states.len() as u32, 0);
+        let is_there = |page: &Page| page.entries().iter().all(|entry| entry.address() < end);
+        let page = Page::parse(&bytes).filter(is_there).ok_or_else(|| FormatError::Field {
             what: "page of the map",
             field: "entry",
             value: home.address(),
-            want: "a place on disk",
+            want: "a place in a segment that is there",
         })?;
         Ok(Arc::new(page))
     }
@@ -203,12 +125,17 @@ impl<D: Directory> Segments<D> {
         let mut table = self.table();
         for (segment, change) in tally.changes() {
             let segment = segment as usize;
+            // Of a log that names what is not there.
+            if segment >= table.states.len() {
+                continue;
+            }
             if segment >= table.live.len() {
                 table.live.resize(segment + 1, 0);
             }
             let live = &mut table.live[segment];
             debug_assert!(live.checked_add_signed(change).is_some(), "segment {segment}: {change}");
             *live = live.saturating_add_signed(change);
+            table.counted = table.counted.saturating_add_signed(change);
         }
         table.unknown_bytes = table.unknown_bytes.saturating_add(tally.unknown_bytes);
         table.dirtied += tally.dirtied;
@@ -233,6 +160,7 @@ impl<D: Directory> Segments<D> {
     /// Puts in how many bytes of blocks count.
     pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
         let mut table = self.table();
+        table.counted = live.iter().sum();
         (table.live, table.unknown_bytes) = (live, unknown_bytes);
     }
 
@@ -248,6 +176,7 @@ impl<D: Directory> Segments<D> {
             // What was too many then is too many now.
             *live = live.saturating_sub(at(before).saturating_sub(at(counted)));
         }
+        table.counted = table.live.iter().sum();
     }
 
     /// The segments that are there, all of them used.
@@ -270,19 +199,7 @@ impl<D: Directory> Segments<D> {
             files.push(Arc::new(file));
         }
         no_gap(&directory, files.len())?;
-        let states = vec![State::Used { round: 0 }; files.len()];
-        let (spoiled, live) = (BTreeSet::new(), vec![0; files.len()]);
-        let table = Table {
-            states,
-            free: 0,
-            idle: 0,
-            round: 1,
-            full: false,
-            spoiled,
-            live,
-            unknown_bytes: 0,
-            dirtied: 0,
-        };
+        let table = Table::new(files.len(), bytes);
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
         Ok(Segments {
             directory,
@@ -348,6 +265,94 @@ impl<D: Directory> Segments<D> {
         table.free + more
     }
 
+    /// How many bytes may be written beside those that count, as far as is known without a look
+    /// at the file system.
+    pub fn left_bytes(&self) -> u64 {
+        self.table().left_bytes(self.count_max)
+    }
+
+    /// The same with a look at the file system.
+    pub fn left_bytes_there(&self) -> u64 {
+        let outside = self.directory.outside_bytes() / u64::from(self.bytes);
+        let table = self.table();
+        let more = usize::try_from(outside).unwrap_or(usize::MAX);
+        table.left_bytes(self.count_max.min(table.states.len().saturating_add(more)))
+    }
+
+    /// Something that changes where space is won: how many are free and idle, and how many bytes
+    /// count in those that are cleaned.
+    pub(crate) fn progress(&self) -> (usize, usize, Vec<u64>) {
+        let counts = self.counts();
+        (counts.free, counts.idle, self.live().0)
+    }
+
+    /// How many are free.
+    pub fn free(&self) -> usize {
+        self.table().free
+    }
+
+    /// How many are free beyond those that this use leaves to others.
+    pub fn free_for(&self, want: Want) -> usize {
+        let table = self.table();
+        table.free.saturating_sub(table.left_by(want, 0))
+    }
+
+    /// How many have to be free so that writes go on.
+    pub fn reserved(&self) -> usize {
+        self.table().left_by(Want::Write, 0)
+    }
+
+    /// Whether this use may change so many pages and take so many segments, of files that exist.
+    /// Makes some if there are too few.
+    pub fn may(&self, want: Want, pages: u64, segments: usize) -> bool {
+        loop {
+            let before = {
+                let table = self.table();
+                if table.free >= table.left_by(want, pages) + segments {
+                    return true;
+                }
+                table.states.len()
+            };
+            if !self.grow_from(before) {
+                return false;
+            }
+        }
+    }
+
+    /// The same of those that are free now.
+    pub fn has(&self, want: Want, pages: u64, segments: usize) -> bool {
+        let table = self.table();
+        table.free >= table.left_by(want, pages) + segments
+    }
+
+    /// Whether the pages that have changed need most of what there is for them.
+    pub fn is_soiled(&self) -> bool {
+        let table = self.table();
+        let full = table.full || table.states.len() >= self.count_max;
+        full && table.is_soiled()
+    }
+
+    /// How many more pages may be changed by this use if it takes so many segments; `None`: it may
+    /// not take as many.
+    pub fn pages_left(&self, want: Want, taken: usize) -> Option<u64> {
+        self.table().pages_left(want, taken)
+    }
+
+    /// Notes how many roots of maps and pages of the catalogue there are.
+    pub fn set_upper(&self, count: usize) {
+        self.table().upper = count as u64;
+    }
+
+    /// Notes how many pages the last checkpoint needs.
+    pub fn set_pages(&self, count: u64) {
+        self.table().pages = count;
+    }
+
+    /// Notes for how many bytes of pages there is room behind those of the last checkpoint.
+    pub fn set_rest(&self, bytes: u32) {
+        self.table().rest = u64::from(bytes) / PAGE_BYTES as u64;
+    }
+
     /// The files now.
     pub fn files(&self) -> Arc<Files<D::File>> {
         self.files.get()
@@ -360,11 +365,10 @@ impl<D: Directory> Segments<D> {
 
     /// Takes a free segment; makes one if there is none.
     pub fn take(&self, want: Want) -> Option<u32> {
-        let spare = if want == Want::Log { RESERVE } else { 0 };
         loop {
             let before = {
                 let mut table = self.table();
-                if let Some(number) = table.take(spare) {
+                if let Some(number) = table.take(want) {
                     return Some(number);
                 }
                 table.states.len()
@@ -378,14 +382,13 @@ impl<D: Directory> Segments<D> {
     /// Makes segments until so many are free, beside those that take them; as many as there is
     /// room for.
     pub fn prepare(&self, free: usize) {
-        while self.counts().free < free && self.grow() {}
+        while self.free() < free && self.grow() {}
     }
 
     /// Whether fewer than so many are free, and more can be made.
     pub fn wants_more(&self, free: usize) -> bool {
         let table = self.table();
-        let more = !table.full && table.states.len() < self.count_max;
-        more && table.free < free
+        !table.full && table.states.len() < self.count_max && table.free < free
     }
 
     /// Makes one more segment, if there is room for it; says whether there is one more.
@@ -424,17 +427,22 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Lets somebody try again to make more: there may be room now.
+    /// Lets somebody try again to make more, if there may be room now.
     pub fn try_again(&self) {
-        self.table().full = false;
+        if self.directory.outside_bytes() >= u64::from(self.bytes) {
+            self.table().full = false;
+        }
     }
 
     /// A checkpoint begins: what is taken from now on is not looked at by it.
     pub fn begin_round(&self) -> u64 {
-        let mut table = self.table();
-        table.round += 1;
-        table.dirtied = 0;
-        table.round
+        self.table().begin_round()
+    }
+
+    /// The checkpoint that was on its way has ended; if it has failed its pages are still to be
+    /// written.
+    pub fn end_round(&self, is_written: bool) {
+        self.table().end_round(is_written);
     }
 
     /// How many checkpoints have begun.
@@ -455,6 +463,11 @@ impl<D: Directory> Segments<D> {
         if freed == State::Discarded {
             self.discard();
         }
+    }
+
+    /// Both superblocks stand for one checkpoint: what only the one before it needed is free.
+    pub fn free_idle(&self) {
+        self.settle(0, |_| false);
     }
 
     /// Discards what may be, one after the other: each can be taken at once.
@@ -494,10 +507,7 @@ impl<D: Directory> Segments<D> {
 
     /// Gives a segment back to which nothing was written that counts.
     pub fn put_back(&self, number: u32) {
-        let mut table = self.table();
-        let before = std::mem::replace(&mut table.states[number as usize], State::Free);
-        table.free += usize::from(before != State::Free);
-        table.idle -= usize::from([State::Idle, State::Discarded].contains(&before));
+        self.table().put_back(number);
     }
 
     /// The segment of an address, and the place in it.
@@ -552,8 +562,12 @@ impl<D: Directory> Segments<D> {
 
 impl<D: Directory> fmt::Debug for Segments<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = self.counts();
-        f.debug_struct("Segments").field("counts", &counts).finish_non_exhaustive()
+        let table = self.table();
+        let counted = (table.counted, table.unknown_bytes, table.pages, table.upper);
+        let kept = (table.left_by(Want::Move, 0), table.dirtied, table.rest);
+        let mut fields = f.debug_struct("Segments");
+        fields.field("counted", &counted).field("kept", &kept).field("full", &table.full);
+        fields.finish_non_exhaustive()
     }
 }
 
@@ -580,7 +594,7 @@ mod tests {
             taken
         };
         let all: Vec<(u32, u8)> = std::thread::scope(|scope| {
-            let threads = [(1, Want::Log), (2, Want::Reserve), (3, Want::Reserve)];
+            let threads = [(1, Want::Write), (2, Want::Checkpoint), (3, Want::Checkpoint)];
             let take = &take;
             let threads = threads.map(|(byte, want)| scope.spawn(move || take(byte, want)));
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()

@@ -238,6 +238,11 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         self.names()
     }
 
+    /// How many bytes more files may have, as far as that is known.
+    fn outside_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
     /// An identity that nothing else has.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ impl Running {
     pub fn usage(&self, name: &str) -> Result<Usage, VolumeError> {
         let live = self.pool().find(name)?;
         self.pool().settle();
-        let mut usage = Usage { traits: live.traits.clone(), blocks: 0, stored_bytes: 0 };
+        let mut usage = Usage { traits: live.listed(), blocks: 0, stored_bytes: 0 };
         for node in live.map.freeze().iter().flatten() {
             for leaf in node.leaves().iter().flatten() {
                 let page = self.pool().segments().page(leaf)?;

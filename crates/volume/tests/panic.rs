@@ -105,7 +105,7 @@ impl Directory for Trap {
 fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
     let armed = Arc::new(AtomicBool::new(false));
     let trap = Trap { inner: RealDirectory::take(path).unwrap(), armed: Arc::clone(&armed) };
-    let options = Options { segment_bytes: 1 << 20, segments_max: 8, ..Options::default() };
+    let options = Options { segment_bytes: 1 << 20, segments_max: 16, ..Options::default() };
     (Running::start(trap, options).unwrap(), armed)
 }
 

@@ -30,6 +30,9 @@ pub struct VolumeView {
     pub size_bytes: u64,
     /// What is checksummed and compressed as one.
     pub volblocksize_bytes: u32,
+    /// What it is promised, before compression.
+    #[serde(default)]
+    pub reservation_bytes: u64,
     /// Whether it is a device now.
     #[serde(default)]
     pub in_use: bool,
@@ -54,6 +57,7 @@ impl VolumeView {
             snapshot: traits.is_snapshot,
             size_bytes: traits.size_bytes(),
             volblocksize_bytes: traits.block_bytes,
+            reservation_bytes: traits.reserved_bytes,
             in_use: false,
             stored_bytes: None,
             referenced_bytes: None,
@@ -222,6 +226,9 @@ pub struct VolumeRequest {
     /// `create`: what is checksummed and compressed as one; 16 KiB unless told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volblocksize_bytes: Option<u32>,
+    /// `create`, `resize`: space that it is promised, before compression, and others do not get.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation_bytes: Option<u64>,
     /// `send`: the older snapshot that the stream builds on; it holds everything without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -232,11 +239,11 @@ pub struct VolumeRequest {
 
 /// Verbs, and the fields that each takes beside `pool` and `name`.
 const VERBS: [(&str, &[&str]); 8] = [
-    ("create", &["size_bytes", "volblocksize_bytes"]),
+    ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes"]),
     ("snapshot", &[]),
     ("clone", &["new"]),
     ("rollback", &[]),
-    ("resize", &["size_bytes"]),
+    ("resize", &["size_bytes", "reservation_bytes"]),
     ("destroy", &[]),
     ("send", &["from"]),
     ("scrub", &["rate_bytes"]),
@@ -267,6 +274,7 @@ impl VolumeRequest {
             ("new", self.new.is_some()),
             ("size_bytes", self.size_bytes.is_some()),
             ("volblocksize_bytes", self.volblocksize_bytes.is_some()),
+            ("reservation_bytes", self.reservation_bytes.is_some()),
             ("from", self.from.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
         ];
@@ -292,7 +300,9 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
     let name = request.name.as_str();
     match verb {
         "create" => {
-            running.create(name, request.size()?, request.volblocksize_bytes.unwrap_or(0))?;
+            let block_bytes = request.volblocksize_bytes.unwrap_or(0);
+            let reserved = request.reservation_bytes.unwrap_or(0);
+            running.create_reserved(name, request.size()?, block_bytes, reserved)?;
             Ok("created".to_owned())
         }
         "snapshot" => {
@@ -310,9 +320,17 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             Ok("its volume is as it was then".to_owned())
         }
         "resize" => {
-            let size = request.size()?;
-            running.resize(name, size)?;
-            Ok(format!("{} now", Bytes(size)))
+            let mut done = Vec::new();
+            if request.size_bytes.is_some() || request.reservation_bytes.is_none() {
+                let size = request.size()?;
+                running.resize(name, size)?;
+                done.push(format!("{} now", Bytes(size)));
+            }
+            if let Some(bytes) = request.reservation_bytes {
+                running.reserve(name, bytes)?;
+                done.push(format!("{} are its own", Bytes(bytes)));
+            }
+            Ok(done.join(", "))
         }
         "destroy" => {
             running.destroy(name)?;
@@ -484,7 +502,9 @@ impl Yard {
         let pool = self.pool(request.pool.as_deref())?;
         let volume = request.name.split('@').next().unwrap_or_default();
         let device = match verb {
-            "rollback" | "resize" => self.device_of(&pool, volume),
+            "rollback" => self.device_of(&pool, volume),
+            // A promise is nothing that its clients notice.
+            "resize" if request.size_bytes.is_some() => self.device_of(&pool, volume),
             "destroy" if !request.name.contains('@') => {
                 if let Some(entry) = self.device_of(&pool, volume) {
                     let name = entry.spec.name().to_owned();

@@ -120,6 +120,9 @@ pub(crate) struct VolumeCreateArgs {
     /// Make the pool on a disk that has something else, which is gone then; never over a pool
     #[arg(long)]
     pub(crate) force: bool,
+    /// Space that it is promised, before compression, and others do not get
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) reservation: Option<u64>,
 }
 
 /// `volume clone`.
@@ -137,8 +140,11 @@ pub(crate) struct VolumeResizeArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// Its new capacity
+    #[arg(long, value_name = "SIZE", value_parser = bytes, required_unless_present = "reservation")]
+    pub(crate) size: Option<u64>,
+    /// Space that it is promised, before compression, and others do not get; 0 takes it back
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) size: u64,
+    pub(crate) reservation: Option<u64>,
 }
 
 /// `volume send`.

@@ -23,6 +23,13 @@ pub(crate) struct Cold {
     number: u64,
 }
 
+impl Cold {
+    /// How many bytes there is room for in a segment of this length.
+    pub(super) fn room(&self, segment_bytes: u32) -> u32 {
+        segment_bytes - self.offset
+    }
+}
+
 /// Writes blocks, whose bytes lie one behind the other, durably; answers where they are, or `None`
 /// if there is no space.
 pub(super) fn write<D: Directory>(
@@ -33,10 +40,10 @@ pub(super) fn write<D: Directory>(
     let (segments, align) = (pool.segments(), pool.align());
     let head_bytes = group::head_bytes(blocks.len(), align);
     let len = head_bytes + bytes.len() as u32;
-    let open = pool.cold().filter(|cold| len <= segments.bytes() - cold.offset);
+    let open = pool.cold().filter(|cold| len <= cold.room(segments.bytes()));
     let place = match open {
         Some(cold) => cold,
-        None => match segments.take(Want::Reserve) {
+        None => match segments.take(Want::Move) {
             Some(segment) => Cold { segment, offset: 0, number: 1 },
             None => return Ok(None),
         },
@@ -70,6 +77,7 @@ pub(super) fn write<D: Directory>(
     let address = segments.address(place.segment, place.offset);
     segments.write(address, &[&printed, bytes])?;
     segments.sync(place.segment)?;
+    pool.meters().cooled(u64::from(len));
     let (offset, number) = (place.offset + len, place.number + 1);
     pool.set_cold(Some(Cold { offset, number, ..place }));
     let mut at = address + u64::from(head_bytes);

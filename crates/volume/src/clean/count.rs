@@ -14,12 +14,11 @@ use crate::map::{Leaf, Node, Page};
 use crate::pool::Pool;
 use crate::store::Directory;
 
-/// Counts again if that is worth it; says how many bytes were found not to count.
-pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, scarce: bool) -> u64 {
+/// Counts again if more bytes may not count than are bearable; says how many were found that do
+/// not.
+pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64) -> u64 {
     let whole = &frozen.whole;
     let counted: u64 = whole.live.iter().sum();
-    // A quarter of what is there, where there is enough space.
-    let bearable = if scarce { 0 } else { counted / 4 };
     if whole.unknown_bytes <= bearable {
         return 0;
     }
@@ -53,10 +52,10 @@ fn count<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Option<Vec<u64
     let mut marks = Marks::new(pool.segments().bytes());
     let mut seen = HashSet::new();
     for nodes in spans.values() {
-        if pool.is_hurried() {
-            return Ok(None);
-        }
         for at in 0..FAN {
+            if pool.is_hurried() {
+                return Ok(None);
+            }
             let leaves = nodes.iter().filter_map(|node| node.leaf(at));
             seen.clear();
             let leaves: Vec<&Arc<Leaf>> =
@@ -75,13 +74,12 @@ fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
         page.entries().iter().for_each(|entry| marks.entry(entry));
         return;
     }
-    let mut known: Vec<Entry> = Vec::with_capacity(pages.len());
+    let mut known: HashSet<Entry> = HashSet::with_capacity(pages.len());
     for at in 0..FAN {
         known.clear();
         for page in pages {
             let entry = page.entries()[at];
-            if !known.contains(&entry) {
-                known.push(entry);
+            if known.insert(entry) {
                 marks.entry(&entry);
             }
         }

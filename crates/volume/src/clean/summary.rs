@@ -22,6 +22,11 @@ pub(super) struct Block {
     pub(super) number: u64,
     /// Where it is.
     pub(super) entry: Entry,
+    /// How many leaves at its place, of volumes and snapshots, have one of the blocks that are
+    /// looked for.
+    pub(super) leaves: u64,
+    /// How many nodes have these.
+    pub(super) nodes: u64,
 }
 
 /// The blocks that groups of a segment name.
@@ -60,7 +65,8 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32) -> Vec<Block> {
                 let family = if is_cold { Some(volume) } else { families.get(&volume).copied() };
                 let entry = Entry::new(at, stored, descriptor.codec, descriptor.crc);
                 let family = family.unwrap_or(0);
-                blocks.push(Block { family, number: descriptor.block, entry });
+                let number = descriptor.block;
+                blocks.push(Block { family, number, entry, leaves: 0, nodes: 0 });
             }
             at += u64::from(stored);
         }
@@ -83,14 +89,16 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Bl
         let nodes = nodes(pool, span);
         for (at, blocks) in leaves {
             let pages = pages(pool, &nodes, at, &blocks);
-            for block in blocks {
+            let has = |block: &Block, (family, page): &(u32, Arc<Page>)| {
                 let slot = (block.number % FAN as u64) as usize;
-                let has = |(family, page): &&(u32, Arc<Page>)| {
-                    (block.family == 0 || block.family == *family)
-                        && page.entries()[slot] == block.entry
-                };
-                if let Some((family, _)) = pages.iter().find(has) {
-                    found.push(Block { family: *family, ..*block });
+                (block.family == 0 || block.family == *family)
+                    && page.entries()[slot] == block.entry
+            };
+            let changes = |page: &&(u32, Arc<Page>)| blocks.iter().any(|block| has(block, page));
+            let (leaves, nodes) = (pages.iter().filter(changes).count() as u64, nodes.len() as u64);
+            for block in &blocks {
+                if let Some((family, _)) = pages.iter().find(|page| has(block, page)) {
+                    found.push(Block { family: *family, leaves, nodes, ..**block });
                 }
             }
         }

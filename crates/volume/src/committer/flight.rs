@@ -107,12 +107,12 @@ impl<D: Directory> Committer<D> {
     /// Whether the group may be on its way behind those that are. A sync counts for what is written
     /// when it begins, so that a group that is to be durable follows only such as are to be too.
     pub(super) fn may_go_behind(&self) -> bool {
-        let Group { records, descriptors, durable, payload_bytes, .. } = &self.group;
-        let len = format::head_bytes(descriptors.len(), self.pool.align()) + payload_bytes;
+        let Group { records, descriptors, durable, .. } = &self.group;
+        let len = self.group.len(self.pool.align());
         let is_plain = !records.is_empty() && !descriptors.is_empty();
         let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
         is_plain
-            && self.log.has_room(len, self.pool.segments())
+            && self.finds_place()
             && !(much || *durable && self.flights.iter().any(|flight| !flight.group.durable))
     }
 
@@ -120,7 +120,7 @@ impl<D: Directory> Committer<D> {
     pub(super) fn wait(&mut self) {
         let Self { lane, mail, held, group, .. } = self;
         // What could not go behind it does not become able to by what comes.
-        let waits = group.records.is_empty() && held.is_none();
+        let waits = group.records.is_empty() && held.is_empty();
         let ended = match lane {
             Some(lane) if waits => lane.wait(mail.mailbox().bell(), &|| mail.is_any()),
             _ => true,
@@ -132,7 +132,8 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Begins to write the group behind the last one.
-    pub(super) fn append(&mut self, want: Want) -> Result<(), Status> {
+    pub(super) fn append(&mut self) -> Result<(), Status> {
+        let want = self.group.want.unwrap_or(Want::Free);
         let align = self.pool.align();
         let count = self.group.descriptors.len();
         let head_bytes = format::head_bytes(count, align);

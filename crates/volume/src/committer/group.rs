@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Status;
+
 use crate::buffer::Buffer;
+use crate::format::FAN;
+use crate::format::catalogue::Change;
 use crate::format::entry::Codec;
-use crate::format::group::{Descriptor, Kind};
+use crate::format::group::{Descriptor, Kind, head_bytes};
 use crate::pool::Pool;
 use crate::record::{Body, Moved, Record};
+use crate::segments::Want;
 use crate::store::Directory;
 
 /// Records that are written together.
@@ -23,6 +28,12 @@ pub(super) struct Group {
     pub(super) checkpoint: bool,
     /// Something in it may make room.
     pub(super) frees: bool,
+    /// What space is wanted for by that of its records which leaves most to others.
+    pub(super) want: Option<Want>,
+    /// Pages that it changes at most.
+    pub(super) pages: u64,
+    /// There was no space for it.
+    pub(super) unchecked: bool,
     pub(super) stop: bool,
     /// A change of the catalogue is in it. Another one may not be: each is checked against what is
     /// there.
@@ -37,7 +48,53 @@ pub(super) fn may_follow(record: &Record) -> bool {
     matches!(record.body, Body::Write(_) | Body::Zero(_) | Body::Flush)
 }
 
+/// What a record wants space for, if it wants any.
+pub(super) fn want(record: &Record) -> Option<Want> {
+    match &record.body {
+        Body::Write(_) if record.reply.is_some() => Some(Want::Write),
+        Body::Write(_) | Body::Zero(_) => Some(Want::Free),
+        Body::Move(_) => Some(Want::Move),
+        Body::Catalogue(change) if frees(change) => Some(Want::Free),
+        Body::Catalogue(_) => Some(Want::Write),
+        Body::Flush | Body::Checkpoint | Body::Stop => None,
+    }
+}
+
+/// Whether a change of the catalogue may make room.
+fn frees(change: &Change) -> bool {
+    match change {
+        Change::Create(_) | Change::Copy(_) => false,
+        // What is promised may be less, too.
+        Change::Reserve { .. } | Change::Destroy { .. } => true,
+        Change::Rollback { .. } | Change::Resize { .. } => true,
+        Change::Several(changes) => changes.iter().any(frees),
+    }
+}
+
+/// How many pages of maps and of the catalogue a record changes at most.
+fn pages<D: Directory>(record: &Record, pool: &Pool<D>) -> u64 {
+    match &record.body {
+        // Leaves, and their node.
+        Body::Write(payload) => leaves(record.first, payload.blocks().len() as u64) + 1,
+        // Those between the first and the last one go.
+        Body::Zero(blocks) => leaves(record.first, u64::from(*blocks)).min(2) + 1,
+        Body::Move(moved) => moved.page_count,
+        Body::Catalogue(change) => pool.volumes().change_pages(change),
+        Body::Flush | Body::Checkpoint | Body::Stop => 0,
+    }
+}
+
+/// In how many leaves so many blocks are.
+fn leaves(first: u64, blocks: u64) -> u64 {
+    (first + blocks).div_ceil(FAN as u64) - first / FAN as u64
+}
+
 impl Group {
+    /// How long it is in the log.
+    pub(super) fn len(&self, align: u32) -> u32 {
+        head_bytes(self.descriptors.len(), align) + self.payload_bytes
+    }
+
     /// Makes it empty.
     pub(super) fn clear(&mut self) {
         self.records.clear();
@@ -47,8 +104,19 @@ impl Group {
         *self = Group { records, descriptors, changes, ..Group::default() };
     }
 
+    fn push(&mut self, descriptor: Descriptor) {
+        self.descriptors.push(descriptor);
+    }
+
+    /// Counts what a record wants of the pool.
+    fn count<D: Directory>(&mut self, record: &Record, pool: &Pool<D>) {
+        self.want = self.want.max(want(record));
+        self.pages += pages(record, pool);
+    }
+
     /// Takes a record in.
     pub(super) fn take<D: Directory>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) {
+        self.count(&record, pool);
         match &mut record.body {
             Body::Write(payload) => {
                 let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
@@ -68,14 +136,14 @@ impl Group {
             Body::Zero(blocks) => {
                 self.frees = true;
                 let volume = record.volume.as_ref().map_or(0, |volume| volume.traits.id);
-                let (kind, codec, block) = (Kind::Zero, Codec::Raw, record.first);
-                let (from, to, len, crc) = (0, 0, *blocks, 0);
-                let descriptor = Descriptor { kind, codec, volume, from, to, block, len, crc };
-                self.descriptors.push(descriptor);
+                let (kind, codec, block, len) = (Kind::Zero, Codec::Raw, record.first, *blocks);
+                let (from, to, crc) = (0, 0, 0);
+                self.push(Descriptor { kind, codec, volume, from, to, block, len, crc });
             }
             Body::Move(moved) => {
-                // After two checkpoints their place may be another's: they stay where they were.
-                if pool.segments().round() >= moved.round + 2 {
+                self.closed = true;
+                // After a checkpoint their place may be another's: they stay where they were.
+                if pool.segments().round() > moved.round {
                     record.body = Body::Move(nothing_moved(moved));
                     self.records.push(record);
                     return;
@@ -94,7 +162,12 @@ impl Group {
             Body::Catalogue(change) => {
                 self.frees = true;
                 self.changes_catalogue = true;
-                match pool.volumes().check(change) {
+                let checked = pool.volumes().check(change);
+                match checked {
+                    Ok(()) if !pool.affords(change) => {
+                        record.durable = false;
+                        record.serial = Status::NoSpc as u64;
+                    }
                     Ok(()) => self.take_change(&change.print(), pool, align),
                     Err(status) => {
                         record.durable = false;
@@ -113,17 +186,6 @@ impl Group {
         self.records.push(record);
     }
 
-    /// Lets blocks that were to move stay where they are: checkpoints were made since the group was
-    /// gathered, so their new places may be others' by now.
-    pub(super) fn stay(&mut self) {
-        self.descriptors.retain(|descriptor| descriptor.kind != Kind::Move);
-        for record in &mut self.records {
-            if let Body::Move(moved) = &mut record.body {
-                *moved = nothing_moved(moved);
-            }
-        }
-    }
-
     fn take_change<D: Directory>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
         let len = change.len() as u32;
         let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
@@ -140,5 +202,6 @@ impl Group {
 
 /// The answer to a move that is not made.
 fn nothing_moved(moved: &Moved) -> Arc<Moved> {
-    Arc::new(Moved { moves: Vec::new(), pages: Vec::new(), round: moved.round })
+    let round = moved.round;
+    Arc::new(Moved { moves: Vec::new(), pages: Vec::new(), page_count: 0, round })
 }

@@ -109,7 +109,8 @@ pub(super) fn answer<D: Directory>(
                 Status::Ok => Status::NoSpc,
                 status => status,
             },
-            Body::Flush | Body::Checkpoint | Body::Stop if status == Status::NoSpc => Status::Ok,
+            Body::Flush | Body::Stop if status == Status::NoSpc => Status::Ok,
+            Body::Checkpoint if status.is_ok() && group.unchecked => Status::NoSpc,
             _ => status,
         };
         let to = reply.answer(status);

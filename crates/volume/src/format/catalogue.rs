@@ -156,6 +156,13 @@ pub enum Change {
         /// Its length in blocks.
         blocks: u64,
     },
+    /// A volume is promised so much space.
+    Reserve {
+        /// Which.
+        id: u32,
+        /// Bytes, before compression.
+        bytes: u64,
+    },
     /// Several changes one after the other, all of them or none. None of them is such a list.
     Several(Vec<Change>),
 }
@@ -192,6 +199,11 @@ impl Change {
                 out.push(5);
                 out.extend(id.to_le_bytes());
                 out.extend(blocks.to_le_bytes());
+            }
+            Change::Reserve { id, bytes } => {
+                out.push(7);
+                out.extend(id.to_le_bytes());
+                out.extend(bytes.to_le_bytes());
             }
             Change::Several(changes) => {
                 out.extend([6, changes.len() as u8]);
@@ -250,11 +262,16 @@ impl Change {
                 }
                 Ok(Change::Several(changes))
             }
+            7 => {
+                let (id, bytes) = (reader.u32(), reader.u64());
+                let (id, bytes) = (id.ok_or_else(short)?, bytes.ok_or_else(short)?);
+                Ok(Change::Reserve { id, bytes })
+            }
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
                 field: "kind",
                 value: other.into(),
-                want: "1 to 5",
+                want: "1 to 7",
             }),
         }
     }
@@ -431,6 +448,7 @@ mod tests {
             Change::Destroy { id: 3 },
             Change::Rollback { id: 1, to: 2 },
             Change::Resize { id: 1, blocks: 5 },
+            Change::Reserve { id: 1, bytes: 1 << 40 },
             Change::Several(vec![Change::Create(traits(1, "a")), Change::Destroy { id: 3 }]),
         ] {
             assert_eq!(Change::parse(&change.print()), Ok(change));

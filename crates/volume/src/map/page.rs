@@ -288,9 +288,9 @@ impl Node {
                 *leaf = Arc::new(leaf.copy(page, Some(stamp.now)));
             }
             Some(leaf) => {
-                was_clean = leaf.home().is_some();
-                // A checkpoint looks at it, or the cache.
-                if was_clean || Arc::get_mut(leaf).is_none() {
+                // A checkpoint looks at it, or the cache: it will have a home.
+                was_clean = leaf.home().is_some() || Arc::get_mut(leaf).is_none();
+                if was_clean {
                     let page = leaf.page()?;
                     *leaf = Arc::new(leaf.copy(page, None));
                 }

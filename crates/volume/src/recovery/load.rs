@@ -1,16 +1,16 @@
 //! What a checkpoint has: the catalogue, the roots that it names, and the nodes of all maps. Leaves
 //! are read when they are wanted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Recovery;
 use crate::bytes::crc;
 use crate::error::{FormatError, VolumeError};
-use crate::format::FAN;
 use crate::format::catalogue::{self, CATALOGUE_BYTES_MAX, Listed};
 use crate::format::entry::{ENTRY_BYTES, Entry};
 use crate::format::superblock::{FILE, Superblock};
+use crate::format::{FAN, PAGE_BYTES};
 use crate::map::{Frozen, Leaf, Map, Node, page};
 use crate::record::Live;
 use crate::store::Directory;
@@ -50,11 +50,37 @@ impl<D: Directory> Recovery<'_, D> {
             maps.push(frozen.clone());
             let live = Live::new(traits, family, Map::new(frozen, copied));
             live.own(owned);
-            self.volumes.by_id.insert(live.traits.id, Arc::new(live));
+            self.volumes.insert(live);
         }
-        self.marks.pages(maps.iter());
+        self.page_count = self.marks.pages(maps.iter()) + self.roots.count() as u64;
         self.roots.mark(&mut self.marks);
+        self.page_place = self.behind(place, &maps);
         Ok(())
+    }
+
+    /// Where the next checkpoint goes on: behind all pages of this one in the segment that has the
+    /// top of the catalogue, which was written last. A pool that is full has no segment for each
+    /// opening.
+    fn behind(&self, top: Entry, maps: &[Frozen]) -> Option<(u32, u32)> {
+        let (segment, _) = self.segments.split(top.address());
+        let (mut end, mut seen) = (0, HashSet::new());
+        let mut look = |home: Entry| {
+            let (number, offset) = self.segments.split(home.address());
+            if number == segment {
+                end = end.max(offset + u64::from(home.stored_bytes()));
+            }
+        };
+        self.roots.homes().copied().for_each(&mut look);
+        for node in maps.iter().flatten().flatten() {
+            // Snapshots share most of them.
+            if seen.insert(Arc::as_ptr(node)) {
+                node.home().into_iter().for_each(&mut look);
+                let leaves = node.leaves().iter().flatten();
+                leaves.filter_map(|leaf| leaf.home()).for_each(&mut look);
+            }
+        }
+        let end = end.next_multiple_of(u64::from(self.superblock.align).max(PAGE_BYTES as u64));
+        (end < u64::from(self.segments.bytes())).then_some((segment, end as u32))
     }
 
     /// Reads the nodes of a map.

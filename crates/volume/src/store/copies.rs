@@ -235,6 +235,11 @@ impl<D: Directory> Directory for Copies<D> {
         }
     }
 
+    fn outside_bytes(&self) -> u64 {
+        let bytes = self.directories().into_iter().map(Directory::outside_bytes);
+        bytes.min().unwrap_or(u64::MAX)
+    }
+
     fn names(&self) -> io::Result<Vec<String>> {
         match self {
             Copies::One(one) => one.names(),

@@ -49,6 +49,18 @@ const SEGMENTS_WANTED: u64 = 64;
 /// They are not made shorter than this for it.
 const SEGMENT_BYTES_MIN: u32 = 4 << 20;
 
+/// Length of a segment where there is so much room: a few of them are kept, which is little only of
+/// many.
+pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
+    while segment_bytes > SEGMENT_BYTES_MIN
+        && room / u64::from(segment_bytes) < SEGMENTS_WANTED
+        && segment_bytes.is_multiple_of(8192)
+    {
+        segment_bytes /= 2;
+    }
+    segment_bytes
+}
+
 /// How long somebody may look at a device before whoever wants it is refused.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
@@ -229,13 +241,7 @@ impl Disk {
         let shown = self.path.display();
         let len = self.len().map_err(VolumeError::io(format!("cannot look at `{shown}`")))?;
         let room = len.saturating_sub(SEGMENTS_AT);
-        let mut segment_bytes = wanted.segment_bytes;
-        while segment_bytes > SEGMENT_BYTES_MIN
-            && room / u64::from(segment_bytes) < SEGMENTS_WANTED
-            && segment_bytes.is_multiple_of(8192)
-        {
-            segment_bytes /= 2;
-        }
+        let segment_bytes = shorter(wanted.segment_bytes, room);
         if room / u64::from(segment_bytes) < SEGMENTS_MIN {
             let value = format!("{shown}, which has {len} bytes");
             let least = SEGMENTS_AT + SEGMENTS_MIN * u64::from(segment_bytes);

@@ -283,6 +283,14 @@ impl Directory for RealDirectory {
         }
     }
 
+    fn outside_bytes(&self) -> u64 {
+        match &self.home {
+            Home::Folder(folder) => folder.free_bytes().unwrap_or(u64::MAX),
+            // All that it has are segments, of which it knows how many there may be.
+            Home::Disk(_) => u64::MAX,
+        }
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         let text = std::fs::read_to_string(FRESH_ID)?;
         let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();

@@ -9,6 +9,7 @@
 mod catalogue;
 mod damage;
 mod every_way;
+mod full;
 mod mirror;
 mod rig;
 mod simulated;
@@ -49,7 +50,7 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     shape.options.sync_bytes = random.u64(1 << 10..20 << 10);
     // So few that cleaning never rests, and now and then there is no space.
     if random.u8(..3) == 0 {
-        shape.options.segments_max = random.usize(7..14);
+        shape.options.segments_max = random.usize(16..26);
     }
     if random.bool() {
         let bytes = random.u32(..4096);
@@ -74,7 +75,12 @@ fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
 fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) {
     let mut begun = 0;
     while begun < count {
-        let status = rig.begin(step(random, shape));
+        let step = step(random, shape);
+        // What a write leaves that finds no space may be in blocks that were read meanwhile.
+        if matches!(step, Step::Part { .. }) && shape.options.segments_max < 40 {
+            go_on(rig);
+        }
+        let status = rig.begin(step);
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
         match random.u8(..6) {
@@ -282,7 +288,7 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
 #[test]
 fn no_space_is_an_error_of_that_write_alone() {
     let mut shape = Shape::tiny();
-    shape.options.segments_max = 8;
+    shape.options.segments_max = 16;
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
@@ -314,7 +320,7 @@ fn no_space_is_an_error_of_that_write_alone() {
 #[test]
 fn space_comes_back() {
     let mut shape = Shape::tiny();
-    shape.options.segments_max = 12;
+    shape.options.segments_max = 16;
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
@@ -322,7 +328,7 @@ fn space_comes_back() {
         let status = rig.take(Step::Write { first: 0, count: 3, fua: round % 2 == 0 });
         assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
     }
-    assert!(rig.pool.counts().all <= 12);
+    assert!(rig.pool.counts().all <= 16);
     let contents = rig.contents();
     drop(rig);
     assert_eq!(Rig::open(&directory, &shape).contents(), contents);

@@ -107,7 +107,7 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let mut shape = mirrored(&mut random);
-        shape.options.segments_max = 12;
+        shape.options.segments_max = 16;
         let directory = Directory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();

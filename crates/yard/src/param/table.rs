@@ -377,6 +377,12 @@ const VOLUME: &[Param] = &[
     param("iops", count(0, 1 << 32), "0", "most reads and writes in a second; 0: any number"),
     param("bandwidth", size(0, PIB), "0", "most of their bytes in a second; 0: any number"),
     param(
+        "reservation",
+        size(0, PIB),
+        "0",
+        "space that it is promised, before compression, and others do not get; 0: what it has",
+    ),
+    param(
         "map_cache",
         size(0, PIB),
         "0",
@@ -419,6 +425,7 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("mirror", "write path=PLACE&path2=PLACE"),
     ("checksum", "it always has checksums; leave it out"),
     ("sparse", "it always is; leave it out"),
+    ("refreservation", "write reservation=100G"),
     ("name", "the name is the path of the URI: volume:///NAME"),
 ];
 

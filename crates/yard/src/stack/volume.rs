@@ -67,6 +67,7 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
         sync: [SyncMode::Standard, SyncMode::Always, SyncMode::Disabled][spec.choice("sync")],
         iops: spec.number("iops"),
         bandwidth: spec.number("bandwidth"),
+        reservation: spec.number("reservation"),
         map_cache: spec.number("map_cache"),
         commit: commit(spec)?,
         store: [None, Some(StoreKind::Uring), Some(StoreKind::Threads)][spec.choice("store")],

@@ -1,0 +1,229 @@
+//! The volumes and snapshots of a pool, and how the catalogue changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use blockyard_core::Status;
+
+use super::ON_ITS_WAY;
+use crate::apply::Apply;
+use crate::error::{FormatError, VolumeError};
+use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
+use crate::format::{FAN, NODE_BLOCKS};
+use crate::map::{Frozen, Map};
+use crate::record::Live;
+use crate::store::Directory;
+
+/// The volumes and snapshots of a pool.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    /// The next number to give away.
+    pub next_id: u32,
+    /// How many copies of maps have been made.
+    pub copies: u32,
+    /// What there is.
+    pub by_id: BTreeMap<u32, Arc<Live>>,
+    /// What there was, until whoever has had it removed frees its map: that may take long.
+    pub(crate) gone: Vec<Arc<Live>>,
+    /// Those that are promised something.
+    pub(crate) reserving: BTreeSet<u32>,
+}
+
+impl Volumes {
+    /// The one of a name.
+    pub fn find(&self, name: &str) -> Option<&Arc<Live>> {
+        self.by_id.values().find(|live| live.traits.name == name)
+    }
+
+    /// Those that are whole.
+    pub(crate) fn list(&self) -> Vec<Traits> {
+        let live = self.by_id.values();
+        live.filter(|it| !it.traits.name.starts_with(ON_ITS_WAY)).map(|it| it.listed()).collect()
+    }
+
+    /// Completes a change and says whether it can be carried out.
+    ///
+    /// # Errors
+    /// How it ends otherwise.
+    pub fn check(&self, change: &mut Change) -> Result<(), Status> {
+        match change {
+            Change::Several(changes) => {
+                for (change, id) in changes.iter_mut().zip(self.next_id..) {
+                    self.check_one(change, id)?;
+                }
+                Ok(())
+            }
+            change => self.check_one(change, self.next_id),
+        }
+    }
+
+    /// Completes a single change, to which a number may be given that is free.
+    fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
+        self.fits(change)?;
+        let is_copy = matches!(change, Change::Copy(_));
+        match change {
+            Change::Create(traits) | Change::Copy(traits) => {
+                let is_full = self.by_id.len() >= VOLUMES_MAX || id == u32::MAX;
+                if self.find(&traits.name).is_some() || is_full {
+                    return Err(Status::Inval);
+                }
+                traits.id = id;
+                if is_copy {
+                    traits.reserved_bytes = 0;
+                }
+            }
+            Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                // Somebody else has it open.
+                if Arc::strong_count(live) > 1 {
+                    return Err(Status::DevResource);
+                }
+            }
+            Change::Reserve { id, bytes } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                if live.traits.is_snapshot || *bytes > live.traits.size_bytes() {
+                    return Err(Status::Inval);
+                }
+            }
+            Change::Several(_) => return Err(Status::Inval),
+        }
+        match change {
+            Change::Copy(traits) if !self.by_id.contains_key(&traits.origin) => Err(Status::Inval),
+            Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many pages of maps and of the catalogue a change adds or changes at most, beside those
+    /// that a checkpoint may write in any case.
+    pub(crate) fn change_pages(&self, change: &Change) -> u64 {
+        let roots = |id: &u32| self.by_id.get(id).map_or(0, |live| live.traits.root_count());
+        // Roots, what names them, and what stands there of the volume.
+        let listed = |roots: usize| (roots + roots.div_ceil(FAN)) as u64 + 2;
+        match change {
+            Change::Create(traits) | Change::Copy(traits) => listed(traits.root_count()),
+            Change::Rollback { id, .. } => listed(roots(id)),
+            // A part of a leaf and of a node, too.
+            Change::Resize { id, blocks } => {
+                let nodes = blocks.div_ceil(NODE_BLOCKS) as usize;
+                listed(roots(id).max(nodes.div_ceil(FAN))) + 2
+            }
+            Change::Destroy { .. } | Change::Reserve { .. } => 1,
+            Change::Several(changes) => changes.iter().map(|it| self.change_pages(it)).sum(),
+        }
+    }
+
+    /// Carries a change out.
+    ///
+    /// # Errors
+    /// If it is impossible, which one that was checked is not, or a page cannot be read.
+    pub(crate) fn apply<D: Directory>(
+        &mut self,
+        change: &Change,
+        maps: &mut Apply<'_, D>,
+    ) -> Result<(), VolumeError> {
+        maps.tally().dirtied += match change {
+            Change::Several(_) => 0,
+            change => self.change_pages(change),
+        };
+        match change {
+            Change::Create(traits) => {
+                self.put(traits, traits.id, vec![None; traits.node_count()], 0);
+            }
+            Change::Copy(traits) => {
+                let family = self.live(traits.origin)?.family;
+                let (nodes, copies) = self.copy(traits.origin, traits, maps)?;
+                self.put(traits, family, nodes, copies);
+            }
+            Change::Several(changes) => {
+                changes.iter().try_for_each(|change| self.apply(change, maps))?;
+            }
+            Change::Destroy { id } => {
+                let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
+                self.reserving.remove(id);
+                maps.forget(&gone.map.freeze());
+                self.gone.push(gone);
+            }
+            Change::Rollback { id, to } => {
+                let gone = Arc::clone(self.live(*id)?);
+                let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
+                maps.forget(&gone.map.freeze());
+                self.put(&gone.listed(), gone.family, nodes, copies);
+                self.gone.push(gone);
+            }
+            Change::Reserve { id, bytes } => self.reserve(*id, *bytes)?,
+            Change::Resize { id, blocks } => {
+                let live = Arc::clone(self.live(*id)?);
+                let (old, mut traits) = (live.traits.blocks, live.listed());
+                if *blocks < old {
+                    maps.zero(&live, *blocks, old - blocks)?;
+                }
+                let mut nodes = live.map.freeze();
+                traits.blocks = *blocks;
+                traits.reserved_bytes = traits.reserved_bytes.min(traits.size_bytes());
+                nodes.resize(traits.node_count(), None);
+                self.put(&traits, live.family, nodes, live.map.copied());
+                self.live(*id)?.own(live.owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that are promised something.
+    pub(crate) fn reserving(&self) -> impl Iterator<Item = &Live> {
+        self.reserving.iter().filter_map(|id| self.by_id.get(id).map(|live| &**live))
+    }
+
+    /// Notes how many bytes a volume is promised.
+    fn reserve(&mut self, id: u32, bytes: u64) -> Result<(), VolumeError> {
+        let live = self.live(id)?;
+        live.reserve(bytes.min(live.traits.size_bytes()));
+        match bytes {
+            0 => _ = self.reserving.remove(&id),
+            _ => _ = self.reserving.insert(id),
+        }
+        Ok(())
+    }
+
+    /// Puts in one that a checkpoint has.
+    pub(crate) fn insert(&mut self, live: Live) {
+        let (id, bytes) = (live.traits.id, live.reserved_bytes());
+        self.by_id.insert(id, Arc::new(live));
+        if bytes > 0 {
+            self.reserving.insert(id);
+        } else {
+            self.reserving.remove(&id);
+        }
+    }
+
+    fn live(&self, id: u32) -> Result<&Arc<Live>, VolumeError> {
+        self.by_id.get(&id).ok_or_else(|| no_volume(id))
+    }
+
+    /// A copy of a map for a volume: its nodes, and the number of this copy.
+    fn copy<D: Directory>(
+        &mut self,
+        from: u32,
+        traits: &Traits,
+        maps: &mut Apply<'_, D>,
+    ) -> Result<(Frozen, u32), VolumeError> {
+        self.copies = self.copies.saturating_add(1);
+        maps.copied(self.copies);
+        let origin = self.live(from)?;
+        let mut nodes = origin.map.share(self.copies);
+        origin.own(0);
+        nodes.resize(traits.node_count(), None);
+        Ok((nodes, self.copies))
+    }
+
+    fn put(&mut self, traits: &Traits, family: u32, nodes: Frozen, copied: u32) {
+        self.next_id = self.next_id.max(traits.id.saturating_add(1));
+        self.insert(Live::new(traits.clone(), family, Map::new(nodes, copied)));
+    }
+}
+
+fn no_volume(id: u32) -> VolumeError {
+    let (what, field) = ("change of the catalogue", "volume");
+    let want = "the number of one that is there";
+    VolumeError::Format(FormatError::Field { what, field, value: id.into(), want })
+}

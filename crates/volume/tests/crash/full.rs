@@ -1,0 +1,320 @@
+//! What a pool does that is full: a write that finds no space is refused and nothing else is, what
+//! was answered is not lost, what makes room goes on, and room there is behind it.
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_sim::seed::Seed;
+use blockyard_volume::door::{NOBODY, Outcome};
+use blockyard_volume::format::catalogue::Change;
+
+use crate::rig::{Blocks, Rig, Shape, Step, format, read};
+use crate::simulated::{Fault, Simulated};
+
+/// A shape in which a segment has room for the pages of a checkpoint.
+fn shape(segments_max: usize) -> Shape {
+    let mut shape = Shape::tiny();
+    shape.options.segment_bytes = 32 << 10;
+    shape.block_bytes = 2048;
+    shape.options.segments_max = segments_max;
+    shape
+}
+
+/// Writes one block, and says whether it was answered before it was in the log.
+fn write_early(rig: &mut Rig, shape: &Shape, block: u64, number: u64) -> Option<bool> {
+    let size = shape.block_bytes as usize;
+    let early = rig.door.may_answer_early();
+    let fill = |_: usize, into: &mut [u8]| {
+        into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
+    };
+    let token = if early { NOBODY } else { number as u32 };
+    match rig.door.write(block * size as u64, size, &fill, token, false) {
+        Outcome::Taken => Some(early),
+        Outcome::Full => None,
+        Outcome::Ended(status) => panic!("{status}"),
+    }
+}
+
+/// Writes that are answered early until long after there is no space: every one that was answered
+/// is there behind a flush, whatever becomes of the others.
+#[test]
+fn nothing_that_was_answered_is_lost() {
+    let seed = Seed::from_env();
+    let (mut refused, mut answered) = (0, 0);
+    for stream in 9100..9140 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = shape(random.usize(20..40));
+        shape.block_bytes = [512, 1024, 2048][random.usize(..3)];
+        shape.blocks = random.u64(300..600);
+        shape.options.memory_bytes = 32 << 10;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let store = Simulated::new(&directory);
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        // Now the pool may not grow any more, now the file system.
+        if random.bool() {
+            store.fail(Fault::Full(random.u64(8..24)));
+        }
+        let mut model: Blocks = vec![0; shape.blocks as usize];
+        let mut waiting: Vec<(u64, u64)> = Vec::new();
+        let mut number = 0;
+        for _ in 0..100 {
+            // As many at once as there is memory for.
+            for _ in 0..random.usize(1..60) {
+                number += 1;
+                let block = random.u64(..shape.blocks);
+                // One that waits may end either way: no second one behind it.
+                if waiting.iter().any(|(_, it)| *it == block) {
+                    continue;
+                }
+                match write_early(&mut rig, &shape, block, number) {
+                    Some(true) => {
+                        answered += 1;
+                        model[block as usize] = number;
+                    }
+                    Some(false) => waiting.push((number, block)),
+                    None => break,
+                }
+            }
+            assert!(rig.door.flush(0) == Outcome::Taken);
+            rig.run();
+            while let Some(reply) = rig.door.take() {
+                if reply.token == 0 {
+                    assert_eq!(reply.status, Status::Ok, "a flush: something was lost");
+                    continue;
+                }
+                let at = waiting.iter().position(|it| it.0 as u32 == reply.token).unwrap();
+                let (number, block) = waiting.swap_remove(at);
+                match reply.status {
+                    Status::Ok => model[block as usize] = number,
+                    Status::NoSpc => refused += 1,
+                    other => panic!("{other}"),
+                }
+            }
+            assert_eq!(read(&mut rig.door, &shape).unwrap(), model);
+        }
+        drop(rig);
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        let found = medium.cut(|_, _| 0);
+        let mut rig = Rig::open(&found, &shape);
+        assert_eq!(read(&mut rig.door, &shape).unwrap(), model, "behind a cut");
+    }
+    assert!(refused > 1000 && answered > 1000, "{refused} refused, {answered} answered early");
+}
+
+/// Writes blocks by chance until so many bytes of them were refused.
+fn fill(rig: &mut Rig, shape: &Shape, random: &mut fastrand::Rng, bytes: u64) {
+    let (mut refused, mut steps) = (0, 0);
+    while refused * u64::from(shape.block_bytes) < bytes {
+        let first = random.u64(..shape.blocks);
+        match rig.take(Step::Write { first, count: 1, fua: random.bool() }) {
+            Status::Ok if steps % shape.blocks == 0 => {
+                rig.take(Step::Snapshot);
+            }
+            Status::Ok => {}
+            Status::NoSpc => refused += 1,
+            other => panic!("{other}"),
+        }
+        steps += 1;
+        assert!(steps < 100_000, "it has no end: {:?}", rig.pool.counts());
+    }
+    assert!(!rig.pool.is_poisoned());
+}
+
+/// Fills a pool, goes on for ten segments' worth of writes that are refused, and makes room: it
+/// works again. The same again with what is in it then.
+fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let directory = Directory::default();
+    format(&directory, shape);
+    let mut rig = Rig::open(&directory, shape);
+    for _ in 0..2 {
+        fill(&mut rig, shape, &mut random, 10 * u64::from(shape.options.segment_bytes));
+        make_room(&mut rig);
+        // Space is looked for behind what may have made some, and then now and again.
+        let write = Step::Write { first: 0, count: 1, fua: true };
+        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+        for round in 0..50 {
+            let first = random.u64(..8);
+            let status = rig.take(Step::Write { first, count: 1, fua: true });
+            assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        }
+        let contents = read(&mut rig.door, shape).unwrap();
+        drop(rig);
+        rig = Rig::open(&directory, shape);
+        assert_eq!(read(&mut rig.door, shape).unwrap(), contents);
+    }
+}
+
+/// Discards everything, a part at a time.
+fn discard(rig: &mut Rig, blocks: u64, part: u64) {
+    for first in (0..blocks).step_by(part as usize) {
+        let count = part.min(blocks - first);
+        assert_eq!(rig.take(Step::Discard { first, count }), Status::Ok, "{:?}", rig.pool.counts());
+    }
+}
+
+fn destroy_snapshots(rig: &mut Rig) {
+    for traits in rig.pool.list().into_iter().filter(|traits| traits.is_snapshot) {
+        let mut answer = rig.pool.ask(Change::Destroy { id: traits.id });
+        rig.run();
+        let status = answer.take().map(|reply| reply.status);
+        assert_eq!(status, Some(Status::Ok), "{:?}", rig.pool.counts());
+    }
+}
+
+/// A volume with more than fits, in few leaves.
+#[test]
+fn a_discard_makes_room_in_a_full_pool() {
+    for (seed, segments_max) in [(1, 24), (2, 30)] {
+        let mut shape = shape(segments_max);
+        shape.blocks = segments_max as u64 * 16;
+        wedge(&shape, seed, |rig| {
+            discard(rig, shape.blocks, 16);
+            destroy_snapshots(rig);
+        });
+    }
+}
+
+/// A volume that fits, and a snapshot beside which it does not.
+#[test]
+fn destroying_a_snapshot_makes_room_in_a_full_pool() {
+    for (seed, segments_max) in [(1, 24), (2, 40)] {
+        let mut shape = shape(segments_max);
+        shape.blocks = segments_max as u64 * 4;
+        wedge(&shape, seed, destroy_snapshots);
+    }
+}
+
+/// Blocks by chance in a volume whose map is many times what a segment holds, so that a checkpoint
+/// of all that could change would be larger than all that is kept for it.
+#[test]
+fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
+    for (seed, segments_max) in [(1, 60), (2, 90)] {
+        let mut shape = shape(segments_max);
+        (shape.block_bytes, shape.blocks) = (512, 256 * 64);
+        shape.options.checkpoint_bytes = 1 << 20;
+        wedge(&shape, seed, |rig| {
+            discard(rig, shape.blocks, 4096);
+            destroy_snapshots(rig);
+        });
+    }
+}
+
+/// A pool that is full takes any number of discards, though none of them makes room.
+#[test]
+fn a_full_pool_takes_any_number_of_discards() {
+    let mut shape = shape(24);
+    shape.blocks = 600;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    assert_eq!(rig.take(Step::Discard { first: 0, count: 1 }), Status::Ok);
+    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(3), 16 << 10);
+    for round in 0..1000 {
+        let first = round % 3;
+        let status = rig.take(Step::Discard { first, count: 1 });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        if round % 10 == 0 {
+            assert_eq!(rig.take(Step::Flush), Status::Ok);
+        }
+    }
+    let contents = rig.contents();
+    rig.history.check(usize::MAX, &contents);
+    drop(rig);
+    assert_eq!(Rig::open(&directory, &shape).contents(), contents);
+}
+
+/// A pool that is full is killed and opened again and again: each opening finds what was there, and
+/// takes discards; none of them costs a segment.
+#[test]
+fn a_full_pool_opens_any_number_of_times() {
+    for seed in 0..4 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut shape = shape(30);
+        shape.blocks = 600;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut rig = Rig::open(&directory, &shape);
+        fill(&mut rig, &shape, &mut random, 64 << 10);
+        for round in 0..60 {
+            let contents = read(&mut rig.door, &shape).unwrap();
+            drop(rig);
+            rig = Rig::open(&directory, &shape);
+            let found = read(&mut rig.door, &shape).unwrap();
+            assert_eq!(found, contents, "seed {seed}, round {round}");
+            for _ in 0..random.usize(..6) {
+                let first = random.u64(..shape.blocks);
+                let status = rig.take(Step::Write { first, count: 1, fua: random.bool() });
+                assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
+            }
+            let discard = Step::Discard { first: random.u64(..shape.blocks), count: 1 };
+            let counts = rig.pool.counts();
+            assert_eq!(rig.take(discard), Status::Ok, "seed {seed}, round {round}: {counts:?}");
+        }
+        discard(&mut rig, shape.blocks, 16);
+        destroy_snapshots(&mut rig);
+        let write = Step::Write { first: 0, count: 1, fua: true };
+        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+    }
+}
+
+/// Writes that come together with one for which there is no space used to be refused with it.
+#[test]
+fn a_write_without_space_is_refused_alone() {
+    let mut shape = shape(24);
+    shape.blocks = 600;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(4), 16 << 10);
+    let blocks = |rig: &mut Rig, token: u32, count: u64| {
+        let len = count as usize * 2048;
+        let outcome = rig.door.write(0, len, &|_, into: &mut [u8]| into.fill(7), token, true);
+        assert!(outcome == Outcome::Taken);
+    };
+    blocks(&mut rig, 1, 7);
+    assert!(rig.door.flush(2) == Outcome::Taken);
+    assert!(rig.door.zero(100 * 2048, 2048, 3, true) == Outcome::Taken);
+    blocks(&mut rig, 4, 7);
+    assert!(rig.door.zero(101 * 2048, 2048, 5, false) == Outcome::Taken);
+    rig.run();
+    let mut answers = std::iter::from_fn(|| rig.door.take()).collect::<Vec<_>>();
+    answers.sort_by_key(|reply| reply.token);
+    let answers: Vec<_> = answers.iter().map(|reply| reply.status).collect();
+    assert_eq!(answers[0], Status::NoSpc);
+    // The discard before it may have made room for the fourth one.
+    let others = [answers[1], answers[2], answers[4]];
+    assert_eq!(others, [Status::Ok; 3]);
+}
+
+/// A file system that is full at some times and at others not: the history holds, and when it is
+/// mended for good, so does every write.
+#[test]
+fn a_file_system_that_is_full_now_and_then_breaks_nothing() {
+    let seed = Seed::from_env();
+    for stream in 9200..9260 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = crate::shape(&mut random);
+        shape.options.segments_max = 39;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory);
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        for _ in 0..20 {
+            let full = random.bool();
+            store.fail(if full { Fault::Full(random.u64(..4)) } else { Fault::None });
+            let count = random.usize(1..30);
+            crate::work(&mut rig, &mut random, &shape, count);
+            let contents = rig.contents();
+            rig.history.check(usize::MAX, &contents);
+        }
+        assert!(!rig.pool.is_poisoned());
+        store.fail(Fault::None);
+        destroy_snapshots(&mut rig);
+        let write = Step::Write { first: 0, count: 1, fua: true };
+        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+    }
+}

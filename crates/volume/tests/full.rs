@@ -1,0 +1,255 @@
+//! A volume on a real file system that is full, and in a pool that is nearly so: what was answered
+//! is there, a discard makes room again, and cleaning keeps up.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use blockyard_core::blocking::Io;
+use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
+use blockyard_core::clock::Monotonic;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
+use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
+
+use place::Place;
+
+const BLOCK: usize = 64 << 10;
+const BLOCKS: u64 = 2048;
+
+/// Takes the mount away with it.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // What a ring had open it lets go a moment after it.
+        _ = Command::new("umount").arg("--lazy").arg(self.0).status();
+    }
+}
+
+fn run(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {text}");
+}
+
+fn door(volume: &Arc<Volume>) -> Io {
+    let config = ChannelConfig::default();
+    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let stats = ChannelStats::new();
+    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
+    Io::new(Box::new(stack), 1 << 20)
+}
+
+fn config(directory: &Path, name: &str, size: u64, volblocksize: u32) -> VolumeConfig {
+    VolumeConfig {
+        size,
+        volblocksize,
+        compress: Compression::None,
+        sync: SyncMode::Standard,
+        ..VolumeConfig::new(directory, name)
+    }
+}
+
+/// Bounds of a pool of small segments.
+fn options(segments_max: usize) -> Options {
+    Options {
+        segment_bytes: 1 << 20,
+        segments_max,
+        checkpoint_bytes: 4 << 20,
+        memory_bytes: 8 << 20,
+        ..Options::default()
+    }
+}
+
+fn open(directory: &Path) -> Arc<Volume> {
+    let config = config(directory, "v0", BLOCKS * BLOCK as u64, BLOCK as u32);
+    Volume::open_with(config, options(1 << 20)).unwrap()
+}
+
+fn write(io: &mut Io, block: u64, byte: u8) -> Result<(), Status> {
+    let data = [byte; BLOCK];
+    io.write(Sector(block * BLOCK as u64 / 512), &data, Flags::NONE)
+}
+
+fn flush(io: &mut Io) {
+    io.run(Bio::new(Op::Flush, Sector(0), 0)).unwrap();
+}
+
+fn look(volume: &Arc<Volume>, model: &[u8]) {
+    let (mut io, mut found) = (door(volume), vec![0; BLOCK]);
+    for (block, byte) in (0..).zip(model) {
+        io.read(Sector(block * BLOCK as u64 / 512), &mut found).unwrap();
+        assert!(found.iter().all(|it| it == byte), "block {block}: wanted {byte}");
+    }
+}
+
+/// Twice: what was full and was used since is full once more.
+fn fill_and_discard(directory: &Path) {
+    let mut volume = open(directory);
+    let mut model = vec![0_u8; BLOCKS as usize];
+    let mut random = fastrand::Rng::with_seed(5);
+    for round in 0..2 {
+        let mut io = door(&volume);
+        let mut refused = 0;
+        while refused < 400 {
+            let (block, byte) = (random.u64(..BLOCKS), random.u8(1..));
+            match write(&mut io, block, byte) {
+                Ok(()) => model[block as usize] = byte,
+                Err(status) => {
+                    assert_eq!(status, Status::NoSpc);
+                    refused += 1;
+                }
+            }
+            if refused % 16 == 1 {
+                flush(&mut io);
+            }
+        }
+        flush(&mut io);
+        look(&volume, &model);
+        // The same in the next opening, which is as full.
+        drop((io, volume));
+        volume = open(directory);
+        look(&volume, &model);
+        let mut io = door(&volume);
+        let half = BLOCKS / 2;
+        io.run(Bio::new(Op::Discard, Sector(0), half * BLOCK as u64 / 512)).unwrap();
+        flush(&mut io);
+        model[..half as usize].fill(0);
+        for block in 0..64 {
+            let status = write(&mut io, block, 7);
+            let counts = volume.running().pool().counts();
+            assert_eq!(status, Ok(()), "round {round}, block {block}: {counts:?}");
+            model[block as usize] = 7;
+        }
+        flush(&mut io);
+        look(&volume, &model);
+    }
+    drop(volume);
+    look(&open(directory), &model);
+}
+
+#[test]
+fn a_full_file_system_in_memory() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-tmpfs");
+    let at = place.path().join("mount");
+    std::fs::create_dir(&at).unwrap();
+    run("mount", &["-t", "tmpfs", "-o", "size=48m", "tmpfs", at.to_str().unwrap()]);
+    let _mounted = Mounted(&at);
+    fill_and_discard(&at.join("pool"));
+}
+
+#[test]
+fn a_full_disk() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-ext4");
+    let (image, at) = (place.path().join("image"), place.path().join("mount"));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    run("mkfs.ext4", &["-q", "-m", "0", image.to_str().unwrap()]);
+    run("mount", &["-o", "loop", image.to_str().unwrap(), at.to_str().unwrap()]);
+    let _mounted = Mounted(&at);
+    fill_and_discard(&at.join("pool"));
+}
+
+/// Four fifths of a pool are blocks of 4 KiB, of which many are written again, in an order by
+/// chance: cleaning keeps up beside the writes, none of which finds no space, and moves no more
+/// than has to be.
+#[test]
+fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
+    let path = place.path().join("pool");
+    let (segments, blocks) = (160_u64, 160 * 256 / 5 * 4_u64);
+    let config = config(&path, "v0", blocks * 4096, 4096);
+    let volume = Volume::open_with(config.clone(), options(segments as usize)).unwrap();
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut io = door(&volume);
+    let mut order: Vec<u64> = (0..blocks).collect();
+    let pass = |io: &mut Io, order: &[u64], round: u8| {
+        for block in order {
+            let byte = (*block as u8).wrapping_mul(31).wrapping_add(round);
+            let status = io.write(Sector(block * 8), &[byte; 4096], Flags::NONE);
+            assert_eq!(status, Ok(()), "{round}: {:?}", volume.running().pool().counts());
+        }
+        flush(io);
+    };
+    pass(&mut io, &order, 0);
+    let written = |volume: &Arc<Volume>| {
+        let activity = volume.running().pool().activity();
+        let device = activity.log_bytes + activity.cold_bytes + activity.page_bytes;
+        (activity.data_bytes, device)
+    };
+    let before = written(&volume);
+    random.shuffle(&mut order);
+    order.truncate(order.len() / 3);
+    pass(&mut io, &order, 1);
+    let after = written(&volume);
+    let (data, device) = (after.0 - before.0, after.1 - before.1);
+    let hundredths = device * 100 / data;
+    let activity = volume.running().pool().activity();
+    assert!(hundredths < 1000, "{hundredths} hundredths: {activity:?}");
+    eprintln!("{hundredths} hundredths of what was written");
+    let again: std::collections::HashSet<u64> = order.into_iter().collect();
+    let mut found = vec![0; 4096];
+    for block in 0..blocks {
+        io.read(Sector(block * 8), &mut found).unwrap();
+        let byte = (block as u8).wrapping_mul(31).wrapping_add(again.contains(&block).into());
+        assert!(found.iter().all(|it| *it == byte), "block {block}");
+    }
+}
+
+/// What a volume is promised others do not get, and there is no more to be promised than there is.
+#[test]
+fn a_reservation_is_kept_for_its_volume() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise");
+    let path = place.path().join("pool");
+    let size = 64 << 20;
+    let own = VolumeConfig { reservation: 24 << 20, ..config(&path, "own", size, BLOCK as u32) };
+    let own = Volume::open_with(own, options(64)).unwrap();
+    let running = Arc::clone(own.running());
+    let other = config(&path, "other", size, BLOCK as u32);
+    let other = Volume::open_with(other, options(64)).unwrap();
+    let error = running.create_reserved("more", size, 0, 60 << 20).unwrap_err().to_string();
+    assert!(error.starts_with("reservation: `62914560` will not do"), "{error}");
+    let error = running.reserve("own", 65 << 20).unwrap_err().to_string();
+    assert!(error.contains("the size at most"), "{error}");
+    let mut io = door(&other);
+    let taken = (0..1024).take_while(|block| write(&mut io, *block, 1).is_ok()).count() as u64;
+    flush(&mut io);
+    assert!((100..(62 - 24) << 4).contains(&taken), "{taken} blocks");
+    // All of what is promised is there, and what is written again.
+    drop(io);
+    let mut io = door(&own);
+    for block in (0..24 << 4).chain(0..16) {
+        let status = write(&mut io, block, 2);
+        assert_eq!(status, Ok(()), "block {block}: {:?}", running.pool().counts());
+    }
+    flush(&mut io);
+    // A snapshot would need as much once more.
+    let error = running.snapshot("own@full").unwrap_err().to_string();
+    assert!(error.contains("space"), "{error}");
+    running.reserve("own", 0).unwrap();
+    drop(io);
+    let mut io = door(&other);
+    io.run(Bio::new(Op::Discard, Sector(0), (16 << 20) / 512)).unwrap();
+    flush(&mut io);
+    running.snapshot("own@full").unwrap();
+    let list = running.pool().list();
+    assert!(list.iter().all(|traits| traits.reserved_bytes == 0), "{list:?}");
+    running.destroy("own@full").unwrap();
+    drop(io);
+    let mut io = door(&other);
+    io.run(Bio::new(Op::Discard, Sector(0), size / 512)).unwrap();
+    let mut found = vec![0; BLOCK];
+    io.read(Sector(0), &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0));
+    running.reserve("own", 8 << 20).unwrap();
+    drop((io, own));
+    drop((other, running));
+    // It is durable.
+    let own = Volume::open_with(config(&path, "own", 0, 0), options(64)).unwrap();
+    assert_eq!(own.running().pool().find("own").unwrap().reserved_bytes(), 8 << 20);
+}
