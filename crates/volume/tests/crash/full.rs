@@ -289,6 +289,33 @@ fn a_write_without_space_is_refused_alone() {
     assert_eq!(others, [Status::Ok; 3]);
 }
 
+/// A flush in one group with a change of the catalogue that is refused was said to be done in a full
+/// pool, and nothing had been synced.
+#[test]
+fn a_flush_beside_a_change_that_is_refused_is_durable() {
+    let mut shape = shape(24);
+    shape.blocks = 600;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let mut rig = Rig::open(&directory, &shape);
+    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(6), 16 << 10);
+    let contents = read(&mut rig.door, &shape).unwrap();
+    let block = contents.iter().position(|number| *number != 0).unwrap();
+    let discard = Step::Discard { first: block as u64, count: 1 };
+    assert_eq!(rig.take(discard), Status::Ok);
+    assert!(rig.door.flush(7) == Outcome::Taken);
+    let traits = rig.pool.find("v").unwrap().traits.clone();
+    let mut refused = rig.pool.ask(Change::Create(traits));
+    rig.run();
+    assert_eq!(refused.take().map(|reply| reply.status), Some(Status::Inval));
+    assert_eq!(rig.door.take().map(|reply| reply.status), Some(Status::Ok));
+    directory.changes().iter().for_each(|change| medium.apply(change));
+    let mut rig = Rig::open(&medium.cut(|_, _| 0), &shape);
+    let found = read(&mut rig.door, &shape).unwrap();
+    assert_eq!((found[block], found.len()), (0, contents.len()));
+}
+
 /// A file system that is full at some times and at others not: the history holds, and when it is
 /// mended for good, so does every write.
 #[test]
