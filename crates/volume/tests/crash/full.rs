@@ -289,8 +289,8 @@ fn a_write_without_space_is_refused_alone() {
     assert_eq!(others, [Status::Ok; 3]);
 }
 
-/// A flush in one group with a change of the catalogue that is refused was said to be done in a full
-/// pool, and nothing had been synced.
+/// A flush in one group with a change of the catalogue that is refused was said to be done in a
+/// full pool, and nothing had been synced.
 #[test]
 fn a_flush_beside_a_change_that_is_refused_is_durable() {
     let mut shape = shape(24);
