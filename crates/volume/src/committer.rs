@@ -291,19 +291,16 @@ impl<D: Directory> Committer<D> {
         }
         if self.group.descriptors.is_empty() {
             self.land_all();
+            // A flush is answered by what it has synced, also where what is beside it is refused.
+            if (self.group.durable && !self.sync()) || self.pool.is_poisoned() {
+                return Some(Status::IoErr);
+            }
             if !self.keeps_enough() {
                 return Some(Status::NoSpc);
             }
-            let synced = !self.group.durable || self.sync();
-            if synced {
-                // Pages that are to be written again are in no group.
-                publish::group(&self.pool, &self.group, 0);
-            }
-            return Some(if synced && !self.pool.is_poisoned() {
-                Status::Ok
-            } else {
-                Status::IoErr
-            });
+            // Pages that are to be written again are in no group.
+            publish::group(&self.pool, &self.group, 0);
+            return Some(Status::Ok);
         }
         match self.write() {
             Ok(()) => None,
