@@ -186,6 +186,7 @@ impl Span {
     /// As [`Span::set`].
     pub fn clear(&mut self, first: u32, end: u32, now: u32, tally: &mut Tally) -> Result<(), Away> {
         let stamp = self.stamp(now);
+        let is_whole = first == 0 && u64::from(end) == NODE_BLOCKS;
         let mut block = first as usize;
         while block < end as usize {
             let (number, from) = (block / FAN, block % FAN);
@@ -211,12 +212,13 @@ impl Span {
                     tally.owned -= if stamp.owns(leaf) { FAN as i64 } else { 0 };
                 }
             }
-            if self.node.is_some() {
+            if !is_whole {
                 node_mut(&mut self.node, tally).remove(number);
             }
         }
-        if first == 0 && u64::from(end) == NODE_BLOCKS {
-            self.node = None;
+        if is_whole && self.node.take().is_some() {
+            // The root.
+            tally.dirtied += 1;
         }
         Ok(())
     }
@@ -237,12 +239,13 @@ impl Span {
     }
 }
 
-/// A node that is about to be changed, which a checkpoint will have to write.
+/// A node that is about to be changed, which a checkpoint will have to write, with a root that
+/// names it: one that others have too stays as it is.
 fn node_mut<'a>(node: &'a mut Option<Arc<Node>>, tally: &mut Tally) -> &'a mut Node {
     let is_new = node.is_none();
     let node = node.get_or_insert_default();
     let was_clean = is_new || node.home().is_some() || Arc::get_mut(node).is_none();
-    tally.dirtied += u64::from(was_clean);
+    tally.dirtied += 2 * u64::from(was_clean);
     Arc::make_mut(node)
 }
 

@@ -141,6 +141,18 @@ impl<D: Directory> Segments<D> {
         table.dirtied += tally.dirtied;
     }
 
+    /// A group is on its way that changes so many pages at most and has so many bytes of blocks.
+    pub(crate) fn take_off(&self, pages: u64, bytes: u32) {
+        let coming = &mut self.table().coming;
+        *coming = (coming.0 + pages, coming.1 + u64::from(bytes));
+    }
+
+    /// It is not any more: what it has changed is counted by [`Segments::tally`].
+    pub(crate) fn touch_down(&self, pages: u64, bytes: u32) {
+        let coming = &mut self.table().coming;
+        *coming = (coming.0 - pages, coming.1 - u64::from(bytes));
+    }
+
     /// How many bytes of leaves have changed since the last checkpoint began.
     pub fn dirty_bytes(&self) -> u64 {
         self.table().dirtied * PAGE_BYTES as u64

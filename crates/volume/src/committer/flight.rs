@@ -133,6 +133,16 @@ impl<D: Directory> Committer<D> {
 
     /// Begins to write the group behind the last one.
     pub(super) fn append(&mut self) -> Result<(), Status> {
+        let (pages, bytes) = (self.group.pages, self.group.payload_bytes);
+        self.pool.segments().take_off(pages, bytes);
+        let begun = self.begin();
+        if begun.is_err() {
+            self.pool.segments().touch_down(pages, bytes);
+        }
+        begun
+    }
+
+    fn begin(&mut self) -> Result<(), Status> {
         let want = self.group.want.unwrap_or(Want::Free);
         let align = self.pool.align();
         let count = self.group.descriptors.len();
@@ -244,7 +254,7 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Puts the blocks of a group into the maps, the first of which is at this address, if they are
-    /// in the log.
+    /// in the log; the group is not on its way any more.
     fn publish(&mut self, group: &Group, status: Status, address: u64) {
         if status.is_ok() {
             publish::group(&self.pool, group, address);
@@ -252,6 +262,7 @@ impl<D: Directory> Committer<D> {
                 self.in_vain = 0;
             }
         }
+        self.pool.segments().touch_down(group.pages, group.payload_bytes);
     }
 
     /// Waits for the oldest group; answers how it has ended, and where its first block is.

@@ -74,10 +74,10 @@ fn frees(change: &Change) -> bool {
 /// How many pages of maps and of the catalogue a record changes at most.
 fn pages<D: Directory>(record: &Record, pool: &Pool<D>) -> u64 {
     match &record.body {
-        // Leaves, and their node.
-        Body::Write(payload) => leaves(record.first, payload.blocks().len() as u64) + 1,
+        // Leaves, their node, and a root.
+        Body::Write(payload) => leaves(record.first, payload.blocks().len() as u64) + 2,
         // Those between the first and the last one go.
-        Body::Zero(blocks) => leaves(record.first, u64::from(*blocks)).min(2) + 1,
+        Body::Zero(blocks) => leaves(record.first, u64::from(*blocks)).min(2) + 2,
         Body::Move(moved) => moved.page_count,
         Body::Catalogue(change) => pool.volumes().change_pages(change),
         Body::Flush | Body::Checkpoint | Body::Stop => 0,

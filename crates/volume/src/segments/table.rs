@@ -73,6 +73,8 @@ pub(super) struct Table {
     pub(super) unknown_bytes: u64,
     /// Pages that were changed since the last checkpoint began.
     pub(super) dirtied: u64,
+    /// Pages that groups on their way change at most, and the bytes of blocks in them.
+    pub(super) coming: (u64, u64),
     /// Pages that the last checkpoint needs.
     pub(super) pages: u64,
     /// Of these roots of maps and pages of the catalogue.
@@ -101,6 +103,7 @@ impl Table {
             counted: 0,
             unknown_bytes: 0,
             dirtied: 0,
+            coming: (0, 0),
             pages: 0,
             upper: 0,
             rest: 0,
@@ -166,9 +169,14 @@ impl Table {
         self.idle -= usize::from([State::Idle, State::Discarded].contains(&before));
     }
 
-    /// Pages that the next checkpoint writes beyond the open segment, if so many more are changed.
+    /// Pages that the next checkpoint writes.
+    fn to_write(&self) -> u64 {
+        self.dirtied + self.coming.0 + self.upper + UPPER_MORE
+    }
+
+    /// Those of them beyond the open segment, if so many more are changed.
     fn beyond(&self, more: u64) -> u64 {
-        (self.dirtied + more + self.upper + UPPER_MORE).saturating_sub(self.rest)
+        (self.to_write() + more).saturating_sub(self.rest)
     }
 
     /// Segments that the next checkpoint may take for its pages, if so many more are changed, and
@@ -193,7 +201,7 @@ impl Table {
         let spare = self.free.checked_sub(self.left_by(want, 0) + taken)? as u64;
         let beyond = self.beyond(0).div_ceil(self.pages_each);
         let have = (beyond + spare) * self.pages_each + self.rest;
-        Some(have - (self.dirtied + self.upper + UPPER_MORE))
+        Some(have - self.to_write())
     }
 
     /// How many bytes may be written beside those that count, if all garbage is won back but what
@@ -205,7 +213,7 @@ impl Table {
         let usable = count.saturating_sub(OPEN + RESERVE as u64 + upper);
         let bytes = self.pages_each * PAGE_BYTES as u64;
         let pages = 2 * self.pages * PAGE_BYTES as u64;
-        (usable * (bytes / 16 * 15)).saturating_sub(self.counted + pages)
+        (usable * (bytes / 16 * 15)).saturating_sub(self.counted + self.coming.1 + pages)
     }
 }
 

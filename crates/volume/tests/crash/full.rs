@@ -4,8 +4,10 @@
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
 use blockyard_sim::seed::Seed;
-use blockyard_volume::door::{NOBODY, Outcome};
-use blockyard_volume::format::catalogue::Change;
+use blockyard_volume::committer::Turn;
+use blockyard_volume::door::{Door, NOBODY, Outcome};
+use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::record::Body;
 
 use crate::rig::{Blocks, Rig, Shape, Step, format, read};
 use crate::simulated::{Fault, Simulated};
@@ -314,6 +316,81 @@ fn a_flush_beside_a_change_that_is_refused_is_durable() {
     let mut rig = Rig::open(&medium.cut(|_, _| 0), &shape);
     let found = read(&mut rig.door, &shape).unwrap();
     assert_eq!((found[block], found.len()), (0, contents.len()));
+}
+
+/// Groups that are on their way together change more pages than each by itself: writes leave to a
+/// checkpoint and to others what there has to be when all of them have landed.
+#[test]
+fn groups_on_their_way_leave_what_a_checkpoint_takes() {
+    for segments_max in 30..50 {
+        let mut random = fastrand::Rng::with_seed(segments_max as u64);
+        let mut shape = shape(segments_max);
+        (shape.block_bytes, shape.blocks, shape.depth) = (512, 256 * 64, 8);
+        let options = &mut shape.options;
+        (options.checkpoint_bytes, options.pipeline_bytes) = (1 << 20, 0);
+        (options.group_records, options.memory_bytes) = (8, 1 << 20);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut rig = Rig::open(&directory, &shape);
+        for round in 0..20 {
+            // A block of each leaf.
+            let block = random.u64(..2);
+            for leaf in 0..64 {
+                let first = leaf * 256 + block;
+                assert!(rig.begin(Step::Write { first, count: 1, fua: false }).is_ok());
+            }
+            while rig.committer.turn() == Turn::Worked {
+                let segments = rig.pool.segments();
+                let (free, reserved) = (segments.free(), segments.reserved());
+                assert!(free >= reserved, "{segments_max}, {round}: {free}, {segments:?}");
+            }
+            let status = rig.go_on();
+            assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
+        }
+        discard(&mut rig, shape.blocks, 4096);
+        let write = Step::Write { first: 0, count: 1, fua: true };
+        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+    }
+}
+
+/// Clones share a root until each of them is written: as many roots are counted as a checkpoint
+/// writes then.
+#[test]
+fn a_root_that_is_new_is_counted() {
+    let mut shape = shape(400);
+    (shape.blocks, shape.options.checkpoint_bytes) = (8, 4 << 20);
+    shape.options.map_cache_bytes = 1 << 20;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    assert_eq!(rig.take(Step::Write { first: 0, count: 8, fua: true }), Status::Ok);
+    let live = rig.pool.find("v").unwrap().traits.clone();
+    for number in 0..40 {
+        let traits = Traits { name: format!("clone-{number}"), origin: live.id, ..live.clone() };
+        let mut answer = rig.pool.ask(Change::Copy(traits));
+        rig.run();
+        assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+    }
+    let checkpoint = |rig: &mut Rig| {
+        let before = rig.pool.activity().page_bytes;
+        let mut answer = rig.pool.ask_for(Body::Checkpoint);
+        rig.run();
+        assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+        rig.pool.activity().page_bytes - before
+    };
+    checkpoint(&mut rig);
+    for number in 0..40 {
+        let clone = rig.pool.find(&format!("clone-{number}")).unwrap();
+        let mut door = Door::open(&rig.pool, clone, shape.compression, 1);
+        let outcome = door.write(0, 2048, &|_, into: &mut [u8]| into.fill(number), 0, true);
+        assert!(outcome == Outcome::Taken);
+        rig.run();
+        assert_eq!(door.take().map(|reply| reply.status), Some(Status::Ok));
+    }
+    let counted = rig.pool.segments().dirty_bytes();
+    let written = checkpoint(&mut rig);
+    // The catalogue has its own pages.
+    assert!((120 << 12..=counted + (8 << 12)).contains(&written), "{written} of {counted}");
 }
 
 /// A file system that is full at some times and at others not: the history holds, and when it is
