@@ -1,19 +1,17 @@
 //! Snapshots, clones, roll-back, resizing, removal and the check, on real files.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Device, Flags, Sector};
+use blockyard_core::{Flags, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 
+use door::door;
 use place::Place;
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
@@ -27,15 +25,6 @@ fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
         ..VolumeConfig::new("", "")
     })
     .unwrap()
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 1 << 20)
 }
 
 fn write(volume: &Arc<Volume>, at: u64, byte: u8) {

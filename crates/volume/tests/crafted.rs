@@ -2,17 +2,14 @@
 //! or an error of what is asked for, and never a panic.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Device, Flags, Sector, Status};
+use blockyard_core::{Flags, Sector, Status};
 use blockyard_volume::bytes::{crc, u64_at};
 use blockyard_volume::check::check;
 use blockyard_volume::format::catalogue;
@@ -21,6 +18,7 @@ use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume::format::superblock::{SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
 
+use door::door;
 use place::Place;
 
 const PAGE: usize = 4096;
@@ -29,15 +27,6 @@ fn open(path: &Path, size: u64, volblocksize: u32) -> Arc<Volume> {
     let compress = Compression::None;
     let config = VolumeConfig { size, volblocksize, compress, ..VolumeConfig::new(path, "v0") };
     Volume::open(config).unwrap()
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(64), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 1 << 20)
 }
 
 fn file(path: &Path, name: &str) -> std::fs::File {

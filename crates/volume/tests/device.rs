@@ -2,20 +2,19 @@
 //! is refused; a device that is gone leaves its pool to others.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
+use blockyard_core::{Bio, Flags, Op, Sector, Status};
 use blockyard_volume::check::check;
 use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig, bytes};
 
+use door::door;
 use place::Place;
 
 fn place(name: &str) -> Place {
@@ -32,16 +31,6 @@ fn config(path: PathBuf) -> VolumeConfig {
         sync: SyncMode::Standard,
         ..VolumeConfig::new("", "")
     }
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let depth = usize::from(config.depth);
-    let (sched, queue) = (NoneScheduler::new(depth), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 2 << 20)
 }
 
 #[test]

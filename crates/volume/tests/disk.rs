@@ -2,6 +2,7 @@
 //! both lengths, what is refused, what is discarded, two copies.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod loop_device;
 mod place;
 
@@ -9,11 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
+use blockyard_core::{Bio, Flags, Op, Sector, Status};
 use blockyard_sim::contract;
 use blockyard_volume::check::check;
 use blockyard_volume::device::is_pool;
@@ -24,6 +21,7 @@ use blockyard_volume::{
     Compression, Options, Places, Running, SyncMode, Volume, VolumeConfig, VolumeError,
 };
 
+use door::door;
 use loop_device::{LoopDevice, run};
 use place::Place;
 
@@ -41,15 +39,6 @@ fn config(path: &Path, name: &str, size: u64) -> VolumeConfig {
         compress: Compression::Lz4,
         ..VolumeConfig::new(path, name)
     }
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), MIB as usize)
 }
 
 fn refused(path: &Path, options: Options) -> String {

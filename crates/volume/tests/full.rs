@@ -2,6 +2,7 @@
 //! is there, a discard makes room again, and cleaning keeps up.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::path::Path;
@@ -9,12 +10,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Bio, Device, Flags, Op, Sector, Status};
+use blockyard_core::{Bio, Flags, Op, Sector, Status};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
+use door::door;
 use place::Place;
 
 const BLOCK: usize = 64 << 10;
@@ -34,15 +33,6 @@ fn run(program: &str, args: &[&str]) {
     let output = Command::new(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {args:?}: {text}");
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 1 << 20)
 }
 
 fn config(directory: &Path, name: &str, size: u64, volblocksize: u32) -> VolumeConfig {

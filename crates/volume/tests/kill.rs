@@ -5,6 +5,7 @@
 //! missing afterwards, and every page is whole.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod loop_device;
 mod place;
 
@@ -14,13 +15,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Device, Flags, Sector};
+use blockyard_core::{Flags, Sector};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
+use door::door;
 use loop_device::LoopDevice;
 use place::Place;
 
@@ -53,15 +51,6 @@ fn open(directory: &Path) -> Arc<Volume> {
     let options =
         Options { segment_bytes: 1 << 20, checkpoint_bytes: 512 << 10, ..Options::default() };
     Volume::open_with(config, options).unwrap()
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 1 << 20)
 }
 
 /// The bytes of a page, which say where it is and by which write.

@@ -2,23 +2,21 @@
 //! other one, and one that was left behind is never taken for fresh.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::{Device, Flags, Sector};
+use blockyard_core::{Flags, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::error::CopiesError;
 use blockyard_volume::store::mirror::places::attach;
 use blockyard_volume::store::{Commit, Directory, RealDirectory, StoreKind};
 use blockyard_volume::{Compression, Options, Places, Running, Volume, VolumeConfig, VolumeError};
 
+use door::door;
 use place::Place;
 
 const SIZE: usize = 16 << 20;
@@ -51,15 +49,6 @@ fn refused(config: VolumeConfig) -> CopiesError {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it was opened"),
     }
-}
-
-fn door(volume: &Arc<Volume>) -> Io {
-    let config = ChannelConfig::default();
-    let (sched, queue) = (NoneScheduler::new(64), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let stats = ChannelStats::new();
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    Io::new(Box::new(stack), 2 << 20)
 }
 
 /// Writes at places by chance, and notes it.

@@ -2,6 +2,7 @@
 //! and nothing that was damaged on the way.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod door;
 mod place;
 
 use std::io::Read;
@@ -9,9 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::channel::{ChannelConfig, ChannelStats, Stack};
-use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Device, Flags, Op, Sector};
 use blockyard_volume::format::stream::Head;
 use blockyard_volume::image::{Image, export};
@@ -41,11 +39,8 @@ fn door(running: &Running, name: &str) -> (Arc<Volume>, Io) {
         ..VolumeConfig::new("", "")
     };
     let volume = Volume::open(config).unwrap();
-    let (sched, queue) = (NoneScheduler::new(256), volume.open_queue().unwrap());
-    let (geometry, limits) = (volume.geometry(), volume.limits());
-    let (config, stats) = (ChannelConfig::default(), ChannelStats::new());
-    let stack = Stack::new(config, geometry, limits, sched, queue, Monotonic, stats);
-    (volume, Io::new(Box::new(stack), 1 << 20))
+    let io = door::door(&volume);
+    (volume, io)
 }
 
 fn contents(running: &Running, name: &str) -> Vec<u8> {
