@@ -170,6 +170,12 @@ impl Directory {
         }
     }
 
+    /// How long the files are that have a name, in bytes.
+    pub fn bytes(&self) -> u64 {
+        let state = self.state();
+        state.names.values().map(|file| state.files[*file].len() as u64).sum()
+    }
+
     /// Names this run of the kernel.
     pub fn boot(&self) -> u64 {
         self.state().boot

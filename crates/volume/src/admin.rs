@@ -181,6 +181,7 @@ impl<D: Directory> Running<D> {
                 &format!("the size at most, {size}"),
             );
         }
+        self.pool().segments().look_outside();
         let most = self.pool().unpromised_bytes().saturating_add(has);
         if bytes > most {
             let wanted = format!("{most} at most, which nobody has or is promised");

@@ -171,8 +171,10 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Notices that the pool was removed: nothing more is said to be durable then.
+    /// Notices that the pool was removed: nothing more is said to be durable then. And how much its
+    /// file system has left, of which others have their part.
     fn look(&self) {
+        self.pool.segments().look_outside();
         if let Err(error) = self.pool.segments().directory().look() {
             self.pool.poison(&format!("it was removed while it was open ({error})"));
         }
@@ -379,15 +381,13 @@ impl<D: Directory> Committer<D> {
             // Cleaning behind the last one has had its time.
             self.pool.set_hurried(true);
         }
-        self.pool.prepare();
+        self.pool.prepare(0);
         // What is answered early is in memory, and has to find a place in files that exist. None
         // that could be made counts: the file system may be full.
         let free = self.pool.segments().free_for(Want::Write);
         let next = usize::from(self.log.place.next != SEGMENT_NONE);
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
-        let memory = self.pool.options().memory_bytes;
-        // A quarter more, for what is left empty at the ends of segments.
-        let wanted = memory + memory / 4;
+        let wanted = self.pool.early_bytes();
         let left = self.pool.segments().left_bytes();
         self.pool.set_tight(bytes.min(left) < wanted || self.pool.promises_all_but(wanted));
         true

@@ -216,6 +216,12 @@ impl<D: Directory> Pool<D> {
         Reader::new(&self.tight)
     }
 
+    /// What has to find a place where writes are answered before they are in the log: all that is
+    /// in memory, and a quarter more for what is left empty at the ends of segments.
+    pub(crate) fn early_bytes(&self) -> u64 {
+        self.options.memory_bytes + self.options.memory_bytes / 4
+    }
+
     /// Notes whether space is short.
     pub(crate) fn set_tight(&self, tight: bool) {
         if *self.tight.get() != tight {
@@ -253,10 +259,12 @@ impl<D: Directory> Pool<D> {
         self.running.update(|_| running);
     }
 
-    /// Lets a thread make segments where few are ready: it takes as long as writing them.
-    pub(crate) fn prepare(self: &Arc<Self>) {
-        let ready = READY.max(self.segments.reserved() + BEYOND);
-        if !self.is_running() || !self.segments.wants_more(ready) {
+    /// Lets a thread make segments where few are ready, or fewer than somebody needs: it takes as
+    /// long as writing them.
+    pub(crate) fn prepare(self: &Arc<Self>, needed: usize) {
+        let ready = READY.max(self.segments.reserved() + BEYOND).max(needed);
+        let bytes = self.early_bytes();
+        if !self.is_running() || !self.segments.wants_more(ready, bytes) {
             return;
         }
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +275,7 @@ impl<D: Directory> Pool<D> {
         let builder = std::thread::Builder::new().name("volume-segments".to_owned());
         let thread = builder.spawn(move || {
             if let Some(pool) = pool.upgrade() {
-                pool.segments.prepare(ready);
+                pool.segments.prepare(ready, bytes);
             }
         });
         match thread {

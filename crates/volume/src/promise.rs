@@ -52,7 +52,7 @@ impl<D: Directory> Pool<D> {
     /// Bytes that nobody has, and nobody is promised.
     pub fn unpromised_bytes(&self) -> u64 {
         let promised = self.volumes().promised_bytes();
-        self.segments().left_bytes_there().saturating_sub(promised)
+        self.segments().left_bytes().saturating_sub(promised)
     }
 
     /// Whether there is what a change of the catalogue promises.
@@ -92,6 +92,6 @@ impl<D: Directory> Pool<D> {
                 _ => None,
             });
         let taken: u64 = others.sum();
-        taken == 0 || taken.saturating_add(all) <= self.segments().left_bytes_there()
+        taken == 0 || taken.saturating_add(all) <= self.segments().left_bytes()
     }
 }

@@ -5,6 +5,7 @@
 //! of the two superblock slots stands for a checkpoint whose segments are all there.
 #![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
 
+mod growth;
 mod reading;
 mod table;
 
@@ -20,7 +21,7 @@ use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::{ADDRESS_END, Entry};
 use crate::map::{Cache, Leaf, Page, Tally};
-use crate::store::{self, Directory, StoreFile};
+use crate::store::{Directory, StoreFile};
 
 pub(crate) use table::RESERVE;
 pub use table::{Counts, Want};
@@ -33,8 +34,6 @@ pub type Files<F> = Vec<Arc<F>>;
 pub struct Segments<D: Directory> {
     directory: D,
     bytes: u32,
-    /// Most files that there may be.
-    count_max: usize,
     files: Arc<Published<Files<D::File>>>,
     table: Mutex<Table>,
     /// Held while a file is made: two who made the same one would write over each other.
@@ -211,17 +210,12 @@ impl<D: Directory> Segments<D> {
             files.push(Arc::new(file));
         }
         no_gap(&directory, files.len())?;
-        let table = Table::new(files.len(), bytes);
+        let table = Table::new(files.len(), count_max, bytes);
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
-        Ok(Segments {
-            directory,
-            bytes,
-            count_max,
-            files,
-            table: Mutex::new(table),
-            making,
-            leaves: Cache::new(MAP_CACHE_BYTES),
-        })
+        let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
+        let segments = Segments { directory, bytes, files, table, making, leaves };
+        segments.look_outside();
+        Ok(segments)
     }
 
     /// Refuses a pool of which the end is missing, files or a part of a disk that is shorter now:
@@ -265,32 +259,6 @@ impl<D: Directory> Segments<D> {
         Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
     }
 
-    /// Most that there may be.
-    pub fn count_max(&self) -> usize {
-        self.count_max
-    }
-
-    /// How many could be had: those that are free, or could be made.
-    pub fn available(&self) -> usize {
-        let table = self.table();
-        let more = if table.full { 0 } else { self.count_max.saturating_sub(table.states.len()) };
-        table.free + more
-    }
-
-    /// How many bytes may be written beside those that count, as far as is known without a look
-    /// at the file system.
-    pub fn left_bytes(&self) -> u64 {
-        self.table().left_bytes(self.count_max)
-    }
-
-    /// The same with a look at the file system.
-    pub fn left_bytes_there(&self) -> u64 {
-        let outside = self.directory.outside_bytes() / u64::from(self.bytes);
-        let table = self.table();
-        let more = usize::try_from(outside).unwrap_or(usize::MAX);
-        table.left_bytes(self.count_max.min(table.states.len().saturating_add(more)))
-    }
-
     /// Something that changes where space is won: how many are free and idle, and how many bytes
     /// count in those that are cleaned.
     pub(crate) fn progress(&self) -> (usize, usize, Vec<u64>) {
@@ -314,34 +282,11 @@ impl<D: Directory> Segments<D> {
         self.table().left_by(Want::Write, 0)
     }
 
-    /// Whether this use may change so many pages and take so many segments, of files that exist.
-    /// Makes some if there are too few.
-    pub fn may(&self, want: Want, pages: u64, segments: usize) -> bool {
-        loop {
-            let before = {
-                let table = self.table();
-                if table.free >= table.left_by(want, pages) + segments {
-                    return true;
-                }
-                table.states.len()
-            };
-            if !self.grow_from(before) {
-                return false;
-            }
-        }
-    }
-
-    /// The same of those that are free now.
+    /// Whether this use may change so many pages and take so many segments, of those that are free
+    /// now.
     pub fn has(&self, want: Want, pages: u64, segments: usize) -> bool {
         let table = self.table();
         table.free >= table.left_by(want, pages) + segments
-    }
-
-    /// Whether the pages that have changed need most of what there is for them.
-    pub fn is_soiled(&self) -> bool {
-        let table = self.table();
-        let full = table.full || table.states.len() >= self.count_max;
-        full && table.is_soiled()
     }
 
     /// How many more pages may be changed by this use if it takes so many segments; `None`: it may
@@ -373,77 +318,6 @@ impl<D: Directory> Segments<D> {
     /// The files, for somebody who looks often.
     pub fn reader(&self) -> Reader<Files<D::File>> {
         Reader::new(&self.files)
-    }
-
-    /// Takes a free segment; makes one if there is none.
-    pub fn take(&self, want: Want) -> Option<u32> {
-        loop {
-            let before = {
-                let mut table = self.table();
-                if let Some(number) = table.take(want) {
-                    return Some(number);
-                }
-                table.states.len()
-            };
-            if !self.grow_from(before) {
-                return None;
-            }
-        }
-    }
-
-    /// Makes segments until so many are free, beside those that take them; as many as there is
-    /// room for.
-    pub fn prepare(&self, free: usize) {
-        while self.free() < free && self.grow() {}
-    }
-
-    /// Whether fewer than so many are free, and more can be made.
-    pub fn wants_more(&self, free: usize) -> bool {
-        let table = self.table();
-        !table.full && table.states.len() < self.count_max && table.free < free
-    }
-
-    /// Makes one more segment, if there is room for it; says whether there is one more.
-    pub fn grow(&self) -> bool {
-        let before = self.table().states.len();
-        self.grow_from(before)
-    }
-
-    /// Makes the segment of this number, unless somebody else has made it meanwhile.
-    fn grow_from(&self, number: usize) -> bool {
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        {
-            let table = self.table();
-            if table.states.len() > number {
-                return true;
-            }
-            if table.full || number >= self.count_max {
-                return false;
-            }
-        }
-        match store::make(&self.directory, &name(number), u64::from(self.bytes)) {
-            Ok(file) => {
-                let file = Arc::new(file);
-                self.files
-                    .update(|files| files.iter().cloned().chain([Arc::clone(&file)]).collect());
-                let mut table = self.table();
-                table.states.push(State::Free);
-                table.free += 1;
-                true
-            }
-            Err(error) => {
-                tracing::warn!("{}: no more segments: {error}", self.directory.title());
-                self.table().full = true;
-                false
-            }
-        }
-    }
-
-    /// Lets somebody try again to make more, if there may be room now.
-    pub fn try_again(&self) {
-        if self.directory.outside_bytes() >= u64::from(self.bytes) {
-            self.table().full = false;
-        }
     }
 
     /// A checkpoint begins: what is taken from now on is not looked at by it.

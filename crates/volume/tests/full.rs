@@ -145,6 +145,59 @@ fn a_full_disk() {
     fill_and_discard(&at.join("pool"));
 }
 
+/// Others take what is left of a pool's file system: writes are refused while there is still enough
+/// garbage in the segments that are there, and what is in them can be written again and again.
+#[test]
+fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-others");
+    let at = place.path().join("mount");
+    std::fs::create_dir(&at).unwrap();
+    run("mount", &["-t", "tmpfs", "-o", "size=96m", "tmpfs", at.to_str().unwrap()]);
+    let _mounted = Mounted(&at);
+    let volume = open(&at.join("pool"));
+    let mut io = door(&volume);
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut order: Vec<u64> = (0..BLOCKS).collect();
+    random.shuffle(&mut order);
+    let mut order = order.into_iter();
+    let mut written: Vec<u64> = order.by_ref().take(20 << 4).collect();
+    for block in &written {
+        assert_eq!(write(&mut io, *block, 1), Ok(()));
+    }
+    // What is made ahead is there when nothing is made any more.
+    let mut counts = [0; 100];
+    while counts.iter().any(|count| *count != counts[0]) || counts[0] == 0 {
+        assert_eq!(write(&mut io, written[0], 1), Ok(()));
+        flush(&mut io);
+        counts.rotate_left(1);
+        counts[99] = volume.running().pool().counts().all;
+    }
+    let others = std::fs::File::create(at.join("others")).unwrap();
+    let zeros = vec![0; 64 << 10];
+    while std::io::Write::write_all(&mut &others, &zeros).is_ok() {}
+    for block in order {
+        match write(&mut io, block, 2) {
+            Ok(()) => written.push(block),
+            Err(status) => {
+                assert_eq!(status, Status::NoSpc);
+                break;
+            }
+        }
+    }
+    assert!(written.len() < BLOCKS as usize, "it is not full");
+    for block in written.drain(..4) {
+        let (at, len) = (Sector(block * BLOCK as u64 / 512), BLOCK as u64 / 512);
+        io.run(Bio::new(Op::Discard, at, len)).unwrap();
+    }
+    for round in 0..2000 {
+        let block = written[random.usize(..written.len())];
+        let status = write(&mut io, block, 3);
+        let (counts, len) = (volume.running().pool().counts(), written.len());
+        assert_eq!(status, Ok(()), "{round}, {len} blocks: {counts:?}");
+    }
+    flush(&mut io);
+}
+
 /// Four fifths of a pool are blocks of 4 KiB, of which many are written again, in an order by
 /// chance: cleaning keeps up beside the writes, none of which finds no space, and moves no more
 /// than has to be.

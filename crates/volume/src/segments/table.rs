@@ -61,7 +61,11 @@ pub(super) struct Table {
     pub(super) idle: usize,
     /// Counts the checkpoints that have begun.
     pub(super) round: u64,
-    /// No more can be made.
+    /// Most that there may be.
+    pub(super) count_max: usize,
+    /// How many more the file system had room for at the last look.
+    pub(super) outside: usize,
+    /// One could not be made: there are no more, whatever there is said to be room for.
     pub(super) full: bool,
     /// Those in which something is damaged that would have to be moved.
     pub(super) spoiled: BTreeSet<u32>,
@@ -90,13 +94,15 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// So many segments of this length, all of them used.
-    pub(super) fn new(count: usize, bytes: u32) -> Table {
+    /// So many segments of this length, all of them used, of so many at most.
+    pub(super) fn new(count: usize, count_max: usize, bytes: u32) -> Table {
         Table {
             states: vec![State::Used { round: 0 }; count],
             free: 0,
             idle: 0,
             round: 1,
+            count_max,
+            outside: usize::MAX,
             full: false,
             spoiled: BTreeSet::new(),
             live: vec![0; count],
@@ -204,13 +210,19 @@ impl Table {
         Some(have - self.to_write())
     }
 
-    /// How many bytes may be written beside those that count, if all garbage is won back but what
-    /// lies thin among them: a sixteenth of what there is, without what is kept and what is open.
-    /// Pages count twice, as a checkpoint writes them beside those of the one before.
-    pub(super) fn left_bytes(&self, count_max: usize) -> u64 {
-        let count = if self.full { self.states.len() } else { count_max } as u64;
+    /// How many more can be made, as far as is known.
+    pub(super) fn more(&self) -> usize {
+        let most = if self.full { 0 } else { self.outside };
+        self.count_max.saturating_sub(self.states.len()).min(most)
+    }
+
+    /// How many bytes may be written beside those that count where there are so many segments, if
+    /// all garbage is won back but what lies thin among them: a sixteenth of what there is, without
+    /// what is kept and what is open. Pages count twice, as a checkpoint writes them beside those
+    /// of the one before.
+    pub(super) fn left_bytes(&self, count: usize) -> u64 {
         let upper = (self.upper + UPPER_MORE).div_ceil(self.pages_each);
-        let usable = count.saturating_sub(OPEN + RESERVE as u64 + upper);
+        let usable = (count as u64).saturating_sub(OPEN + RESERVE as u64 + upper);
         let bytes = self.pages_each * PAGE_BYTES as u64;
         let pages = 2 * self.pages * PAGE_BYTES as u64;
         (usable * (bytes / 16 * 15)).saturating_sub(self.counted + self.coming.1 + pages)
@@ -250,7 +262,7 @@ mod tests {
     use super::*;
 
     fn table(free: usize) -> Table {
-        let mut table = Table::new(free, 16 << 10);
+        let mut table = Table::new(free, free, 16 << 10);
         table.change_all(|_, _| State::Free);
         table
     }

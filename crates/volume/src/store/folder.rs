@@ -87,6 +87,12 @@ impl Folder {
         Ok(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
+    /// The same; `None` where the file system does not say how much there is at all.
+    pub(crate) fn outside_bytes(&self) -> Option<u64> {
+        let space = rustix::fs::fstatvfs(&self.open).ok().filter(|space| space.f_blocks > 0)?;
+        Some(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
     /// Fails if the pool in it was removed: what is in files that are open lasts as long as they
     /// are, and not a moment longer.
     pub(crate) fn look(&self) -> io::Result<()> {

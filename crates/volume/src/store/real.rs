@@ -285,7 +285,7 @@ impl Directory for RealDirectory {
 
     fn outside_bytes(&self) -> u64 {
         match &self.home {
-            Home::Folder(folder) => folder.free_bytes().unwrap_or(u64::MAX),
+            Home::Folder(folder) => folder.outside_bytes().unwrap_or(u64::MAX),
             // All that it has are segments, of which it knows how many there may be.
             Home::Disk(_) => u64::MAX,
         }

@@ -204,6 +204,70 @@ fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
     }
 }
 
+/// What ends the growth of a pool.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// It may have no more segments, as on a disk.
+    Segments,
+    /// The file system is full.
+    Room,
+    /// Others take what is left of the file system.
+    Others,
+    /// No more can be made, though the file system says that it has room.
+    Quota,
+}
+
+/// Whatever ends its growth, a pool is filled so far and no further that what is in it can be
+/// written again for as long as anybody likes, where as much was discarded as is written at once.
+#[test]
+fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
+    for (seed, end) in (0..12).zip([End::Segments, End::Room, End::Others, End::Quota].repeat(3)) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(40..80);
+        let mut shape = shape(if matches!(end, End::Segments) { count } else { 1 << 20 });
+        // Long enough that what is left empty at their ends is next to nothing.
+        shape.options.segment_bytes = 128 << 10;
+        shape.options.checkpoint_bytes = 512 << 10;
+        shape.blocks = count as u64 * 64;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let store = Simulated::new(&directory);
+        let bytes = count as u64 * u64::from(shape.options.segment_bytes) + (64 << 10);
+        if matches!(end, End::Room) {
+            store.limit(bytes);
+        }
+        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let mut order: Vec<u64> = (0..shape.blocks).collect();
+        random.shuffle(&mut order);
+        let mut written = Vec::new();
+        for (at, block) in order.into_iter().enumerate() {
+            // What a thread does in a pool that runs.
+            rig.pool.segments().prepare(8, 128 << 10);
+            if at == count * 32 && matches!(end, End::Others) {
+                store.limit(directory.bytes());
+            } else if at == count * 32 && matches!(end, End::Quota) {
+                store.fail(Fault::Full(0));
+            }
+            match rig.take(Step::Write { first: block, count: 1, fua: false }) {
+                Status::Ok => written.push(block),
+                Status::NoSpc => break,
+                other => panic!("{other}"),
+            }
+            assert!(written.len() < shape.blocks as usize, "{end:?}: it is not full");
+        }
+        for block in written.drain(..4) {
+            let step = Step::Discard { first: block, count: 1 };
+            assert_eq!(rig.take(step), Status::Ok, "{seed} {end:?}: {:?}", rig.pool.counts());
+        }
+        for round in 0..2000 {
+            let first = written[random.usize(..written.len())];
+            let status = rig.take(Step::Write { first, count: 1, fua: false });
+            let (counts, segments) = (rig.pool.counts(), rig.pool.segments());
+            assert_eq!(status, Status::Ok, "{seed} {end:?}, {round}: {counts:?}, {segments:?}");
+        }
+    }
+}
+
 /// A pool that is full takes any number of discards, though none of them makes room.
 #[test]
 fn a_full_pool_takes_any_number_of_discards() {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use blockyard_sim::directory::{self, SECTOR};
 use blockyard_volume::store::lane::Ended;
@@ -45,6 +45,23 @@ struct State {
     created: u64,
 }
 
+/// Threads of these names wait before they write: the pool's own, beside its committer.
+#[derive(Debug, Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let beside = ["volume-checkpoint", "volume-segments"];
+        if std::thread::current().name().is_some_and(|name| beside.contains(&name)) {
+            let closed = self.closed.lock().unwrap();
+            drop(self.opened.wait_while(closed, |closed| *closed).unwrap());
+        }
+    }
+}
+
 /// A simulated directory.
 #[derive(Clone)]
 pub(crate) struct Simulated {
@@ -53,6 +70,9 @@ pub(crate) struct Simulated {
     /// them has one order.
     prefix: &'static str,
     state: Arc<Mutex<State>>,
+    /// How many bytes its file system has room for, beside what others have there.
+    room: Arc<Mutex<Option<u64>>>,
+    gate: Arc<Gate>,
     /// Groups on their way at once.
     depth: usize,
     /// Who syncs a file beside somebody else may not be told of an error.
@@ -107,12 +127,14 @@ impl Lane<SimulatedFile> for SimulatedLane {
 pub(crate) struct SimulatedFile {
     file: directory::File,
     state: Arc<Mutex<State>>,
+    gate: Arc<Gate>,
 }
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
         let (directory, state) = (directory.clone(), Arc::default());
-        Simulated { directory, prefix: "", state, depth: 1, tells_one: false }
+        let (room, gate) = (Arc::default(), Arc::default());
+        Simulated { directory, prefix: "", state, room, gate, depth: 1, tells_one: false }
     }
 
     /// The same for one of two copies.
@@ -132,6 +154,21 @@ impl Simulated {
     /// The same, where only one of several who sync a file at once is told of an error.
     pub(crate) fn telling_one(self) -> Simulated {
         Simulated { tells_one: true, ..self }
+    }
+
+    /// Lets the threads beside the committer wait before they write, or go on.
+    pub(crate) fn close_gate(&self, closed: bool) {
+        *self.gate.closed.lock().unwrap() = closed;
+        self.gate.opened.notify_all();
+    }
+
+    fn file(&self, file: directory::File) -> SimulatedFile {
+        SimulatedFile { file, state: Arc::clone(&self.state), gate: Arc::clone(&self.gate) }
+    }
+
+    /// Lets all files together have so many bytes from now on: others have the rest.
+    pub(crate) fn limit(&self, bytes: u64) {
+        *self.room.lock().unwrap() = Some(bytes);
     }
 
     /// Lets something go wrong from now on.
@@ -176,10 +213,11 @@ impl Directory for Simulated {
 
     fn open(&self, name: &str) -> io::Result<Option<SimulatedFile>> {
         let file = self.directory.open(&self.name(name));
-        Ok(file.map(|file| SimulatedFile { file, state: Arc::clone(&self.state) }))
+        Ok(file.map(|file| self.file(file)))
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<SimulatedFile> {
+        self.gate.pass();
         let mut state = self.state.lock().unwrap();
         state.created += 1;
         if let Fault::Full(after) = state.fault
@@ -187,8 +225,11 @@ impl Directory for Simulated {
         {
             return Err(io::Error::from_raw_os_error(28)); // ENOSPC
         }
+        if len > self.outside_bytes() {
+            return Err(io::Error::from_raw_os_error(28)); // ENOSPC
+        }
         let file = self.directory.create(&self.name(name), len, SECTOR);
-        Ok(SimulatedFile { file, state: Arc::clone(&self.state) })
+        Ok(self.file(file))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -208,6 +249,11 @@ impl Directory for Simulated {
     fn names(&self) -> io::Result<Vec<String>> {
         let names = self.directory.names().into_iter();
         Ok(names.filter_map(|name| Some(name.strip_prefix(self.prefix)?.to_owned())).collect())
+    }
+
+    fn outside_bytes(&self) -> u64 {
+        let room = *self.room.lock().unwrap();
+        room.map_or(u64::MAX, |room| room.saturating_sub(self.directory.bytes()))
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
@@ -238,6 +284,7 @@ impl StoreFile for SimulatedFile {
     }
 
     fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        self.gate.pass();
         let bytes = parts.concat();
         let mut state = self.state.lock().unwrap();
         state.writes += 1;
