@@ -9,7 +9,7 @@ use crate::format::FAN;
 use crate::format::catalogue::Change;
 use crate::format::entry::Codec;
 use crate::format::group::{Descriptor, Kind, head_bytes};
-use crate::pool::Pool;
+use crate::pool::{Pool, Volumes};
 use crate::record::{Body, Moved, Record};
 use crate::segments::Want;
 use crate::store::Directory;
@@ -49,25 +49,27 @@ pub(super) fn may_follow(record: &Record) -> bool {
 }
 
 /// What a record wants space for, if it wants any.
-pub(super) fn want(record: &Record) -> Option<Want> {
+pub(super) fn want<D: Directory>(record: &Record, pool: &Pool<D>) -> Option<Want> {
     match &record.body {
         Body::Write(_) if record.reply.is_some() => Some(Want::Write),
         Body::Write(_) | Body::Zero(_) => Some(Want::Free),
         Body::Move(_) => Some(Want::Move),
-        Body::Catalogue(change) if frees(change) => Some(Want::Free),
+        Body::Catalogue(change) if frees(change, &pool.volumes()) => Some(Want::Free),
         Body::Catalogue(_) => Some(Want::Write),
         Body::Flush | Body::Checkpoint | Body::Stop => None,
     }
 }
 
-/// Whether a change of the catalogue may make room.
-fn frees(change: &Change) -> bool {
+/// Whether a change of the catalogue may make room. What makes a volume longer does not, nor what
+/// promises it more.
+fn frees(change: &Change, volumes: &Volumes) -> bool {
+    let live = |id: &u32| volumes.by_id.get(id);
     match change {
         Change::Create(_) | Change::Copy(_) => false,
-        // What is promised may be less, too.
-        Change::Reserve { .. } | Change::Destroy { .. } => true,
-        Change::Rollback { .. } | Change::Resize { .. } => true,
-        Change::Several(changes) => changes.iter().any(frees),
+        Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
+        Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.traits.blocks),
+        Change::Destroy { .. } | Change::Rollback { .. } => true,
+        Change::Several(changes) => changes.iter().all(|change| frees(change, volumes)),
     }
 }
 
@@ -110,7 +112,7 @@ impl Group {
 
     /// Counts what a record wants of the pool.
     fn count<D: Directory>(&mut self, record: &Record, pool: &Pool<D>) {
-        self.want = self.want.max(want(record));
+        self.want = self.want.max(want(record, pool));
         self.pages += pages(record, pool);
     }
 

@@ -268,6 +268,36 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
     }
 }
 
+/// What makes a volume longer, or promises it something, takes nothing of what is kept for what
+/// makes room: that goes on in a full pool, and these do not.
+#[test]
+fn a_volume_does_not_grow_in_a_full_pool() {
+    let mut shape = shape(24);
+    shape.blocks = 600;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    let change = |rig: &mut Rig, change: Change| {
+        let mut answer = rig.pool.ask(change);
+        rig.run();
+        answer.take().map(|reply| reply.status).unwrap()
+    };
+    let name = "w".to_owned();
+    let traits = Traits { name, blocks: 8, ..rig.pool.find("v").unwrap().traits.clone() };
+    assert_eq!(change(&mut rig, Change::Create(traits)), Status::Ok);
+    let id = rig.pool.find("w").unwrap().traits.id;
+    assert_eq!(change(&mut rig, Change::Resize { id, blocks: 16 }), Status::Ok);
+    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(8), 64 << 10);
+    for round in 0..50 {
+        let status = change(&mut rig, Change::Resize { id, blocks: 17 + round });
+        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", rig.pool.counts());
+        let status = change(&mut rig, Change::Reserve { id, bytes: 2048 });
+        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", rig.pool.counts());
+    }
+    assert_eq!(change(&mut rig, Change::Resize { id, blocks: 15 }), Status::Ok);
+    assert_eq!(change(&mut rig, Change::Reserve { id, bytes: 0 }), Status::Ok);
+}
+
 /// A pool that is full takes any number of discards, though none of them makes room.
 #[test]
 fn a_full_pool_takes_any_number_of_discards() {
