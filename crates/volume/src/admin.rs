@@ -154,6 +154,13 @@ impl<D: Directory> Running<D> {
         let volume = self.traits(name)?;
         let blocks = blocks(size, volume.block_bytes)?;
         let _held = self.hold(&volume)?;
+        let gone = volume.blocks.saturating_sub(blocks);
+        if gone > 0 {
+            let live = self.pool().find(name)?;
+            if live.reserved_bytes() > 0 {
+                self.pool().segments().count_owned(&live.map, blocks, gone);
+            }
+        }
         self.pool().change(name, Change::Resize { id: volume.id, blocks })
     }
 
@@ -165,7 +172,13 @@ impl<D: Directory> Running<D> {
         volume_name(name)?;
         let (id, size, has) = {
             let live = self.pool().find(name)?;
-            let owned = live.owned().saturating_mul(live.traits.block_bytes.into());
+            // Who was promised nothing was not counted exactly.
+            let is_exact = bytes == 0 || live.reserved_bytes() > 0;
+            if !is_exact {
+                self.pool().segments().count_owned(&live.map, 0, live.traits.blocks);
+            }
+            let owned = if is_exact { live.owned() } else { live.map.owned() };
+            let owned = owned.saturating_mul(live.traits.block_bytes.into());
             (live.traits.id, live.traits.size_bytes(), live.reserved_bytes().max(owned))
         };
         self.may_reserve(bytes, size, has)?;

@@ -2,6 +2,7 @@
 //! read first, with no lock held; and what becomes of the bytes of segments is counted.
 
 use crate::error::VolumeError;
+use crate::format::NODE_BLOCKS;
 use crate::format::entry::Entry;
 use crate::map::{Away, Frozen, Map, Span, Tally};
 use crate::record::Live;
@@ -82,6 +83,11 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// If a page cannot be read.
     pub(crate) fn zero(&mut self, live: &Live, first: u64, blocks: u64) -> Result<(), VolumeError> {
         let now = self.now;
+        // What it is promised again is counted in its blocks. Who asked for it has looked already,
+        // unless this is an opening.
+        if live.reserved_bytes() > 0 {
+            self.segments.count_owned(&live.map, first, blocks);
+        }
         let mut end = Ok(());
         Map::each_span(first, blocks, |number, from, to| {
             if end.is_ok() {
@@ -90,6 +96,12 @@ impl<'a, D: Directory> Apply<'a, D> {
         });
         live.gain(std::mem::take(&mut self.tally.owned));
         end
+    }
+
+    /// A volume will be promised something: what it owns was not counted exactly.
+    pub(crate) fn count_owned(&self, live: &Live) {
+        self.segments.count_owned(&live.map, 0, live.map.span_count() as u64 * NODE_BLOCKS);
+        live.own(live.map.owned());
     }
 
     /// Nobody needs a map any more, unless others share it.

@@ -5,6 +5,7 @@
 //! are still what was read; otherwise it begins again. So no range is ever locked.
 
 mod blocks;
+mod pages;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +19,9 @@ use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::codec::{self, Packer};
 use crate::config::Compression;
-use crate::error::VolumeError;
 use crate::format::BLOCK_BYTES_MAX;
 use crate::format::entry::{Codec, Entry};
-use crate::map::{Away, Found, Leaf, Map, What};
+use crate::map::{Found, Map, What};
 use crate::pool::Pool;
 use crate::record::{Body, Live, Payload, Record, Reply, Return, Stored};
 use crate::segments::Files;
@@ -430,36 +430,6 @@ impl<D: Directory> Door<D> {
         self.volume.map.with(span, |span| span.find(at))
     }
 
-    /// Brings a page of the map into memory.
-    fn fetch(&self, leaf: &Arc<Leaf>) -> Result<(), Status> {
-        match self.pool.segments().load(leaf) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::error!("{}: {error}", self.volume.traits.name);
-                Err(match error {
-                    VolumeError::Io { .. } => Status::Medium,
-                    _ => Status::Protection,
-                })
-            }
-        }
-    }
-
-    /// Brings the pages for some blocks into memory, which are in one span: whoever puts the blocks
-    /// in has no time to read. A page that is damaged is found before anything is in the log.
-    fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
-        let (number, from) = Map::place(first);
-        let to = from + (end - first) as u32;
-        loop {
-            let away = || self.volume.map.with(number, |span| span.away(from, to));
-            let Some(Away(leaf)) = away() else { return Ok(()) };
-            if let Err(status) = self.fetch(&leaf)
-                && away().is_some_and(|Away(now)| Arc::ptr_eq(&now, &leaf))
-            {
-                return Err(status);
-            }
-        }
-    }
-
     /// Fills a part of some blocks, compresses and checksums them: one after the other, as long as
     /// it is in the processor's cache.
     fn seal(
@@ -509,13 +479,8 @@ impl<D: Directory> Door<D> {
         let size = self.block_bytes() as u64;
         debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
         let (first, end) = (at / size, (at + len) / size);
-        // Whole leaves go without being read.
-        let fan = crate::format::FAN as u64;
-        let edges = [(first, first % fan), (end - 1, end % fan)];
-        for (edge, _) in edges.into_iter().filter(|(_, part)| *part > 0) {
-            if let Err(status) = self.prefetch(edge, edge + 1) {
-                return Outcome::Ended(status);
-            }
+        if let Err(status) = self.prefetch_edges(first, end) {
+            return Outcome::Ended(status);
         }
         if !self.admit() {
             return Outcome::Full;

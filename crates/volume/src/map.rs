@@ -117,6 +117,22 @@ impl Span {
         leaves.find(|leaf| !leaf.is_here()).map(|leaf| Away(Arc::clone(leaf)))
     }
 
+    /// Leaves all of whose blocks are among these, where it is not known how many of them are this
+    /// map's alone.
+    pub(crate) fn uncounted(&self, first: u32, end: u32) -> Vec<Arc<Leaf>> {
+        let whole = (first as usize).div_ceil(FAN)..end as usize / FAN;
+        let leaves = whole.filter_map(|at| self.node.as_ref()?.leaf(at));
+        let own = leaves.filter(|leaf| self.stamp(0).owns(leaf));
+        own.filter(|leaf| leaf.fresh_count().is_none()).cloned().collect()
+    }
+
+    /// Blocks that are this map's alone, as far as that is known.
+    fn owned(&self) -> u64 {
+        let leaves = self.node.iter().flat_map(|node| node.leaves().iter().flatten());
+        let own = leaves.filter(|leaf| self.stamp(0).owns(leaf));
+        own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
+    }
+
     /// Puts blocks in that are on their way into the log; answers their number.
     pub fn begin(&mut self, first: u32, end: u32, what: What) -> u64 {
         self.serial += 1;
@@ -208,8 +224,9 @@ impl Span {
                 Some(page) => (0..FAN).for_each(|at| retire(&page, at, tally)),
                 None => {
                     tally.unknown(LEAF_UNKNOWN_BYTES);
-                    // At most.
-                    tally.owned -= if stamp.owns(leaf) { FAN as i64 } else { 0 };
+                    // At most, where it was never read.
+                    let most = || leaf.fresh_count().map_or(FAN as i64, i64::from);
+                    tally.owned -= if stamp.owns(leaf) { most() } else { 0 };
                 }
             }
             if !is_whole {
@@ -287,6 +304,11 @@ impl Map {
     /// How many copies of maps there had been when it was copied last.
     pub fn copied(&self) -> u32 {
         self.spans.first().map_or(0, |span| span.with(|span| span.copied))
+    }
+
+    /// Blocks that are this one's alone, as far as that is known.
+    pub(crate) fn owned(&self) -> u64 {
+        self.spans.iter().map(|span| span.with(|span| span.owned())).sum()
     }
 
     /// Number of spans.

@@ -20,7 +20,7 @@ use blockyard_sync::published::{Published, Reader};
 use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::{ADDRESS_END, Entry};
-use crate::map::{Cache, Leaf, Page, Tally};
+use crate::map::{Cache, Leaf, Map, Page, Tally};
 use crate::store::{Directory, StoreFile};
 
 pub(crate) use table::RESERVE;
@@ -88,6 +88,20 @@ impl<D: Directory> Segments<D> {
             self.leaves.keep(leaf);
         }
         Ok(page)
+    }
+
+    /// Finds out of leaves that go as a whole, where so many blocks from the first one on become
+    /// zeros, how many of their blocks are their map's alone. Of one that cannot be read that stays
+    /// unknown.
+    pub(crate) fn count_owned(&self, map: &Map, first: u64, blocks: u64) {
+        Map::each_span(first, blocks, |number, from, to| {
+            for leaf in map.with(number, |span| span.uncounted(from, to)) {
+                match self.page(&leaf) {
+                    Ok(page) => leaf.note_fresh(&page),
+                    Err(error) => tracing::warn!("its blocks are not counted: {error}"),
+                }
+            }
+        });
     }
 
     /// What a leaf contains, for somebody who wants it once.

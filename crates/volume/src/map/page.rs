@@ -57,6 +57,11 @@ impl Page {
         self.fresh[at / 64] >> (at % 64) & 1 == 1
     }
 
+    /// How many of its blocks are fresh.
+    fn fresh_count(&self) -> u16 {
+        self.fresh.iter().map(|word| word.count_ones() as u16).sum()
+    }
+
     /// Changes an entry, and whether it is fresh.
     pub fn set(&mut self, at: usize, entry: Entry, is_fresh: bool) {
         self.entries[at] = entry;
@@ -97,6 +102,8 @@ impl Page {
 #[derive(Debug, Default)]
 struct Content {
     page: Option<Arc<Page>>,
+    /// How many of its blocks are fresh, if it was in memory before.
+    fresh: Option<u16>,
     /// Somebody has looked since the cache did.
     used: bool,
     /// Its place on disk is not its own for long: it stays in memory.
@@ -123,7 +130,8 @@ pub struct Leaf {
 impl Leaf {
     /// A leaf in memory.
     pub fn new(page: Arc<Page>, birth: u32) -> Leaf {
-        let content = SleepLock::new(Content { page: Some(page), used: true, pinned: false });
+        let content =
+            SleepLock::new(Content { page: Some(page), used: true, ..Content::default() });
         Leaf { content, birth: birth.min(BIRTH_MAX), home: OnceLock::new() }
     }
 
@@ -160,6 +168,20 @@ impl Leaf {
         self.content.with(|content| content.page.is_some())
     }
 
+    /// How many of its blocks are fresh, if that is known.
+    pub(crate) fn fresh_count(&self) -> Option<u16> {
+        let known = |content: &mut Content| match &content.page {
+            Some(page) => Some(page.fresh_count()),
+            None => content.fresh,
+        };
+        self.content.with(known)
+    }
+
+    /// What it contains was read by somebody who does not keep it: how many are fresh is known.
+    pub(crate) fn note_fresh(&self, page: &Page) {
+        self.content.with(|content| content.fresh = Some(page.fresh_count()));
+    }
+
     /// What it contains was read; says whether it was not there.
     pub(crate) fn fill(&self, page: &Arc<Page>) -> bool {
         self.content.with(|content| {
@@ -188,7 +210,11 @@ impl Leaf {
         let dropped = self.content.with(|content| match std::mem::take(&mut content.used) {
             _ if content.pinned => Ok(None),
             true => Err(Evicted::Used),
-            false => Ok(content.page.take()),
+            false => {
+                let page = content.page.take();
+                content.fresh = page.as_ref().map_or(content.fresh, |it| Some(it.fresh_count()));
+                Ok(page)
+            }
         });
         match dropped {
             Ok(_) => Evicted::Gone,

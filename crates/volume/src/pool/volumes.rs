@@ -84,6 +84,10 @@ impl Volumes {
                 if live.traits.is_snapshot || *bytes > live.traits.size_bytes() {
                     return Err(Status::Inval);
                 }
+                // As far as nothing has to be read for it.
+                if *bytes > 0 && live.reserved_bytes() == 0 {
+                    live.own(live.map.owned());
+                }
             }
             Change::Several(_) => return Err(Status::Inval),
         }
@@ -151,7 +155,13 @@ impl Volumes {
                 self.put(&gone.listed(), gone.family, nodes, copies);
                 self.gone.push(gone);
             }
-            Change::Reserve { id, bytes } => self.reserve(*id, *bytes)?,
+            Change::Reserve { id, bytes } => {
+                let live = self.live(*id)?;
+                if *bytes > 0 && live.reserved_bytes() == 0 {
+                    maps.count_owned(live);
+                }
+                self.reserve(*id, *bytes)?;
+            }
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
                 let (old, mut traits) = (live.traits.blocks, live.listed());

@@ -11,6 +11,7 @@ mod damage;
 mod every_way;
 mod full;
 mod mirror;
+mod promise;
 mod rig;
 mod simulated;
 
