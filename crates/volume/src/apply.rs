@@ -106,8 +106,8 @@ impl<'a, D: Directory> Apply<'a, D> {
 
     /// Nobody needs a map any more, unless others share it.
     pub(crate) fn forget(&mut self, nodes: &Frozen) {
-        let leaves = nodes.iter().flatten().flat_map(|node| node.leaves().iter().flatten());
-        self.tally.unknown(leaves.count() as u64 * crate::map::LEAF_UNKNOWN_BYTES);
+        let leaves: u64 = nodes.iter().flatten().map(|node| node.count()).sum();
+        self.tally.unknown(leaves * crate::map::LEAF_UNKNOWN_BYTES);
     }
 
     fn span(

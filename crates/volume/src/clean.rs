@@ -22,9 +22,9 @@ use crate::checkpoint::{Frozen, Marks};
 use crate::format::entry::{Entry, STORED_MAX};
 use crate::format::group::head_bytes;
 use crate::format::{FAN, NODE_BLOCKS};
-use crate::map::Leaf;
 use crate::pool::Pool;
 use crate::record::{Body, Move, Moved, Record, Reply, Return};
+use crate::relocate::Spans;
 use crate::segments::Want;
 use crate::store::Directory;
 
@@ -104,9 +104,11 @@ pub(crate) fn each<D: Directory>(
     let pages = victims.iter().copied().filter(has_pages).collect();
     let (pages, page_count) = pages_that_fit(pool, frozen, pages);
     let round = pool.segments().round();
-    bring_pages(pool, frozen, &pages);
-    if !pages.is_empty() && !hand(Moved { moves: Vec::new(), pages, page_count, round }) {
-        return;
+    if !pages.is_empty() {
+        let spans = bring_pages(pool, frozen, &pages);
+        if !hand(Moved { moves: Vec::new(), pages, spans, page_count, round }) {
+            return;
+        }
     }
     for victim in victims {
         // A checkpoint that is due goes first.
@@ -158,24 +160,30 @@ fn pages_that_fit<D: Directory>(
     (segments, page_count)
 }
 
-/// Brings leaves into memory that are about to be left, so that the committer has not to read them.
-fn bring_pages<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) {
-    if segments.is_empty() || !pool.is_running() {
-        return;
-    }
-    let is_left = |leaf: &&Arc<Leaf>| {
-        let home = leaf.home().map(|home| pool.segments().split(home.address()).0);
-        home.is_some_and(|segment| segments.contains(&segment))
-    };
-    for node in frozen.volumes.iter().flat_map(|(.., map)| map.iter().flatten()) {
-        for leaf in node.leaves().iter().flatten().filter(is_left) {
-            // What cannot be read stays where it is, and is told then.
-            _ = pool.segments().load(leaf);
+/// Finds the spans that have pages in some segments, and brings their leaves into memory: these are
+/// about to be left, and the committer has no time to look for them or to read.
+fn bring_pages<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
+    let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
+    let mut spans = Spans::new();
+    for (_, copied, map) in &frozen.volumes {
+        for (number, node) in map.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let leaves = node.leaves().iter().flatten();
+            let left = leaves.filter(|leaf| leaf.home().is_some_and(is_left));
+            let mut is_any = node.home().is_some_and(is_left);
+            for leaf in left {
+                is_any = true;
+                if pool.is_running() && !pool.is_hurried() {
+                    // What cannot be read stays where it is, and is told then.
+                    _ = pool.segments().load(leaf);
+                }
+            }
+            if is_any {
+                spans.insert((copied.family, number));
+            }
         }
-        if pool.is_hurried() {
-            return;
-        }
     }
+    spans
 }
 
 /// Moves what counts out of a segment; says whether others may follow.
@@ -217,7 +225,8 @@ fn empty<D: Directory>(pool: &Pool<D>, victim: u32, hand: &mut impl FnMut(Moved)
             let Block { family, number, entry, .. } = *block;
             Move { family, block: number, from: entry, to }
         });
-        if !hand(Moved { moves: moves.collect(), pages: Vec::new(), page_count, round }) {
+        let moves = moves.collect();
+        if !hand(Moved { moves, page_count, round, ..Moved::default() }) {
             return false;
         }
     }
@@ -280,11 +289,12 @@ pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
     (segments.free() as u64 * bytes / 8).max(2 * bytes).min(most)
 }
 
-/// How many bytes may be counted that do not count any more.
+/// How many bytes may be counted that do not count any more. Of less than half a segment nobody has
+/// anything.
 fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
     let counted: u64 = frozen.whole.live.iter().sum();
     match (is_dire(pool), is_scarce(pool)) {
-        (true, _) => 0,
+        (true, _) => u64::from(pool.segments().bytes()) / 2,
         (_, true) => counted / 32,
         _ => counted / 4,
     }

@@ -12,6 +12,7 @@
 mod flight;
 mod group;
 mod publish;
+mod search;
 mod space;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -29,7 +30,7 @@ use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
 use crate::format::group as format;
 use crate::format::superblock::SEGMENT_NONE;
 use crate::log::LogEnd;
-use crate::pool::Pool;
+use crate::pool::{Pool, Recount};
 use crate::record::{Body, Moved, Record};
 use crate::segments::Want;
 use crate::store::tasks::Chosen;
@@ -38,6 +39,7 @@ use crate::store::{Commit, Directory, Parcel};
 use flight::Flight;
 use group::{Group, may_follow};
 use publish::Names;
+use search::{Room, Search};
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
 /// the disk is slow to answer it is faster.
@@ -52,6 +54,9 @@ const DIRTY_BYTES_MIN: u64 = 256 << 10;
 /// When what nobody has asked to be durable is made so, and how often is looked whether the pool is
 /// still there.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// Longest sleep of one for whom space is looked for beside.
+const SEARCH_LOOK: Duration = Duration::from_millis(2);
 
 /// How often space is looked for where there is none, by a checkpoint and cleaning each time.
 const ROOM_TRIES: usize = 64;
@@ -99,6 +104,7 @@ pub struct Committer<D: Directory> {
     cleaning_since: Option<u64>,
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
+    search: Search,
     head_bytes_max: usize,
     /// Volumes of which a write was answered and then found no space: their next flush says so.
     lost: BTreeSet<u32>,
@@ -131,6 +137,7 @@ impl<D: Directory> Committer<D> {
             checkpoint: None,
             cleaning_since: None,
             in_vain: 0,
+            search: Search::default(),
             lost: BTreeSet::new(),
             names: Names::new(),
             stopping: false,
@@ -161,7 +168,8 @@ impl<D: Directory> Committer<D> {
                 Turn::Idle if self.stopping => return,
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
-                    bell.sleep(SETTLE, || self.mail.is_any());
+                    let most = if self.search.is_on { SEARCH_LOOK } else { SETTLE };
+                    bell.sleep(most, || self.mail.is_any());
                     if !self.mail.is_any() {
                         self.settle();
                         loose = None;
@@ -190,6 +198,7 @@ impl<D: Directory> Committer<D> {
 
     /// Writes one group, or waits for one.
     pub fn turn(&mut self) -> Turn {
+        self.end_search();
         if !self.flights.is_empty() {
             if !self.may_overlap() {
                 if !self.may_relay() || !self.relay() {
@@ -214,9 +223,13 @@ impl<D: Directory> Committer<D> {
     /// Carries the group out.
     fn carry_out(&mut self) -> Turn {
         let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
-        if !self.finds_room() {
-            self.part();
-            return Turn::Worked;
+        match self.finds_room() {
+            Room::Found => {}
+            Room::None => {
+                self.part();
+                return Turn::Worked;
+            }
+            Room::Later => return Turn::Worked,
         }
         match self.commit() {
             // Told when it has landed.
@@ -252,11 +265,9 @@ impl<D: Directory> Committer<D> {
             Commit::Group => options.group_records.clamp(1, RECORDS_MAX),
             Commit::TaskQueue(_) => 1,
         };
-        let group = &mut self.group;
-        while group.records.len() < records_max && !group.closed {
-            let next = self.held.pop_front().or_else(|| self.mail.take());
-            let Some(record) = next else { return };
-            self.stopping |= matches!(record.body, Body::Stop);
+        while self.group.records.len() < records_max && !self.group.closed {
+            let Some(record) = self.next() else { return };
+            let group = &mut self.group;
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
                 Body::Zero(_) => (1, 0),
@@ -377,8 +388,9 @@ impl<D: Directory> Committer<D> {
         let overdue = self.cleaning_since.is_some_and(|from| self.since_checkpoint >= from + most);
         if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
-        } else if overdue && !self.pool.is_hurried() {
-            // Cleaning behind the last one has had its time.
+        } else if overdue && !self.pool.is_hurried() && self.pool.recount() != Recount::Again {
+            // Cleaning behind the last one has had its time. Counting that had been broken off
+            // before goes on to its end.
             self.pool.set_hurried(true);
         }
         self.pool.prepare(0);

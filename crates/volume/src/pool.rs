@@ -58,6 +58,19 @@ const BEYOND: usize = 3;
 /// Longest sleep of the control plane before it looks again.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// What is done about bytes that may not count any more: see [`crate::clean`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recount {
+    /// Nothing.
+    None,
+    /// It is counted what counts.
+    First,
+    /// That was broken off, as a checkpoint was due.
+    Broken,
+    /// It is counted once more, and not broken off for that.
+    Again,
+}
+
 /// A pool.
 pub struct Pool<D: Directory> {
     options: Options,
@@ -71,6 +84,7 @@ pub struct Pool<D: Directory> {
     running: Arc<Published<bool>>,
     hurried: Arc<Published<bool>>,
     cleaning: Arc<Published<bool>>,
+    recount: Arc<Published<Recount>>,
     volumes: Mutex<Volumes>,
     /// The one that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -116,6 +130,7 @@ impl<D: Directory> Pool<D> {
             running: Arc::new(Published::new(false)),
             hurried: Arc::new(Published::new(false)),
             cleaning: Arc::new(Published::new(false)),
+            recount: Arc::new(Published::new(Recount::None)),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(recovered.page_place),
@@ -254,6 +269,16 @@ impl<D: Directory> Pool<D> {
         self.cleaning.update(|_| cleaning);
     }
 
+    /// What is done about bytes that may not count any more.
+    pub(crate) fn recount(&self) -> Recount {
+        *self.recount.get()
+    }
+
+    /// Notes that.
+    pub(crate) fn set_recount(&self, recount: Recount) {
+        self.recount.update(|_| recount);
+    }
+
     /// Notes whether a thread runs the committer.
     pub(crate) fn set_running(&self, running: bool) {
         self.running.update(|_| running);
@@ -282,6 +307,12 @@ impl<D: Directory> Pool<D> {
             Ok(thread) => *maker = Some(thread),
             Err(error) => tracing::warn!("no thread to make segments: {error}"),
         }
+    }
+
+    /// Whether a thread makes segments.
+    pub(crate) fn is_preparing(&self) -> bool {
+        let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
+        maker.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Waits for the thread that makes segments.

@@ -1,5 +1,6 @@
 //! A record: what a queue hands to the committer, and what comes back.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -137,12 +138,14 @@ pub struct Move {
 }
 
 /// Blocks that were moved out of segments with little in them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Moved {
     /// The blocks.
     pub moves: Vec<Move>,
     /// Segments whose pages are to be written again, elsewhere.
     pub pages: Vec<u32>,
+    /// The spans of maps that have some there: by family and number.
+    pub spans: BTreeSet<(u32, usize)>,
     /// How many pages of maps that changes at most.
     pub page_count: u64,
     /// How many checkpoints had begun when they were written.

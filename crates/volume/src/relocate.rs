@@ -1,7 +1,7 @@
 //! Blocks and pages that go elsewhere, in all maps that have them. What snapshots and clones share
 //! stays shared: a page is changed once, whoever refers to it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
@@ -12,6 +12,9 @@ use crate::map::{Leaf, Map, Node, Page, Tally};
 use crate::pool::Volumes;
 use crate::record::Move;
 use crate::store::Directory;
+
+/// Spans of all maps of a family: the family's number and theirs.
+pub(crate) type Spans = BTreeSet<(u32, usize)>;
 
 /// The moves in a node, by leaf: the place in the leaf, and from where to where.
 type NodeMoves = BTreeMap<usize, Vec<(usize, Entry, Entry)>>;
@@ -39,7 +42,7 @@ pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut
     }
     for ((family, number), moves) in spans {
         let (mut done, mut kept) = (HashSet::new(), HashSet::new());
-        each_node(volumes, Some((family, number)), |node, changed| {
+        each_node(volumes, &Spans::from([(family, number)]), |node, changed| {
             let mut copy: Option<Node> = None;
             for (at, moves) in &moves {
                 let Some(leaf) = node.leaf(*at) else { continue };
@@ -100,13 +103,14 @@ fn moved(
 }
 
 /// Pages that lie where `is_left` says have no home any more: the next checkpoint writes them
-/// again. One that cannot be read stays.
+/// again. Only these spans have any. One that cannot be read stays.
 pub(crate) fn pages<D: Directory>(
     volumes: &Volumes,
+    spans: &Spans,
     is_left: impl Fn(Entry) -> bool,
     maps: &mut Apply<'_, D>,
 ) {
-    each_node(volumes, None, |node, changed| {
+    each_node(volumes, spans, |node, changed| {
         let mut copy = node.home().is_some_and(&is_left).then(|| node.clone());
         for (at, leaf) in node.leaves().iter().enumerate() {
             let Some(leaf) = leaf.as_ref().filter(|leaf| leaf.home().is_some_and(&is_left)) else {
@@ -136,19 +140,16 @@ pub(crate) fn pages<D: Directory>(
     });
 }
 
-/// Asks of each node once what is to be in its place; of those of one family's span, or of all.
+/// Asks of each node in these spans once what is to be there.
 fn each_node(
     volumes: &Volumes,
-    place: Option<(u32, usize)>,
+    spans: &Spans,
     mut change: impl FnMut(&Node, &mut Changed) -> Option<Node>,
 ) {
     let mut changed = Changed::default();
-    let family = place.map(|(family, _)| family);
-    for live in volumes.by_id.values().filter(|it| family.is_none_or(|family| it.family == family))
-    {
-        let count = live.map.span_count();
-        let spans = place.map_or(0..count, |(_, span)| span.min(count)..(span + 1).min(count));
-        for number in spans {
+    for live in volumes.by_id.values() {
+        let (family, end) = (live.family, live.map.span_count());
+        for (_, number) in spans.range((family, 0)..(family, end)).copied() {
             // Only the committer changes trees, and this is the committer.
             let Some(node) = live.map.with(number, |span| span.node().cloned()) else { continue };
             let key = Arc::as_ptr(&node);

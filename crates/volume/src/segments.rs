@@ -42,6 +42,9 @@ pub struct Segments<D: Directory> {
     leaves: Cache,
 }
 
+/// See [`Segments::progress`].
+pub(crate) type Progress = (usize, usize, Vec<u64>);
+
 /// The name of a segment's file.
 pub(crate) fn name(number: usize) -> String {
     format!("segment-{number:08x}")
@@ -275,7 +278,7 @@ impl<D: Directory> Segments<D> {
 
     /// Something that changes where space is won: how many are free and idle, and how many bytes
     /// count in those that are cleaned.
-    pub(crate) fn progress(&self) -> (usize, usize, Vec<u64>) {
+    pub(crate) fn progress(&self) -> Progress {
         let counts = self.counts();
         (counts.free, counts.idle, self.live().0)
     }

@@ -1,6 +1,9 @@
 //! Counting again: how many bytes of blocks count in each segment, by a walk through all leaves of
 //! all maps as they were at one moment. It comes when much of what is counted may not count any
 //! more, and reads leaves without keeping them.
+//!
+//! A checkpoint that is due breaks it off once, and what was counted is of no use then. The next
+//! time it has to wait: else there would be pools in which nothing is ever counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ptr;
@@ -11,7 +14,7 @@ use crate::error::VolumeError;
 use crate::format::FAN;
 use crate::format::entry::Entry;
 use crate::map::{Leaf, Node, Page};
-use crate::pool::Pool;
+use crate::pool::{Pool, Recount};
 use crate::store::Directory;
 
 /// Counts again if more bytes may not count than are bearable; says how many were found that do
@@ -23,7 +26,12 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
         return 0;
     }
     let segments = pool.segments();
-    match count(pool, frozen) {
+    let is_again = pool.recount() == Recount::Broken;
+    pool.set_recount(if is_again { Recount::Again } else { Recount::First });
+    let counted_now = count(pool, frozen);
+    let is_broken = matches!(counted_now, Ok(None));
+    pool.set_recount(if is_broken { Recount::Broken } else { Recount::None });
+    match counted_now {
         Ok(Some(exact)) => {
             segments.recount(&exact, &whole.live, whole.unknown_bytes);
             counted.saturating_sub(exact.iter().sum())

@@ -204,6 +204,5 @@ impl Group {
 
 /// The answer to a move that is not made.
 fn nothing_moved(moved: &Moved) -> Arc<Moved> {
-    let round = moved.round;
-    Arc::new(Moved { moves: Vec::new(), pages: Vec::new(), page_count: 0, round })
+    Arc::new(Moved { round: moved.round, ..Moved::default() })
 }

@@ -52,7 +52,7 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                 let volumes = pool.volumes();
                 relocate::blocks(&volumes, &moved.moves, &mut maps);
                 if !moved.pages.is_empty() {
-                    relocate::pages(&volumes, is_left, &mut maps);
+                    relocate::pages(&volumes, &moved.spans, is_left, &mut maps);
                     maps.tally().dirtied += pool.roots().leave(is_left) as u64;
                 }
             }

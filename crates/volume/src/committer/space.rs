@@ -3,6 +3,7 @@
 //! A write that finds no space is refused, and nothing else is: discards, flushes and what was
 //! answered before have what writes leave to them, see [`crate::segments`].
 
+use super::search::{Room, VAIN_TRIES};
 use super::{Committer, ROOM_TRIES, VAIN_MAX};
 use crate::checkpoint;
 use crate::clean::Cleaning;
@@ -10,9 +11,6 @@ use crate::format::superblock::SEGMENT_NONE;
 use crate::record::Body;
 use crate::segments::Want;
 use crate::store::Directory;
-
-/// So many times space is looked for though the last time has changed nothing.
-const VAIN_TRIES: usize = 5;
 
 impl<D: Directory> Committer<D> {
     /// How many segments the group takes; `None` if it finds no place.
@@ -56,24 +54,48 @@ impl<D: Directory> Committer<D> {
         !moves || self.pool.segments().has(Want::Move, self.group.pages, 0)
     }
 
-    /// Whether the group finds room, or has one record and is to be refused if it does not.
-    pub(super) fn finds_room(&mut self) -> bool {
-        if self.group.descriptors.is_empty() || self.pool.is_poisoned() || self.is_admitted() {
-            return true;
+    /// Finds room for the group, if there is any.
+    pub(super) fn finds_room(&mut self) -> Room {
+        if self.group.descriptors.is_empty() || self.pool.is_poisoned() {
+            return Room::Found;
+        }
+        // What writes wait for is done beside this thread, where others run.
+        let beside = self.want() == Want::Write && self.pool.is_running();
+        if if beside { self.finds_place() } else { self.is_admitted() } {
+            self.found();
+            return Room::Found;
         }
         // Some checkpoints on, what was moved would lie where something else does.
         if self.group.want == Some(Want::Move) {
-            return true;
+            return Room::Found;
         }
         self.land_all();
-        self.make_room() || self.group.records.len() == 1
+        // A log at its end goes on where a checkpoint says: nothing else can, until that is there.
+        if beside && self.taken().is_some() {
+            return self.search();
+        }
+        let is_there = self.make_room() || self.group.records.len() == 1;
+        if is_there { Room::Found } else { Room::None }
+    }
+
+    /// How many segments have to be free so that the group is admitted, if nothing but segments is
+    /// missing and more can be made.
+    pub(super) fn lacks(&self) -> Option<usize> {
+        let (segments, pages) = (self.pool.segments(), self.group.pages);
+        let needed = segments.needed(self.want(), pages, self.taken()?);
+        (segments.free() < needed && segments.grows() && self.fits()).then_some(needed)
     }
 
     /// Takes the group apart, for a group for each of its records: one that finds no space is
     /// refused alone.
     pub(super) fn part(&mut self) {
+        self.singly += self.group.records.len();
+        self.put_back();
+    }
+
+    /// Takes the group apart.
+    pub(super) fn put_back(&mut self) {
         let mut group = std::mem::take(&mut self.group);
-        self.singly += group.records.len();
         for mut record in group.records.drain(..).rev() {
             // What was refused is checked once more.
             record.durable |= matches!(record.body, Body::Catalogue(_));
@@ -113,8 +135,10 @@ impl<D: Directory> Committer<D> {
                 self.log.place.offset = 0;
                 self.log.place.next = SEGMENT_NONE;
             }
-            // To count again is a walk through all maps, which is worth its time once.
-            let cleaning = Cleaning::Needed { counts: tried == 0 };
+            // To count again is a walk through all maps, which is worth its time once; where others
+            // wait for this thread only if nothing else has helped.
+            let counts = if self.pool.is_running() { vain == VAIN_TRIES } else { tried == 0 };
+            let cleaning = Cleaning::Needed { counts };
             if !self.checkpoint_now(cleaning) {
                 // Nothing was written there, unless by cleaning behind a checkpoint.
                 self.log.place = before;

@@ -259,19 +259,21 @@ impl Leaf {
 #[derive(Debug)]
 pub struct Node {
     leaves: [Option<Arc<Leaf>>; FAN],
+    /// How many of them there are.
+    count: u16,
     home: OnceLock<Entry>,
 }
 
 impl Default for Node {
     fn default() -> Node {
-        Node { leaves: [const { None }; FAN], home: OnceLock::new() }
+        Node { leaves: [const { None }; FAN], count: 0, home: OnceLock::new() }
     }
 }
 
 /// A copy is about to be changed.
 impl Clone for Node {
     fn clone(&self) -> Node {
-        Node { leaves: self.leaves.clone(), home: OnceLock::new() }
+        Node { leaves: self.leaves.clone(), count: self.count, home: OnceLock::new() }
     }
 }
 
@@ -302,13 +304,21 @@ impl Node {
         &self.leaves
     }
 
+    /// How many leaves it has.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.into()
+    }
+
     /// Makes a leaf this map's alone, so that it can be changed; says whether it was clean before.
     /// `None` if what it contains is not in memory.
     pub(crate) fn own(&mut self, at: usize, stamp: Stamp) -> Option<bool> {
         let slot = &mut self.leaves[at];
         let mut was_clean = true;
         match slot {
-            None => *slot = Some(Arc::new(Leaf::new(Arc::default(), stamp.now))),
+            None => {
+                *slot = Some(Arc::new(Leaf::new(Arc::default(), stamp.now)));
+                self.count += 1;
+            }
             Some(leaf) if !stamp.owns(leaf) => {
                 let page = leaf.page()?;
                 *leaf = Arc::new(leaf.copy(page, Some(stamp.now)));
@@ -335,12 +345,14 @@ impl Node {
     /// Puts a leaf in.
     pub fn put(&mut self, at: usize, leaf: Arc<Leaf>) {
         self.home.take();
-        self.leaves[at] = Some(leaf);
+        let before = self.leaves[at].replace(leaf);
+        self.count += u16::from(before.is_none());
     }
 
     /// Takes a leaf out.
     pub fn remove(&mut self, at: usize) {
         if self.leaves[at].take().is_some() {
+            self.count -= 1;
             self.home.take();
         }
     }

@@ -49,6 +49,16 @@ impl<D: Directory> Segments<D> {
         }
     }
 
+    /// How many have to be free so that this use may change so many pages and take so many.
+    pub(crate) fn needed(&self, want: Want, pages: u64, segments: usize) -> usize {
+        self.table().left_by(want, pages) + segments
+    }
+
+    /// Whether more can be made, as far as is known.
+    pub(crate) fn grows(&self) -> bool {
+        self.table().more() > 0
+    }
+
     /// Whether the pages that have changed need most of what there is for them.
     pub fn is_soiled(&self) -> bool {
         let table = self.table();

@@ -6,6 +6,7 @@
 //! of the record is a moment at which it may have ended.
 #![allow(clippy::unwrap_used)] // A test may.
 
+mod beside;
 mod catalogue;
 mod damage;
 mod every_way;

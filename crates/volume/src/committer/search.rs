@@ -1,0 +1,175 @@
+//! Writes for which there is no space wait while some is made, by segments, or looked for, by
+//! checkpoints and cleaning behind them: beside the committer. Flushes, discards and what was
+//! answered before go on.
+//!
+//! What overlaps a write that waits waits behind it. A part of a block is written with the rest of
+//! it as that was on its way then, so that writes of a block keep their order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::group::want;
+use super::{Committer, ROOM_TRIES, VAIN_MAX};
+use crate::checkpoint;
+use crate::pool::Pool;
+use crate::record::{Body, Record};
+use crate::segments::{Progress, Want};
+use crate::store::Directory;
+
+/// So many times space is looked for though the last time has changed nothing.
+pub(super) const VAIN_TRIES: usize = 5;
+
+/// What has become of a group that wanted space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// There is some, or it has one record and is to be refused.
+    Found,
+    /// There is none: each of its records is tried alone.
+    None,
+    /// It waits.
+    Later,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Search {
+    /// Something is on its way for those that wait.
+    pub(super) is_on: bool,
+    /// It is segments.
+    makes: bool,
+    waiting: VecDeque<Record>,
+    /// One of them was answered before, so that a flush must not be answered without it.
+    is_owed: bool,
+    /// How often space was looked for.
+    tried: usize,
+    /// How often nothing has changed by it.
+    vain: usize,
+    before: Option<Progress>,
+}
+
+impl Search {
+    /// Takes a record in if it has to wait.
+    fn keep<D: Directory>(&mut self, record: Record, pool: &Pool<D>) -> Option<Record> {
+        let waits = want(&record, pool) == Some(Want::Write)
+            || self.waiting.iter().any(|other| overlap(other, &record))
+            || self.is_owed && !matches!(record.body, Body::Move(_));
+        if !waits {
+            return Some(record);
+        }
+        self.is_owed |= record.reply.is_none();
+        self.waiting.push_back(record);
+        None
+    }
+}
+
+/// Whether two records change a block of one volume.
+fn overlap(one: &Record, other: &Record) -> bool {
+    let range = |record: &Record| match &record.body {
+        Body::Write(payload) => record.first..record.first + payload.blocks().len() as u64,
+        Body::Zero(blocks) => record.first..record.first + u64::from(*blocks),
+        _ => 0..0,
+    };
+    let (a, b) = (range(one), range(other));
+    let is_one = match (&one.volume, &other.volume) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        _ => false,
+    };
+    is_one && a.start < b.end && b.start < a.end
+}
+
+impl<D: Directory> Committer<D> {
+    /// The next record that need not wait for space.
+    pub(super) fn next(&mut self) -> Option<Record> {
+        loop {
+            let record = self.held.pop_front().or_else(|| self.mail.take())?;
+            self.stopping |= matches!(record.body, Body::Stop);
+            if !self.search.is_on {
+                return Some(record);
+            }
+            if self.stopping {
+                // Those that wait come before it, and are not looked for again.
+                self.held.push_front(record);
+                self.resume();
+            } else if let Some(record) = self.search.keep(record, &self.pool) {
+                return Some(record);
+            }
+        }
+    }
+
+    /// Those that wait go on: either there is space now, or it is looked for once more.
+    fn resume(&mut self) {
+        (self.search.is_on, self.search.is_owed) = (false, false);
+        while let Some(record) = self.search.waiting.pop_back() {
+            self.held.push_front(record);
+        }
+    }
+
+    /// Goes on when that is there which writes wait for: segments, or a checkpoint and the cleaning
+    /// behind it.
+    pub(super) fn end_search(&mut self) {
+        if !self.search.is_on {
+            return;
+        }
+        let is_over = match self.search.makes {
+            true => !self.pool.is_preparing(),
+            false => self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished),
+        };
+        if is_over || self.pool.is_poisoned() {
+            self.resume();
+        }
+    }
+
+    /// The group waits.
+    fn park(&mut self, makes: bool) -> Room {
+        (self.search.is_on, self.search.makes) = (true, makes);
+        self.put_back();
+        Room::Later
+    }
+
+    /// Notes that the group has found space.
+    pub(super) fn found(&mut self) {
+        if self.search.tried > 0 && self.group.want == Some(Want::Write) {
+            self.search = Search::default();
+        }
+    }
+
+    /// Begins to look for space for the group, which nothing is on its way before, or goes on.
+    pub(super) fn search(&mut self) -> Room {
+        let refused = if self.group.records.len() == 1 { Room::Found } else { Room::None };
+        if let Some(needed) = self.lacks().filter(|_| !self.stopping) {
+            self.pool.prepare(needed);
+            if self.pool.is_preparing() {
+                return self.park(true);
+            }
+        }
+        // Where it was in vain, only now and then again.
+        self.in_vain = self.in_vain.saturating_sub(1);
+        if self.in_vain > 0 || self.stopping {
+            return refused;
+        }
+        if self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.join();
+            self.pool.segments().try_again();
+            checkpoint::repeat(&self.pool);
+            if self.is_admitted() {
+                self.found();
+                return Room::Found;
+            }
+        }
+        let now = self.pool.segments().progress();
+        let search = &mut self.search;
+        search.vain = if search.before.as_ref() == Some(&now) { search.vain + 1 } else { 0 };
+        if search.vain > VAIN_TRIES || search.tried >= ROOM_TRIES {
+            self.search = Search::default();
+            self.in_vain = VAIN_MAX;
+            return refused;
+        }
+        (search.before, search.tried) = (Some(now), search.tried + 1);
+        let room = self.park(false);
+        if self.checkpoint.is_none() {
+            self.checkpoint_beside();
+        }
+        room
+    }
+}

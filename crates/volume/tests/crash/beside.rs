@@ -1,0 +1,247 @@
+//! A pool with its threads: the committer, a checkpoint beside it and the cleaning behind that, and
+//! one that makes segments. What wants space waits for these; nothing else does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_sim::seed::Seed;
+use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::{Compression, Running};
+
+use crate::rig::{Blocks, Shape, Store, format, read};
+use crate::simulated::Simulated;
+
+type Pool = Arc<Running<Store>>;
+
+fn shape(segments_max: usize) -> Shape {
+    let mut shape = Shape::tiny();
+    (shape.block_bytes, shape.blocks) = (2048, 600);
+    shape.options.segment_bytes = 32 << 10;
+    shape.options.segments_max = segments_max;
+    shape
+}
+
+fn start(shape: &Shape) -> (Simulated, Pool) {
+    let directory = Directory::default();
+    format(&directory, shape);
+    let store = Simulated::new(&directory);
+    let running = Running::start(Store::One(store.clone()), shape.options).unwrap();
+    (store, running)
+}
+
+fn door(running: &Pool) -> Door<Store> {
+    Door::open(running.pool(), running.pool().find("v").unwrap(), Compression::None, 256)
+}
+
+/// Begins to write a part of a block.
+fn begin(door: &mut Door<Store>, at: u64, len: usize, word: u32, token: u32) {
+    let fill = |_: usize, into: &mut [u8]| {
+        into.chunks_mut(4).for_each(|part| part.copy_from_slice(&word.to_le_bytes()));
+    };
+    while door.write(at, len, &fill, token, false) != Outcome::Taken {
+        std::thread::yield_now();
+    }
+}
+
+/// Waits for an answer.
+fn answer(door: &mut Door<Store>) -> (u32, Status) {
+    loop {
+        match door.take() {
+            Some(reply) => return (reply.token, reply.status),
+            None => door.mailbox().bell().sleep(Duration::from_millis(50), || door.is_any()),
+        }
+    }
+}
+
+fn write(door: &mut Door<Store>, block: u64, word: u32) -> Status {
+    begin(door, block * 2048, 2048, word, 1);
+    answer(door).1
+}
+
+fn flush(door: &mut Door<Store>) {
+    assert!(door.flush(2) == Outcome::Taken);
+    assert_eq!(answer(door), (2, Status::Ok));
+}
+
+fn discard(door: &mut Door<Store>, block: u64, count: u64) {
+    assert!(door.zero(block * 2048, count * 2048, 3, false) == Outcome::Taken);
+    assert_eq!(answer(door), (3, Status::Ok));
+}
+
+/// Writes until there is no space.
+fn fill(door: &mut Door<Store>) {
+    let mut blocks = (0..600).cycle();
+    while write(door, blocks.next().unwrap(), 1).is_ok() {}
+}
+
+/// Fills a pool, discards a little, and writes until a write waits: it is on its way then, and what
+/// it waits for does not come before the gate is opened.
+fn until_one_waits(store: &Simulated, running: &Pool) -> (Door<Store>, Door<Store>) {
+    let (mut waiting, mut other) = (door(running), door(running));
+    fill(&mut waiting);
+    discard(&mut waiting, 0, 4);
+    store.close_gate(true);
+    for round in 0_u32.. {
+        assert!(round < 1000, "none waits: {:?}", running.pool().counts());
+        begin(&mut waiting, 5 * 2048, 1024, 7, 1);
+        flush(&mut other);
+        match waiting.take() {
+            None => break,
+            Some(reply) if reply.status == Status::NoSpc => discard(&mut other, 0, 1),
+            Some(reply) => assert_eq!(reply.status, Status::Ok),
+        }
+    }
+    (waiting, other)
+}
+
+/// All that came waited for the write for which space was looked for.
+#[test]
+fn nothing_waits_with_a_write_for_which_there_is_no_space() {
+    let (store, running) = start(&shape(24));
+    let (mut waiting, mut other) = until_one_waits(&store, &running);
+    discard(&mut other, 100, 10);
+    flush(&mut other);
+    assert!(waiting.take().is_none());
+    store.close_gate(false);
+    assert_eq!(answer(&mut waiting), (1, Status::Ok));
+}
+
+/// Writes and discards of a block keep their order where the first one waits: the second half of a
+/// block was written with the first half as that was on its way.
+#[test]
+fn what_overlaps_a_write_that_waits_waits_behind_it() {
+    let (store, running) = start(&shape(24));
+    let (mut waiting, mut other) = until_one_waits(&store, &running);
+    begin(&mut other, 5 * 2048 + 1024, 1024, 9, 4);
+    let mut third = door(&running);
+    assert!(third.zero(4 * 2048, 3 * 2048, 5, false) == Outcome::Taken);
+    begin(&mut third, 6 * 2048 + 512, 512, 8, 6);
+    // What does not overlap them goes on.
+    let mut last = door(&running);
+    discard(&mut last, 100, 10);
+    flush(&mut last);
+    assert!(waiting.take().is_none() && other.take().is_none() && third.take().is_none());
+    store.close_gate(false);
+    assert_eq!(answer(&mut waiting), (1, Status::Ok));
+    assert_eq!(answer(&mut other), (4, Status::Ok));
+    assert_eq!((answer(&mut third), answer(&mut third)), ((5, Status::Ok), (6, Status::Ok)));
+    let mut found = Vec::new();
+    assert!(last.read(4 * 2048, 3 * 2048, |part| found.extend_from_slice(part)).is_ok());
+    let mut wanted = vec![0; 3 * 2048];
+    let words = wanted[2 * 2048 + 512..][..512].chunks_mut(4);
+    words.for_each(|word| word.copy_from_slice(&8_u32.to_le_bytes()));
+    assert!(found == wanted);
+}
+
+/// A pool that is closed does not look for space any more.
+#[test]
+fn a_write_that_waits_is_answered_when_the_pool_is_closed() {
+    let (store, running) = start(&shape(24));
+    let (mut waiting, other) = until_one_waits(&store, &running);
+    drop(other);
+    let closing = std::thread::spawn(move || drop(running));
+    let (_, status) = answer(&mut waiting);
+    assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
+    store.close_gate(false);
+    closing.join().unwrap();
+}
+
+/// The committer made segments itself where the thread that makes them was slower than the writes.
+#[test]
+fn a_flush_does_not_wait_for_segments_that_are_made() {
+    let (store, running) = start(&shape(1000));
+    let (mut waiting, mut other) = (door(&running), door(&running));
+    store.close_gate(true);
+    let mut begun = 0;
+    for round in 0_u32.. {
+        assert!(round < 1000, "none waits: {:?}", running.pool().counts());
+        begin(&mut waiting, u64::from(round % 600) * 2048, 2048, round, round);
+        begun += 1;
+        flush(&mut other);
+        match waiting.take() {
+            None => break,
+            Some(reply) => assert_eq!(reply.status, Status::Ok),
+        }
+    }
+    discard(&mut other, 590, 10);
+    store.close_gate(false);
+    assert_eq!(answer(&mut waiting), (begun - 1, Status::Ok));
+}
+
+/// A full pool with all of its threads, and writes, discards and snapshots at once: each of them is
+/// answered, what was answered is there, and room is made.
+#[test]
+fn a_full_pool_works_with_its_threads() {
+    let seed = Seed::from_env();
+    let (mut refused, mut done) = (0, 0);
+    for stream in 9400..9412 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let (store, running) = start(&shape(random.usize(24..48)));
+        if random.bool() {
+            store.limit(random.u64(24..48) * (32 << 10));
+        }
+        let mut door = door(&running);
+        let mut model: Blocks = vec![0; 600];
+        let mut waiting: HashMap<u32, (u64, u64)> = HashMap::new();
+        let mut snapshot: Option<u32> = None;
+        for number in 1..3000_u32 {
+            let block = random.u64(..600);
+            if waiting.len() > 40 || waiting.values().any(|(it, _)| *it == block) {
+                let (token, status) = answer(&mut door);
+                let (block, value) = waiting.remove(&token).unwrap();
+                match status {
+                    Status::Ok => (model[block as usize], done) = (value, done + 1),
+                    Status::NoSpc if value > 0 => refused += 1,
+                    other => panic!("{other}"),
+                }
+                continue;
+            }
+            if random.u32(..8) == 0 {
+                assert!(door.zero(block * 2048, 2048, number, false) == Outcome::Taken);
+                waiting.insert(number, (block, 0));
+            } else {
+                let value = u64::from(number);
+                let fill = |_: usize, into: &mut [u8]| {
+                    into.chunks_mut(8).for_each(|part| part.copy_from_slice(&value.to_le_bytes()));
+                };
+                if door.write(block * 2048, 2048, &fill, number, false) == Outcome::Taken {
+                    waiting.insert(number, (block, value));
+                }
+            }
+            if number % 300 == 0 {
+                let pool = running.pool();
+                if let Some(id) = snapshot.take() {
+                    assert_eq!(pool.wait(pool.ask(Change::Destroy { id })), Status::Ok);
+                } else {
+                    let origin = pool.find("v").unwrap().traits.clone();
+                    let name = format!("v@{number}");
+                    let traits = Traits { name: name.clone(), is_snapshot: true, ..origin.clone() };
+                    let copy = Change::Copy(Traits { origin: origin.id, ..traits });
+                    match pool.wait(pool.ask(copy)) {
+                        Status::Ok => snapshot = Some(pool.find(&name).unwrap().traits.id),
+                        other => assert_eq!(other, Status::NoSpc),
+                    }
+                }
+            }
+        }
+        while !waiting.is_empty() {
+            let (token, status) = answer(&mut door);
+            let (block, value) = waiting.remove(&token).unwrap();
+            match status {
+                Status::Ok => model[block as usize] = value,
+                other => assert_eq!(other, Status::NoSpc),
+            }
+        }
+        let shape = shape(48);
+        assert!(read(&mut door, &shape).unwrap() == model);
+        drop((door, running));
+        let running = Running::start(Store::One(store.clone()), shape.options).unwrap();
+        assert!(read(&mut self::door(&running), &shape).unwrap() == model, "opened again");
+    }
+    assert!(refused > 100 && done > 1000, "{refused} refused, {done} done");
+}
