@@ -4,10 +4,15 @@
 //! that is not older. What lies there is of a group that was never acknowledged, unless something
 //! says that it was durable: then it is damaged. Nothing is appended before a superblock with a new
 //! epoch is durable.
+//!
+//! Of groups that are known to have been durable the heads are enough, see [`heads`]. The others, a
+//! few at the end, are looked at as a whole, and made durable.
 
 mod bring;
+mod crew;
 mod end;
 mod groups;
+mod heads;
 mod load;
 
 use std::cell::{Cell, RefCell};
@@ -35,12 +40,13 @@ use crate::segments::Segments;
 use crate::store::disk::shorter;
 use crate::store::{Directory, Division, StoreFile};
 
-use bring::Readers;
+use crew::Crew;
 use end::End;
-use groups::Group;
+use groups::{Group, Part, Piece};
+use heads::Heads;
 
 /// What is read of the log at once, in bytes.
-const AHEAD_BYTES: usize = 1 << 20;
+const AHEAD_BYTES: usize = 8 << 20;
 
 /// Most copies that a pool has.
 const COPIES_MAX: usize = 2;
@@ -210,10 +216,10 @@ struct Recovery<'a, D: Directory> {
     used: BTreeSet<u32>,
     /// Of each copy the segment that was looked at last, and the number of its first group.
     peeked: [Cell<Option<(u32, u64)>>; COPIES_MAX],
-    /// Of each copy a piece of the log that was read ahead: where it begins, and its bytes.
-    ahead: [RefCell<Option<(u64, Buffer)>>; COPIES_MAX],
+    /// Of each copy a piece of the log that was read ahead.
+    ahead: [RefCell<Option<Piece>>; COPIES_MAX],
     /// Where each group is that may not be durable: it is in the log, and so it has to be.
-    loose: VecDeque<(u64, u64, Buffer)>,
+    loose: VecDeque<(u64, u64, Part)>,
     /// Bytes of the groups that were found.
     found_bytes: u64,
 }
@@ -308,7 +314,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         what: &str,
     ) -> Result<Buffer, VolumeError> {
         let mut bytes = self.memory.take_beyond(len);
-        let read = self.segments.read_copy(&self.segments.files(), copy, address, &mut bytes);
+        let read = self.segments.read_long(&self.segments.files(), copy, address, &mut bytes);
         read.map_err(VolumeError::io(format!("cannot read {what} at {address} of the pool")))?;
         Ok(bytes)
     }
@@ -318,37 +324,15 @@ impl<'a, D: Directory> Recovery<'a, D> {
         std::thread::scope(|scope| self.replay_beside(scope))
     }
 
-    /// The same beside threads that read leaves.
+    /// The same beside threads that read.
     fn replay_beside<'scope>(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
-        let (segments, mut readers) = (self.segments, Readers::default());
-        // What is no group at the first look is looked at again: a read may have gone astray.
-        while let Some(group) = self.next().transpose().or_else(|| {
-            self.ahead.iter().for_each(|ahead| _ = ahead.take());
-            self.peeked.iter().for_each(|peeked| _ = peeked.take());
-            self.next().transpose()
-        }) {
-            let group = group?;
-            self.bring(&group, scope, segments, &mut readers)?;
-            self.apply(&group)?;
-            let Group { segment, offset, head, chain, bytes, .. } = group;
-            self.used.insert(segment);
-            self.found_bytes += u64::from(head.head_bytes + head.payload_bytes);
-            self.epoch = head.epoch;
-            self.durable = self.durable.max(head.durable);
-            self.loose.push_back((head.number, self.segments.address(segment, offset), bytes));
-            while self.loose.front().is_some_and(|(number, ..)| *number <= self.durable) {
-                self.loose.pop_front();
-            }
-            self.place = LogPlace {
-                segment,
-                offset: offset + head.head_bytes + head.payload_bytes,
-                next: head.next,
-                number: head.number.saturating_add(1),
-                chain,
-            };
+        let crew = Crew::new(scope);
+        self.replay_durable(&crew)?;
+        while let Some(group) = self.look_for_next()? {
+            self.take(group, &crew)?;
         }
         // A segment is there before anything names it: one that is not has been lost.
         for segment in [self.place.segment, self.place.next] {
@@ -357,8 +341,71 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let (segments, superblock, place) = (self.segments, &self.superblock, self.place);
         (0..self.copies()).try_for_each(|copy| {
             let missing = End { segments, superblock, place, copy };
-            missing.check(self.durable.max(superblock.durable), self.epoch)
+            missing.check(self.durable, self.epoch)
         })
+    }
+
+    /// Goes through the groups of the log that are known to have been durable.
+    fn replay_durable<'scope>(&mut self, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
+    where
+        'a: 'scope,
+    {
+        self.durable = self.durable.max(self.superblock.durable);
+        let mut heads = Heads::new(crew, self.segments, &self.superblock);
+        let (mut end, mut epoch) = (self.place, self.epoch);
+        // Heads of which nobody has said yet that they were durable.
+        let mut seen = VecDeque::new();
+        while let Some(group) = heads.next(&end, epoch) {
+            (end, epoch) = (group.end(), group.head.epoch);
+            // It cannot know that of itself.
+            let before = group.head.number.saturating_sub(1);
+            self.durable = self.durable.max(group.head.durable.min(before));
+            seen.push_back(group);
+            while let Some(group) = seen.pop_front_if(|group| group.head.number <= self.durable) {
+                let (chain, is_enough) = (group.chain, !group.changes_catalogue());
+                let group = if is_enough { Some(group) } else { self.look_for_next()? };
+                // What is there and was durable is told from the end of the log later.
+                let Some(group) = group else { return Ok(()) };
+                let is_same = group.chain == chain;
+                self.take(group, crew)?;
+                if !is_same {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The group that follows, looked at as a whole.
+    fn look_for_next(&self) -> Result<Option<Group>, VolumeError> {
+        if let Some(group) = self.next()? {
+            return Ok(Some(group));
+        }
+        // What is no group at the first look is looked at again: a read may have gone astray.
+        self.ahead.iter().for_each(|ahead| _ = ahead.take());
+        self.peeked.iter().for_each(|peeked| _ = peeked.take());
+        self.next()
+    }
+
+    /// Carries a group out, which is the end of the log from now on.
+    fn take<'scope>(&mut self, group: Group, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
+    where
+        'a: 'scope,
+    {
+        self.bring(&group, crew)?;
+        self.apply(&group)?;
+        self.place = group.end();
+        let Group { segment, offset, head, bytes, .. } = group;
+        self.used.insert(segment);
+        self.found_bytes += u64::from(head.head_bytes + head.payload_bytes);
+        self.epoch = head.epoch;
+        self.durable = self.durable.max(head.durable);
+        let address = self.segments.address(segment, offset);
+        self.loose.extend(bytes.map(|bytes| (head.number, address, bytes)));
+        while self.loose.front().is_some_and(|(number, ..)| *number <= self.durable) {
+            self.loose.pop_front();
+        }
+        Ok(())
     }
 
     /// Carries out what a group says.
@@ -390,7 +437,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 let (from, to) = (place(descriptor.from), place(descriptor.to));
                 moves.push(Move { family: volume, block, from, to });
             } else if kind == Kind::Catalogue {
-                let change = Change::parse(&group.bytes[at as usize..][..len as usize])?;
+                let bytes = group.bytes.as_ref().expect("such a group is looked at as a whole");
+                let change = Change::parse(&bytes[at as usize..][..len as usize])?;
                 self.volumes.apply(&change, &mut maps)?;
             } else {
                 let live = self.volumes.by_id.get(&volume);
@@ -415,16 +463,22 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(())
     }
 
-    /// Makes durable what was found: after a kill, or a sync that has failed, some of it may be in
-    /// memory only, and what is written from now on relies on it.
+    /// Makes durable what was found and may not be: after a kill, or a sync that has failed, some
+    /// of it may be in memory only, and what is written from now on relies on it.
     fn fasten(&mut self) -> Result<(), VolumeError> {
-        let failed = VolumeError::io("cannot write the end of the log again");
-        let fastened = (|| {
-            for (_, address, bytes) in &self.loose {
-                self.segments.write(*address, &[bytes])?;
-            }
-            self.used.iter().try_for_each(|segment| self.segments.sync(*segment))
-        })();
-        fastened.map_err(failed)
+        let segments = self.segments;
+        let failed = || VolumeError::io("cannot write the end of the log again");
+        let write = move |(_, address, bytes): &(u64, u64, Part)| {
+            segments.write(*address, &[bytes]).map_err(|error| failed()(error))
+        };
+        let bytes: usize = self.loose.iter().map(|(.., bytes)| bytes.len()).sum();
+        match bytes >= AHEAD_BYTES {
+            true => std::thread::scope(|it| Crew::new(it).each(self.loose.iter(), write))?,
+            false => self.loose.iter().try_for_each(write)?,
+        }
+        let touched = self.loose.iter().map(|(_, address, _)| segments.split(*address).0);
+        let touched: BTreeSet<u32> = touched.collect();
+        let mut synced = touched.into_iter().map(|segment| segments.sync(segment));
+        synced.try_for_each(|synced| synced.map_err(|error| failed()(error)))
     }
 }

@@ -14,7 +14,7 @@ use crate::segments::Segments;
 use crate::store::Directory;
 
 /// What is read at once, in bytes.
-const CHUNK_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: usize = super::AHEAD_BYTES;
 
 /// The place where no group follows.
 pub(super) struct End<'a, D: Directory> {
@@ -73,7 +73,7 @@ impl<D: Directory> End<'_, D> {
     fn read(&self, segment: u32, at: usize, into: &mut [u8]) {
         let files = self.segments.files();
         let address = self.segments.address(segment, at as u32);
-        if self.segments.read_copy(&files, self.copy, address, into).is_ok() {
+        if self.segments.read_long(&files, self.copy, address, into).is_ok() {
             return;
         }
         let align = self.superblock.align as usize;
@@ -91,7 +91,7 @@ impl<D: Directory> End<'_, D> {
     /// Whether there is a whole head at a place, of this log, which says so.
     fn knows(&self, segment: u32, at: usize, epoch: u64) -> bool {
         let align = self.superblock.align;
-        let memory = Memory::new(CHUNK_BYTES as u64);
+        let memory = Memory::new(align.into());
         let mut first = memory.take_beyond(align as usize);
         self.read(segment, at, &mut first);
         let room = self.segments.bytes() as usize - at;

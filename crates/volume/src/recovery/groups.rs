@@ -1,12 +1,15 @@
 //! The groups of the log, one after the other, out of whichever copy has them.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use super::{AHEAD_BYTES, COPIES_MAX, Recovery};
 use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::checkpoint::mark_of;
 use crate::error::VolumeError;
-use crate::format::group::{self, Descriptor, Head};
-use crate::format::superblock::{LogPlace, SEGMENT_NONE};
+use crate::format::group::{self, Descriptor, Head, Kind};
+use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::store::{Directory, StoreFile};
 
 /// A group that was found.
@@ -16,8 +19,35 @@ pub(super) struct Group {
     pub(super) head: Head,
     pub(super) chain: u64,
     pub(super) descriptors: Vec<Descriptor>,
-    /// All of it.
-    pub(super) bytes: Buffer,
+    /// All of it, where that was looked at.
+    pub(super) bytes: Option<Part>,
+}
+
+impl Group {
+    /// Whether it is the one that follows at the end of the log, in this epoch or a later one.
+    pub(super) fn follows(&self, superblock: &Superblock, end: &LogPlace, epoch: u64) -> bool {
+        self.head.pool == mark_of(superblock)
+            && self.head.number == end.number
+            && self.head.chain == end.chain
+            && self.head.epoch >= epoch
+    }
+
+    /// The end of the log behind it.
+    pub(super) fn end(&self) -> LogPlace {
+        let Head { head_bytes, payload_bytes, next, number, .. } = self.head;
+        LogPlace {
+            segment: self.segment,
+            offset: self.offset + head_bytes + payload_bytes,
+            next,
+            number: number.saturating_add(1),
+            chain: self.chain,
+        }
+    }
+
+    /// Whether what it says lies in it too, and has to be read.
+    pub(super) fn changes_catalogue(&self) -> bool {
+        self.descriptors.iter().any(|descriptor| descriptor.kind == Kind::Catalogue)
+    }
 }
 
 /// Whether one of two groups that both follow was written at an earlier opening.
@@ -63,7 +93,9 @@ impl<D: Directory> Recovery<'_, D> {
     fn mend(&self, group: &Group) -> Result<(), VolumeError> {
         let Group { segment, offset, bytes, .. } = group;
         let files = self.segments.files();
-        let Some(file) = files.get(*segment as usize) else { return Ok(()) };
+        let Some((file, bytes)) = files.get(*segment as usize).zip(bytes.as_ref()) else {
+            return Ok(());
+        };
         let doing = || VolumeError::io(format!("cannot mend segment {segment} offset {offset}"));
         file.mend(u64::from(*offset), bytes).map(drop).map_err(|error| doing()(error))
     }
@@ -118,50 +150,73 @@ impl<D: Directory> Recovery<'_, D> {
         };
         let bytes = self.read_log(copy, address, len, &what)?;
         let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
-        let follows = head.pool == mark_of(&self.superblock)
-            && head.number == self.place.number
-            && head.chain == self.place.chain
-            && head.epoch >= self.epoch;
+        let mut group = Group { segment, offset, head, chain, descriptors, bytes: None };
         let whole = len + head.payload_bytes as usize;
-        if !follows || whole > room {
+        if !group.follows(&self.superblock, &self.place, self.epoch) || whole > room {
             return Ok(None);
         }
         let bytes = self.read_log(copy, address, whole, &what)?;
         let mut at = len;
-        for descriptor in &descriptors {
+        for descriptor in &group.descriptors {
             let len = descriptor.payload_bytes(align) as usize;
             if len > 0 && crc(&bytes[at..at + len]) != descriptor.crc {
                 return Ok(None);
             }
             at += len;
         }
-        Ok(Some(Group { segment, offset, head, chain, descriptors, bytes }))
+        group.bytes = Some(bytes);
+        Ok(Some(group))
     }
 
-    /// Reads a part of the log, which is read in long pieces: groups may be short.
+    /// Reads a part of the log, which is read in long pieces: groups may be short, and a disk does
+    /// several things at once.
     fn read_log(
         &self,
         copy: usize,
         address: u64,
         len: usize,
         what: &str,
-    ) -> Result<Buffer, VolumeError> {
+    ) -> Result<Part, VolumeError> {
         let mut ahead = self.ahead[copy].borrow_mut();
-        let is_in = |(at, bytes): &(u64, Buffer)| {
-            address >= *at && address + len as u64 <= at + bytes.len() as u64
-        };
-        if !ahead.as_ref().is_some_and(is_in) {
-            let (_, offset) = self.segments.split(address);
-            let left = u64::from(self.segments.bytes()) - offset;
-            let long = left.min(AHEAD_BYTES as u64).max(len as u64) as usize;
-            // Where the long piece cannot be read the short one may.
-            let read = self.read(copy, address, long, what);
-            let read = read.or_else(|_| self.read(copy, address, len, what));
-            *ahead = Some((address, read?));
+        if let Some(part) = ahead.as_ref().and_then(|piece| piece.part(address, len)) {
+            return Ok(part);
         }
-        let (at, bytes) = ahead.as_ref().expect("it was read just now");
-        let mut part = self.memory.take_beyond(len);
-        part.copy_from_slice(&bytes[(address - at) as usize..][..len]);
-        Ok(part)
+        let (_, offset) = self.segments.split(address);
+        let left = u64::from(self.segments.bytes()) - offset;
+        let long = left.min(AHEAD_BYTES as u64).max(len as u64) as usize;
+        // Where the long piece cannot be read the short one may.
+        let read = self.read(copy, address, long, what);
+        let bytes = read.or_else(|_| self.read(copy, address, len, what))?;
+        let piece = ahead.insert(Piece { address, bytes: Arc::new(bytes) });
+        Ok(piece.part(address, len).expect("so much was read just now"))
+    }
+}
+
+/// A piece of the log that is in memory.
+pub(super) struct Piece {
+    address: u64,
+    bytes: Arc<Buffer>,
+}
+
+impl Piece {
+    fn part(&self, address: u64, len: usize) -> Option<Part> {
+        let from = address.checked_sub(self.address)? as usize;
+        let is_in = from + len <= self.bytes.len();
+        is_in.then(|| Part { bytes: Arc::clone(&self.bytes), from, len })
+    }
+}
+
+/// A part of one.
+pub(super) struct Part {
+    bytes: Arc<Buffer>,
+    from: usize,
+    len: usize,
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.from..self.from + self.len]
     }
 }

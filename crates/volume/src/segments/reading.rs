@@ -3,12 +3,16 @@
 use std::io;
 
 use super::{Files, Segments};
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::bytes::crc;
 use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::Entry;
 use crate::store::{Directory, StoreFile};
+
+/// A long read is done in so many parts at most, each as long as this at least, in bytes.
+const PARTS: usize = 16;
+const PART_BYTES: usize = 256 << 10;
 
 impl<D: Directory> Segments<D> {
     /// Reads a page of a map and compares its checksum.
@@ -62,6 +66,31 @@ impl<D: Directory> Segments<D> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         file.read_copy(copy, offset, into)
+    }
+
+    /// The same of much at once: a disk does several things at a time.
+    ///
+    /// # Errors
+    /// As [`Segments::read_copy`].
+    pub fn read_long(
+        &self,
+        files: &Files<D::File>,
+        copy: usize,
+        address: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let part_bytes = into.len().div_ceil(PARTS).max(PART_BYTES).next_multiple_of(ALIGN);
+        if into.len() <= part_bytes {
+            return self.read_copy(files, copy, address, into);
+        }
+        std::thread::scope(|scope| {
+            let parts = (address..).step_by(part_bytes).zip(into.chunks_mut(part_bytes));
+            let read =
+                |(place, part)| scope.spawn(move || self.read_copy(files, copy, place, part));
+            let threads: Vec<_> = parts.map(read).collect();
+            let gone = |_| Err(io::Error::other("a thread that reads it has panicked"));
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(gone))
+        })
     }
 
     /// Reads what lies in one segment and of which somebody knows whether it is whole: where there

@@ -249,6 +249,40 @@ fn a_power_cut_during_recovery_changes_nothing() {
     }
 }
 
+/// A kill leaves in memory what was not synced, and an opening finds it there: it is made durable
+/// before anything relies on it, so that a cut of the power loses nothing of what was found.
+#[test]
+fn a_power_cut_behind_a_kill_loses_nothing_that_was_found() {
+    let seed = Seed::from_env();
+    for stream in 5100..5180 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = shape(&mut random);
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium: Medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 25);
+        let changes = directory.changes();
+        drop(rig);
+        for change in &changes {
+            medium.apply(change);
+            let found = medium.kill();
+            let mut rig = Rig::open(&found, &shape);
+            let mut wanted = rig.contents();
+            let last = shape.blocks - 1;
+            if random.bool() && rig.take(Step::Write { first: last, count: 1, fua: true }).is_ok() {
+                wanted.0[last as usize] = 1;
+            }
+            let mut under = medium.clone();
+            found.changes().iter().for_each(|change| under.apply(change));
+            for again in [under.cut(|_, _| 0), under.cut(|_, count| random.usize(..count))] {
+                assert_eq!(Rig::open(&again, &shape).contents(), wanted, "cut behind {change:?}");
+            }
+        }
+    }
+}
+
 /// A write or a sync fails once: nothing that was not durable is said to be from then on, and an
 /// opening finds everything that was. The kernel has dropped what was not synced, and says nothing.
 #[test]

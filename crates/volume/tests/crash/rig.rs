@@ -230,7 +230,7 @@ impl Rig {
     }
 
     /// The bytes of a block that a step has written.
-    fn bytes(&self, number: u64) -> Vec<u8> {
+    pub(crate) fn bytes(&self, number: u64) -> Vec<u8> {
         number.to_le_bytes().repeat(self.shape.block_bytes as usize / 8)
     }
 

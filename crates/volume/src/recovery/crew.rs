@@ -1,0 +1,83 @@
+//! Threads that read for the one that opens the pool, each somewhere else: one place after the
+//! other would take longer than the log.
+#![allow(clippy::disallowed_types)] // They wait for the disk, which takes far longer.
+
+use std::cell::OnceCell;
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Scope;
+
+use crate::error::VolumeError;
+
+/// How many there are: so many reads are under way at once.
+pub(super) const THREADS: usize = 16;
+
+/// Something to do.
+type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
+
+/// The threads, none until somebody has something for them.
+pub(super) struct Crew<'scope, 'env: 'scope> {
+    scope: &'scope Scope<'scope, 'env>,
+    jobs: OnceCell<Sender<Job<'scope>>>,
+}
+
+impl<'scope, 'env> Crew<'scope, 'env> {
+    /// Threads of this scope.
+    pub(super) fn new(scope: &'scope Scope<'scope, 'env>) -> Crew<'scope, 'env> {
+        Crew { scope, jobs: OnceCell::new() }
+    }
+
+    /// Lets one of them do something. It does not wait for what another one is to do.
+    pub(super) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
+        let jobs = self.jobs.get_or_init(|| {
+            let (jobs, taken) = channel();
+            let taken = Arc::new(Mutex::new(taken));
+            for _ in 0..THREADS {
+                let taken = Arc::clone(&taken);
+                self.scope.spawn(move || work(&taken));
+            }
+            jobs
+        });
+        // They are there as long as this is.
+        _ = jobs.send(Box::new(job));
+    }
+
+    /// Lets them do something with each part at once, and waits until all of it is done.
+    pub(super) fn each<T: Send + 'scope>(
+        &self,
+        parts: impl Iterator<Item = T>,
+        what: impl Fn(T) -> Result<(), VolumeError> + Clone + Send + 'scope,
+    ) -> Result<(), VolumeError> {
+        let (end, ended) = channel();
+        let mut count = 0;
+        for part in parts {
+            let (what, end) = (what.clone(), end.clone());
+            self.ask(move || _ = end.send(what(part)));
+            count += 1;
+        }
+        drop(end);
+        // All of them, whatever comes of one.
+        let ended: Vec<_> = ended.into_iter().collect();
+        if ended.len() < count {
+            let gone = io::Error::other("a thread that reads it has panicked");
+            return Err(VolumeError::io("cannot read the log and its maps")(gone));
+        }
+        ended.into_iter().collect()
+    }
+}
+
+fn work(jobs: &Mutex<Receiver<Job<'_>>>) {
+    loop {
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
+        job();
+    }
+}
+
+impl fmt::Debug for Crew<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crew").finish_non_exhaustive()
+    }
+}
