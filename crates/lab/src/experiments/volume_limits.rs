@@ -45,7 +45,7 @@ const OVERWRITE: Workload = Workload {
 const SNAPSHOT: Workload = Workload {
     name: "snapshot",
     about: "snapshots of a full volume under jobs durable 4 KiB writes in flight: the longest time \
-            without the end of a write, for each snapshot",
+            without the end of a write, around each snapshot and around a write in its place",
 };
 const SNAPSHOT_1T: Workload = Workload {
     name: "snapshot-1t",
@@ -69,6 +69,10 @@ const TIME: Metric = Metric::less("time", "ns");
 /// See [`SNAPSHOT`].
 const PAUSE_P50: Metric = Metric::less("pause_p50", "ns");
 const PAUSE_P99: Metric = Metric::less("pause_p99", "ns");
+/// The same around writes in their place, and how much more it is around snapshots.
+const WITHOUT_P50: Metric = Metric::less("pause_p50_without", "ns");
+const WITHOUT_P99: Metric = Metric::less("pause_p99_without", "ns");
+const ADDED_P99: Metric = Metric::less("pause_p99_added", "ns");
 /// Durable writes beside which reads were measured.
 const WRITES: Metric = Metric::more("writes", "1/s");
 

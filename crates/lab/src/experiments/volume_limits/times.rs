@@ -23,8 +23,12 @@ const OVERHEAD: Duration = Duration::from_millis(600);
 /// What writing 1 GiB by a server takes, and opening it again; and the same in small writes.
 const OVERHEAD_REOPEN: Duration = Duration::from_millis(2500);
 const OVERHEAD_REOPEN_SMALL: Duration = Duration::from_secs(6);
-/// Between two snapshots.
+/// Between a snapshot and its end, and behind that; the same behind a write in its place.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(1);
+/// So many snapshots, and then so many writes in their place.
+const IN_TURNS: usize = 8;
+/// Between these: what was shared has been copied by then, for the most part.
+const REST: Duration = Duration::from_millis(30);
 /// Writes whose times are kept.
 const SPANS_MAX: usize = 1 << 21;
 /// A bio of the large discard.
@@ -76,33 +80,60 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
 }
 
 /// Who writes, or who takes snapshots meanwhile.
-#[expect(clippy::large_enum_variant, reason = "there are two of them")]
 enum Member {
     Writer(Durable),
-    Snapshots { pool: Arc<Running>, spans: Vec<Span>, number: u64 },
+    Snapshots(Snapshots),
+}
+
+/// Snapshots, and in turns with them durable writes of one block, which wait for a group as they
+/// do: a disk's sync takes long now and then, and a thread loses its processor, whoever takes
+/// snapshots.
+struct Snapshots {
+    pool: Arc<Running>,
+    io: Io,
+    number: u64,
+    spans: Vec<Span>,
+    without: Vec<Span>,
+}
+
+impl Snapshots {
+    fn turn(&mut self) -> Result<u64, LabError> {
+        for _ in 0..IN_TURNS {
+            let name = format!("{}@{}", pool_place::VOLUME, self.number);
+            self.number += 1;
+            let began = Instant::now();
+            self.pool.snapshot(&name).map_err(failed("a snapshot"))?;
+            self.spans.push((began, Instant::now()));
+            thread::sleep(SNAPSHOT_PAUSE);
+            self.pool.destroy(&name).map_err(failed("a snapshot's end"))?;
+            thread::sleep(SNAPSHOT_PAUSE);
+        }
+        thread::sleep(REST);
+        for _ in 0..IN_TURNS {
+            let began = Instant::now();
+            self.io.write(Sector(0), &[1; 4096], Flags::FUA).map_err(failed("a write"))?;
+            self.without.push((began, Instant::now()));
+            thread::sleep(2 * SNAPSHOT_PAUSE);
+        }
+        Ok(IN_TURNS as u64)
+    }
 }
 
 impl Work for Member {
     fn turn(&mut self) -> Result<u64, LabError> {
         match self {
             Member::Writer(writer) => writer.turn(),
-            Member::Snapshots { pool, spans, number } => {
-                let name = format!("{}@{number}", pool_place::VOLUME);
-                let began = Instant::now();
-                pool.snapshot(&name).map_err(failed("a snapshot"))?;
-                spans.push((began, Instant::now()));
-                pool.destroy(&name).map_err(failed("a snapshot's end"))?;
-                *number += 1;
-                thread::sleep(SNAPSHOT_PAUSE);
-                Ok(1)
-            }
+            Member::Snapshots(snapshots) => snapshots.turn(),
         }
     }
 
     fn begin(&mut self) {
         match self {
             Member::Writer(writer) => writer.begin(),
-            Member::Snapshots { spans, .. } => spans.clear(),
+            Member::Snapshots(Snapshots { spans, without, .. }) => {
+                spans.clear();
+                without.clear();
+            }
         }
     }
 }
@@ -126,38 +157,48 @@ fn snapshot_large(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabE
 fn snapshots(pool: &Arc<Running>, disk: &dyn Disk, round: &Round<'_>) -> Result<Sample, LabError> {
     let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 32 };
     let writer = Durable::open(disk, ios, round.seed)?.with_spans(SPANS_MAX);
-    let snapshots = Member::Snapshots { pool: Arc::clone(pool), spans: Vec::new(), number: 0 };
-    let outcome = crew::run(vec![Member::Writer(writer), snapshots], round, || ())?;
-    let (mut ends, mut taken) = (Vec::new(), Vec::new());
-    for member in &outcome.crew {
+    let io = Io::new(disk.open().map_err(failed("opening a volume"))?, 4096);
+    let (pool, number) = (Arc::clone(pool), 0);
+    let snapshots = Snapshots { pool, io, number, spans: Vec::new(), without: Vec::new() };
+    let crew = vec![Member::Writer(writer), Member::Snapshots(snapshots)];
+    let outcome = crew::run(crew, round, || ())?;
+    let (mut ends, mut with, mut without) = (Vec::new(), Vec::new(), Vec::new());
+    for member in outcome.crew {
         match member {
             Member::Writer(writer) => ends = writer.spans().iter().map(|span| span.1).collect(),
-            Member::Snapshots { spans, .. } => taken.clone_from(spans),
+            Member::Snapshots(taken) => (with, without) = (taken.spans, taken.without),
         }
     }
-    let mut pauses = pauses(&mut ends, &taken);
-    if pauses.is_empty() {
-        return Err(LabError::failed(SNAPSHOT.name, "no snapshot was taken among the writes"));
-    }
-    pauses.sort_unstable();
-    let at = |part: usize| pauses[(pauses.len() * part / 100).min(pauses.len() - 1)];
-    let ns = |time: Duration| time.as_nanos() as f64;
-    let mut sample = Sample::of(PAUSE_P50, ns(at(50)))
-        .with(PAUSE_P99, ns(at(99)))
-        .with(Metric::IOPS, ends.len() as f64 / outcome.wall.as_secs_f64());
-    sample.notes.push("A pause has in it what passes between two groups anyway.".to_owned());
+    let iops = ends.len() as f64 / outcome.wall.as_secs_f64();
+    let mut at = |spans: &[Span]| {
+        let mut pauses = pauses(&mut ends, spans);
+        pauses.sort_unstable();
+        let at = |part: usize| Some(pauses.get(pauses.len() * part / 100)?.as_nanos() as f64);
+        let none = || LabError::failed(SNAPSHOT.name, "no snapshot was taken among the writes");
+        Ok::<_, LabError>((at(50).ok_or_else(none)?, at(99).ok_or_else(none)?))
+    };
+    let ((p50, p99), (other_p50, other_p99)) = (at(&with)?, at(&without)?);
+    let mut sample = Sample::of(PAUSE_P50, p50)
+        .with(PAUSE_P99, p99)
+        .with(WITHOUT_P50, other_p50)
+        .with(WITHOUT_P99, other_p99)
+        .with(ADDED_P99, p99 - other_p99)
+        .with(Metric::IOPS, iops);
+    let words = "A pause has in it what passes between two groups anyway: `without` is of durable \
+                 writes, in turns with the snapshots and one at a time as they are.";
+    sample.notes.push(words.to_owned());
     Ok(sample)
 }
 
-/// For each snapshot the longest time between the ends of two writes that has some of it in it.
-fn pauses(ends: &mut [Instant], snapshots: &[Span]) -> Vec<Duration> {
+/// For each span the longest time between the ends of two writes that has some of it in it.
+fn pauses(ends: &mut [Instant], spans: &[Span]) -> Vec<Duration> {
     ends.sort_unstable();
     let pause = |(began, ended): &Span| {
         let first = ends.partition_point(|end| end <= began).checked_sub(1)?;
         let gaps = ends[first..].windows(2).take_while(|pair| pair[0] <= *ended);
         gaps.map(|pair| pair[1] - pair[0]).max()
     };
-    snapshots.iter().filter_map(pause).collect()
+    spans.iter().filter_map(pause).collect()
 }
 
 /// Writes blocks anywhere on a disk of a TiB, in every part of its map.
