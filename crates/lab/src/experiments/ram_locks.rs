@@ -1,15 +1,15 @@
 //! `ram-locks`: what it gains that readers of a compressed RAM disk exclude nobody.
 //!
 //! The rows of [`rows`] are those that were published in 2014 for zram, by iozone; [`fio`] has the
-//! published fio line, and [`paths`] what else the RAM disk is to be seen at.
-#![allow(clippy::disallowed_types)] // Cells of one variant share its device: control plane.
+//! published fio line, and some of iozone's rows by fio, and [`paths`] what else the RAM disk is to
+//! be seen at.
 
 mod fio;
 mod paths;
 mod rows;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use blockyard_core::Disk;
 use blockyard_yard::{stack, uri};
@@ -146,32 +146,6 @@ fn counted<T: Table>(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     Ok(locked_ram::made::<T>(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
 }
 
-/// A variant's device that is made and filled by the first cell that wants it, and kept for the
-/// others: filling takes longer than what is measured.
-#[derive(Clone)]
-struct Kept {
-    disk: Arc<Mutex<Option<Arc<dyn Disk>>>>,
-}
-
-impl Kept {
-    fn new() -> Kept {
-        Kept { disk: Arc::default() }
-    }
-
-    /// The disk, made by `make` if there is none yet.
-    fn get(
-        &self,
-        make: impl FnOnce() -> Result<Arc<dyn Disk>, LabError>,
-    ) -> Result<Arc<dyn Disk>, LabError> {
-        // A cell that panicked has left nothing half done: the disk is put in as the last step.
-        let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*disk {
-            Some(disk) => Ok(Arc::clone(disk)),
-            None => Ok(Arc::clone(disk.insert(make()?))),
-        }
-    }
-}
-
 /// The experiment.
 pub fn build(settings: &Settings) -> Experiment {
     build_with(settings, if settings.quick { QUICK } else { WHOLE })
@@ -200,8 +174,9 @@ fn build_with(settings: &Settings, sizes: Sizes) -> Experiment {
                 waiting: few processors bound the gain, and a lock that readers share loses little \
                 on two; the rooms, counted in the first round, say how often anybody waited. Then \
                 the published fio line, in fio's process (its buffers are noise, so it measures \
-                what is stored raw; the rows with -50 compress by half); and rows of our own: the \
-                way of a block beside the bare codec in a loop, one hot block, and a crowd.",
+                what is stored raw; the rows with -50 compress by half), and some of iozone's rows \
+                once more by fio, of blocks that compress by half; and rows of our own: the way of \
+                a block beside the bare codec in a loop, one hot block, and a crowd.",
         published: rows::published(settings).chain(fio::published(settings)).collect(),
         variants,
         workloads,

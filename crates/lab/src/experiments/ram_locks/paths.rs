@@ -8,11 +8,12 @@ use blockyard_ram::{Codec, CodecConfig};
 use hdrhistogram::Histogram;
 
 use super::rows::RECORD_BYTES;
-use super::{GUARDINGS, Kept, PRODUCT, guardings, open};
+use super::{GUARDINGS, PRODUCT, guardings, open};
 use crate::baseline::locked_ram;
 use crate::corpus::{CORPUS_BYTES, corpus};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Kind, Variant, Workload};
+use crate::experiments::kept::Kept;
 use crate::limits::pair::together;
 use crate::limits::slices::alone;
 use crate::load::crew::{self, Work};

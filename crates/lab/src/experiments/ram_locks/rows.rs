@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use blockyard_core::Disk;
 
-use super::{GUARDINGS, Guarding, Kept, PRODUCT, Sizes, guardings, open};
+use super::{Guarding, PRODUCT, Sizes, guardings, open};
 use crate::baseline::locked_ram;
 use crate::counted::Counts;
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Published, Workload};
+use crate::experiments::kept::Kept;
+use crate::experiments::ram_lines::{self, JOBS, SOURCE_IOZONE, iozone};
 use crate::load::crew;
 use crate::load::records::{Does, Order, Part, Passed, Records, Task, Way, pass};
 use crate::metric::Metric;
@@ -18,8 +20,6 @@ use crate::settings::Settings;
 
 /// Length of a record in bytes.
 pub(super) const RECORD_BYTES: u64 = 16 << 10;
-/// The published number of threads.
-const JOBS: u32 = 4;
 /// As many as there are processors on the smallest machine that can show anything.
 const JOBS_TWO: u32 = 2;
 /// The counted window is so much shorter than the measured one.
@@ -29,12 +29,6 @@ const AIM_READ: f64 = 1.33;
 const AIM_WRITE: f64 = 1.0;
 /// From so many processors on the published gain can show itself.
 const PROCESSORS_ENOUGH: usize = 4;
-/// The unit of the published rows, in bytes.
-const KIB: f64 = 1024.0;
-
-/// Whose rows they are.
-const SOURCE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on 4 cores, average \
-                      of 10";
 
 /// A row: what each thread does, and what was published, in KiB/s.
 struct Line {
@@ -44,7 +38,6 @@ struct Line {
     way: Way,
     /// Whether the blocks were never written before.
     fresh: bool,
-    /// Base, CAS, spinlock, rwlock, bit spinlock.
     published: [u32; 5],
     /// Whether it is asked of two threads as well.
     two: bool,
@@ -71,7 +64,7 @@ static LINES: [Line; 11] = [
             "initial-write",
             "16 KiB records in order, to blocks that were never written; a pass of 200 MiB each",
             (Does::Write, Order::Forward, Way::Push),
-            [1_381_094, 1_425_435, 1_422_860, 1_423_075, 1_421_521],
+            iozone::INITIAL_WRITE,
         )
     },
     Line {
@@ -81,7 +74,7 @@ static LINES: [Line; 11] = [
             "rewrite",
             "16 KiB records in order, over what was written before",
             (Does::Write, Order::Forward, Way::Push),
-            [1_529_479, 1_641_199, 1_668_762, 1_672_855, 1_654_910],
+            iozone::REWRITE,
         )
     },
     Line {
@@ -91,26 +84,21 @@ static LINES: [Line; 11] = [
             "read",
             "16 KiB records in order",
             (Does::Read, Order::Forward, Way::Push),
-            [8_468_009, 11_324_979, 11_305_569, 11_117_273, 10_997_202],
+            iozone::READ,
         )
     },
-    line(
-        "re-read",
-        "the same once more",
-        (Does::Read, Order::Forward, Way::Push),
-        [8_467_476, 11_260_914, 11_248_059, 11_145_336, 10_906_486],
-    ),
+    line("re-read", "the same once more", (Does::Read, Order::Forward, Way::Push), iozone::RE_READ),
     line(
         "reverse-read",
         "16 KiB records from the last to the first",
         (Does::Read, Order::Backward, Way::Push),
-        [6_821_393, 8_106_334, 8_282_174, 8_279_195, 8_109_186],
+        iozone::REVERSE_READ,
     ),
     line(
         "stride-read",
         "every 17th 16 KiB record, in 17 phases",
         (Does::Read, Order::Strided, Way::Push),
-        [7_191_093, 8_994_306, 9_153_982, 8_961_224, 9_004_434],
+        iozone::STRIDE_READ,
     ),
     Line {
         quick: true,
@@ -119,7 +107,7 @@ static LINES: [Line; 11] = [
             "random-read",
             "any 16 KiB record",
             (Does::Read, Order::Random, Way::Push),
-            [7_156_353, 8_957_932, 9_167_098, 8_980_465, 8_940_476],
+            iozone::RANDOM_READ,
         )
     },
     Line {
@@ -129,7 +117,7 @@ static LINES: [Line; 11] = [
             "mixed",
             "any 16 KiB record, read or written, equally often",
             (Does::Either, Order::Random, Way::Push),
-            [4_172_747, 5_680_814, 5_927_825, 5_489_578, 5_972_253],
+            iozone::MIXED,
         )
     },
     Line {
@@ -138,20 +126,20 @@ static LINES: [Line; 11] = [
             "random-write",
             "any 16 KiB record, over what was written before",
             (Does::Write, Order::Random, Way::Push),
-            [1_483_044, 1_605_588, 1_594_329, 1_600_453, 1_596_010],
+            iozone::RANDOM_WRITE,
         )
     },
     line(
         "pwrite",
         "16 KiB records in order, each carried out by the call that brings it",
         (Does::Write, Order::Forward, Way::Carry),
-        [1_276_644, 1_303_108, 1_311_612, 1_314_228, 1_300_960],
+        iozone::PWRITE,
     ),
     line(
         "pread",
         "16 KiB records in order, each carried out by the call that brings it",
         (Does::Read, Order::Forward, Way::Carry),
-        [4_324_337, 4_632_869, 4_618_386, 4_457_870, 4_500_166],
+        iozone::PREAD,
     ),
 ];
 
@@ -166,7 +154,7 @@ pub(super) fn workloads(settings: &Settings) -> impl Iterator<Item = Workload> {
 
 /// A cell for each row, variant and number of threads.
 pub(super) fn cells(settings: &Settings, sizes: Sizes) -> Vec<Cell> {
-    let homes: Vec<(&Guarding, Kept)> =
+    let homes: Vec<(&Guarding, Kept<dyn Disk>)> =
         guardings(settings).map(|guarding| (guarding, Kept::new())).collect();
     let processors = settings.processors;
     let mut cells = Vec::new();
@@ -197,7 +185,7 @@ fn device(sizes: Sizes) -> String {
 
 fn measure(
     guarding: &Guarding,
-    kept: &Kept,
+    kept: &Kept<dyn Disk>,
     line: &Line,
     (jobs, processors): (u32, usize),
     sizes: Sizes,
@@ -304,15 +292,7 @@ fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> S
 /// The published rows.
 pub(super) fn published(settings: &Settings) -> impl Iterator<Item = Published> {
     listed(settings).flat_map(|line| {
-        let rows = line.published.iter().zip(&GUARDINGS);
-        rows.map(|(kib, guarding)| Published {
-            variant: guarding.variant.name,
-            workload: line.workload.name,
-            jobs: JOBS,
-            metric: Metric::BANDWIDTH,
-            value: f64::from(*kib) * KIB,
-            source: SOURCE,
-        })
+        ram_lines::published(line.workload.name, Some(line.published), SOURCE_IOZONE)
     })
 }
 

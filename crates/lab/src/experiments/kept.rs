@@ -1,0 +1,51 @@
+//! What the first cell that wants it makes, and the others share: filling a device takes longer
+//! than what is measured.
+#![allow(clippy::disallowed_types)] // Cells of one variant share its device: control plane.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::LabError;
+
+/// Something that is made once, and kept until the experiment is over.
+pub(super) struct Kept<T: ?Sized> {
+    made: Arc<Mutex<Option<Arc<T>>>>,
+}
+
+impl<T: ?Sized> Clone for Kept<T> {
+    fn clone(&self) -> Kept<T> {
+        Kept { made: Arc::clone(&self.made) }
+    }
+}
+
+impl<T: ?Sized> Kept<T> {
+    pub(super) fn new() -> Kept<T> {
+        Kept { made: Arc::new(Mutex::new(None)) }
+    }
+
+    /// What is kept, made by `make` if there is nothing yet.
+    pub(super) fn get(
+        &self,
+        make: impl FnOnce() -> Result<Arc<T>, LabError>,
+    ) -> Result<Arc<T>, LabError> {
+        // A cell that panicked has left nothing half done: it is put in as the last step.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*made {
+            Some(made) => Ok(Arc::clone(made)),
+            None => Ok(Arc::clone(made.insert(make()?))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_made_once_and_again_after_a_failure() {
+        let (kept, failed) = (Kept::new(), || Err(LabError::failed("it", "not yet")));
+        assert!(kept.get(failed).is_err());
+        let first = kept.get(|| Ok(Arc::new(5))).unwrap();
+        let other = kept.clone().get(|| panic!("there is one")).unwrap();
+        assert!(Arc::ptr_eq(&first, &other));
+    }
+}

@@ -1,0 +1,174 @@
+//! What RAM disks are filled with, ours and the kernel's: the same bytes at the same places.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::sched::NoneScheduler;
+use blockyard_core::{Composed, Disk, Region};
+use blockyard_ram::{Ram, RamConfig};
+use fastrand::Rng;
+
+use crate::corpus::{CORPUS_BYTES, corpus};
+use crate::error::LabError;
+use crate::fio_bytes;
+use crate::load::records::{Does, Order, Part, Records, Task, Way, pass};
+use crate::sample::Round;
+use crate::stop::Stop;
+use crate::tools::direct;
+use crate::tools::zram_device::ZramDevice;
+
+/// The codec of both.
+pub(super) const ALGORITHM: &str = "lz4";
+/// How much is written at a time when a device is filled, in bytes.
+const FILL_BYTES: usize = 1 << 20;
+/// What a turn of our background gets through at least, of data that compress by half.
+const TURN_BYTES: usize = 64 << 20;
+/// Where the noise begins, so that it is the same each time.
+const NOISE_SEED: u64 = 100;
+
+/// What the devices are filled with, and what is written to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Data {
+    /// [`crate::corpus`].
+    Corpus,
+    /// [`crate::fio_bytes`].
+    Half,
+    /// What no codec makes smaller: fio's buffers, if nothing else is asked of it.
+    Noise,
+}
+
+impl Data {
+    /// A name for files.
+    fn name(self) -> &'static str {
+        match self {
+            Data::Corpus => "corpus",
+            Data::Half => "half",
+            Data::Noise => "noise",
+        }
+    }
+
+    /// As many bytes as there are of the corpus.
+    pub(super) fn bytes(
+        self,
+        scratch: &Path,
+        stop: &Stop,
+    ) -> Result<&'static Arc<Region>, LabError> {
+        match self {
+            Data::Corpus => corpus(),
+            Data::Half => fio_bytes::half(scratch, stop),
+            Data::Noise => Ok(noise()),
+        }
+    }
+}
+
+fn noise() -> &'static Arc<Region> {
+    static NOISE: OnceLock<Arc<Region>> = OnceLock::new();
+    NOISE.get_or_init(|| {
+        let (region, mut rng) = (Region::alloc(CORPUS_BYTES), Rng::with_seed(NOISE_SEED));
+        let mut bytes = vec![0; CORPUS_BYTES];
+        rng.fill(&mut bytes);
+        region.write(0, &bytes);
+        region
+    })
+}
+
+/// A device and what it is filled with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filling {
+    /// The bytes, again and again.
+    pub(super) data: Data,
+    /// The device's size in bytes.
+    pub(super) size: u64,
+    /// So many bytes of it are written, a multiple of a MiB.
+    pub(super) filled: u64,
+}
+
+impl Filling {
+    /// All of a device.
+    pub(super) fn whole(data: Data, size: u64) -> Filling {
+        Filling { data, size, filled: size }
+    }
+
+    /// The kernel's device. It is removed when it is dropped.
+    pub(super) fn zram(&self, scratch: &Path, round: &Round<'_>) -> Result<ZramDevice, LabError> {
+        let source = self.data.bytes(scratch, round.stop)?;
+        let device = ZramDevice::new(self.size, ALGORITHM)?;
+        let file = device.open()?;
+        let what = || device.path().display().to_string();
+        for at in (0..self.filled).step_by(FILL_BYTES) {
+            if round.stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            let from = at % CORPUS_BYTES as u64;
+            let written = direct::write(&file, source, from, FILL_BYTES, at);
+            written.map_err(|error| LabError::io(what())(error))?;
+        }
+        Ok(device)
+    }
+
+    /// Ours, as it is some seconds later: its background has looked at the pool, and has asked the
+    /// system for huge pages. The kernel's memory is mapped by such from the beginning.
+    pub(super) fn ram(&self, scratch: &Path, round: &Round<'_>) -> Result<Arc<Ram>, LabError> {
+        let source = self.data.bytes(scratch, round.stop)?;
+        let ram = Ram::open(RamConfig { size: self.size, ..RamConfig::default() });
+        let ram = ram.map_err(|error| LabError::failed("blockyard", error))?;
+        let (does, order, way) = (Does::Write, Order::Forward, Way::Push);
+        let task = Task { does, order, way, record_bytes: FILL_BYTES as u64 };
+        let part = Part { from: 0, len_bytes: self.filled };
+        pass(vec![Records::open_with(source, &disk(&ram), task, part, 0)?], round)?;
+        for _ in (0..self.filled).step_by(TURN_BYTES) {
+            ram.compact_in_background();
+        }
+        Ok(ram)
+    }
+
+    /// Where [`Filling::snapshot`] is.
+    pub(super) fn path(&self, scratch: &Path) -> PathBuf {
+        let Filling { data, size, filled } = self;
+        scratch.join(format!("ram-{size}-{filled}-{}.ram", data.name()))
+    }
+
+    /// A snapshot of ours, for `load` of a device in another process; made once in a run.
+    pub(super) fn snapshot(&self, scratch: &Path, round: &Round<'_>) -> Result<PathBuf, LabError> {
+        let path = self.path(scratch);
+        if !path.exists() {
+            let saved = self.ram(scratch, round)?.save(&path);
+            saved.map_err(|error| LabError::failed(path.display().to_string(), error))?;
+        }
+        Ok(path)
+    }
+}
+
+/// A disk whose channels lead to a RAM disk.
+pub(super) fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
+    let (name, channels) = ("r".to_owned(), ChannelConfig::default());
+    Composed::new(name, "ram", Arc::clone(ram), channels, NoneScheduler::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_snapshot_holds_what_compresses_or_does_not() {
+        let (scratch, stop) = (Scratch::new().unwrap(), Stop::new());
+        let none = Duration::ZERO;
+        let round = Round { warm_up: none, duration: none, number: 0, seed: 3, stop: &stop };
+        let (size, filled) = (10 << 20, 8 << 20);
+        for (data, huge) in [(Data::Noise, filled / 4096), (Data::Half, 0)] {
+            let filling = Filling { data, size, filled };
+            let path = filling.snapshot(scratch.path(), &round).unwrap();
+            assert_eq!(filling.snapshot(scratch.path(), &round).unwrap(), path);
+            let config = RamConfig { size, load: Some(path), ..RamConfig::default() };
+            let stats = Ram::open(config).unwrap().stats().mm;
+            assert_eq!((stats.orig_data_size, stats.huge_pages), (filled, huge));
+        }
+        stop.set();
+        let filled = Filling::whole(Data::Noise, size).zram(scratch.path(), &round);
+        assert!(matches!(filled, Err(LabError::Interrupted)));
+    }
+}

@@ -1,0 +1,337 @@
+//! The lines of the figures that were published for zram's table, for stock fio: the published fio
+//! line, and iozone's rows in fio's words. `ram-locks` and `ram-kernel` have them both.
+//!
+//! The fio line was made of four jobs, one after the other: write, read, read and write in order,
+//! read and write at random. Here each is a run of its own, so the device begins with what the
+//! first of them would have left: noise in every block, or blocks that compress by half.
+//!
+//! iozone's threads had a file each; here they have a part each of the device. It reads and writes
+//! by `lseek` and `read`, which is fio's `sync`, and by `pread` in its rows of that name. A stride
+//! of fio's begins at the first record again when it comes to the end, so each thread comes to
+//! every 17th record only.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::ram_data::{ALGORITHM, Data, Filling};
+use crate::baseline::locked_ram;
+use crate::error::LabError;
+use crate::experiment::{Published, Workload};
+use crate::fio_bytes::HALF;
+use crate::metric::Metric;
+use crate::sample::Round;
+use crate::tools::fio::{Fio, Report};
+
+/// The published number of jobs.
+pub(super) const JOBS: u32 = 4;
+/// The columns of the published tables, by the names of the lab's own.
+pub(super) const COLUMNS: [&str; 5] = [
+    locked_ram::TABLE_LOCK,
+    locked_ram::CAS,
+    locked_ram::SPIN,
+    locked_ram::RWLOCK,
+    locked_ram::BIT_SPIN,
+];
+/// The unit of the published rows, in bytes.
+const KIB: f64 = 1024.0;
+/// Whose rows the fio line's are.
+const SOURCE_FIO: &str = "zram, Linux 3.16 (2014), the published fio line, 4 cores, average of 10";
+/// Whose rows iozone's are.
+pub(super) const SOURCE_IOZONE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on \
+                                        4 cores, average of 10";
+
+/// The fio line's device, and iozone's, in bytes.
+const FIO_BYTES: u64 = 10 << 20;
+const IOZONE_BYTES: u64 = 1 << 30;
+/// What each of iozone's threads has.
+const FILE_BYTES: u64 = 200 << 20;
+/// The part of the fio line that is the same for all.
+const FIO_LINE: &str = "--bs=32k --randrepeat=1 --randseed=100 --refill_buffers \
+                        --scramble_buffers=1 --direct=1 --numjobs=4";
+/// The same of iozone's.
+const IOZONE_LINE: &str =
+    "--bs=16k --direct=1 --norandommap --randrepeat=0 --gtod_reduce=1 --numjobs=4";
+/// Four jobs on few processors need so long until each has had its turn.
+const RUNTIME_MIN: Duration = Duration::from_millis(300);
+/// A pass takes far less.
+const PASS_MAX: Duration = Duration::from_secs(60);
+
+/// What was published of iozone's rows, in KiB/s, by [`COLUMNS`].
+pub(super) mod iozone {
+    pub(crate) const INITIAL_WRITE: [u32; 5] =
+        [1_381_094, 1_425_435, 1_422_860, 1_423_075, 1_421_521];
+    pub(crate) const REWRITE: [u32; 5] = [1_529_479, 1_641_199, 1_668_762, 1_672_855, 1_654_910];
+    pub(crate) const READ: [u32; 5] = [8_468_009, 11_324_979, 11_305_569, 11_117_273, 10_997_202];
+    pub(crate) const RE_READ: [u32; 5] =
+        [8_467_476, 11_260_914, 11_248_059, 11_145_336, 10_906_486];
+    pub(crate) const REVERSE_READ: [u32; 5] =
+        [6_821_393, 8_106_334, 8_282_174, 8_279_195, 8_109_186];
+    pub(crate) const STRIDE_READ: [u32; 5] =
+        [7_191_093, 8_994_306, 9_153_982, 8_961_224, 9_004_434];
+    pub(crate) const RANDOM_READ: [u32; 5] =
+        [7_156_353, 8_957_932, 9_167_098, 8_980_465, 8_940_476];
+    pub(crate) const MIXED: [u32; 5] = [4_172_747, 5_680_814, 5_927_825, 5_489_578, 5_972_253];
+    pub(crate) const RANDOM_WRITE: [u32; 5] =
+        [1_483_044, 1_605_588, 1_594_329, 1_600_453, 1_596_010];
+    pub(crate) const PWRITE: [u32; 5] = [1_276_644, 1_303_108, 1_311_612, 1_314_228, 1_300_960];
+    pub(crate) const PREAD: [u32; 5] = [4_324_337, 4_632_869, 4_618_386, 4_457_870, 4_500_166];
+}
+
+/// By which of its engines fio reaches the kernel's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// `lseek`, then `read` or `write`.
+    Sync,
+    /// `pread` or `pwrite`.
+    Psync,
+}
+
+/// A row by stock fio.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) workload: Workload,
+    /// Its own part of the line.
+    part: &'static str,
+    pub(super) data: Data,
+    pub(super) call: Call,
+    /// Whether it is of iozone's rows.
+    is_iozone: bool,
+    /// Whether the blocks were never written before, and are written once.
+    is_fresh: bool,
+    /// By [`COLUMNS`], in KiB/s.
+    pub(super) published: Option<[u32; 5]>,
+}
+
+const fn fio(
+    name: &'static str,
+    about: &'static str,
+    part: &'static str,
+    data: Data,
+    published: Option<[u32; 5]>,
+) -> Line {
+    let workload = Workload { name, about };
+    let call = Call::Psync;
+    Line { workload, part, data, call, is_iozone: false, is_fresh: false, published }
+}
+
+const fn iozone(
+    name: &'static str,
+    about: &'static str,
+    part: &'static str,
+    published: [u32; 5],
+) -> Line {
+    let (workload, published) = (Workload { name, about }, Some(published));
+    let (data, call) = (Data::Half, Call::Sync);
+    Line { workload, part, data, call, is_iozone: true, is_fresh: false, published }
+}
+
+pub(super) static LINES: [Line; 19] = [
+    fio(
+        "fio-seq-write",
+        "stock fio: --bs=32k --refill_buffers --numjobs=4 --rw=write, 10 MiB of noise",
+        "--rw=write",
+        Data::Noise,
+        Some([933_789, 999_357, 1_003_298, 995_961, 1_001_958]),
+    ),
+    fio(
+        "fio-seq-read",
+        "the same with --rw=read",
+        "--rw=read",
+        Data::Noise,
+        Some([5_634_130, 6_577_930, 6_380_861, 6_243_912, 6_230_006]),
+    ),
+    fio(
+        "fio-seq-rw",
+        "the same with --rw=rw",
+        "--rw=rw",
+        Data::Noise,
+        Some([1_405_687, 1_638_117, 1_640_256, 1_633_903, 1_634_459]),
+    ),
+    fio(
+        "fio-rand-rw",
+        "the same with --rw=randrw",
+        "--rw=randrw",
+        Data::Noise,
+        Some([1_386_119, 1_614_664, 1_617_211, 1_609_267, 1_612_471]),
+    ),
+    fio(
+        "fio-seq-write-50",
+        "the same with --rw=write and --buffer_compress_percentage=50",
+        "--rw=write",
+        Data::Half,
+        None,
+    ),
+    fio(
+        "fio-seq-read-50",
+        "the same with --rw=read, of blocks that compress by half",
+        "--rw=read",
+        Data::Half,
+        None,
+    ),
+    fio(
+        "fio-seq-rw-50",
+        "the same with --rw=rw and --buffer_compress_percentage=50",
+        "--rw=rw",
+        Data::Half,
+        None,
+    ),
+    fio(
+        "fio-rand-rw-50",
+        "the same with --rw=randrw and --buffer_compress_percentage=50",
+        "--rw=randrw",
+        Data::Half,
+        None,
+    ),
+    Line {
+        is_fresh: true,
+        ..iozone(
+            "iozone-initial-write",
+            "stock fio: --bs=16k --numjobs=4 --rw=write --buffer_compress_percentage=50, to blocks \
+             that were never written, a pass of 200 MiB each",
+            "--rw=write --time_based=0",
+            iozone::INITIAL_WRITE,
+        )
+    },
+    iozone(
+        "iozone-rewrite",
+        "the same over what was written before",
+        "--rw=write",
+        iozone::REWRITE,
+    ),
+    iozone("iozone-read", "stock fio: --bs=16k --numjobs=4 --rw=read", "--rw=read", iozone::READ),
+    iozone("iozone-re-read", "the same once more", "--rw=read", iozone::RE_READ),
+    iozone(
+        "iozone-reverse-read",
+        "stock fio: --rw=read:-32k, from the last record to the first",
+        "--rw=read:-32k",
+        iozone::REVERSE_READ,
+    ),
+    iozone(
+        "iozone-stride-read",
+        "stock fio: --rw=read:256k, every 17th record",
+        "--rw=read:256k",
+        iozone::STRIDE_READ,
+    ),
+    iozone("iozone-random-read", "stock fio: --rw=randread", "--rw=randread", iozone::RANDOM_READ),
+    iozone("iozone-mixed", "stock fio: --rw=randrw", "--rw=randrw", iozone::MIXED),
+    iozone(
+        "iozone-random-write",
+        "stock fio: --rw=randwrite, over what was written before",
+        "--rw=randwrite",
+        iozone::RANDOM_WRITE,
+    ),
+    Line {
+        call: Call::Psync,
+        ..iozone(
+            "iozone-pwrite",
+            "as iozone-rewrite; on the kernel's device by pwrite",
+            "--rw=write",
+            iozone::PWRITE,
+        )
+    },
+    Line {
+        call: Call::Psync,
+        ..iozone(
+            "iozone-pread",
+            "as iozone-read; on the kernel's device by pread",
+            "--rw=read",
+            iozone::PREAD,
+        )
+    },
+];
+
+impl Line {
+    /// The device that it begins with.
+    pub(super) fn filling(&self) -> Filling {
+        let (size, filled) = match (self.is_iozone, self.is_fresh) {
+            (false, _) => (FIO_BYTES, FIO_BYTES),
+            (true, false) => (IOZONE_BYTES, u64::from(JOBS) * FILE_BYTES),
+            (true, true) => (IOZONE_BYTES, 0),
+        };
+        Filling { data: self.data, size, filled }
+    }
+
+    /// Whether its device is the large one, which takes long to fill and loses nothing by a run.
+    pub(super) fn is_large(&self) -> bool {
+        self.is_iozone && !self.is_fresh
+    }
+
+    /// Our device for it, as a URI; `parameters` are further ones of it. Unless it is empty it has
+    /// to be there: see [`Filling::snapshot`].
+    pub(super) fn uri(&self, scratch: &Path, parameters: &str) -> String {
+        let filling = self.filling();
+        let mut uri = format!("ram:///r?size={}&algo={ALGORITHM}{parameters}", filling.size);
+        if filling.filled > 0 {
+            uri += &format!("&load={}", filling.path(scratch).display());
+        }
+        uri
+    }
+
+    /// What fio is told, but for its engine and the file.
+    pub(super) fn options(&self) -> String {
+        let half = if self.data == Data::Half { HALF } else { "" };
+        match self.is_iozone {
+            true => format!(
+                "{IOZONE_LINE} --size={FILE_BYTES} --offset_increment={FILE_BYTES} {} {half}",
+                self.part
+            ),
+            false => format!("{FIO_LINE} {} {half}", self.part),
+        }
+    }
+
+    /// Runs it.
+    pub(super) fn run(&self, fio: &Fio, round: &Round<'_>) -> Result<Report, LabError> {
+        match self.is_fresh {
+            true => fio.run(Duration::ZERO, PASS_MAX, round.stop),
+            false => fio.run(round.warm_up, round.duration.max(RUNTIME_MIN), round.stop),
+        }
+    }
+
+    /// Its published rows.
+    pub(super) fn published(&self) -> impl Iterator<Item = Published> + use<> {
+        let source = if self.is_iozone { SOURCE_IOZONE } else { SOURCE_FIO };
+        published(self.workload.name, self.published, source)
+    }
+}
+
+/// Rows that were published in KiB/s.
+pub(super) fn published(
+    workload: &'static str,
+    row: Option<[u32; 5]>,
+    source: &'static str,
+) -> impl Iterator<Item = Published> {
+    row.into_iter().flat_map(move |row| {
+        row.into_iter().zip(COLUMNS).map(move |(kib, variant)| Published {
+            variant,
+            workload,
+            jobs: JOBS,
+            metric: Metric::BANDWIDTH,
+            value: f64::from(kib) * KIB,
+            source,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_the_published_one() {
+        let line = |name| LINES.iter().find(|line| line.workload.name == name).unwrap();
+        let noise = line("fio-seq-read").options();
+        assert!(noise.contains("--bs=32k") && !noise.contains("compress"), "{noise}");
+        assert!(line("fio-seq-read-50").options().contains("compress_percentage=50"));
+        let reverse = line("iozone-reverse-read").options();
+        assert!(reverse.contains("--offset_increment=209715200 --rw=read:-32k"), "{reverse}");
+        let scratch = Path::new("/s");
+        let uri = line("iozone-read").uri(scratch, "&compact=0");
+        let wanted = "ram:///r?size=1073741824&algo=lz4&compact=0\
+                      &load=/s/ram-1073741824-838860800-half.ram";
+        assert_eq!(uri, wanted);
+        let uri = line("iozone-initial-write").uri(scratch, "");
+        assert_eq!(uri, "ram:///r?size=1073741824&algo=lz4", "nothing was written before");
+        let rows: Vec<Published> = line("iozone-pread").published().collect();
+        assert_eq!((rows.len(), rows[0].value), (5, 4_324_337.0 * 1024.0));
+    }
+}
