@@ -46,4 +46,4 @@ pub use pool::{
 };
 pub use queue::RamQueue;
 pub use stats::{BdStat, DebugStat, DedupStat, IoStat, MmStat, RamStats};
-pub use store::{Access, Made, Maker, New, Store};
+pub use store::{Access, Made, Maker, New, Store, Taken};

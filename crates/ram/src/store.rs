@@ -34,6 +34,22 @@ pub enum New<'b> {
     Word(Word),
 }
 
+/// What stood for a block before somebody replaced it in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Its word.
+    pub word: Word,
+    /// Whether it took its object along: no other word refers to that.
+    pub frees: bool,
+}
+
+impl Taken {
+    /// Stored bytes that went with it.
+    pub fn freed_bytes(&self) -> i64 {
+        if self.frees { self.word.len_bytes() as i64 } else { 0 }
+    }
+}
+
 impl Store {
     /// All blocks empty.
     pub fn new(entries: Entries, pool: Arc<Pool>) -> Arc<Store> {
@@ -140,6 +156,18 @@ impl Access {
         f(guard.word(), unsafe { pinned(store, &guard) })
     }
 
+    /// How many words refer to a block's object; 0 if it has none.
+    pub fn sharers(&mut self, block: u64) -> u64 {
+        let store = &*self.store;
+        let guard = self.seat.pin(&store.entries, block);
+        match Object::of(guard.word()) {
+            None => 0,
+            Some(_) if !guard.word().is_shared() => 1,
+            // SAFETY: as in `read`.
+            Some(object) => unsafe { store.pool.parts(object, &guard) },
+        }
+    }
+
     /// Replaces a block's contents, whatever they are, and says what its word was. A place on the
     /// backing file that the old word refers to is the caller's to free, once nobody has it pinned.
     ///
@@ -185,7 +213,7 @@ impl Access {
     }
 
     /// Replaces a block's contents by what `f` makes of them, unless a writer is faster; for
-    /// recompression and writeback. Says what the word was, or nothing if nothing was replaced,
+    /// recompression and writeback. Says what was there, or nothing if nothing was replaced,
     /// because of a writer or because `f` has made nothing.
     ///
     /// What is made may take a part of what the limit leaves to compaction: it is to be no larger
@@ -197,7 +225,7 @@ impl Access {
         &mut self,
         block: u64,
         f: impl for<'m> FnOnce(Word, &[u8], Maker<'m>) -> Result<Option<Made<'m>>, E>,
-    ) -> Result<Option<Word>, E> {
+    ) -> Result<Option<Taken>, E> {
         let store = &*self.store;
         let guard = self.seat.pin(&store.entries, block);
         let old = guard.word();
@@ -210,8 +238,7 @@ impl Access {
         let exchanged = store.entries.exchange(block, old, word).is_ok();
         drop(guard);
         if exchanged {
-            self.retire(old);
-            return Ok(Some(old));
+            return Ok(Some(Taken { word: old, frees: self.retire(old) }));
         }
         drop_made(&mut self.cache, word);
         Ok(None)
@@ -279,16 +306,19 @@ impl Access {
         self.cache.reclaim_all();
     }
 
+    /// Gives back what a word refers to that was taken out, and says whether that was an object and
+    /// its last word.
     #[inline]
-    fn retire(&mut self, old: Word) {
-        let Some(object) = Object::of(old) else { return };
+    fn retire(&mut self, old: Word) -> bool {
+        let Some(object) = Object::of(old) else { return false };
         if old.is_shared() {
             // SAFETY: we have just taken the word out of the entries, and with it its part.
-            unsafe { self.cache.give_up(object) };
+            unsafe { self.cache.give_up(object) }
         } else {
             // SAFETY: we have just taken the word out of the entries, which is where its object was
             // shown, and only there: words are made by `Maker`, and shown once, or marked.
             unsafe { self.cache.retire(object) };
+            true
         }
     }
 
@@ -333,7 +363,7 @@ impl Access {
         block: u64,
         of: u64,
         same: impl FnOnce((Word, &[u8]), (Word, &[u8])) -> bool,
-    ) -> Option<(Word, Word)> {
+    ) -> Option<(Taken, Word)> {
         let store = &*self.store;
         let joined = {
             let guard = self.seat.pin(&store.entries, of);
@@ -354,8 +384,7 @@ impl Access {
             && store.entries.exchange(block, old, new).is_ok();
         drop(guard);
         if done {
-            self.retire(old);
-            return Some((old, new));
+            return Some((Taken { word: old, frees: self.retire(old) }, new));
         }
         // SAFETY: the part that we have taken, which no word has got.
         unsafe { self.cache.give_up(object) };

@@ -364,6 +364,7 @@ pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, 
                 ("saved_bytes", done.saved_bytes),
                 ("incompressible", done.incompressible),
                 ("no_memory", done.no_memory),
+                ("skipped_shared", done.skipped_shared),
             ]
         }
         "writeback" => {

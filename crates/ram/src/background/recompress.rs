@@ -2,14 +2,15 @@
 //!
 //! As zram, the algorithms of higher priority than a block's own are tried in turn until one makes
 //! it smaller by what the pool counts in. An object that several blocks refer to is recompressed
-//! for the first of them, and the others take a part in what was made, if it is equal to theirs.
+//! for the first of them, and the others take a part in what was made, if it is equal to theirs. If
+//! some of them are not meant it is left alone: it would stay, beside what was made of it.
 
 use std::collections::HashMap;
 
 use blockyard_core::Status;
 use blockyard_sync::entry_words::Word;
 
-use super::{GRAIN_BYTES, Selection};
+use super::{GRAIN_BYTES, Selection, Which};
 use crate::blocks::{Blocks, Hand};
 use crate::error::RamError;
 use crate::form::{Packer, word_of};
@@ -23,12 +24,14 @@ pub struct Recompressed {
     pub tried: u64,
     /// Blocks that are smaller now.
     pub replaced: u64,
-    /// Bytes that they take less.
+    /// Bytes that they take less. An object that other blocks refer to is still there.
     pub saved_bytes: u64,
     /// Blocks that were found to be incompressible.
     pub incompressible: u64,
     /// Blocks for whose smaller form there was no memory beside the larger one.
     pub no_memory: u64,
+    /// Blocks that share an object with others, not all of which were to be recompressed.
+    pub skipped_shared: u64,
 }
 
 /// A recompression that goes on.
@@ -40,8 +43,13 @@ struct Work<'b> {
     packers: Vec<Packer>,
     /// Whether these are all that there are but the device's own.
     is_all: bool,
-    /// By the places of objects that several blocks refer to: a block that has a smaller one now.
+    /// By the places of objects that several blocks refer to: how many of these are to be
+    /// recompressed; `None` if all are.
+    meant: Option<HashMap<u64, u64>>,
+    /// By the places of such objects: a block that has a smaller one now.
     remade: HashMap<u64, u64>,
+    /// Bytes that were given back, less those that were taken.
+    saved_bytes: i64,
     done: Recompressed,
 }
 
@@ -71,14 +79,25 @@ impl Blocks {
             hand: self.hand()?,
             packers,
             is_all,
+            meant: None,
             remade: HashMap::new(),
+            saved_bytes: 0,
             done: Recompressed::default(),
         };
-        for block in self.targets(selection)? {
+        let targets = self.targets(selection)?;
+        work.meant = self.meant(selection, &targets)?;
+        for block in targets {
             if work.done.replaced >= selection.blocks_max {
                 break;
             }
-            if work.share(block) || work.recompress(block) {
+            if work.share(block) {
+                continue;
+            }
+            if work.is_in_part(block) {
+                work.done.skipped_shared += 1;
+                continue;
+            }
+            if work.recompress(block) {
                 continue;
             }
             // At the limit there may be room, but not where it is wanted.
@@ -89,14 +108,53 @@ impl Blocks {
             work.done.tried = tried;
         }
         work.hand.access.reclaim();
+        // Less than none, if the others that share an object were not replaced.
+        work.done.saved_bytes = u64::try_from(work.saved_bytes).unwrap_or(0);
         Ok(work.done)
     }
 }
 
+impl Blocks {
+    /// How many of the blocks that share each object are targets; `None` if that is all of them.
+    /// All words of an object say how long it is, and each how old it is and what was tried.
+    fn meant(
+        &self,
+        selection: &Selection,
+        targets: &[u64],
+    ) -> Result<Option<HashMap<u64, u64>>, RamError> {
+        let takes_all = matches!(selection.which, Which::All | Which::Huge);
+        if self.hints.is_none() || (takes_all && selection.blocks_max == u64::MAX) {
+            return Ok(None);
+        }
+        let mut meant: HashMap<u64, u64> = HashMap::new();
+        let words = targets.iter().map(|block| self.store.word(*block));
+        for word in words.filter(|word| word.is_shared()) {
+            let refused = |_| RamError::no_memory("type", "a list of blocks");
+            meant.try_reserve(1).map_err(refused)?;
+            *meant.entry(word.place()).or_default() += 1;
+        }
+        Ok(Some(meant))
+    }
+}
+
 impl Work<'_> {
+    /// Whether a block shares its object with some that are not to be recompressed. If the object
+    /// was moved meanwhile nobody knows.
+    fn is_in_part(&mut self, block: u64) -> bool {
+        let (Some(meant), word) = (&self.meant, self.blocks.store.word(block)) else {
+            return false;
+        };
+        if !word.is_shared() {
+            return false;
+        }
+        let sharers = self.hand.access.sharers(block);
+        let left = self.selection.blocks_max - self.done.replaced;
+        sharers > left || meant.get(&word.place()).is_none_or(|meant| *meant < sharers)
+    }
+
     /// `false` if there was no memory for the smaller form.
     fn recompress(&mut self, block: u64) -> bool {
-        let Work { blocks, selection, hand, packers, done, .. } = self;
+        let Work { blocks, selection, hand, packers, saved_bytes, done, .. } = self;
         let form = &blocks.form;
         let (mut made, mut in_vain) = (Word::NOTHING, None);
         let Hand { access, plain, unpacker, .. } = hand;
@@ -122,11 +180,11 @@ impl Work<'_> {
         });
         match (replaced, in_vain) {
             (Ok(Some(old)), _) => {
-                form.replaced(&hand.tally, old, made);
+                form.replaced(&hand.tally, old.word, made);
                 done.replaced += 1;
-                done.saved_bytes += (old.len_bytes() - made.len_bytes()) as u64;
-                if old.is_shared() && self.remade.try_reserve(1).is_ok() {
-                    self.remade.insert(old.place(), block);
+                *saved_bytes += old.freed_bytes() - made.len_bytes() as i64;
+                if !old.frees && self.remade.try_reserve(1).is_ok() {
+                    self.remade.insert(old.word.place(), block);
                 }
             }
             (Ok(None), Some(word)) if word.is_huge() && self.is_all => {
@@ -157,8 +215,8 @@ impl Work<'_> {
                 && plain == other
         });
         if let Some((old, new)) = shared {
-            form.replaced(tally, old, new);
-            // What it saves was counted with the first of them.
+            form.replaced(tally, old.word, new);
+            self.saved_bytes += old.freed_bytes();
             self.done.replaced += 1;
         }
         shared.is_some()

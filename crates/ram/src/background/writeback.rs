@@ -150,7 +150,7 @@ impl Blocks {
                 maker.make(New::Word(made)).map(Some)
             });
             if let Some(old) = shown.expect("a place in the file takes no memory") {
-                self.form.replaced(&hand.tally, old, made);
+                self.form.replaced(&hand.tally, old.word, made);
                 hand.tally.add(Count::BackedWrites, 1);
                 done.blocks += 1;
                 done.bytes += len as u64;

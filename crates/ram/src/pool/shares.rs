@@ -63,6 +63,16 @@ impl Pool {
         unsafe { self.memory.write(Pool::count_at(object), &count.to_ne_bytes()) };
     }
 
+    /// How many parts there are in an object of a counted pool.
+    ///
+    /// # Safety
+    /// As for [`Pool::bytes`].
+    pub unsafe fn parts(&self, object: Object, _pinned: &Guard<'_>) -> u64 {
+        let shard = &self.shards[self.layout.shard(object.place()) as usize];
+        // SAFETY: it is pinned, and this is its shard's lock.
+        shard.with(|_| u64::from(unsafe { self.count(object) }) + 1)
+    }
+
     /// An object's bytes, as long as the caller has a part in it.
     ///
     /// # Safety
@@ -122,12 +132,13 @@ impl Pool {
 }
 
 impl Cache {
-    /// Gives up a part of an object whose words are marked as shared. The last part retires it.
+    /// Gives up a part of an object whose words are marked as shared. The last part retires it:
+    /// says whether it was that.
     ///
     /// # Safety
     /// It comes from this pool, and the caller has a part in it, or has just taken its word out,
     /// which was marked as shared; that part is given up once.
-    pub unsafe fn give_up(&mut self, object: Object) {
+    pub unsafe fn give_up(&mut self, object: Object) -> bool {
         let pool = &*self.pool;
         let is_last = pool.shards[pool.layout.shard(object.place()) as usize].with(|shard| {
             // SAFETY: it stays because of the part, and this is its shard's lock.
@@ -141,5 +152,6 @@ impl Cache {
             // SAFETY: no other part is left: no word refers to it, and nobody can join.
             unsafe { self.retire(object) };
         }
+        is_last
     }
 }
