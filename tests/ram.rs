@@ -214,6 +214,9 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
         assert_eq!(same.code, Some(0), "after {what}: {same}");
     };
     check("the copy");
+    let compacted = command(&["ram", "compact", "r0"]);
+    assert!(compacted.starts_with("r0: compact: blocks_moved "), "{compacted}");
+    check("compact");
     let before = stat(&yard, "r0", "mm_stat", "compr_data_size");
     let said = command(&["ram", "recompress", "r0", "--type", "all"]);
     assert!(said.starts_with("r0: recompress: incompressible "), "{said}");
@@ -221,12 +224,19 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     assert!(after < before * 95 / 100, "{after} of {before}");
     check("recompress");
     assert_eq!(command(&["ram", "idle", "r0"]), "r0: idle: done\n");
-    command(&["ram", "writeback", "r0", "--type", "idle", "--limit", limit]);
+    let json = yard.command(&["ram", "writeback", "r0", "--limit", "0", "--json"]).ok().json();
+    let done = &json["done"];
+    assert_eq!((&done["blocks"], &done["skipped_written"]), (&0.into(), &0.into()), "{json}");
+    assert!(done["skipped_limit"].as_u64().unwrap() > 100, "{json}");
+    let said = command(&["ram", "writeback", "r0", "--type", "idle", "--limit", limit]);
+    for word in [" bytes ", " skipped_limit ", " skipped_no_place 0 ", " skipped_used 0 "] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
     let backed = stat(&yard, "r0", "bd_stat", "bd_count");
     assert!(backed > 100, "{backed}");
-    let compacted = command(&["ram", "compact", "r0"]);
-    assert!(compacted.starts_with("r0: compact: blocks_moved "), "{compacted}");
-    check("writeback and compact");
+    check("writeback");
+    command(&["ram", "compact", "r0"]);
+    check("compact after writeback");
     let list = command(&["ram", "blocks", "r0", "--count", "10000"]);
     assert!(list.lines().any(|line| line.split_whitespace().nth(3) == Some(".w..r.")), "{list}");
     command(&["ram", "save", "r0", &snapshot]);
@@ -246,6 +256,85 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     refused(&["ram", "recompress", "r2"], "recomp_algo");
     refused(&["ram", "writeback", "r2"], "backing");
     refused(&["ram", "compact", "n0"], "`n0` is not a RAM disk");
+}
+
+/// A dictionary that is trained on one device makes another's blocks smaller, and goes with them
+/// into a snapshot, which a device with it and one without it load.
+#[test]
+fn a_dictionary_goes_from_device_to_device() {
+    let files = Place::new();
+    let (dictionary, snapshot) = (files.file("dictionary"), files.file("snapshot"));
+    let image = ext4_image(&files);
+    let first = Yard::serve(&["ram:///r0?size=96M"]);
+    ok(&["nbdcopy", &image, &first.uri("r0")]);
+    let said = first.command(&["ram", "train", "r0", &dictionary]).ok().out;
+    assert!(said.starts_with("r0: train: bytes ") && said.contains(" samples "), "{said}");
+    let with = format!("ram:///with?size=96M&algo=zstd&dict={dictionary}");
+    let later = format!("ram:///later?size=96M&recomp_algo=zstd&recomp_dict={dictionary}");
+    let yard = Yard::serve(&[&with, &later, "ram:///without?size=96M&algo=zstd"]);
+    for name in ["with", "later", "without"] {
+        ok(&["nbdcopy", &image, &yard.uri(name)]);
+    }
+    yard.command(&["ram", "recompress", "later"]).ok();
+    let size = |name| stat(&yard, name, "mm_stat", "compr_data_size");
+    let without = size("without");
+    for name in ["with", "later"] {
+        assert!(size(name) < without * 95 / 100, "{name}: {} and {without}", size(name));
+        let back = yard.place.file("back");
+        ok(&["nbdcopy", &yard.uri(name), &back]);
+        ok(&["cmp", &image, &back]);
+    }
+    yard.command(&["ram", "save", "with", &snapshot]).ok();
+    let parameters =
+        [format!("algo=zstd&dict={dictionary}"), "algo=zstd".into(), "algo=lz4".into()];
+    for parameters in parameters {
+        let yard = Yard::serve(&[&format!("ram:///r1?size=96M&{parameters}&load={snapshot}")]);
+        let back = yard.place.file("back");
+        ok(&["nbdcopy", &yard.uri("r1"), &back]);
+        ok(&["cmp", &image, &back]);
+    }
+}
+
+/// What is asked for by name, number and priority is what is done.
+#[test]
+fn work_is_chosen_by_kind_count_and_priority() {
+    let files = Place::new();
+    let uri = format!(
+        "ram:///r0?size=16M&recomp_algo=lz4hc&recomp_algo2=zstd&backing={}",
+        files.file("backing")
+    );
+    let yard = Yard::serve(&[&uri]);
+    nbdsh(
+        &yard.uri("r0"),
+        "
+import random
+for i in range(100):
+    h.pwrite(random.Random(i).randbytes(4096), i << 12)
+for i in range(100, 150):
+    h.pwrite(b''.join(b'%d %d ' % (i, n * n) for n in range(1000))[:4096], i << 12)
+",
+    );
+    let done = |line: &[&str]| yard.command(line).ok().json()["done"].clone();
+    let line = ["ram", "recompress", "r0", "--type", "huge", "--max", "10", "--json"];
+    let found = done(&line);
+    assert_eq!((&found["replaced"], &found["incompressible"]), (&0.into(), &100.into()), "{found}");
+    let found = done(&["ram", "recompress", "r0", "--priority", "2", "--max", "30", "--json"]);
+    assert_eq!(found["replaced"], 30, "{found}");
+    let list = yard.command(&["ram", "blocks", "r0"]).ok().out;
+    let flags = |flags: &str| {
+        list.lines().filter(|line| line.split_whitespace().nth(3) == Some(flags)).count()
+    };
+    assert_eq!((flags("..h..n"), flags("....r.")), (100, 30), "{list}");
+    let line = ["ram", "writeback", "r0", "--type", "incompressible", "--max", "40", "--json"];
+    let found = done(&line);
+    assert_eq!((&found["blocks"], &found["bytes"]), (&40.into(), &(40 * 4096).into()), "{found}");
+    let found = done(&["ram", "writeback", "r0", "--type", "huge_idle", "--json"]);
+    assert_eq!(found["blocks"], 0, "none is idle: {found}");
+    yard.command(&["ram", "idle", "r0"]).ok();
+    let found = done(&["ram", "writeback", "r0", "--type", "huge_idle", "--age", "2", "--json"]);
+    assert_eq!(found["blocks"], 0, "none so long: {found}");
+    let found = done(&["ram", "writeback", "r0", "--type", "huge_idle", "--json"]);
+    assert_eq!(found["blocks"], 60, "{found}");
 }
 
 #[test]

@@ -370,7 +370,14 @@ pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, 
         "writeback" => {
             let limit = request.limit_bytes.unwrap_or(u64::MAX);
             let done = ram.write_back(&request.selection()?, limit)?;
-            vec![("blocks", done.blocks), ("bytes", done.bytes)]
+            vec![
+                ("blocks", done.blocks),
+                ("bytes", done.bytes),
+                ("skipped_written", done.skipped_written),
+                ("skipped_used", done.skipped_used),
+                ("skipped_limit", done.skipped_limit),
+                ("skipped_no_place", done.skipped_no_place),
+            ]
         }
         "save" => {
             let done = ram.save(request.path()?)?;

@@ -21,13 +21,42 @@ use crate::store::New;
 /// Bytes that are written and synced at once.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// What a writeback has done.
+/// What a writeback has done, and which of the blocks that it was to take it has not, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBack {
     /// Blocks that are on the backing file now and were not before.
     pub blocks: u64,
-    /// Bytes that they take there, and no longer in memory.
+    /// Bytes that they take there, and no longer in memory, unless other blocks share them.
     pub bytes: u64,
+    /// Blocks that somebody was writing.
+    pub skipped_written: u64,
+    /// Blocks that were used since they were chosen, and are no longer idle, or not what was asked
+    /// for any more.
+    pub skipped_used: u64,
+    /// Blocks longer than what was left of the limit.
+    pub skipped_limit: u64,
+    /// Blocks for which there is no place in the file: it has 2^40 bytes at most.
+    pub skipped_no_place: u64,
+}
+
+/// Why a block stays in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Skip {
+    Written,
+    Used,
+    Limit,
+    NoPlace,
+}
+
+impl WrittenBack {
+    fn skip(&mut self, why: Skip) {
+        *match why {
+            Skip::Written => &mut self.skipped_written,
+            Skip::Used => &mut self.skipped_used,
+            Skip::Limit => &mut self.skipped_limit,
+            Skip::NoPlace => &mut self.skipped_no_place,
+        } += 1;
+    }
 }
 
 /// Blocks on their way to the file.
@@ -59,7 +88,7 @@ impl Blocks {
         };
         let (mut hand, mut room) = (self.hand()?, self.room());
         let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
-        let mut planned = 0;
+        let (mut planned, mut left) = (0, limit_bytes);
         for block in self.targets(selection)? {
             if planned >= selection.blocks_max {
                 break;
@@ -67,9 +96,13 @@ impl Blocks {
             if batch.bytes.len() >= BATCH_BYTES {
                 self.commit(backing, &mut hand, &mut batch, &mut done)?;
             }
-            let left = limit_bytes - done.bytes - batch.bytes.len() as u64;
-            if self.copy(&mut hand, block, selection, left, &mut room, &mut batch) {
-                planned += 1;
+            match self.copy(&mut hand, block, selection, left, &mut room, &mut batch) {
+                Ok(len) => {
+                    planned += 1;
+                    // Whatever becomes of the block, the file is worn by so much.
+                    left = left.saturating_sub(len as u64);
+                }
+                Err(why) => done.skip(why),
             }
         }
         self.commit(backing, &mut hand, &mut batch, &mut done)?;
@@ -88,7 +121,8 @@ impl Blocks {
         Places { room, pinned, longest: self.form.stored_bytes_max() }
     }
 
-    /// Marks a block and copies it into the batch, if it is still selected and short enough.
+    /// Marks a block and copies it into the batch, unless it is no longer selected or too long, and
+    /// says how long it is.
     fn copy(
         &self,
         hand: &mut Hand,
@@ -97,13 +131,19 @@ impl Blocks {
         left: u64,
         room: &mut Places,
         batch: &mut Batch,
-    ) -> bool {
+    ) -> Result<usize, Skip> {
         let word = self.store.word(block);
-        if !selection.takes(word) || self.form.stored_bytes(word) as u64 > left {
-            return false;
+        if word.kind() != Kind::Object || word.is_locked() {
+            return Err(Skip::Written);
+        }
+        if !selection.takes(word) {
+            return Err(Skip::Used);
+        }
+        if self.form.stored_bytes(word) as u64 > left {
+            return Err(Skip::Limit);
         }
         if !hand.access.mark(block, word, |word| word.with_under_writeback(true)) {
-            return false;
+            return Err(self.overtaken_by(block, word));
         }
         let at = batch.bytes.len();
         let len = hand.access.peek(block, |word, stored| {
@@ -113,14 +153,20 @@ impl Blocks {
                 stored.len()
             })
         });
-        let Some(len) = len else { return false };
+        let Some(len) = len else { return Err(Skip::Written) };
         let Some(place) = room.take(len) else {
             batch.bytes.truncate(at);
             self.unmark(hand, block);
-            return false;
+            return Err(Skip::NoPlace);
         };
         batch.blocks.push(Copied { block, place, at, len });
-        true
+        Ok(len)
+    }
+
+    /// Who has changed a block's word: a reader changes its age alone.
+    fn overtaken_by(&self, block: u64, was: Word) -> Skip {
+        let read = self.store.word(block).with_age(was.age()) == was;
+        if read { Skip::Used } else { Skip::Written }
     }
 
     /// Writes the batch and shows it. If the file does not get it, all of it stays in memory.
@@ -139,8 +185,9 @@ impl Blocks {
             return Err(RamError::WriteBack { path, done: *done, source });
         }
         for Copied { block, place, len, .. } in batch.blocks.drain(..) {
-            let mut made = Word::NOTHING;
+            let (mut made, mut was) = (Word::NOTHING, Word::NOTHING);
             let shown = hand.access.remake(block, |word, stored, maker| {
+                was = word;
                 let ours = word.is_under_writeback() && word.kind() == Kind::Object;
                 if !ours || stored.len() != len {
                     return Ok(None);
@@ -155,7 +202,9 @@ impl Blocks {
                 done.blocks += 1;
                 done.bytes += len as u64;
             } else {
-                // A reader may have made it younger in between; it stays for the next time.
+                // It stays for the next time.
+                let is_ours = was.is_under_writeback() && was.kind() == Kind::Object;
+                done.skip(if is_ours { self.overtaken_by(block, was) } else { Skip::Written });
                 self.unmark(hand, block);
             }
         }
@@ -223,5 +272,165 @@ impl Places {
                 return Some(place);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::background::Which;
+    use crate::config::RamConfig;
+
+    const BLOCK: usize = 4096;
+
+    /// Blocks with a backing file, of which the first 16 hold noise and are a turn old.
+    struct Bench {
+        blocks: Blocks,
+        hand: Hand,
+        path: PathBuf,
+    }
+
+    impl Bench {
+        fn new(name: &str) -> Bench {
+            let name = format!("blockyard-writeback-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            let backing = Some(path.clone());
+            let config = RamConfig { size: 1 << 20, backing, ..RamConfig::default() };
+            let blocks = Blocks::new(&config).unwrap();
+            let hand = blocks.hand().unwrap();
+            let mut bench = Bench { blocks, hand, path };
+            (0..16).for_each(|block| bench.write(block));
+            bench.blocks.grow_older();
+            bench
+        }
+
+        fn write(&mut self, block: u64) {
+            fastrand::Rng::with_seed(block).fill(self.hand.block());
+            assert!(self.blocks.write(&mut self.hand, block).is_ok());
+        }
+
+        /// Writes back two blocks, between whose copy and whose end `meanwhile` happens.
+        fn write_back(&mut self, meanwhile: impl FnOnce(&mut Bench)) -> WrittenBack {
+            let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
+            let mut room = self.blocks.room();
+            for block in [0, 1] {
+                let copied = self.copy(block, &IDLE, u64::MAX, &mut room, &mut batch);
+                assert_eq!(copied, Ok(BLOCK));
+            }
+            meanwhile(self);
+            let Bench { blocks, hand, .. } = self;
+            let backing = blocks.form.backing.as_ref().unwrap();
+            blocks.commit(backing, hand, &mut batch, &mut done).unwrap();
+            done
+        }
+
+        fn copy(
+            &mut self,
+            block: u64,
+            selection: &Selection,
+            left: u64,
+            room: &mut Places,
+            batch: &mut Batch,
+        ) -> Result<usize, Skip> {
+            self.blocks.copy(&mut self.hand, block, selection, left, room, batch)
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    const IDLE: Selection = Selection {
+        which: Which::Idle,
+        age: 1,
+        threshold: 0,
+        blocks_max: u64::MAX,
+        priority: None,
+    };
+
+    #[test]
+    fn a_block_that_is_written_meanwhile_stays_and_is_counted() {
+        let mut bench = Bench::new("written");
+        let none = WrittenBack::default();
+        let done = bench.write_back(|bench| bench.write(0));
+        assert_eq!(done, WrittenBack { blocks: 1, bytes: 4096, skipped_written: 1, ..none });
+        let mut bench = Bench::new("discarded");
+        let done = bench.write_back(|bench| {
+            let Bench { blocks, hand, .. } = bench;
+            (0..2).for_each(|block| blocks.discard(hand, block));
+        });
+        assert_eq!(done, WrittenBack { skipped_written: 2, ..none });
+        // One that is read is still what was copied.
+        let mut bench = Bench::new("read");
+        let done = bench.write_back(|bench| {
+            assert_eq!(bench.blocks.read_here(&mut bench.hand, 1).map(<[u8]>::len), Ok(BLOCK));
+        });
+        assert_eq!(done, WrittenBack { blocks: 2, bytes: 8192, ..none });
+    }
+
+    #[test]
+    fn what_is_not_taken_has_a_reason() {
+        let mut bench = Bench::new("reasons");
+        let (mut room, mut batch) = (bench.blocks.room(), Batch::default());
+        bench.blocks.read_here(&mut bench.hand, 3).unwrap();
+        let Bench { blocks, hand, .. } = &mut bench;
+        blocks.discard(hand, 4);
+        for (block, left, why) in
+            [(3, u64::MAX, Skip::Used), (4, u64::MAX, Skip::Written), (5, 4095, Skip::Limit)]
+        {
+            let copied = bench.copy(block, &IDLE, left, &mut room, &mut batch);
+            assert_eq!(copied, Err(why), "block {block}");
+        }
+        // A file that has no place left: its last one is taken.
+        room.room = Room::beside(std::iter::once((256, 1 << 40)));
+        let copied = bench.copy(6, &IDLE, u64::MAX, &mut room, &mut batch);
+        assert_eq!(copied, Err(Skip::NoPlace));
+        assert!(!bench.blocks.store.word(6).is_under_writeback());
+        assert!(batch.blocks.is_empty() && batch.bytes.is_empty());
+        let mut done = WrittenBack::default();
+        for why in [Skip::Written, Skip::Used, Skip::Used, Skip::Limit, Skip::NoPlace] {
+            done.skip(why);
+        }
+        let counts = [done.skipped_written, done.skipped_used, done.skipped_limit];
+        assert_eq!((counts, done.skipped_no_place), ([1, 2, 1], 1));
+    }
+
+    /// A reader has a block's place in the file pinned, and reads it slowly. Meanwhile the block is
+    /// written, so that no word has the place any more, and others are written back.
+    #[test]
+    fn a_place_is_not_used_again_while_somebody_reads_it() {
+        let mut bench = Bench::new("place");
+        assert_eq!(bench.write_back(|_| ()).blocks, 2);
+        let taken = bench.blocks.store.word(0).place();
+        let mut reader = bench.blocks.access().unwrap();
+        reader.read(0, |word, _| {
+            assert_eq!((word.kind(), word.place()), (Kind::Backing, taken));
+            bench.write(0);
+            let others = Selection { which: Which::Huge, blocks_max: 4, ..Selection::default() };
+            assert_eq!(bench.blocks.write_back(&others, u64::MAX).unwrap().blocks, 4);
+            for block in 0..16 {
+                let word = bench.blocks.store.word(block);
+                assert!(word.kind() != Kind::Backing || word.place() != taken, "block {block}");
+            }
+        });
+        // Then it is.
+        assert!(bench.blocks.write_back(&Selection::default(), u64::MAX).unwrap().blocks > 4);
+        let again = (0..16).map(|block| bench.blocks.store.word(block));
+        let mut again = again.filter(|word| word.kind() == Kind::Backing);
+        assert!(again.any(|word| word.place() == taken));
+    }
+
+    #[test]
+    fn a_reader_is_told_from_a_writer() {
+        let mut bench = Bench::new("told");
+        let was = bench.blocks.store.word(2);
+        bench.blocks.read_here(&mut bench.hand, 2).unwrap();
+        assert_eq!(bench.blocks.overtaken_by(2, was), Skip::Used);
+        bench.write(2);
+        assert_eq!(bench.blocks.overtaken_by(2, was), Skip::Written);
     }
 }

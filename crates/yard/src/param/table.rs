@@ -320,6 +320,7 @@ const RAM_HINTS: &[(&str, &str)] = &[
     ("recomp_algorithm", "write recomp_algo=zstd"),
     ("use_dedup", "write dedup=1"),
     ("backing_dev", "write backing=FILE"),
+    ("writeback_limit", "it is of each command: blockyard ram writeback NAME --limit SIZE"),
     (
         "mem_used_max",
         "it is a statistic: blockyard stats NAME; blockyard ram set NAME mem_used_max=0",
