@@ -44,6 +44,17 @@ pub struct Ram {
     compactor: Mutex<Option<Compactor>>,
 }
 
+/// What is changed while a device is used; what is `None` or `false` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// As [`Ram::set_mem_limit`].
+    pub mem_limit: Option<u64>,
+    /// As [`Ram::set_compact`].
+    pub compact: Option<u8>,
+    /// As [`Ram::reset_mem_used_max`].
+    pub resets_mem_used_max: bool,
+}
+
 /// What the device and its queues share.
 pub(crate) struct Shared {
     pub(crate) config: RamConfig,
@@ -133,6 +144,27 @@ impl Ram {
     pub fn set_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
         self.shared.config.check_mem_limit(bytes)?;
         self.shared.blocks.set_mem_limit(bytes);
+        Ok(())
+    }
+
+    /// Makes several settings, all of them or, if one will not do, none.
+    ///
+    /// # Errors
+    /// Those of each of them.
+    pub fn set(&self, settings: &Settings) -> Result<(), RamError> {
+        if let Some(bytes) = settings.mem_limit {
+            self.shared.config.check_mem_limit(bytes)?;
+        }
+        // First what may fail by more than its value: it may want a thread.
+        if let Some(percent) = settings.compact {
+            self.set_compact(percent)?;
+        }
+        if let Some(bytes) = settings.mem_limit {
+            self.shared.blocks.set_mem_limit(bytes);
+        }
+        if settings.resets_mem_used_max {
+            self.reset_mem_used_max();
+        }
         Ok(())
     }
 
@@ -352,5 +384,36 @@ impl Device for Ram {
 impl fmt::Debug for Ram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ram").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limit was set once, and then there was no thread to compact.
+    #[test]
+    fn settings_are_made_all_at_once_or_not_at_all() {
+        let config = RamConfig { size: 4 << 20, compact: 0, ..RamConfig::default() };
+        let ram = Ram::open(config).unwrap();
+        let all =
+            Settings { mem_limit: Some(1 << 20), compact: Some(5), resets_mem_used_max: true };
+        let is_set = |ram: &Ram| (ram.stats().mm.mem_limit, ram.compact_percent());
+        let crowd: Vec<_> = std::iter::from_fn(|| ram.shared.blocks.access().ok()).collect();
+        let error = ram.set(&all).unwrap_err();
+        assert!(matches!(error, RamError::Crowded { .. }), "{error}");
+        assert_eq!(is_set(&ram), (0, 0));
+        drop(crowd);
+        for (settings, field) in [
+            (Settings { compact: Some(101), ..all }, "compact"),
+            (Settings { mem_limit: Some(1), ..all }, "mem_limit"),
+        ] {
+            assert_eq!(ram.set(&settings).unwrap_err().field(), field);
+            assert_eq!(is_set(&ram), (0, 0), "{field}");
+        }
+        ram.set(&all).unwrap();
+        assert_eq!(is_set(&ram), (1 << 20, 5));
+        ram.set(&Settings::default()).unwrap();
+        assert_eq!(is_set(&ram), (1 << 20, 5));
     }
 }

@@ -39,7 +39,7 @@ pub use background::{
 };
 pub use codec::{Algo, Codec, CodecConfig};
 pub use config::RamConfig;
-pub use device::Ram;
+pub use device::{Ram, Settings};
 pub use error::RamError;
 pub use pool::{
     Cache, Compacted, Load, NoSpace, Object, Pool, PoolConfig, PoolError, SizeClass, Usage,

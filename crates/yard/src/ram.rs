@@ -5,7 +5,7 @@ mod histograms;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use blockyard_ram::{BlockState, Ram, RamStats, Selection, StatesPage, Which};
+use blockyard_ram::{BlockState, Ram, RamStats, Selection, Settings, StatesPage, Which};
 use serde::{Deserialize, Serialize};
 
 use crate::error::YardError;
@@ -401,18 +401,11 @@ fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, Yard
     if let Some(bytes) = request.mem_used_max.filter(|bytes| *bytes > 0) {
         return Err(argument("mem_used_max", bytes, "0, which begins anew from what is used now"));
     }
-    if let Some(percent) = request.compact.filter(|percent| *percent > 100) {
-        return Err(argument("compact", percent, "1 to 100 percent, or 0 for never"));
-    }
-    if let Some(bytes) = request.mem_limit {
-        ram.set_mem_limit(bytes)?;
-    }
-    if let Some(percent) = request.compact {
-        ram.set_compact(percent)?;
-    }
-    if request.mem_used_max.is_some() {
-        ram.reset_mem_used_max();
-    }
+    ram.set(&Settings {
+        mem_limit: request.mem_limit,
+        compact: request.compact,
+        resets_mem_used_max: request.mem_used_max.is_some(),
+    })?;
     let mm = ram.stats().mm;
     Ok(vec![
         ("mem_limit", mm.mem_limit),
