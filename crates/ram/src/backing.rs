@@ -9,9 +9,9 @@
 //! block that was written back frees its place without doing anything. What is in the file means
 //! nothing after the end of the device.
 
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use blockyard_sync::entry_words::{PLACE_BYTES, PLACES_MAX};
@@ -22,6 +22,8 @@ use crate::error::RamError;
 
 /// What a file of ours begins with.
 const MAGIC: [u8; 8] = *b"BLKYBACK";
+/// Its owner alone reads it: it holds a disk's contents.
+const MODE: u32 = 0o600;
 /// Bytes before the first place.
 const HEAD_BYTES: u64 = 4096;
 /// Grain of places: a cache line, of which compressed pages have many sizes.
@@ -47,7 +49,7 @@ impl Backing {
             move |source| RamError::File { field: "backing", path, what, source }
         };
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.read(true).write(true).create(true).truncate(false).mode(MODE);
         let file = options.open(path).map_err(refused("cannot be opened"))?;
         file.try_lock().map_err(|error| {
             let source = match error {
@@ -69,6 +71,8 @@ impl Backing {
                 return Err(RamError::invalid("backing", path.display(), wanted));
             }
         }
+        let narrowed = file.set_permissions(Permissions::from_mode(MODE));
+        narrowed.map_err(refused("cannot be made its owner's alone"))?;
         file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
         file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
         let none = || Published::new(Ration::new(0));
@@ -195,6 +199,30 @@ mod tests {
         assert_eq!(&back, b"stored");
         drop(first);
         assert!(Backing::open(&path).is_ok());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn its_owner_alone_reads_it() {
+        let name = format!("blockyard-backing-mode-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        let open_to_all = || {
+            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        };
+        drop(Backing::open(&path).unwrap());
+        assert_eq!(mode(), MODE, "one that is made");
+        open_to_all();
+        drop(Backing::open(&path).unwrap());
+        assert_eq!(mode(), MODE, "one that was a backing file");
+        std::fs::write(&path, "").unwrap();
+        open_to_all();
+        drop(Backing::open(&path).unwrap());
+        assert_eq!(mode(), MODE, "an empty one");
+        std::fs::write(&path, "somebody's own").unwrap();
+        open_to_all();
+        Backing::open(&path).unwrap_err();
+        assert_eq!(mode(), 0o644, "one that is left alone");
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -19,6 +19,7 @@ use crate::config::RamConfig;
 use crate::dedup;
 use crate::error::RamError;
 use crate::form::word_of;
+use crate::pool::NoSpace;
 use crate::snapshot::{Header, Reader, Record, SnapshotError, Stored, Writer};
 use crate::store::New;
 
@@ -192,7 +193,8 @@ impl Blocks {
             maker.make(New::Bytes(&changed, word)).map(Some)
         });
         // The same bytes but one are counted as before.
-        Ok(flipped.is_ok_and(|old| old.is_some()))
+        let flipped = flipped.map_err(|NoSpace| RamError::no_memory("flip", block))?;
+        Ok(flipped.is_some())
     }
 
     /// Fills blocks that were never written with those of a snapshot.
@@ -256,8 +258,7 @@ impl Blocks {
                 }
             };
             if !done.is_ok() {
-                let wanted = "more: the snapshot does not fit, or the system has no memory";
-                return Err(RamError::invalid("mem_limit", config.mem_limit, wanted));
+                return Err(no_room(config, name()));
             }
         }
         if config.compact > 0 {
@@ -299,6 +300,14 @@ impl Blocks {
             }
             Err(_) => Status::NoSpc,
         }
+    }
+}
+
+/// Why a snapshot is too large.
+fn no_room(config: &RamConfig, path: String) -> RamError {
+    match config.mem_limit {
+        0 => RamError::no_memory("load", path),
+        limit => RamError::invalid("mem_limit", limit, "more: the snapshot does not fit"),
     }
 }
 

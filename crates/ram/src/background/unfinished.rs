@@ -94,13 +94,28 @@ fn open(path: &Path) -> io::Result<File> {
     })
 }
 
-/// Whether a file begins as what is written here: a snapshot, or a zstd dictionary.
+/// Whether a file begins as what is written here, a snapshot or a zstd dictionary, or holds zeros
+/// only: a power cut leaves those where a length was durable and what had been written was not.
 fn was_left_by_us(file: &File) -> bool {
     let mut start = [0; 8];
     // A writer that was killed early has left fewer.
     let Ok(len) = file.read_at(&mut start, 0) else { return false };
     let begins = |magic: &[u8]| start[..len.min(magic.len())] == magic[..len.min(magic.len())];
-    begins(&crate::snapshot::MAGIC) || begins(&DICTIONARY_MAGIC)
+    begins(&crate::snapshot::MAGIC) || begins(&DICTIONARY_MAGIC) || holds_zeros(file)
+}
+
+/// Looks no further than the first byte that is none.
+fn holds_zeros(file: &File) -> bool {
+    let (mut piece, mut at) = (vec![0; 1 << 20], 0);
+    loop {
+        match file.read_at(&mut piece, at) {
+            Ok(0) => return true,
+            Ok(len) if piece[..len].iter().all(|byte| *byte == 0) => at += len as u64,
+            Ok(_) => return false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return false,
+        }
+    }
 }
 
 fn not_ours(path: &Path, what: &str) -> io::Error {
@@ -144,7 +159,9 @@ mod tests {
     fn what_a_killed_writer_left_is_taken_over() {
         let folder = Folder::new("killed");
         let into = folder.0.join("disk");
-        let starts = [&crate::snapshot::MAGIC[..], &crate::snapshot::MAGIC[..3], &DICTIONARY_MAGIC];
+        let zeros = vec![0; 3 << 20];
+        let magic = &crate::snapshot::MAGIC;
+        let starts = [&magic[..], &magic[..3], &DICTIONARY_MAGIC, &zeros[..3], &zeros];
         for start in starts {
             std::fs::write(folder.0.join("disk.unfinished"), start).unwrap();
             let unfinished = Unfinished::beside(&into).unwrap();
@@ -172,6 +189,12 @@ mod tests {
         let refused = Unfinished::beside(&into).unwrap_err().to_string();
         assert!(refused.contains("was not left by a save"), "{refused}");
         assert_eq!(std::fs::read(&beside).unwrap(), b"somebody's own");
+        let mut late = vec![0; 3 << 20];
+        late.push(1);
+        std::fs::write(&beside, &late).unwrap();
+        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        assert!(refused.contains("was not left by a save"), "{refused}");
+        assert!(std::fs::read(&beside).unwrap() == late);
         std::fs::remove_file(&beside).unwrap();
         std::fs::create_dir(&beside).unwrap();
         assert!(Unfinished::beside(&into).is_err());
