@@ -37,6 +37,9 @@ const PASS_SEGMENTS: u64 = 16;
 const ROOM_PART: u64 = 16;
 /// Pages that such a compaction wins at least, if it can.
 const ROOM_PAGES: u64 = 16;
+/// After so many words, and so many objects, a pass looks whether it is to stop.
+const LOOK_WORDS: u64 = 1 << 16;
+const LOOK_OBJECTS: u64 = 1024;
 /// Objects that find no place in a pass, after which it ends.
 const MISSES_MAX: u32 = 64;
 
@@ -224,11 +227,15 @@ impl Cache {
     ) {
         let (mut misses, mut copies) = (0, Copies::new());
         for block in 0..entries.blocks() {
+            // A long table with little in it takes long as well.
+            if block % LOOK_WORDS == LOOK_WORDS - 1 && stop() {
+                break;
+            }
             let is_marked = |object| marks.contains(object);
             if !Object::of(entries.load(block)).is_some_and(is_marked) {
                 continue;
             }
-            if done.objects_moved % 1024 == 1023 && stop() {
+            if done.objects_moved % LOOK_OBJECTS == LOOK_OBJECTS - 1 && stop() {
                 break;
             }
             let guard = seat.pin(entries, block);

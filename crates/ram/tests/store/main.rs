@@ -407,6 +407,29 @@ fn a_pass_that_is_stopped_leaves_its_holes() {
     check_accounts(&mut access, 0);
 }
 
+/// A device that is to go waits for nobody who walks a long table, however little there is to move.
+#[cfg(not(miri))]
+#[test]
+fn a_long_table_is_asked_for_its_end_on_the_way() {
+    let store = store(1 << 18, |config| config.segment_bytes = Some(4 * BLOCK));
+    let mut access = store.access().unwrap();
+    for block in 0..60 {
+        let bytes = stamped(block, 1, BLOCK / 2);
+        access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+    }
+    (0..60).filter(|block| block % 3 > 0).for_each(|block| {
+        access.replace(block, New::Word(Word::NOTHING)).unwrap();
+    });
+    let mut asked = 0;
+    let done = access.compact(|| {
+        asked += 1;
+        false
+    });
+    assert!(done.passes > 0 && done.objects_moved > 0, "{done:?}");
+    assert!(asked >= 4 * done.passes, "{asked} times in {done:?}");
+    check_accounts(&mut access, 0);
+}
+
 #[test]
 fn a_reader_keeps_its_object_and_no_other() {
     let store = store(200, |_| {});
