@@ -1,6 +1,7 @@
 //! Beside the running kernel's zram: the same data by the same algorithm take as many bytes, and
-//! less memory in all. Needs root and a kernel that has zram; where there is none the test says so
-//! on the terminal, whatever captures its output, and compares nothing.
+//! less memory in all: programs as files, in a tar, and in an ext4 image with other files. Needs
+//! root and a kernel that has zram; where there is none the test says so on the terminal, whatever
+//! captures its output, and compares nothing.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::fs::{self, OpenOptions};
@@ -16,8 +17,10 @@ use blockyard_core::{Composed, Disk, Flags, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
 const BLOCK: usize = 4096;
-/// Most bytes that are compared.
+/// As many bytes of programs are compared, or a little more.
 const BYTES_MAX: usize = 24 << 20;
+/// The longest of them.
+const PROGRAM_BYTES_MAX: usize = 4 << 20;
 /// What zram's table takes for a page: handle and flags.
 const ZRAM_ENTRY_BYTES: u64 = 16;
 
@@ -78,19 +81,75 @@ fn say_loudly(what: &str) {
     let _ = writeln!(io::stderr(), "\nNOT COMPARED WITH ZRAM: {what}\n");
 }
 
-/// Whole files of a folder one after the other, in the order of their names.
-fn files(root: &str) -> Vec<u8> {
-    let mut paths: Vec<_> = fs::read_dir(root).unwrap().flatten().map(|e| e.path()).collect();
+/// A folder of the test's own, gone at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        let name = format!("blockyard-beside-zram-{}", std::process::id());
+        let folder = Folder(std::env::temp_dir().join(name));
+        fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The programs that every machine has, by name, until there are enough bytes of them; none that
+/// would be most of it.
+fn programs() -> Vec<PathBuf> {
+    let entries = fs::read_dir("/usr/bin").unwrap().flatten();
+    let len = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len() as usize);
+    let paths = entries.map(|entry| entry.path());
+    let is_one = |path: &PathBuf| path.is_file() && len(path) <= PROGRAM_BYTES_MAX;
+    let mut paths: Vec<_> = paths.filter(is_one).collect();
     paths.sort();
-    let mut data = Vec::new();
-    for path in paths.iter().filter(|path| path.is_file()) {
-        data.extend(fs::read(path).unwrap_or_default());
-        if data.len() >= BYTES_MAX {
+    let mut bytes = 0;
+    let enough = paths.iter().position(|path| {
+        bytes += len(path);
+        bytes >= BYTES_MAX
+    });
+    paths.truncate(enough.map_or(paths.len(), |last| last + 1));
+    paths
+}
+
+/// Whole files one after the other.
+fn files() -> Vec<u8> {
+    programs().iter().flat_map(|path| fs::read(path).unwrap_or_default()).collect()
+}
+
+/// A tar of them.
+fn tar() -> Vec<u8> {
+    let made = Command::new("tar").args(["--create", "--dereference"]).args(programs()).output();
+    let made = made.unwrap();
+    assert!(made.status.success(), "tar: {}", String::from_utf8_lossy(&made.stderr));
+    made.stdout
+}
+
+/// A file system that holds half of them, and the headers that every machine with a compiler has.
+fn image(folder: &Folder) -> Vec<u8> {
+    let (tree, image) = (folder.0.join("tree"), folder.0.join("image"));
+    fs::create_dir_all(&tree).unwrap();
+    let mut bytes = 0;
+    for path in programs() {
+        bytes += fs::copy(&path, tree.join(path.file_name().unwrap())).unwrap_or(0) as usize;
+        if bytes >= BYTES_MAX / 2 {
             break;
         }
     }
-    data.truncate(data.len().min(BYTES_MAX) / BLOCK * BLOCK);
-    data
+    let run = |program: &str, args: &[&std::ffi::OsStr]| {
+        let done = Command::new(program).args(args).output().unwrap();
+        assert!(done.status.success(), "{program}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let [tree, image] = [tree.as_os_str(), image.as_os_str()];
+    run("cp", &["-r".as_ref(), "/usr/include/linux".as_ref(), tree]);
+    let options = ["-q", "-t", "ext4", "-d"].map(AsRef::as_ref);
+    run("mke2fs", &[&options[..], &[tree, image, "64M".as_ref()]].concat());
+    fs::read(image).unwrap()
 }
 
 fn ours(data: &[u8]) -> Arc<Ram> {
@@ -104,26 +163,34 @@ fn ours(data: &[u8]) -> Arc<Ram> {
     ram
 }
 
-#[test]
-fn as_small_as_zram_and_less_memory() {
-    let data = files("/usr/bin");
-    assert!(data.len() > BYTES_MAX / 2, "/usr/bin holds {} bytes only", data.len());
-    let zram = match Zram::add(data.len()) {
-        Ok(zram) => zram,
-        Err(error) => return say_loudly(&format!("no device of it can be made: {error}")),
-    };
+/// Both sides hold the data: their sizes, within 2 % of one another, and memory in all.
+fn compare(name: &str, data: &[u8], zram: &Zram) {
     let mut device = OpenOptions::new().write(true).open(&zram.node).unwrap();
-    device.write_all(&data).unwrap();
+    device.write_all(data).unwrap();
     device.sync_all().unwrap();
     let [orig, compressed, used] = zram.stored();
-    let stats = ours(&data).stats();
+    let stats = ours(data).stats();
     let mm = stats.mm;
-    assert_eq!((mm.orig_data_size, orig), (data.len() as u64, data.len() as u64));
+    assert_eq!((mm.orig_data_size, orig), (data.len() as u64, data.len() as u64), "{name}");
     let ratio = mm.compr_data_size as f64 / compressed as f64;
-    println!("compressed {} and {compressed}: {ratio:.4}", mm.compr_data_size);
-    assert!((0.98..=1.02).contains(&ratio), "{mm:?}, zram: {compressed}");
+    println!("{name}: compressed {} and {compressed}: {ratio:.4}", mm.compr_data_size);
+    assert!((0.98..=1.02).contains(&ratio), "{name}: {mm:?}, zram: {compressed}");
     let table = data.len() as u64 / BLOCK as u64 * ZRAM_ENTRY_BYTES;
     let (all, theirs) = (mm.mem_used_total + stats.table_bytes, used + table);
-    println!("memory {all} and {theirs}: {:.4}", all as f64 / theirs as f64);
-    assert!(all < theirs, "{stats:?}, zram: {used} and a table of {table}");
+    println!("{name}: memory {all} and {theirs}: {:.4}", all as f64 / theirs as f64);
+    assert!(all < theirs, "{name}: {stats:?}, zram: {used} and a table of {table}");
+}
+
+#[test]
+fn as_small_as_zram_and_less_memory() {
+    let folder = Folder::new();
+    let inputs = [("programs", files()), ("tar", tar()), ("ext4 image", image(&folder))];
+    for (name, mut data) in inputs {
+        data.truncate(data.len() / BLOCK * BLOCK);
+        assert!(data.len() > BYTES_MAX / 2, "{name}: {} bytes only", data.len());
+        match Zram::add(data.len()) {
+            Ok(zram) => compare(name, &data, &zram),
+            Err(error) => return say_loudly(&format!("no device of it can be made: {error}")),
+        }
+    }
 }

@@ -222,6 +222,8 @@ mod tests {
         assert!(memory.populate(0, 2 * HUGE_BYTES));
         // SAFETY: the range is this test's, and nobody else looks at it.
         unsafe { memory.write(0, &[7; 100]) };
+        // SAFETY: as above.
+        unsafe { memory.write(256 << 10, &[9; 100]) };
         memory.gather(0);
         let first = memory.address(0, 1);
         if is_huge(first) != Some(true) {

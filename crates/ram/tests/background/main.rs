@@ -2,6 +2,8 @@
 //! read as before after each of it, and while it goes on.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
+#[cfg(feature = "c-codecs")]
+mod selection;
 mod snapshot;
 mod writeback;
 
