@@ -1,29 +1,112 @@
 //! RAM disks: snapshots that somebody has written, and compressed bytes that nobody has compressed.
 //! Whatever they are, they are refused with a reason, or mean blocks of the device.
 
+use std::sync::OnceLock;
+
 use blockyard_ram::codec::{Codec, CodecConfig, Decoder};
-use blockyard_ram::snapshot::{Reader, SnapshotError, Stored};
-use blockyard_ram::{Algo, RamConfig};
+use blockyard_ram::snapshot::{Header, Reader, Record, SnapshotError, Stored, Writer};
+use blockyard_ram::{Algo, Ram, RamConfig};
 
 use crate::input::Input;
 
 /// Bytes of a block in the codecs' target.
 const UNIT: usize = 4096;
 
-/// Reads the bytes as a snapshot: as they are, or in pieces with the checksums made good, because
-/// what is behind those would hardly be reached otherwise.
+/// Of larger devices none is made.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// Reads the bytes as a snapshot, and makes a device of it: of the bytes as they are, of pieces, or
+/// of a snapshot with some of its bytes changed; the two with the checksums made good, because what
+/// is behind those would hardly be reached otherwise.
 ///
 /// # Panics
-/// If a record that was taken makes no sense for the header, or an error says nothing.
+/// If a record that was taken makes no sense for the header, an error says nothing, or a device
+/// takes what the reader refuses.
 pub fn snapshot(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let file = match input.below(4) {
         0 => input.take(usize::MAX).to_vec(),
-        _ => mended(&mut input),
+        1 => mended(&mut input),
+        _ => changed(&mut input),
     };
-    if let Err(error) = read(&file) {
+    let read = read(&file);
+    if let Err(error) = &read {
         assert!(!error.to_string().is_empty());
     }
+    match open(&file) {
+        Some(Ok(())) => assert!(read.is_ok(), "a device of what is no snapshot: {read:?}"),
+        Some(Err(error)) => assert!(!error.is_empty()),
+        None => {}
+    }
+}
+
+/// Makes a device of a snapshot; `None` if its header is none, or of a large one.
+fn open(file: &[u8]) -> Option<Result<(), String>> {
+    let header = Reader::new(file).ok()?.header().clone();
+    if header.size > SIZE_MAX {
+        return None;
+    }
+    let name = format!("blockyard-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, file).expect("there is room for a small file");
+    let Header { size, unit, codecs } = header;
+    // The one that is in the file, so that blocks are taken as they are, or another one.
+    let codec = if codecs.len() > 1 { codecs[1].clone() } else { RamConfig::default().codec };
+    let load = Some(path.clone());
+    let opened =
+        Ram::open(RamConfig { size, unit, codec, load, compact: 0, ..RamConfig::default() });
+    std::fs::remove_file(&path).expect("it was written just now");
+    Some(opened.map(drop).map_err(|error| error.to_string()))
+}
+
+/// A whole snapshot: blocks of every kind.
+fn sample() -> &'static [u8] {
+    static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+    SAMPLE.get_or_init(|| {
+        let config = RamConfig::default().codec;
+        let codec = Codec::new(&config, "algo").expect("the default is built in");
+        let mut encoder = codec.encoder(UNIT).expect("there is memory for a block");
+        let header = Header { size: SIZE_MAX, unit: UNIT as u32, codecs: vec![config] };
+        let mut writer = Writer::new(Vec::new(), &header).expect("memory takes all");
+        let mut packed = vec![0; 2 * UNIT];
+        for block in 0..6u64 {
+            let plain: Vec<u8> = (0..UNIT as u64).map(|at| (at * block / 9) as u8).collect();
+            let (stored, bytes) = match block {
+                0 => (Stored::Same, &plain[..8]),
+                5 => (Stored::Raw, &plain[..]),
+                _ => {
+                    let len = codec.compress(&mut encoder, &plain, &mut packed, UNIT);
+                    (Stored::Packed(0), &packed[..len.expect("a slope compresses")])
+                }
+            };
+            let record = Record { block: 3 * block, stored, bytes };
+            writer.record(record).expect("memory takes all");
+        }
+        writer.finish().expect("memory takes all")
+    })
+}
+
+/// The sample with some bytes changed, and its checksums made good wherever its lengths say that
+/// they are.
+fn changed(input: &mut Input<'_>) -> Vec<u8> {
+    let mut file = sample().to_vec();
+    // Few, or nothing of it is left; most of them where something is decided.
+    for _ in 0..=input.below(4) {
+        let at = input.word() as usize % if input.below(2) == 0 { 64 } else { file.len() };
+        file[at] ^= input.byte();
+    }
+    let mut from = 0;
+    // The header's length stands where a record's does.
+    while let Some(len) = file.get(from + 12..from + 16) {
+        let len = u32::from_le_bytes(len.try_into().expect("four bytes")) as usize;
+        let Some(end) = from.checked_add(16 + len).filter(|end| end + 4 <= file.len()) else {
+            break;
+        };
+        let right = checksum(&file[from..end]).to_le_bytes();
+        file[end..end + 4].copy_from_slice(&right);
+        from = end + 4;
+    }
+    file
 }
 
 fn read(file: &[u8]) -> Result<(), SnapshotError> {
@@ -120,5 +203,27 @@ pub fn codecs(bytes: &[u8]) {
         let len = len.expect("there is room for anything");
         assert_eq!(codec.decompress_here(&mut decoder, &packed[..len], &mut block), Ok(()));
         assert!(block == plain, "{algo} changes a block");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Or the target would not look behind the checksums.
+    #[test]
+    fn what_is_changed_gets_behind_the_checksums() {
+        assert!(read(sample()).is_ok() && open(sample()) == Some(Ok(())));
+        let errors = |count: u64| {
+            let files = (0..count).map(|seed| {
+                let byte = |at: u64| checksum(&(seed << 8 | at).to_le_bytes()) as u8;
+                changed(&mut Input::new(&(0..64).map(byte).collect::<Vec<u8>>()))
+            });
+            files.filter_map(|file| open(&file)?.err()).collect::<Vec<_>>()
+        };
+        let all = errors(300);
+        let says = |what: &str| all.iter().any(|error| error.contains(what));
+        assert!(says("does not decompress") && says("makes no sense"), "{all:?}");
+        assert!(!all.is_empty() && !all.iter().all(|error| error.contains("checksum")));
     }
 }
