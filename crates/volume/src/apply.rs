@@ -4,7 +4,7 @@
 use crate::error::VolumeError;
 use crate::format::NODE_BLOCKS;
 use crate::format::entry::Entry;
-use crate::map::{Away, Frozen, Map, Span, Tally};
+use crate::map::{Away, Map, Span, Tally};
 use crate::record::Live;
 use crate::segments::Segments;
 use crate::store::Directory;
@@ -105,9 +105,8 @@ impl<'a, D: Directory> Apply<'a, D> {
     }
 
     /// Nobody needs a map any more, unless others share it.
-    pub(crate) fn forget(&mut self, nodes: &Frozen) {
-        let leaves: u64 = nodes.iter().flatten().map(|node| node.count()).sum();
-        self.tally.unknown(leaves * crate::map::LEAF_UNKNOWN_BYTES);
+    pub(crate) fn forget(&mut self, map: &Map) {
+        self.tally.unknown(map.leaf_count() * crate::map::LEAF_UNKNOWN_BYTES);
     }
 
     fn span(

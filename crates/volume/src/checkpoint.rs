@@ -110,7 +110,7 @@ impl Marks {
                 continue;
             }
             node.home().iter().for_each(|home| self.entry(home));
-            for leaf in node.leaves().iter().flatten() {
+            for (_, leaf) in node.leaves() {
                 if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
                     leaf.home().iter().for_each(|home| self.entry(home));
                 }
@@ -368,7 +368,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         {
             return Ok(home);
         }
-        for leaf in node.leaves().iter().flatten().filter(|leaf| leaf.home().is_none()) {
+        for (_, leaf) in node.leaves().filter(|(_, leaf)| leaf.home().is_none()) {
             if !self.leaves.contains_key(&Arc::as_ptr(leaf)) {
                 let page = leaf.page().expect("what has no home is in memory");
                 let home = self.page(|bytes| page.print(bytes))?;

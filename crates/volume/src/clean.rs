@@ -136,7 +136,7 @@ fn pages_that_fit<D: Directory>(
             continue;
         }
         let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
-        for leaf in node.leaves().iter().flatten() {
+        for (_, leaf) in node.leaves() {
             let Some(number) = leaf.home().map(segment) else { continue };
             left.insert(number);
             if leaves.insert(Arc::as_ptr(leaf))
@@ -168,10 +168,9 @@ fn bring_pages<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) 
     for (_, copied, map) in &frozen.volumes {
         for (number, node) in map.iter().enumerate() {
             let Some(node) = node else { continue };
-            let leaves = node.leaves().iter().flatten();
-            let left = leaves.filter(|leaf| leaf.home().is_some_and(is_left));
+            let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
             let mut is_any = node.home().is_some_and(is_left);
-            for leaf in left {
+            for (_, leaf) in left {
                 is_any = true;
                 if pool.is_running() && !pool.is_hurried() {
                     // What cannot be read stays where it is, and is told then.

@@ -128,7 +128,7 @@ impl Span {
 
     /// Blocks that are this map's alone, as far as that is known.
     fn owned(&self) -> u64 {
-        let leaves = self.node.iter().flat_map(|node| node.leaves().iter().flatten());
+        let leaves = self.node.iter().flat_map(|node| node.leaves().map(|(_, leaf)| leaf));
         let own = leaves.filter(|leaf| self.stamp(0).owns(leaf));
         own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
     }
@@ -320,6 +320,12 @@ impl Map {
     #[inline]
     pub fn place(block: u64) -> (usize, u32) {
         ((block / NODE_BLOCKS) as usize, (block % NODE_BLOCKS) as u32)
+    }
+
+    /// How many leaves it has.
+    pub(crate) fn leaf_count(&self) -> u64 {
+        let count = |span: &mut Span| span.node.as_ref().map_or(0, |node| node.count());
+        self.spans.iter().map(|span| span.with(count)).sum()
     }
 
     /// Works on a span under its lock.

@@ -112,10 +112,10 @@ pub(crate) fn pages<D: Directory>(
 ) {
     each_node(volumes, spans, |node, changed| {
         let mut copy = node.home().is_some_and(&is_left).then(|| node.clone());
-        for (at, leaf) in node.leaves().iter().enumerate() {
-            let Some(leaf) = leaf.as_ref().filter(|leaf| leaf.home().is_some_and(&is_left)) else {
+        for (at, leaf) in node.leaves() {
+            if !leaf.home().is_some_and(&is_left) {
                 continue;
-            };
+            }
             let key = ptr::from_ref::<Leaf>(leaf);
             let twin = match changed.leaves.get(&key) {
                 Some(known) => Arc::clone(known),

@@ -25,7 +25,7 @@ impl Running {
         self.pool().settle();
         let mut usage = Usage { traits: live.listed(), blocks: 0, stored_bytes: 0 };
         for node in live.map.freeze().iter().flatten() {
-            for leaf in node.leaves().iter().flatten() {
+            for (_, leaf) in node.leaves() {
                 let page = self.pool().segments().page(leaf)?;
                 for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
                     usage.blocks += 1;

@@ -83,8 +83,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             if !self.page(now, number * NODE_BLOCKS, node.home(), What::Node) {
                 continue;
             }
-            for (at, leaf) in node.leaves().iter().enumerate() {
-                let Some(leaf) = leaf else { continue };
+            for (at, leaf) in node.leaves() {
                 let first = number * NODE_BLOCKS + (at * FAN) as u64;
                 if !self.page(now, first, leaf.home(), What::Leaf) {
                     continue;

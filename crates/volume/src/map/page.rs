@@ -255,25 +255,26 @@ impl Leaf {
     }
 }
 
+/// How many leaves of a node are shared as one, and how many such parts it has: a copy of a node in
+/// which one leaf is to be changed costs a reference for each part and each leaf of one of them.
+const PART: usize = 16;
+const PARTS: usize = FAN / PART;
+
+type Part = [Option<Arc<Leaf>>; PART];
+
 /// A node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Node {
-    leaves: [Option<Arc<Leaf>>; FAN],
-    /// How many of them there are.
+    parts: [Option<Arc<Part>>; PARTS],
+    /// How many leaves there are.
     count: u16,
     home: OnceLock<Entry>,
-}
-
-impl Default for Node {
-    fn default() -> Node {
-        Node { leaves: [const { None }; FAN], count: 0, home: OnceLock::new() }
-    }
 }
 
 /// A copy is about to be changed.
 impl Clone for Node {
     fn clone(&self) -> Node {
-        Node { leaves: self.leaves.clone(), count: self.count, home: OnceLock::new() }
+        Node { parts: self.parts.clone(), count: self.count, home: OnceLock::new() }
     }
 }
 
@@ -296,12 +297,20 @@ impl Stamp {
 impl Node {
     /// A leaf, if it has any blocks.
     pub fn leaf(&self, at: usize) -> Option<&Arc<Leaf>> {
-        self.leaves[at].as_ref()
+        self.parts[at / PART].as_ref()?[at % PART].as_ref()
     }
 
-    /// Its leaves.
-    pub fn leaves(&self) -> &[Option<Arc<Leaf>>; FAN] {
-        &self.leaves
+    /// Its leaves, each with its place.
+    pub fn leaves(&self) -> impl Iterator<Item = (usize, &Arc<Leaf>)> {
+        let parts = (0..).step_by(PART).zip(&self.parts);
+        let parts = parts.filter_map(|(first, part)| Some((first, part.as_ref()?)));
+        let leaves = parts.flat_map(|(first, part)| (first..).zip(part.iter()));
+        leaves.filter_map(|(at, leaf)| Some((at, leaf.as_ref()?)))
+    }
+
+    /// Where a leaf is or will be, in a part that is this node's alone.
+    fn slot(&mut self, at: usize) -> &mut Option<Arc<Leaf>> {
+        &mut Arc::make_mut(self.parts[at / PART].get_or_insert_default())[at % PART]
     }
 
     /// How many leaves it has.
@@ -312,12 +321,12 @@ impl Node {
     /// Makes a leaf this map's alone, so that it can be changed; says whether it was clean before.
     /// `None` if what it contains is not in memory.
     pub(crate) fn own(&mut self, at: usize, stamp: Stamp) -> Option<bool> {
-        let slot = &mut self.leaves[at];
-        let mut was_clean = true;
+        let slot = self.slot(at);
+        let (mut was_clean, mut more) = (true, 0);
         match slot {
             None => {
                 *slot = Some(Arc::new(Leaf::new(Arc::default(), stamp.now)));
-                self.count += 1;
+                more = 1;
             }
             Some(leaf) if !stamp.owns(leaf) => {
                 let page = leaf.page()?;
@@ -332,26 +341,28 @@ impl Node {
                 }
             }
         }
+        self.count += more;
         self.home.take();
         Some(was_clean)
     }
 
     /// The leaf that [`Node::own`] has made this map's.
     pub(crate) fn owned(&mut self, at: usize) -> &mut Leaf {
-        let leaf = self.leaves[at].as_mut().and_then(Arc::get_mut);
+        let leaf = self.slot(at).as_mut().and_then(Arc::get_mut);
         leaf.expect("it was made this map's just now")
     }
 
     /// Puts a leaf in.
     pub fn put(&mut self, at: usize, leaf: Arc<Leaf>) {
         self.home.take();
-        let before = self.leaves[at].replace(leaf);
-        self.count += u16::from(before.is_none());
+        let old = self.slot(at).replace(leaf);
+        self.count += u16::from(old.is_none());
     }
 
     /// Takes a leaf out.
     pub fn remove(&mut self, at: usize) {
-        if self.leaves[at].take().is_some() {
+        if self.leaf(at).is_some() {
+            self.slot(at).take();
             self.count -= 1;
             self.home.take();
         }
@@ -370,10 +381,9 @@ impl Node {
     /// Writes the page; `home` says where each leaf is.
     pub fn print(&self, page: &mut [u8], home: impl Fn(&Arc<Leaf>) -> Entry) {
         page.fill(0);
-        for (leaf, bytes) in self.leaves.iter().zip(page.chunks_exact_mut(ENTRY_BYTES)) {
-            if let Some(leaf) = leaf {
-                print_leaf_home(home(leaf), leaf.birth, bytes);
-            }
+        for (at, leaf) in self.leaves() {
+            let bytes = &mut page[at * ENTRY_BYTES..][..ENTRY_BYTES];
+            print_leaf_home(home(leaf), leaf.birth, bytes);
         }
     }
 }

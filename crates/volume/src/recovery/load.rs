@@ -75,8 +75,7 @@ impl<D: Directory> Recovery<'_, D> {
             // Snapshots share most of them.
             if seen.insert(Arc::as_ptr(node)) {
                 node.home().into_iter().for_each(&mut look);
-                let leaves = node.leaves().iter().flatten();
-                leaves.filter_map(|leaf| leaf.home()).for_each(&mut look);
+                node.leaves().filter_map(|(_, leaf)| leaf.home()).for_each(&mut look);
             }
         }
         let end = end.next_multiple_of(u64::from(self.superblock.align).max(PAGE_BYTES as u64));
