@@ -15,9 +15,9 @@ use crate::tools::fio::Fio;
 use crate::tools::zram_device::ZramDevice;
 
 /// What starting and ending fio take, and the longer run.
-const OVERHEAD: Duration = Duration::from_millis(500);
+const OVERHEAD: Duration = Duration::from_millis(400);
 /// The same with our device filled from a snapshot of 800 MiB.
-const OVERHEAD_LOAD: Duration = Duration::from_millis(1500);
+const OVERHEAD_LOAD: Duration = Duration::from_millis(1000);
 /// Whose the kernel's figures are.
 const SOURCE_FIO: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
                           of 5, reads and writes together";
