@@ -50,13 +50,19 @@ impl Yard {
     /// As [`Yard::serve`], of a server that may end instead: then how, and what it complained of.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn try_serve(devices: &[&str]) -> Result<Yard, (ExitStatus, String)> {
+        Yard::begin(devices).ready()
+    }
+
+    /// Begins that, and waits for nothing.
+    pub(crate) fn begin(devices: &[&str]) -> Yard {
         let place = Place::new();
         let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
         let line = [&["serve", "--nbd", &nbd, "--control", &control], devices].concat();
-        Yard::spawn(place, &line).ready()
+        Yard::spawn(place, &line)
     }
 
-    fn ready(mut self) -> Result<Yard, (ExitStatus, String)> {
+    /// Waits until it is ready, or has ended: then how, and what it complained of.
+    pub(crate) fn ready(mut self) -> Result<Yard, (ExitStatus, String)> {
         match self.look_for(|notice| notice.contains("READY=1")) {
             None => Ok(self),
             Some(status) => Err((status, self.complained())),

@@ -27,6 +27,7 @@ mod disk;
 mod errors;
 mod history;
 mod kills;
+mod late;
 mod mounted;
 mod nbdkit;
 mod places;

@@ -23,16 +23,29 @@ const TTL: Duration = Duration::ZERO;
 const DIRECT: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
+/// A write that the disk has been given and has not done.
+struct Held {
+    node: u64,
+    offset: u64,
+    bytes: Vec<u8>,
+    durable: bool,
+    reply: ReplyWrite,
+}
+
+/// What it has of them, where it holds back what comes.
+type Gate = Arc<Mutex<Option<Vec<Held>>>>;
+
 /// A mounted disk; unmounted when it is dropped, whoever uses it.
 pub(crate) struct Mounted {
     disk: Arc<Mutex<Disk>>,
+    gate: Gate,
     dir: String,
     session: Option<BackgroundSession>,
     _place: Place,
 }
 
-fn lock(disk: &Mutex<Disk>) -> MutexGuard<'_, Disk> {
-    disk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Mounted {
@@ -45,9 +58,32 @@ impl Mounted {
         let mut config = Config::default();
         let name = MountOption::FSName("volatile".to_owned());
         config.mount_options = vec![name, MountOption::NoAtime];
-        let session = Session::new(Server(Arc::clone(&disk)), &dir, &config).unwrap();
+        let gate = Gate::default();
+        let server = Server { disk: Arc::clone(&disk), gate: Arc::clone(&gate) };
+        let session = Session::new(server, &dir, &config).unwrap();
         let session = Some(session.spawn().unwrap());
-        Mounted { disk, dir, session, _place: place }
+        Mounted { disk, gate, dir, session, _place: place }
+    }
+
+    /// From now on no write ends. Reads and syncs do.
+    pub(crate) fn hold(&self) {
+        lock(&self.gate).get_or_insert_default();
+    }
+
+    /// How many writes have not ended for that.
+    pub(crate) fn held(&self) -> usize {
+        lock(&self.gate).as_ref().map_or(0, Vec::len)
+    }
+
+    /// Lets all of them end, in the order in which they came, and what comes from now on.
+    pub(crate) fn release(&self) {
+        let mut gate = lock(&self.gate);
+        for Held { node, offset, bytes, durable, reply } in gate.take().into_iter().flatten() {
+            match self.disk().write(node, offset, &bytes, durable) {
+                Ok(()) => reply.written(bytes.len() as u32),
+                Err(error) => reply.error(error),
+            }
+        }
     }
 
     /// The disk below.
@@ -63,17 +99,22 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        // Nobody who waits for one can end.
+        self.release();
         let _ = run(&["umount", "--lazy", "--quiet", &self.dir]);
         // Who still has a file open keeps the session; nobody waits for that.
         std::mem::forget(self.session.take());
     }
 }
 
-struct Server(Arc<Mutex<Disk>>);
+struct Server {
+    disk: Arc<Mutex<Disk>>,
+    gate: Gate,
+}
 
 impl Server {
     fn disk(&self) -> MutexGuard<'_, Disk> {
-        lock(&self.0)
+        lock(&self.disk)
     }
 }
 
@@ -240,6 +281,10 @@ impl Filesystem for Server {
     ) {
         // The kernel says it of single writes (RWF_DSYNC) too. O_SYNC holds O_DSYNC.
         let durable = flags.0 & libc::O_DSYNC != 0;
+        if let Some(held) = &mut *lock(&self.gate) {
+            let (node, bytes) = (ino.0, data.to_vec());
+            return held.push(Held { node, offset, bytes, durable, reply });
+        }
         match self.disk().write(ino.0, offset, data, durable) {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error),

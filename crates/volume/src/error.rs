@@ -30,6 +30,19 @@ pub enum VolumeError {
         /// Who has it.
         holder: Holder,
     },
+    /// Another process had the pool, and is gone; what it had begun is not.
+    #[error(
+        "path: `{}` is locked by process {pid}, which does not run here: either writes that it had \
+         begun are still on their way to the disk, or it runs elsewhere; wanted a pool that nobody \
+         writes to. Try again when the disk answers",
+        path.display()
+    )]
+    Unfinished {
+        /// The pool's directory.
+        path: PathBuf,
+        /// The number of the process that had it.
+        pid: u32,
+    },
     /// The system refused something.
     #[error("path: {doing}: {source}")]
     Io {

@@ -48,6 +48,21 @@ impl Holder {
         }
     }
 
+    /// Whether no process of a number runs here: it may have been killed, and have calls that have
+    /// not ended. One that runs elsewhere cannot be told from that.
+    pub(crate) fn is_gone(pid: u32) -> bool {
+        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            // proc(5): its state is behind its name, which is in brackets. Where the first thread
+            // has ended the others end too.
+            Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, it)| it.starts_with(['Z', 'X'])),
+            Err(error) => {
+                let code = error.raw_os_error();
+                let is_none = [Some(libc::ENOENT), Some(libc::ESRCH)].contains(&code);
+                is_none && Path::new("/proc/self").exists()
+            }
+        }
+    }
+
     pub(crate) fn print(&self) -> String {
         let mut text = String::new();
         if let Some(pid) = self.pid {
@@ -103,5 +118,20 @@ mod tests {
         assert_eq!(found, Holder { pid: Some(5), control: None });
         assert_eq!(whole.to_string(), "process 71, the yard at /run/yard/control.sock");
         assert_eq!(Holder::default().to_string(), "another process");
+    }
+
+    #[test]
+    fn who_has_ended_is_gone_also_while_nobody_has_asked_how() {
+        assert!(!Holder::is_gone(std::process::id()));
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        assert!(!Holder::is_gone(pid));
+        drop(child.stdin.take());
+        while !Holder::is_gone(pid) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(Holder::is_gone(pid));
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod disk;
 mod file;
 pub(crate) mod folder;
 pub mod lane;
+mod lock;
 pub mod mirror;
 pub mod reads;
 mod real;

@@ -30,6 +30,14 @@ impl Group {
             && self.head.number == end.number
             && self.head.chain == end.chain
             && self.head.epoch >= epoch
+            && !self.is_late(superblock)
+    }
+
+    /// Whether it was written at an earlier opening than the one that has written the superblock,
+    /// and was not there then: its write has landed since. Nobody was told of it, and the pool was
+    /// used without it. What counts by that number is of that opening or a newer one.
+    fn is_late(&self, superblock: &Superblock) -> bool {
+        self.head.epoch < superblock.epoch && self.head.number > superblock.durable
     }
 
     /// The end of the log behind it.

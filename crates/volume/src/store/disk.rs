@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
+use super::lock::Lock;
 use super::{Division, Purpose, RealFile, StoreFile};
 use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::error::{FormatError, VolumeError};
@@ -64,8 +65,8 @@ pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
 /// How long somebody may look at a device before whoever wants it is refused.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
-/// How long somebody may take to leave a file.
-const LEAVE_MAX: Duration = Duration::from_millis(200);
+/// How long somebody may take to leave a file, or a device that is not locked any more.
+const LEAVE_MAX: Duration = Duration::from_millis(500);
 
 /// How often it is tried meanwhile.
 const LOCK_LOOK: Duration = Duration::from_millis(10);
@@ -75,8 +76,9 @@ const LOCK_LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Disk {
     path: PathBuf,
     file: Arc<File>,
-    /// Nobody else has the disk until it is dropped, or the process dies.
-    _lock: File,
+    /// Nobody else has the disk until it is dropped, or the process dies and its last write has
+    /// landed.
+    lock: Arc<Lock>,
     is_device: bool,
     is_direct: bool,
     /// What the disk reads and writes at least, in bytes.
@@ -122,7 +124,7 @@ impl Disk {
         let disk = Disk {
             path: path.to_owned(),
             file: Arc::new(file),
-            _lock: lock,
+            lock: Arc::new(lock),
             is_device,
             is_direct,
             sector_bytes,
@@ -167,6 +169,11 @@ impl Disk {
         let len = (&*self.file).seek(SeekFrom::End(0))?;
         // Direct I/O reads no odd end of a file.
         Ok(if self.is_device { len } else { len / ALIGN as u64 * ALIGN as u64 })
+    }
+
+    /// What is locked as long as it is this process's.
+    pub(crate) fn lock(&self) -> &Arc<Lock> {
+        &self.lock
     }
 
     /// Whether I/O goes past the page cache.
@@ -382,28 +389,28 @@ impl Drop for Disk {
 
 /// Opens a disk and locks it, of devices for this process alone. Who has it and does not say who it
 /// is may only be looking at it, as udev does, or be about to leave.
-fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<File, VolumeError> {
-    let until = Instant::now() + if is_device { LOOK_MAX } else { LEAVE_MAX };
+fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, VolumeError> {
+    let begin = Instant::now();
+    let look_max = if is_device { LOOK_MAX } else { LEAVE_MAX };
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     loop {
         let locked = match open(path, purpose, exclusive) {
-            Ok(file) => lock(&file, path).map(|()| file),
+            Ok(file) => lock(file, path),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
             Err(error) => Err(VolumeError::io(format!("cannot open `{}`", path.display()))(error)),
         };
         match locked {
             Err(VolumeError::InUse { holder, .. })
-                if holder.pid.is_none() && Instant::now() < until =>
-            {
-                std::thread::sleep(LOCK_LOOK);
-            }
+                if holder.pid.is_none() && begin.elapsed() < look_max => {}
+            // A device is somebody's for a moment longer than it is locked.
+            Err(VolumeError::Invalid { .. }) if begin.elapsed() < LEAVE_MAX => {}
             locked => return locked,
         }
+        std::thread::sleep(LOCK_LOOK);
     }
 }
 
-/// What is locked once more, for reading and writing: for direct I/O, if that can be had. What a
-/// ring knows it has for a while longer than a process that was killed, and a lock must not be.
+/// What is locked once more, for reading and writing: for direct I/O, if that can be had.
 fn again(lock: &File, purpose: Purpose) -> io::Result<(File, bool)> {
     let path = format!("/proc/self/fd/{}", lock.as_raw_fd());
     let path = Path::new(&path);
@@ -453,17 +460,16 @@ fn mounted_at(device: u64) -> Option<String> {
 
 /// Locks a disk against other processes of this program, and against those that keep to the same
 /// custom.
-fn lock(file: &File, path: &Path) -> Result<(), VolumeError> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
+fn lock(file: File, path: &Path) -> Result<Lock, VolumeError> {
+    Lock::take(file).map_err(|error| match error {
+        TryLockError::WouldBlock => {
             let holder = File::open(path).map(|file| holder(&file)).unwrap_or_default();
-            Err(VolumeError::InUse { path: path.to_owned(), holder })
+            VolumeError::InUse { path: path.to_owned(), holder }
         }
-        Err(TryLockError::Error(error)) => {
-            Err(VolumeError::io(format!("cannot lock `{}`", path.display()))(error))
+        TryLockError::Error(error) => {
+            VolumeError::io(format!("cannot lock `{}`", path.display()))(error)
         }
-    }
+    })
 }
 
 /// What the one that has a disk has written there.

@@ -7,10 +7,12 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::lock::Lock;
 use super::{Purpose, RealFile, StoreFile};
 use crate::buffer::Memory;
 use crate::error::VolumeError;
@@ -30,8 +32,9 @@ pub(crate) struct Folder {
     open: File,
     direct: bool,
     purpose: Purpose,
-    /// Locked until it is dropped, or the process dies. Not there if nobody ever was here.
-    lock: Option<File>,
+    /// Locked until it is dropped, or the process dies and its last write has landed. Not there if
+    /// nobody ever was here.
+    lock: Option<Arc<Lock>>,
 }
 
 impl Folder {
@@ -50,14 +53,14 @@ impl Folder {
             }
             Err(error) => return Err(VolumeError::io(doing(what))(error)),
         };
-        match lock.as_ref().map_or(Ok(()), File::try_lock) {
-            Ok(()) => {}
+        let lock = match lock.map(Lock::take).transpose() {
+            Ok(lock) => lock.map(Arc::new),
             Err(TryLockError::WouldBlock) => {
                 let holder = Holder::read(&path.join(LOCK));
                 return Err(VolumeError::InUse { path: path.to_owned(), holder });
             }
             Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
-        }
+        };
         // Some file systems in memory refuse this; there nothing survives a power cut anyway.
         let direct = at(&open, LOCK, OFlags::RDONLY | OFlags::DIRECT).is_ok();
         let folder = Folder { open, direct, purpose, lock };
@@ -66,6 +69,11 @@ impl Folder {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
         }
         Ok(folder)
+    }
+
+    /// What is locked as long as it is this process's.
+    pub(crate) fn lock(&self) -> Option<&Arc<Lock>> {
+        self.lock.as_ref()
     }
 
     /// Lets others know who has the directory, and where that can be asked.

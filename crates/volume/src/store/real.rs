@@ -12,6 +12,7 @@ use blockyard_sync::bell::{Bell, Caller};
 use super::disk::Disk;
 use super::folder::Folder;
 use super::lane::Ended;
+use super::lock::{self, Lock};
 use super::reads::Got;
 use super::ring::reads::RingReads;
 use super::ring::writes::RingLane;
@@ -73,16 +74,26 @@ impl RealDirectory {
                 .map_err(VolumeError::io(format!("cannot look at `{}`", path.display())))?,
             _ => super::place(path)?,
         };
-        let home = match Disk::is_one(&path) {
-            true => Home::Disk(Disk::take(&path, purpose)?),
-            false => Home::Folder(Folder::take(&path, purpose)?),
-        };
+        let home = lock::wait_for(|| {
+            Ok(match Disk::is_one(&path) {
+                true => Home::Disk(Disk::take(&path, purpose)?),
+                false => Home::Folder(Folder::take(&path, purpose)?),
+            })
+        })?;
         Ok(RealDirectory { path, home, uring: false })
     }
 
     /// The directory, or the disk.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What is locked as long as it is this process's.
+    fn lock(&self) -> Option<&Arc<Lock>> {
+        match &self.home {
+            Home::Folder(folder) => folder.lock(),
+            Home::Disk(disk) => Some(disk.lock()),
+        }
     }
 
     /// Lets others know where the yard can be asked that has this directory open.
@@ -170,7 +181,7 @@ impl Directory for RealDirectory {
 
     fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
         if self.uring {
-            match RingLane::new(scratch) {
+            match RingLane::new(scratch, self.lock()) {
                 Ok(lane) => return RealLane::Ring(Box::new(lane)),
                 Err(error) => {
                     let path = self.path.display();

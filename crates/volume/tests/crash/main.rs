@@ -11,6 +11,7 @@ mod catalogue;
 mod damage;
 mod every_way;
 mod full;
+mod late;
 mod mirror;
 mod promise;
 mod rig;

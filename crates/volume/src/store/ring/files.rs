@@ -9,6 +9,7 @@ use io_uring::IoUring;
 use io_uring::types::Fixed;
 
 use crate::store::RealFile;
+use crate::store::lock::Lock;
 
 /// The files, of which the ring knows so many at a time.
 pub(crate) struct Files {
@@ -17,14 +18,34 @@ pub(crate) struct Files {
     next: usize,
     /// The file that was asked for last in vain where a slot would be its own, by its descriptor.
     asked: Box<[RawFd]>,
+    /// Is known to the ring as long as the ring has anything to do, in the slot behind the others.
+    lock: Option<Arc<Lock>>,
 }
 
 impl Files {
-    /// None, with room for so many.
-    pub(crate) fn new(ring: &IoUring, count: u32) -> io::Result<Files> {
-        ring.submitter().register_files_sparse(count)?;
+    /// None, with room for so many. Where the ring writes, the lock of the place that it writes to
+    /// lasts as long as any write is under way, whatever becomes of the process: the kernel takes a
+    /// ring down, and lets go of what it knows, when the last of them has ended.
+    pub(crate) fn new(ring: &IoUring, count: u32, lock: Option<&Arc<Lock>>) -> io::Result<Files> {
+        ring.submitter().register_files_sparse(count + 1)?;
+        if let Some(lock) = lock {
+            ring.submitter().register_files_update(count, &[lock.as_raw_fd()])?;
+        }
         let (slots, asked) = ((0..count).map(|_| None).collect(), (0..count).map(|_| -1).collect());
-        Ok(Files { slots, next: 0, asked })
+        Ok(Files { slots, next: 0, asked, lock: lock.cloned() })
+    }
+
+    /// The ring is about to be closed, and has nothing to do; or that is not known.
+    pub(crate) fn leave(&mut self, ring: &IoUring, is_idle: bool) {
+        let Some(lock) = self.lock.take() else { return };
+        if is_idle {
+            // It is taken down later than the file is wanted by somebody else. Should this be
+            // refused, what is unlocked is free all the same.
+            _ = ring.submitter().register_files_update(self.slots.len() as u32, &[-1]);
+        } else {
+            // This process never unlocks it then.
+            std::mem::forget(lock);
+        }
     }
 
     /// The number of a file, if the ring knows it. It does where it was asked for twice, and not

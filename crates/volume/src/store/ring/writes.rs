@@ -20,6 +20,7 @@ use super::{Doorbell, Owner, open};
 use crate::buffer::{ALIGN, Memory};
 use crate::store::RealFile;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
+use crate::store::lock::Lock;
 
 /// Parcels under way at once: where a disk is slow to answer, long writes wait for it together.
 const DEPTH: usize = 8;
@@ -93,15 +94,18 @@ pub struct RingLane {
 }
 
 impl RingLane {
-    /// A lane for the calling thread. It finds out by a few writes to a file that nobody needs
-    /// which way is the faster one.
+    /// A lane for the calling thread, which keeps what is locked so. It finds out by a few writes
+    /// to a file that nobody needs which way is the faster one.
     ///
     /// # Errors
     /// If the system refuses it.
-    pub(crate) fn new(scratch: Option<&Arc<RealFile>>) -> io::Result<RingLane> {
+    pub(crate) fn new(
+        scratch: Option<&Arc<RealFile>>,
+        lock: Option<&Arc<Lock>>,
+    ) -> io::Result<RingLane> {
         let ring = open(4 * DEPTH as u32, Owner::Thread)?;
         let mut lane = RingLane {
-            files: Files::new(&ring, FILES)?,
+            files: Files::new(&ring, FILES, lock)?,
             ring,
             flights: VecDeque::new(),
             next: 0,
@@ -434,6 +438,7 @@ impl Lane<RealFile> for RingLane {
 impl Drop for RingLane {
     fn drop(&mut self) {
         while self.end().is_some() {}
+        self.files.leave(&self.ring, !self.lost);
     }
 }
 
@@ -529,7 +534,7 @@ mod tests {
         }
         let memory = Memory::new(1 << 20);
         with_file("lane", |directory, file| {
-            let mut lane = RingLane::new(Some(file)).unwrap();
+            let mut lane = RingLane::new(Some(file), None).unwrap();
             for way in [Way::Linked, Way::Itself] {
                 lane.way = way;
                 lane.begin(file, 0, parcel(&memory, 3, 60), Durability::File);
@@ -575,7 +580,7 @@ mod tests {
         }
         let memory = Memory::new(1 << 20);
         with_file("slots", |_, file| {
-            let mut lane = RingLane::new(None).unwrap();
+            let mut lane = RingLane::new(None, None).unwrap();
             let open = || {
                 let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
                 Arc::new(RealFile::of(null))
@@ -604,7 +609,7 @@ mod tests {
             return eprintln!("io_uring is refused here: {error}");
         }
         with_file("bell", |_, file| {
-            let mut lane = RingLane::new(None).unwrap();
+            let mut lane = RingLane::new(None, None).unwrap();
             let bell = Bell::new();
             lane.hear(&bell);
             let memory = Memory::new(1 << 20);

@@ -1,0 +1,52 @@
+//! A process is killed, and a write that it had begun lands when the next one has the pool open.
+//! The lock keeps that from happening; where there is none, as between two machines, what nobody
+//! was told of does not come back, and what is there stays.
+
+use blockyard_sim::directory::{Change, Directory};
+use blockyard_sim::seed::Seed;
+
+use crate::rig::{Rig, format};
+use crate::{look, shape, work};
+
+/// Whether it is the write of a group.
+fn is_group(change: &Change) -> bool {
+    matches!(change, Change::Write { bytes, .. } if bytes.starts_with(b"BLKYGRP\n"))
+}
+
+#[test]
+fn a_group_that_lands_late_is_passed_over() {
+    let seed = Seed::from_env();
+    let mut late = 0;
+    for stream in 7000..7060 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = shape(&mut random);
+        shape.mirror = random.bool();
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        work(&mut rig, &mut random, &shape, 25);
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        drop(rig);
+        for (moment, change) in changes.iter().enumerate() {
+            if is_group(change) {
+                let found = medium.kill();
+                let mut base = found.medium();
+                let mut rig = Rig::open(&found, &shape);
+                let contents = rig.contents();
+                history.check(moment, &contents);
+                drop(rig);
+                found.changes().iter().for_each(|change| base.apply(change));
+                base.apply(change);
+                let again = base.kill();
+                assert_eq!(Rig::open(&again, &shape).contents(), contents, "behind {moment}");
+                // What is written in its place counts.
+                look(&history, moment, &base.kill(), &shape);
+                late += 1;
+            }
+            medium.apply(change);
+        }
+    }
+    assert!(late > 100, "only {late} writes were late");
+}

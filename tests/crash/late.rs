@@ -1,0 +1,155 @@
+//! The server is killed while the disk has writes of it that have not ended. Nobody else gets the
+//! pool before they have: what they write would be over what comes behind them.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::attach::{FileSystem, Loop};
+use crate::client::Client;
+use crate::mounted::Mounted;
+use crate::place::Place;
+use crate::run::ok;
+use crate::yard::Yard;
+
+const MIB: u64 = 1 << 20;
+
+/// Longer than what the log's thread writes by a call that it waits for.
+const LONG: usize = 512 << 10;
+
+/// How often and how long a look is: together a minute.
+const LOOKS_MAX: u32 = 12_000;
+const LOOK: Duration = Duration::from_millis(5);
+
+#[track_caller]
+fn until(is_so: impl Fn() -> bool) {
+    let looks = (0..LOOKS_MAX).take_while(|_| !is_so()).map(|_| thread::sleep(LOOK));
+    assert!(looks.count() < LOOKS_MAX as usize, "it does not come to that");
+}
+
+/// Whether somebody has the lock of a pool.
+fn is_locked(path: &str) -> bool {
+    let lock = Path::new(path).join("lock");
+    let file = File::open(if lock.exists() { lock.as_path() } else { Path::new(path) }).unwrap();
+    matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+}
+
+/// Whether a process has ended, or all of it that can.
+fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+/// What ends when everything else is over, also where that is a panic: nobody who waits for a write
+/// can end before.
+struct Hold<'m>(&'m Mounted);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// What has the write when the server is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// A ring: nothing is left of the process.
+    Ring,
+    /// A thread of it, or several, which cannot end.
+    Thread,
+}
+
+/// Kills a server in the middle of a write to the slow disk, which has the pool or a copy of it at
+/// `slow`, and starts another one.
+fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
+    let mut yard = Yard::serve(&[device]);
+    let second;
+    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
+    client.write(0, 0, &[1; 4096], true).unwrap();
+    assert_eq!(client.answer().unwrap().error, 0);
+    mounted.hold();
+    let hold = Hold(mounted);
+    client.write(1, MIB, &[2; LONG], true).unwrap();
+    until(|| mounted.held() > 0);
+    yard.signal("KILL");
+    match by {
+        By::Ring => _ = yard.end(),
+        By::Thread => until(|| has_ended(yard.pid())),
+    }
+    assert!(is_locked(slow), "free, and a write is on its way");
+    let is_device = slow.starts_with("/dev/");
+    let exclusive = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(slow);
+    assert!(exclusive.is_err() || !is_device, "not its own any more");
+    let held = mounted.held();
+    second = Yard::begin(&[device]);
+    if is_device {
+        assert_eq!(mounted.held(), held, "who waits has written");
+    } else {
+        // What it has to read for that is in memory.
+        let waits = format!("waiting for writes of process {}", yard.pid());
+        until(|| second.complained().contains(&waits));
+    }
+    assert!(is_locked(slow));
+    drop(hold);
+    let mut yard = second.ready().unwrap();
+    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
+    let mut found = vec![0; LONG];
+    client.read(0, &mut found[..4096]).unwrap();
+    assert!(found[..4096] == [1; 4096]);
+    client.read(MIB, &mut found).unwrap();
+    assert!(found == [0; LONG] || found == [2; LONG], "torn");
+    yard.signal("TERM");
+    assert!(yard.end().success());
+}
+
+/// A slow disk, as a device.
+fn slow(mib: u64) -> (Mounted, Loop) {
+    let mounted = Mounted::new(1);
+    let image = mounted.file("image");
+    File::create(&image).unwrap().set_len(mib * MIB).unwrap();
+    let device = Loop::attach(&image);
+    (mounted, device)
+}
+
+fn uri(path: &str, more: &str) -> String {
+    format!("volume:///v0?path={path}&size=8M&compress=none{more}")
+}
+
+#[test]
+fn a_disk_is_nobodys_before_the_last_write_of_a_ring_has_ended() {
+    let (mounted, device) = slow(80);
+    kill(&mounted, &device.0, &uri(&device.0, "&store=uring"), By::Ring);
+}
+
+#[test]
+fn a_disk_is_nobodys_before_the_last_call_has_ended() {
+    let (mounted, device) = slow(80);
+    kill(&mounted, &device.0, &uri(&device.0, "&store=threads"), By::Thread);
+}
+
+#[test]
+fn a_directory_is_nobodys_before_the_last_write_has_ended() {
+    let (mounted, device) = slow(200);
+    ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);
+    let place = Place::new();
+    let at = place.file("at");
+    let file_system = FileSystem::mount("ext4", &device.0, &at);
+    for store in ["uring", "threads"] {
+        // With either another thread may be making a segment.
+        kill(&mounted, &at, &uri(&at, &format!("&store={store}")), By::Thread);
+    }
+    file_system.unmount();
+}
+
+/// The other copy's disk has done its part of it.
+#[test]
+fn two_copies_are_nobodys_before_the_last_write_to_either_has_ended() {
+    let (mounted, device) = slow(80);
+    let place = Place::new();
+    let fast = place.file("fast");
+    File::create(&fast).unwrap().set_len(80 * MIB).unwrap();
+    let more = format!("&path2={}&copies=2&store=uring", device.0);
+    kill(&mounted, &device.0, &uri(&fast, &more), By::Ring);
+}
