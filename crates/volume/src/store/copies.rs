@@ -116,12 +116,12 @@ impl Copies<RealDirectory> {
         self.directories().into_iter().all(RealDirectory::is_direct)
     }
 
-    /// What is free where it is, in bytes: of two what the fuller one has.
+    /// What is free where it is, in bytes: of two that have everything what the fuller one has.
     ///
     /// # Errors
     /// If the system does not say.
     pub fn free_bytes(&self) -> Result<u64, VolumeError> {
-        let free = self.directories().into_iter().map(RealDirectory::free_bytes);
+        let free = self.used().into_iter().map(RealDirectory::free_bytes);
         Ok(free.collect::<Result<Vec<u64>, _>>()?.into_iter().min().unwrap_or(0))
     }
 
@@ -236,7 +236,7 @@ impl<D: Directory> Directory for Copies<D> {
     }
 
     fn outside_bytes(&self) -> u64 {
-        let bytes = self.directories().into_iter().map(Directory::outside_bytes);
+        let bytes = self.used().into_iter().map(Directory::outside_bytes);
         bytes.min().unwrap_or(u64::MAX)
     }
 

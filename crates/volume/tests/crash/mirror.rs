@@ -98,6 +98,37 @@ fn a_copy_that_fails_is_given_up() {
     }
 }
 
+/// The copy that was full was given up, and its disk was asked for room all the same: the pool was
+/// full for ever.
+#[test]
+fn a_copy_that_is_given_up_is_not_asked_for_room() {
+    let shape = Shape { mirror: true, ..Shape::tiny() };
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let [first, second] = pair(&directory, shape.depth);
+    second.limit(0);
+    let store = assemble([Some(first), Some(second.clone())], USE).unwrap();
+    let mut rig = Rig::of(store, &directory, &shape).unwrap();
+    let write = |round: u64| Step::Write { first: round % 3, count: 1, fua: true };
+    let is_full = |rig: &mut Rig| {
+        (0..200).any(|round| {
+            let is_full = rig.take(write(round)) == Status::NoSpc;
+            rig.take(Step::Snapshot);
+            is_full
+        })
+    };
+    assert!(is_full(&mut rig), "one of them is full");
+    assert!((0..40).all(|round| rig.take(write(round)) == Status::NoSpc), "and stays so");
+    second.fail(Fault::FailingSyncs(0));
+    assert_eq!(rig.take(Step::Flush), Status::Ok);
+    rig.take(Step::Discard { first: 0, count: 1 });
+    assert_eq!(rig.take(Step::Flush), Status::Ok);
+    assert_eq!(status(&rig).1, [true, false]);
+    assert!((0..40).any(|round| rig.take(write(round)).is_ok()), "the other one has room");
+    let contents = rig.contents();
+    rig.history.check(usize::MAX, &contents);
+}
+
 /// Cuts the power behind every operation of an opening, too: of one that recovers, and of one that
 /// makes a copy equal.
 #[test]
