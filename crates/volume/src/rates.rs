@@ -3,7 +3,7 @@
 
 use blockyard_sync::token_bucket::TokenBucket;
 
-/// How often a bucket is filled, unless that would be less than 1 at a time.
+/// How often a bucket is filled in a second, at least, unless that would be less than 1 at a time.
 const TICKS: u64 = 100;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -15,12 +15,13 @@ pub(crate) struct Rates {
     bytes: Option<TokenBucket>,
 }
 
+/// A bucket for so much in a second. What it gets at a time is a whole number, and so the time is
+/// what makes it right.
 fn bucket(rate: u64) -> Option<TokenBucket> {
-    match rate {
-        0 => None,
-        1..TICKS => Some(TokenBucket::new(1, SECOND_NS / rate)),
-        _ => Some(TokenBucket::new(rate / TICKS, SECOND_NS / TICKS)),
-    }
+    let share = (rate / TICKS).max(1);
+    let tick_ns = (u128::from(share) * u128::from(SECOND_NS)).checked_div(rate.into())?;
+    // In a nanosecond more it is not more than was asked for.
+    Some(TokenBucket::new(share, u64::try_from(tick_ns + 1).unwrap_or(u64::MAX)))
 }
 
 impl Rates {
@@ -75,5 +76,19 @@ mod tests {
         assert!((2_500..=2_700).contains(&begun(&both, 4096)), "the bytes");
         assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 1 << 30), 4096)), "the number");
         assert!((0..1000).all(|_| Rates::new(0, 0).take(0, 1 << 30).is_ok()), "no limits");
+    }
+
+    /// 199 in a second were 100: what a tick gets was cut off to a whole number.
+    #[test]
+    fn a_limit_is_what_was_asked_for_whatever_the_number() {
+        for rate in (1..400).chain([999, 1001, 1999, 12_345, 100_003]) {
+            let (found, slack) = (begun(&Rates::new(rate, 0), 4096), rate / 100 + 2);
+            let wanted = 10 * rate - slack..=10 * rate + slack;
+            assert!(wanted.contains(&found), "{rate}: {found} in ten seconds");
+            let found = begun(&Rates::new(0, rate << 10), 1 << 10);
+            assert!(wanted.contains(&found), "{rate} KiB: {found} in ten seconds");
+        }
+        // Not more than a number can be.
+        assert!(Rates::new(u64::MAX, u64::MAX).take(0, 4096).is_ok());
     }
 }
