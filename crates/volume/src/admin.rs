@@ -130,8 +130,15 @@ impl<D: Directory> Running<D> {
     /// # Errors
     /// If there is no such snapshot, it has another length, or the volume is in use.
     pub fn rollback(&self, snapshot: &str) -> Result<(), VolumeError> {
-        let volume = self.traits(snapshot_name(snapshot)?.0)?;
+        let name = snapshot_name(snapshot)?.0;
         let to = self.traits(snapshot)?;
+        let before = self.traits(name)?;
+        let _held = self.hold(&before)?;
+        // Until it was held it could be resized, or another one be given its name.
+        let volume = self.traits(name)?;
+        if volume.id != before.id {
+            return Err(VolumeError::NoSuchVolume { name: name.to_owned() });
+        }
         if to.block_bytes != volume.block_bytes {
             let wanted = format!("a snapshot with blocks of {} bytes", volume.block_bytes);
             return invalid("name", snapshot, &wanted);
@@ -141,7 +148,6 @@ impl<D: Directory> Running<D> {
             let wanted = format!("a snapshot of {has} bytes; resize the volume first");
             return invalid("name", snapshot, &wanted);
         }
-        let _held = self.hold(&volume)?;
         self.pool().change(&volume.name, Change::Rollback { id: volume.id, to: to.id })
     }
 

@@ -6,6 +6,7 @@ mod place;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use blockyard_core::{Flags, Sector};
 use blockyard_volume::check::check;
@@ -149,5 +150,42 @@ fn a_volume_that_was_just_closed_can_be_changed() {
             running.resize("v0", (16 + round % 2) << 20).unwrap();
         }
         done.0.send(()).unwrap();
+    });
+}
+
+/// A volume that was made shorter while somebody rolled it back, who had compared lengths before,
+/// had contents behind its end, and showed them when it was made longer again.
+#[test]
+fn a_roll_back_beside_a_resize_leaves_nothing_behind_the_end() {
+    const LONG: u64 = 32 << 20;
+    let (_place, path) = pool("roll-back-resize");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", LONG, 0).unwrap();
+    write(&open(&path, "v0", 0), 24 << 20, 7);
+    running.snapshot("v0@full").unwrap();
+    let (go, goes) = channel::<()>();
+    let (done, is_done) = channel::<()>();
+    let (stop, stops) = channel::<()>();
+    std::thread::scope(|scope| {
+        let running = &running;
+        scope.spawn(move || {
+            for () in goes {
+                while stops.try_recv().is_err() {
+                    _ = running.rollback("v0@full");
+                }
+                done.send(()).unwrap();
+            }
+        });
+        for round in 0..200 {
+            while running.rollback("v0@full").is_err() {}
+            go.send(()).unwrap();
+            // It is being rolled back most of the time.
+            while running.resize("v0", LONG / 2).is_err() {}
+            stop.send(()).unwrap();
+            is_done.recv().unwrap();
+            running.resize("v0", LONG).unwrap();
+            assert_eq!(byte(&open(&path, "v0", 0), 24 << 20), 0, "round {round}");
+        }
+        drop(go);
     });
 }
