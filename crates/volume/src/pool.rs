@@ -412,8 +412,11 @@ impl<D: Directory> Pool<D> {
     /// Waits for an answer of the committer, which another thread runs.
     pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
         loop {
+            let is_running = self.is_running();
             match owner.take() {
                 Some(reply) => return reply.status,
+                // Nobody is left who could give one.
+                None if !is_running => return Status::IoErr,
                 None => owner.mailbox().bell().sleep(LOOK, || owner.is_any()),
             }
         }

@@ -18,11 +18,12 @@ use blockyard_volume::{Compression, Options, Running};
 
 use place::Place;
 
-/// A directory in which the next write to a file panics, once that is armed.
+/// A directory in which the next write to a file panics, once that is armed; or each look at it.
 #[derive(Debug)]
 struct Trap {
     inner: RealDirectory,
     armed: Arc<AtomicBool>,
+    looks: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -73,6 +74,11 @@ impl Directory for Trap {
         BlockingReads::default()
     }
 
+    fn look(&self) -> io::Result<()> {
+        assert!(!self.looks.load(Ordering::SeqCst), "the other trap of this test");
+        self.inner.look()
+    }
+
     fn open(&self, name: &str) -> io::Result<Option<TrapFile>> {
         Ok(self.inner.open(name)?.map(|file| self.file(file)))
     }
@@ -103,10 +109,17 @@ impl Directory for Trap {
 }
 
 fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
-    let armed = Arc::new(AtomicBool::new(false));
-    let trap = Trap { inner: RealDirectory::take(path).unwrap(), armed: Arc::clone(&armed) };
+    let (running, armed, _) = open_both(path);
+    (running, armed)
+}
+
+/// The same with the trap of looks.
+fn open_both(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>, Arc<AtomicBool>) {
+    let (armed, looks) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    let inner = RealDirectory::take(path).unwrap();
+    let trap = Trap { inner, armed: Arc::clone(&armed), looks: Arc::clone(&looks) };
     let options = Options { segment_bytes: 1 << 20, segments_max: 16, ..Options::default() };
-    (Running::start(trap, options).unwrap(), armed)
+    (Running::start(trap, options).unwrap(), armed, looks)
 }
 
 /// Writes a block durably.
@@ -159,4 +172,25 @@ fn a_panic_while_a_pool_is_closed_does_not_keep_it_open() {
     assert!(!armed.load(Ordering::SeqCst));
     let (running, _) = open(&path);
     assert_eq!(write(&running, 1), Status::Ok);
+}
+
+/// The thread ends for good when it has panicked a few times; who asked it for something then, as
+/// for a snapshot, waited for ever.
+#[test]
+fn who_asks_a_thread_that_is_gone_is_told() {
+    let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic-gone");
+    let path = place.fresh();
+    let (running, _, looks) = open_both(&path);
+    running.create("v", 1 << 20, 4096).unwrap();
+    looks.store(true, Ordering::SeqCst);
+    // It looks once in a second. Somebody asks all the time.
+    while running.pool().is_running() {
+        _ = running.reserve("v", 0);
+    }
+    assert!(running.pool().is_poisoned());
+    assert!(running.snapshot("v@s").is_err());
+    assert!(running.resize("v", 2 << 20).is_err());
+    assert_eq!(write(&running, 0), Status::IoErr);
+    drop(running);
+    drop(open(&path));
 }
