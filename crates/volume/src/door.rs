@@ -8,6 +8,7 @@ mod blocks;
 mod pages;
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,9 +33,6 @@ const SCRATCH_BYTES: usize = 256 << 10;
 
 /// Blocks that are looked up under a lock at once.
 const LOOK_MAX: u64 = 64;
-
-/// How often a block is looked up again whose bytes are not what they should be: it may have moved.
-const TRIES: usize = 3;
 
 /// Longest sleep of a door that is closed before it looks again.
 const LAST_LOOK: Duration = Duration::from_millis(50);
@@ -252,11 +250,12 @@ impl<D: Directory> Door<D> {
         1 + (1..).zip(rest).take(most).take_while(follows).count()
     }
 
-    /// Reads a block into `plain`; answers what it was found to be.
+    /// Reads a block into `plain`; answers what it was found to be. What is not whole may have moved
+    /// meanwhile: it is looked up again until it is said to be where it was not whole.
     fn load(&mut self, block: u64, mut found: Found) -> Result<Found, Status> {
         let size = self.block_bytes();
-        let mut tries = 0;
-        while tries < TRIES {
+        let mut failed = None;
+        loop {
             let entry = match &found {
                 Found::Zero | Found::Cleared { .. } => {
                     self.plain[..size].fill(0);
@@ -279,6 +278,11 @@ impl<D: Directory> Door<D> {
                     continue;
                 }
             };
+            if let Some((known, error)) = failed.take()
+                && known == entry
+            {
+                return Err(self.is_bad(block, &entry, error));
+            }
             let files = self.files.get();
             let stored = &mut self.stored[..entry.stored_bytes() as usize];
             let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
@@ -294,25 +298,21 @@ impl<D: Directory> Door<D> {
                     return Ok(found);
                 }
             }
-            let now = self.look(block);
-            if !now.is_same(&found) {
-                found = now;
-                tries += 1;
-                continue;
-            }
-            let (name, address) = (&self.volume.traits.name, entry.address());
-            return Err(match read {
-                Ok(_) => {
-                    tracing::error!("{name}: block {block}, at {address} of the pool, is damaged");
-                    Status::Protection
-                }
-                Err(error) => {
-                    tracing::error!("{name}: block {block}, at {address} of the pool: {error}");
-                    Status::Medium
-                }
-            });
+            failed = Some((entry, read.err()));
+            found = self.look(block);
         }
-        Err(Status::Again)
+    }
+
+    /// Says of a block that it cannot be had: its bytes are wrong, unless they cannot be read.
+    #[cold]
+    fn is_bad(&self, block: u64, entry: &Entry, error: Option<io::Error>) -> Status {
+        let (name, address) = (&self.volume.traits.name, entry.address());
+        let (what, status) = match error {
+            None => (", is damaged".to_owned(), Status::Protection),
+            Some(error) => (format!(": {error}"), Status::Medium),
+        };
+        tracing::error!("{name}: block {block}, at {address} of the pool{what}");
+        status
     }
 
     /// Takes places for so many records of one request, if there are as many: until

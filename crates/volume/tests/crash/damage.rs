@@ -4,8 +4,10 @@
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
 use blockyard_sim::seed::Seed;
+use blockyard_volume::door::Door;
 use blockyard_volume::format::group;
-use blockyard_volume::{FormatError, VolumeError};
+use blockyard_volume::record::Body;
+use blockyard_volume::{Compression, FormatError, VolumeError};
 
 use crate::rig::{Rig, Shape, Step, format};
 use crate::simulated::{Fault, Simulated};
@@ -307,4 +309,47 @@ fn a_lost_superblock_slot_loses_nothing() {
         assert_eq!(rig.contents(), wanted);
         history.check(usize::MAX, &wanted);
     }
+}
+
+/// Whether a block is damaged or has moved is told by another look at it. Where the page that knows
+/// it had gone from memory meanwhile it was said to have moved; after a few times the answer was
+/// neither.
+#[test]
+fn damage_is_told_while_pages_of_the_map_come_and_go() {
+    let shape = Shape { blocks: 600, ..Shape::tiny() };
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    // In different leaves, of which there is room for one.
+    for first in [0, 300] {
+        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+    }
+    let mut answer = rig.pool.ask_for(Body::Checkpoint);
+    rig.run();
+    assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+    let block = 1_u64.to_le_bytes().repeat(512 / 8);
+    for name in directory.names() {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        if let Some(at) = bytes.chunks(512).position(|part| part == block) {
+            file.write_at(at as u64 * 512 + 100, &[9]).unwrap();
+        }
+    }
+    let open = || Door::open(&rig.pool, rig.pool.find("v").unwrap(), Compression::None, 1);
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut door = open();
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                assert_eq!(door.read(300 * 512, 512, |_| {}), Status::Ok);
+            }
+        });
+        let mut door = open();
+        for round in 0..5000 {
+            let status = door.read(0, 512, |_| {});
+            assert_eq!(status, Status::Protection, "round {round}");
+        }
+        drop(stop);
+    });
 }
