@@ -1,8 +1,13 @@
 //! The power is cut at any write or sync, also of a recovery, on a disk that keeps nothing else
-//! but what was synced.
+//! but what was synced. Pools that are a small disk make checkpoints, clean and use segments again
+//! all the time; those in a directory grow.
 
+use std::fs::File;
+use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
+use blockyard_volume::{Options, Running};
 use fastrand::Rng;
 
 use crate::client::Client;
@@ -19,19 +24,60 @@ const CUTS: u64 = 5;
 
 const VOLUME_BYTES: u64 = 8 << 20;
 
+/// A segment has room for the longest write.
+const SEGMENT_BYTES: u32 = 1280 << 10;
+
+/// A pool that is a disk, with twenty of them.
+const POOL_BYTES: u64 = (1 << 20) + 20 * SEGMENT_BYTES as u64;
+
+/// What servers have done before they were killed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    answers: u64,
+    log_bytes: u64,
+    checkpoints: u64,
+    moved_bytes: u64,
+}
+
+impl AddAssign for Done {
+    fn add_assign(&mut self, other: Done) {
+        self.answers += other.answers;
+        self.log_bytes += other.log_bytes;
+        self.checkpoints += other.checkpoints;
+        self.moved_bytes += other.moved_bytes;
+    }
+}
+
+/// Where a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Directory,
+    SmallDisk,
+}
+
 fn kill(mut yard: Yard) {
     yard.signal("KILL");
     yard.end();
 }
 
-/// One opening of the volume, to its end; says how many answers it gave. `more` are parameters.
+/// What a server says that its pool has done.
+fn asked(yard: &Yard, mounted: &Mounted, answers: u64) -> Done {
+    let shown = yard.command(&["volume", "show", &mounted.file("pool"), "--json"]).ok().out;
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let count = |name: &str| shown[name].as_u64().unwrap_or_else(|| panic!("{name}: {shown}"));
+    let [log_bytes, checkpoints, moved_bytes] =
+        ["log_bytes", "checkpoints", "moved_bytes"].map(count);
+    Done { answers, log_bytes, checkpoints, moved_bytes }
+}
+
+/// One opening of the volume, to its end; says what was done. `more` are parameters.
 fn live(
     mounted: &Mounted,
     history: &mut History,
     seed: &Seed,
     random: &mut Rng,
     more: &str,
-) -> u64 {
+) -> Done {
     let device = format!("volume:///v0?path={}&size={VOLUME_BYTES}{more}", mounted.file("pool"));
     // Some while it comes up, most while it works, some not at all.
     let kind = random.u32(..10);
@@ -42,7 +88,7 @@ fn live(
         Ok(yard) => yard,
         Err((status, text)) => {
             assert!(mounted.disk().is_off(), "{seed}: ended with {status}: {text}");
-            return 0;
+            return Done::default();
         }
     };
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
@@ -63,19 +109,25 @@ fn live(
             workload.drain();
         }
     }
-    let answers = workload.answers;
+    let done = asked(&yard, mounted, workload.answers);
     kill(yard);
-    answers
+    done
 }
 
-/// A disk with a volume on it that is cut a few times; says how many answers it gave in all.
-fn disk(seed: &Seed, more: &str) -> u64 {
+/// A disk with a volume on it that is cut a few times; says what was done in all.
+fn disk(seed: &Seed, kind: Kind, more: &str) -> Done {
     let mut random = Rng::with_seed(seed.0);
     let mounted = Mounted::new(seed.0);
+    if kind == Kind::SmallDisk {
+        let path = mounted.file("pool");
+        File::create(&path).unwrap().set_len(POOL_BYTES).unwrap();
+        let options = Options { segment_bytes: SEGMENT_BYTES, ..Options::default() };
+        drop(Running::open(Path::new(&path), options).unwrap());
+    }
     let mut history = History::new(VOLUME_BYTES / PAGE as u64);
-    let mut answers = 0;
+    let mut done = Done::default();
     for _ in 0..CUTS {
-        answers += live(&mounted, &mut history, seed, &mut random, more);
+        done += live(&mounted, &mut history, seed, &mut random, more);
         if mounted.disk().is_off() {
             mounted.disk().switch_on();
         }
@@ -88,19 +140,29 @@ fn disk(seed: &Seed, more: &str) -> u64 {
     // It goes on.
     assert!(matches!(Workload::new(client, &mut history, seed.0).run(200), End::Done), "{seed}");
     kill(yard);
-    answers
+    done
 }
 
 #[test]
 fn nothing_durable_is_lost_when_the_power_is_cut() {
-    let mut answers = 0;
+    let mut directories = Done::default();
+    let mut disks = None;
     for seed in seeds(FEW) {
         let seed = Seed(seed);
         let block = ["4k", "16k", "64k"][seed.0 as usize % 3];
         let compress = ["lz4", "none"][seed.0 as usize / 3 % 2];
-        answers += disk(&seed, &format!("&volblocksize={block}&compress={compress}"));
+        let more = format!("&volblocksize={block}&compress={compress}");
+        match seed.0 % 2 {
+            0 => directories += disk(&seed, Kind::Directory, &more),
+            _ => *disks.get_or_insert(Done::default()) += disk(&seed, Kind::SmallDisk, &more),
+        }
     }
-    assert!(answers > 0, "the client was answered something");
+    println!("power cuts: directories {directories:?}, small disks {disks:?}");
+    if let Some(Done { answers, log_bytes, checkpoints, moved_bytes }) = disks {
+        assert!(answers > 0, "the client was answered something");
+        assert!(checkpoints > 0 && moved_bytes > 0, "checkpoints and cleaning are cut too");
+        assert!(log_bytes > POOL_BYTES, "so is what takes the place of something else");
+    }
 }
 
 /// A volume that answers flush and FUA at once does lose what it said is durable: these tests would
@@ -109,7 +171,7 @@ fn nothing_durable_is_lost_when_the_power_is_cut() {
 fn a_volume_without_syncs_is_found_out() {
     let mut seeds = 1..=5;
     let found_out = seeds.any(|seed| {
-        let run = || disk(&Seed(seed), "&sync=disabled");
+        let run = || disk(&Seed(seed), Kind::Directory, "&sync=disabled");
         catch_unwind(AssertUnwindSafe(run)).is_err()
     });
     assert!(found_out, "none of five disks has lost anything");
