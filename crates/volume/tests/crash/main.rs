@@ -59,12 +59,15 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
         let bytes = random.u32(..4096);
         (shape.depth, shape.options.pipeline_bytes) = (2 + bytes as usize % 3, bytes);
     }
+    if random.u8(..4) == 0 {
+        (shape.spread, shape.blocks) = (true, random.u64(5..=16));
+    }
     shape
 }
 
 fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
     let first = random.u64(..shape.blocks);
-    let count = random.u64(1..=(shape.blocks - first).min(4));
+    let count = random.u64(1..=shape.together(first, 4));
     match random.u8(..20) {
         0..8 => Step::Write { first, count, fua: random.u8(..3) == 0 },
         8..12 => Step::Part { block: first, fua: random.u8(..3) == 0 },

@@ -6,6 +6,7 @@ use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::format::NODE_BLOCKS;
 use blockyard_volume::format::catalogue::{Change, Traits};
 use blockyard_volume::store::Copies;
 use blockyard_volume::store::mirror::Mirror;
@@ -41,7 +42,16 @@ pub(crate) struct Shape {
     pub(crate) depth: usize,
     /// There are two copies.
     pub(crate) mirror: bool,
+    /// Its blocks are few of a long volume: at the edges of spans and of roots of its map.
+    pub(crate) spread: bool,
 }
+
+/// Blocks of a spread shape that lie together; no step goes beyond them.
+const TOGETHER: u64 = 4;
+
+/// The spans that they are in, at the end and at the beginning by turns: the first two, and the last
+/// one of the first root and the first one of the second.
+const SPANS: [u64; 4] = [0, 1, 255, 256];
 
 impl Shape {
     /// As small as can be.
@@ -59,7 +69,30 @@ impl Shape {
             ..Options::default()
         };
         let compression = Compression::None;
-        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1, mirror: false }
+        let (mirror, spread) = (false, false);
+        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1, mirror, spread }
+    }
+
+    /// So many blocks from one on, as far as one step may go.
+    pub(crate) fn together(&self, first: u64, count: u64) -> u64 {
+        let most = if self.spread { TOGETHER - first % TOGETHER } else { self.blocks - first };
+        count.min(most).min(self.blocks - first)
+    }
+
+    /// Which block of the volume one of its blocks is.
+    fn place(&self, block: u64) -> u64 {
+        if !self.spread {
+            return block;
+        }
+        let (number, at) = ((block / TOGETHER) as usize, block % TOGETHER);
+        let begin = SPANS[number] * NODE_BLOCKS;
+        if number.is_multiple_of(2) { begin + NODE_BLOCKS - TOGETHER + at } else { begin + at }
+    }
+
+    /// Length of the volume in blocks.
+    fn volume_blocks(&self) -> u64 {
+        // Not to the end of the last span.
+        if self.spread { SPANS[3] * NODE_BLOCKS + TOGETHER } else { self.blocks }
     }
 }
 
@@ -189,7 +222,7 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
         reserved_bytes: 0,
         origin: 0,
         block_bytes: shape.block_bytes,
-        blocks: shape.blocks,
+        blocks: shape.volume_blocks(),
     };
     let mut answer = pool.ask(Change::Create(traits));
     assert_eq!(committer.turn(), Turn::Worked);
@@ -237,6 +270,11 @@ impl Rig {
     /// Begins a step.
     pub(crate) fn begin(&mut self, step: Step) -> Status {
         let number = self.history.taken.len() as u64 + 1;
+        let step = match step {
+            // One that had the pool before has made it.
+            Step::Snapshot if self.pool.find(&format!("v@s{number}")).is_ok() => Step::Flush,
+            step => step,
+        };
         let size = u64::from(self.shape.block_bytes);
         let token = number as u32;
         let outcome = match step {
@@ -245,7 +283,8 @@ impl Rig {
                 let fill = |_: usize, into: &mut [u8]| {
                     into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
                 };
-                self.door.write(first * size, (count * size) as usize, &fill, token, fua)
+                let at = self.shape.place(first) * size;
+                self.door.write(at, (count * size) as usize, &fill, token, fua)
             }
             Step::Part { block, fua } => {
                 let fill = |_: usize, into: &mut [u8]| {
@@ -253,11 +292,12 @@ impl Rig {
                     into.chunks_mut(4).for_each(|part| part.copy_from_slice(&word));
                 };
                 let half = size as usize / 2;
-                self.door.write(block * size + half as u64, half, &fill, token, fua)
+                let at = self.shape.place(block) * size + half as u64;
+                self.door.write(at, half, &fill, token, fua)
             }
             Step::Flush => self.door.flush(token),
             Step::Discard { first, count } => {
-                self.door.zero(first * size, count * size, token, false)
+                self.door.zero(self.shape.place(first) * size, count * size, token, false)
             }
             Step::Snapshot => {
                 let live = self.pool.find("v").unwrap();
@@ -347,10 +387,14 @@ impl Rig {
 pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Status> {
     let size = shape.block_bytes as usize;
     let mut bytes = Vec::new();
-    let len = size * shape.blocks as usize;
-    match door.read(0, len, |part| bytes.extend_from_slice(part)) {
-        Status::Ok => {}
-        error => return Err(error),
+    let mut first = 0;
+    while first < shape.blocks {
+        let count = shape.together(first, shape.blocks);
+        let (at, len) = (shape.place(first) * size as u64, size * count as usize);
+        match door.read(at, len, |part| bytes.extend_from_slice(part)) {
+            Status::Ok => first += count,
+            error => return Err(error),
+        }
     }
     let number = |block: &[u8]| {
         let (old, new) = block.split_at(size / 2);
