@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 #[track_caller]
 fn until(is_so: impl Fn() -> bool) {
-    let looks = (0..LOOKS_MAX).take_while(|_| !is_so()).map(|_| thread::sleep(LOOK));
+    let looks = (0..LOOKS_MAX).take_while(|_| !is_so()).map(|_| thread::park_timeout(LOOK));
     assert!(looks.count() < LOOKS_MAX as usize, "it does not come to that");
 }
 

@@ -250,8 +250,8 @@ impl<D: Directory> Door<D> {
         1 + (1..).zip(rest).take(most).take_while(follows).count()
     }
 
-    /// Reads a block into `plain`; answers what it was found to be. What is not whole may have moved
-    /// meanwhile: it is looked up again until it is said to be where it was not whole.
+    /// Reads a block into `plain`; answers what it was found to be. What is not whole may have
+    /// moved meanwhile: it is looked up again until it is said to be where it was not whole.
     fn load(&mut self, block: u64, mut found: Found) -> Result<Found, Status> {
         let size = self.block_bytes();
         let mut failed = None;

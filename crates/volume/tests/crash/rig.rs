@@ -49,8 +49,8 @@ pub(crate) struct Shape {
 /// Blocks of a spread shape that lie together; no step goes beyond them.
 const TOGETHER: u64 = 4;
 
-/// The spans that they are in, at the end and at the beginning by turns: the first two, and the last
-/// one of the first root and the first one of the second.
+/// The spans that they are in, at the end and at the beginning by turns: the first two, and the
+/// last one of the first root and the first one of the second.
 const SPANS: [u64; 4] = [0, 1, 255, 256];
 
 impl Shape {
