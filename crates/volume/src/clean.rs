@@ -288,12 +288,15 @@ pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
     (segments.free() as u64 * bytes / 8).max(2 * bytes).min(most)
 }
 
-/// How many bytes may be counted that do not count any more. Of less than half a segment nobody has
-/// anything.
+/// How many bytes may be counted that do not count any more. Where segments are short none: those
+/// in which less was found than counts are cleaned once it was counted again. Where what counts is
+/// so much that writes are refused next to none, however many segments are free.
 fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
     let counted: u64 = frozen.whole.live.iter().sum();
+    let segments = pool.segments();
     match (is_dire(pool), is_scarce(pool)) {
-        (true, _) => u64::from(pool.segments().bytes()) / 2,
+        (true, _) => 0,
+        _ if segments.left_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
         (_, true) => counted / 32,
         _ => counted / 4,
     }
