@@ -353,15 +353,18 @@ impl<'a, D: Directory> Recovery<'a, D> {
         self.durable = self.durable.max(self.superblock.durable);
         let mut heads = Heads::new(crew, self.segments, &self.superblock);
         let (mut end, mut epoch) = (self.place, self.epoch);
-        // Heads of which nobody has said yet that they were durable.
+        // Up to which group later heads of this chain say that all was durable: the superblock does
+        // not say of which chain, and there may be heads that an opening has cut off.
+        let mut vouched = 0;
         let mut seen = VecDeque::new();
         while let Some(group) = heads.next(&end, epoch) {
             (end, epoch) = (group.end(), group.head.epoch);
             // It cannot know that of itself.
             let before = group.head.number.saturating_sub(1);
-            self.durable = self.durable.max(group.head.durable.min(before));
+            vouched = vouched.max(group.head.durable.min(before));
+            self.durable = self.durable.max(vouched);
             seen.push_back(group);
-            while let Some(group) = seen.pop_front_if(|group| group.head.number <= self.durable) {
+            while let Some(group) = seen.pop_front_if(|group| group.head.number <= vouched) {
                 let (chain, is_enough) = (group.chain, !group.changes_catalogue());
                 let group = if is_enough { Some(group) } else { self.look_for_next()? };
                 // What is there and was durable is told from the end of the log later.

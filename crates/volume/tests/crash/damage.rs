@@ -215,6 +215,36 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
     assert!(refused > 0 && failed > 0 && nobody > 0, "{felt}");
 }
 
+/// The superblock says up to which group all was durable, but not of which log: a head of that
+/// number that an opening has cut off, with a block that was torn, was taken by it unread.
+#[test]
+fn what_only_the_superblock_says_was_durable_is_looked_at() {
+    let mut shape = Shape::tiny();
+    shape.options.checkpoint_bytes = 1 << 20;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    for first in [0, 1, 2] {
+        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+    }
+    drop(rig);
+    drop(Rig::open(&directory, &shape));
+    let (name, offset, number) = groups(&directory).pop().unwrap();
+    let file = directory.open(&name).unwrap();
+    let mut bytes = [0; 512];
+    file.read_at(offset as u64, &mut bytes).unwrap();
+    let (head, _, mut descriptors) = group::parse(&bytes, 512).unwrap();
+    descriptors[0].crc ^= 1;
+    group::print(&head, &descriptors, &mut bytes);
+    file.write_at(offset as u64, &bytes).unwrap();
+    match Rig::on(Simulated::new(&directory), &directory, &shape).map(drop).unwrap_err() {
+        VolumeError::Format(FormatError::Log { number: missing, .. }) => {
+            assert_eq!(missing, number);
+        }
+        error => panic!("{error}"),
+    }
+}
+
 /// A change of the catalogue has no other checksum than that of its group: it is looked at, however
 /// long it has been durable.
 #[test]
