@@ -21,7 +21,9 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// Changes of maps after so many copies of maps.
     pub(crate) fn new(segments: &'a Segments<D>, copies: u32) -> Apply<'a, D> {
         let now = copies.saturating_add(1);
-        Apply { segments, now, tally: Tally::new(segments.bytes()) }
+        let mut tally = Tally::new(segments.bytes());
+        tally.round = segments.round();
+        Apply { segments, now, tally }
     }
 
     /// The segments that it counts for.

@@ -122,14 +122,14 @@ impl Span {
     pub(crate) fn uncounted(&self, first: u32, end: u32) -> Vec<Arc<Leaf>> {
         let whole = (first as usize).div_ceil(FAN)..end as usize / FAN;
         let leaves = whole.filter_map(|at| self.node.as_ref()?.leaf(at));
-        let own = leaves.filter(|leaf| self.stamp(0).owns(leaf));
+        let own = leaves.filter(|leaf| self.stamp(0, 0).owns(leaf));
         own.filter(|leaf| leaf.fresh_count().is_none()).cloned().collect()
     }
 
     /// Blocks that are this map's alone, as far as that is known.
     fn owned(&self) -> u64 {
         let leaves = self.node.iter().flat_map(|node| node.leaves().map(|(_, leaf)| leaf));
-        let own = leaves.filter(|leaf| self.stamp(0).owns(leaf));
+        let own = leaves.filter(|leaf| self.stamp(0, 0).owns(leaf));
         own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
     }
 
@@ -145,8 +145,8 @@ impl Span {
         self.pending.retire(first, end, serial);
     }
 
-    fn stamp(&self, now: u32) -> Stamp {
-        Stamp { copied: self.copied, now }
+    fn stamp(&self, now: u32, round: u64) -> Stamp {
+        Stamp { copied: self.copied, now, round }
     }
 
     /// Blocks from the first one on are in the log. `now` counts the copies of maps.
@@ -160,7 +160,7 @@ impl Span {
         now: u32,
         tally: &mut Tally,
     ) -> Result<(), Away> {
-        let stamp = self.stamp(now);
+        let stamp = self.stamp(now, tally.round);
         let (mut block, mut entries) = (first as usize, entries);
         while !entries.is_empty() {
             let (number, from) = (block / FAN, block % FAN);
@@ -189,7 +189,7 @@ impl Span {
         }
         let node = node_mut(&mut self.node, tally);
         match node.own(at, stamp) {
-            Some(was_clean) => tally.dirtied += u64::from(was_clean),
+            Some(is_news) => tally.dirtied += u64::from(is_news),
             // The cache has dropped it between the two looks.
             None => return Err(Away(node.leaf(at).cloned().expect("a new one is in memory"))),
         }
@@ -201,7 +201,7 @@ impl Span {
     /// # Errors
     /// As [`Span::set`].
     pub fn clear(&mut self, first: u32, end: u32, now: u32, tally: &mut Tally) -> Result<(), Away> {
-        let stamp = self.stamp(now);
+        let stamp = self.stamp(now, tally.round);
         let is_whole = first == 0 && u64::from(end) == NODE_BLOCKS;
         let mut block = first as usize;
         while block < end as usize {
@@ -261,9 +261,13 @@ impl Span {
 fn node_mut<'a>(node: &'a mut Option<Arc<Node>>, tally: &mut Tally) -> &'a mut Node {
     let is_new = node.is_none();
     let node = node.get_or_insert_default();
-    let was_clean = is_new || node.home().is_some() || Arc::get_mut(node).is_none();
-    tally.dirtied += 2 * u64::from(was_clean);
-    Arc::make_mut(node)
+    // Another map may have it too.
+    let is_shared = Arc::get_mut(node).is_none();
+    let is_news = is_new || is_shared || !node.is_dirty(tally.round);
+    tally.dirtied += 2 * u64::from(is_news);
+    let node = Arc::make_mut(node);
+    node.soil(tally.round);
+    node
 }
 
 /// What a block was does not count any more, if it is known that nobody else needs it.
@@ -457,6 +461,25 @@ mod tests {
             assert!(span.clear(5, 6, 1, &mut tally).is_err());
             assert_eq!((tally.changes().count(), tally.dirtied), (0, 0));
         });
+    }
+
+    /// Who looked at a map while it was changed made each of its pages count once more, and those
+    /// that are kept for the next checkpoint were soon more than there was.
+    #[test]
+    fn a_page_is_counted_once_until_a_checkpoint() {
+        let map = Map::new(vec![None], 0);
+        let set = |round| {
+            let mut tally = Tally::new(1 << 20);
+            tally.round = round;
+            map.with(0, |span| span.set(5, &[entry(1)], 1, &mut tally)).unwrap();
+            tally.dirtied
+        };
+        // A leaf, its node, and a root.
+        assert_eq!((set(1), set(1)), (3, 0));
+        let leaf = map.with(0, |span| Arc::clone(span.node().unwrap().leaf(0).unwrap()));
+        assert_eq!(set(1), 0, "somebody looks at it");
+        drop(leaf);
+        assert_eq!((set(2), set(2)), (3, 0), "a checkpoint has begun");
     }
 
     #[test]

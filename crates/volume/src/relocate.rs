@@ -63,8 +63,7 @@ pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut
                     copy.get_or_insert_with(|| node.clone()).put(*at, moved);
                 }
             }
-            maps.tally().dirtied += u64::from(copy.is_some());
-            copy
+            soil(node, copy, maps.tally())
         });
         for (from, to) in done {
             maps.tally().born(&to);
@@ -86,8 +85,8 @@ fn moved(
 ) -> Option<Arc<Leaf>> {
     let is_there = |(at, from, _): &&(usize, Entry, Entry)| page.entries()[*at] == *from;
     moves.iter().find(is_there)?;
-    tally.dirtied += 1;
-    let mut copy = leaf.twin(page);
+    tally.dirtied += u64::from(!leaf.is_dirty(tally.round));
+    let mut copy = leaf.twin(page, tally.round);
     copy.change(|page| {
         for (at, from, to) in moves {
             if page.entries()[*at] == *from {
@@ -123,7 +122,7 @@ pub(crate) fn pages<D: Directory>(
                     Ok(page) => {
                         maps.tally().dirtied += 1;
                         leaf.pin(&page);
-                        let twin = Arc::new(leaf.twin(&page));
+                        let twin = Arc::new(leaf.twin(&page, maps.tally().round));
                         changed.leaves.insert(key, Arc::clone(&twin));
                         twin
                     }
@@ -135,9 +134,18 @@ pub(crate) fn pages<D: Directory>(
             };
             copy.get_or_insert_with(|| node.clone()).put(at, twin);
         }
-        maps.tally().dirtied += u64::from(copy.is_some());
-        copy
+        soil(node, copy, maps.tally())
     });
+}
+
+/// A copy of a node takes its place, if there is one: a page for the next checkpoint, unless the
+/// node is one.
+fn soil(node: &Node, mut copy: Option<Node>, tally: &mut Tally) -> Option<Node> {
+    if let Some(copy) = &mut copy {
+        tally.dirtied += u64::from(!node.is_dirty(tally.round));
+        copy.soil(tally.round);
+    }
+    copy
 }
 
 /// Asks of each node in these spans once what is to be there.

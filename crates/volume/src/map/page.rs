@@ -124,6 +124,8 @@ pub(crate) enum Evicted {
 pub struct Leaf {
     content: SleepLock<Content, { ranks::LEAF }>,
     birth: u32,
+    /// How many checkpoints had begun when it was changed last.
+    round: u64,
     home: OnceLock<Entry>,
 }
 
@@ -132,13 +134,13 @@ impl Leaf {
     pub fn new(page: Arc<Page>, birth: u32) -> Leaf {
         let content =
             SleepLock::new(Content { page: Some(page), used: true, ..Content::default() });
-        Leaf { content, birth: birth.min(BIRTH_MAX), home: OnceLock::new() }
+        Leaf { content, birth: birth.min(BIRTH_MAX), round: 0, home: OnceLock::new() }
     }
 
     /// A leaf on disk.
     pub fn at(home: Entry, birth: u32) -> Leaf {
         let content = SleepLock::new(Content::default());
-        Leaf { content, birth, home: OnceLock::from(home) }
+        Leaf { content, birth, round: 0, home: OnceLock::from(home) }
     }
 
     /// How many copies of maps had been made when it began.
@@ -223,16 +225,22 @@ impl Leaf {
     }
 
     /// A copy that is about to be changed. Born now, it has no fresh blocks.
-    fn copy(&self, mut page: Arc<Page>, born_now: Option<u32>) -> Leaf {
+    fn copy(&self, mut page: Arc<Page>, born_now: Option<u32>, round: u64) -> Leaf {
         if born_now.is_some() {
             Arc::make_mut(&mut page).fresh = [0; FAN / 64];
         }
-        Leaf::new(page, born_now.unwrap_or(self.birth))
+        Leaf { round, ..Leaf::new(page, born_now.unwrap_or(self.birth)) }
     }
 
-    /// The same without a home, of which this is what it contains.
-    pub(crate) fn twin(&self, page: &Arc<Page>) -> Leaf {
-        self.copy(Arc::clone(page), None)
+    /// The same without a home, changed in this round, of which this is what it contains.
+    pub(crate) fn twin(&self, page: &Arc<Page>, round: u64) -> Leaf {
+        self.copy(Arc::clone(page), None, round)
+    }
+
+    /// Whether it was changed in this round, and so is among the pages that the next checkpoint has
+    /// to write.
+    pub(crate) fn is_dirty(&self, round: u64) -> bool {
+        self.home().is_none() && self.round == round
     }
 
     /// Changes what it contains, which is in memory.
@@ -268,13 +276,16 @@ pub struct Node {
     parts: [Option<Arc<Part>>; PARTS],
     /// How many leaves there are.
     count: u16,
+    /// As a leaf's.
+    round: u64,
     home: OnceLock<Entry>,
 }
 
 /// A copy is about to be changed.
 impl Clone for Node {
     fn clone(&self) -> Node {
-        Node { parts: self.parts.clone(), count: self.count, home: OnceLock::new() }
+        let Node { count, round, .. } = *self;
+        Node { parts: self.parts.clone(), count, round, home: OnceLock::new() }
     }
 }
 
@@ -285,6 +296,8 @@ pub struct Stamp {
     pub copied: u32,
     /// How many have been made by now.
     pub now: u32,
+    /// How many checkpoints have begun.
+    pub round: u64,
 }
 
 impl Stamp {
@@ -318,32 +331,33 @@ impl Node {
         self.count.into()
     }
 
-    /// Makes a leaf this map's alone, so that it can be changed; says whether it was clean before.
-    /// `None` if what it contains is not in memory.
+    /// Makes a leaf this map's alone, so that it can be changed; says whether that makes one more
+    /// page for the next checkpoint. `None` if what it contains is not in memory.
     pub(crate) fn own(&mut self, at: usize, stamp: Stamp) -> Option<bool> {
         let slot = self.slot(at);
-        let (mut was_clean, mut more) = (true, 0);
+        let (mut is_news, mut more) = (true, 0);
         match slot {
             None => {
-                *slot = Some(Arc::new(Leaf::new(Arc::default(), stamp.now)));
+                let leaf = Leaf::new(Arc::default(), stamp.now);
+                *slot = Some(Arc::new(Leaf { round: stamp.round, ..leaf }));
                 more = 1;
             }
             Some(leaf) if !stamp.owns(leaf) => {
                 let page = leaf.page()?;
-                *leaf = Arc::new(leaf.copy(page, Some(stamp.now)));
+                *leaf = Arc::new(leaf.copy(page, Some(stamp.now), stamp.round));
             }
             Some(leaf) => {
-                // A checkpoint looks at it, or the cache: it will have a home.
-                was_clean = leaf.home().is_some() || Arc::get_mut(leaf).is_none();
-                if was_clean {
+                is_news = !leaf.is_dirty(stamp.round);
+                // A checkpoint looks at it, or the cache, or cleaning.
+                if is_news || Arc::get_mut(leaf).is_none() {
                     let page = leaf.page()?;
-                    *leaf = Arc::new(leaf.copy(page, None));
+                    *leaf = Arc::new(leaf.copy(page, None, stamp.round));
                 }
             }
         }
         self.count += more;
         self.home.take();
-        Some(was_clean)
+        Some(is_news)
     }
 
     /// The leaf that [`Node::own`] has made this map's.
@@ -376,6 +390,17 @@ impl Node {
     /// It is on disk now.
     pub fn settle(&self, home: Entry) {
         _ = self.home.set(home);
+    }
+
+    /// As [`Leaf::is_dirty`].
+    pub(crate) fn is_dirty(&self, round: u64) -> bool {
+        self.home().is_none() && self.round == round
+    }
+
+    /// It is changed in this round.
+    pub(crate) fn soil(&mut self, round: u64) {
+        self.home.take();
+        self.round = round;
     }
 
     /// Writes the page; `home` says where each leaf is.
@@ -424,7 +449,7 @@ mod tests {
     use super::*;
     use crate::format::entry::Codec;
 
-    const STAMP: Stamp = Stamp { copied: 0, now: 1 };
+    const STAMP: Stamp = Stamp { copied: 0, now: 1, round: 1 };
 
     fn put(node: &mut Node, at: usize, block: usize, entry: Entry, stamp: Stamp) {
         node.own(at, stamp).unwrap();
@@ -453,7 +478,7 @@ mod tests {
         put(&mut node, 0, 7, entry, STAMP);
         assert!(node.leaf(0).unwrap().page().unwrap().is_fresh(7));
         let snapshot = node.clone();
-        put(&mut node, 0, 8, entry, Stamp { copied: 1, now: 2 });
+        put(&mut node, 0, 8, entry, Stamp { copied: 1, now: 2, round: 1 });
         let page = node.leaf(0).unwrap().page().unwrap();
         assert!(!page.is_fresh(7) && page.is_fresh(8));
         assert_eq!(node.leaf(0).unwrap().birth(), 2);

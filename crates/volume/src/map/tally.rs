@@ -11,10 +11,12 @@ use crate::format::entry::Entry;
 #[derive(Clone, Debug)]
 pub struct Tally {
     segment_bytes: u64,
+    /// How many checkpoints have begun: a page that was changed since the last one is counted.
+    pub(crate) round: u64,
     changes: BTreeMap<u32, i64>,
     /// Bytes that may not count any more, and are counted.
     pub unknown_bytes: u64,
-    /// Pages that were clean and are to be written.
+    /// Pages that the next checkpoint has to write and had not before.
     pub dirtied: u64,
     /// How many blocks more, or fewer, are the map's alone.
     pub owned: i64,
@@ -25,7 +27,7 @@ impl Tally {
     pub fn new(segment_bytes: u32) -> Tally {
         let changes = BTreeMap::new();
         let segment_bytes = segment_bytes.into();
-        Tally { segment_bytes, changes, unknown_bytes: 0, dirtied: 0, owned: 0 }
+        Tally { segment_bytes, round: 0, changes, unknown_bytes: 0, dirtied: 0, owned: 0 }
     }
 
     fn change(&mut self, entry: &Entry, sign: i64) {
