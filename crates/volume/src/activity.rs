@@ -27,6 +27,10 @@ pub(crate) struct Meters {
     page_bytes: Counter,
     /// The same of cleaning.
     cold_bytes: Counter,
+    cleaned: Counter,
+    /// The committer's.
+    waits: Counter,
+    searches: Counter,
 }
 
 impl Meters {
@@ -68,6 +72,21 @@ impl Meters {
         self.cold_bytes.add(bytes);
     }
 
+    /// So many segments were emptied, and are free.
+    pub(crate) fn cleaned(&self, count: usize) {
+        self.cleaned.add(count as u64);
+    }
+
+    /// Writes wait for cleaning.
+    pub(crate) fn held_back(&self) {
+        self.waits.add(1);
+    }
+
+    /// Space is looked for, and everybody waits.
+    pub(crate) fn searched(&self) {
+        self.searches.add(1);
+    }
+
     /// A file was synced for itself.
     pub(crate) fn synced(&self) {
         self.syncs.add(1);
@@ -106,6 +125,12 @@ pub struct Activity {
     pub page_bytes: u64,
     /// Bytes that cleaning has written elsewhere, with their heads.
     pub cold_bytes: u64,
+    /// Segments that cleaning has emptied.
+    pub cleaned: u64,
+    /// How often writes have waited for their part of cleaning.
+    pub waits: u64,
+    /// How often all have waited, because a write has found no space.
+    pub searches: u64,
 }
 
 /// A pool, for people.
@@ -148,6 +173,9 @@ impl<D: Directory> Pool<D> {
             recovered_bytes: meters.recovered_bytes.get(),
             page_bytes: meters.page_bytes.get(),
             cold_bytes: meters.cold_bytes.get(),
+            cleaned: meters.cleaned.get(),
+            waits: meters.waits.get(),
+            searches: meters.searches.get(),
         }
     }
 }

@@ -174,7 +174,8 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 /// Lets both superblocks stand for the last checkpoint, so that what only the one before it needs
 /// is free: where space is short. Says whether that frees anything. None is on its way.
 pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
-    if pool.is_poisoned() || pool.segments().counts().idle == 0 {
+    let frees = pool.segments().counts().idle > 0;
+    if pool.is_poisoned() || (!frees && pool.segments().is_for_one()) {
         return false;
     }
     let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +186,7 @@ pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
     }
     *superblock = next;
     pool.segments().free_idle();
-    true
+    frees
 }
 
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {

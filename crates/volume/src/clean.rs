@@ -5,48 +5,46 @@
 //! segment name what is in it, the maps say what of that counts. It is written into segments of its
 //! own, made durable, and only then named by a group of the log. What is written meanwhile is not
 //! undone: a move changes an entry only if it is still what it was.
+//!
+//! A segment is free as soon as the log says durably that nothing in it counts; nobody waits for
+//! another checkpoint, see [`crate::segments`]. Where space is short it goes on beside the writes,
+//! which have what it wins: see [`pace`].
 
 mod cold;
 mod count;
+mod pace;
+mod pages;
+mod policy;
 mod summary;
+mod victim;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_sync::mailbox::{Mailbox, Owner};
 
-use crate::buffer::Buffer;
-use crate::bytes::crc;
-use crate::checkpoint::{Frozen, Marks};
-use crate::format::entry::{Entry, STORED_MAX};
-use crate::format::group::head_bytes;
-use crate::format::{FAN, NODE_BLOCKS};
+use crate::checkpoint::{self, Frozen, Marks};
+use crate::format::entry::Entry;
+use crate::format::group::DESCRIPTOR_BYTES;
 use crate::pool::Pool;
 use crate::record::{Body, Move, Moved, Record, Reply, Return};
-use crate::relocate::Spans;
 use crate::segments::Want;
 use crate::store::Directory;
 
 pub(crate) use cold::Cold;
+pub(crate) use pace::{Pace, Phase};
+use policy::{Choice, choose, has_pages};
+pub(crate) use policy::{is_scarce, round_bytes};
 use summary::Block;
+use victim::{Piece, Victim};
 
-/// What is moved by one record, in bytes.
-const MOVE_BYTES: usize = 1 << 20;
-
-/// Blocks that are moved by one record at most.
+/// Most blocks that are moved by one record.
 const MOVES_MAX: usize = 1024;
 
-/// Segments that may be garbage before any is cleaned.
-const GARBAGE_SEGMENTS: u64 = 4;
-
-/// Where space is short as many segments should be free, beyond those that writes leave to others,
-/// as are one in so many of all; at least some, and no more than three rounds of the log take.
-const FREE_PART: usize = 20;
-const FREE_MIN: usize = 2;
-
-/// Longest sleep before another look whether the committer has answered.
+/// Longest sleep before another look whether the committer has answered, or wants something.
 const LOOK: Duration = Duration::from_millis(5);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
 
 /// What is done behind a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,378 +54,356 @@ pub(crate) enum Cleaning {
     /// Segments are cleaned, if space is short; it is counted again what counts if that is worth
     /// it.
     Due,
-    /// The same because somebody has found no space: nobody breaks it off, so that it may have the
-    /// last segment that is kept for it.
+    /// The same because somebody has found no space: no more than what may make some.
     Needed {
         /// Whether it may be counted again.
         counts: bool,
     },
 }
 
-/// Cleans behind a checkpoint beside the committer, waiting for it.
-pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
-    // One may come late.
-    let mut replies: Owner<Reply> = Mailbox::open(2);
-    each(pool, frozen, marks, Cleaning::Due, |moved| {
-        let reply = Return::new(replies.mailbox(), 0);
-        let body = Body::Move(Arc::new(moved));
-        pool.send(Record { durable: false, ..Record::of(body, Some(reply)) });
-        loop {
-            match replies.take() {
-                Some(reply) => return reply.status.is_ok(),
-                // The committer waits for this thread: the answer comes later, or never.
-                None if pool.is_hurried() => return false,
-                None => replies.mailbox().bell().sleep(LOOK, || replies.is_any()),
-            }
-        }
-    });
+/// Segments that are cleaned at once for somebody who has found no space.
+const NEEDED: usize = 4;
+
+/// Who carries out what is to be moved.
+trait Carrier {
+    /// Begins a move; the one before has ended.
+    fn begin(&mut self, moved: Moved);
+
+    /// Waits for the one that was begun; says whether it is durable, and all that was before it.
+    fn end(&mut self) -> bool;
 }
 
-/// Hands on what is to be moved behind a checkpoint, until there is no more or nobody wants it.
+/// The committer, to which another thread says what to move.
+struct Beside<'a, D: Directory> {
+    pool: &'a Pool<D>,
+    replies: Owner<Reply>,
+    is_owed: bool,
+}
+
+impl<D: Directory> Carrier for Beside<'_, D> {
+    fn begin(&mut self, moved: Moved) {
+        let reply = Return::new(self.replies.mailbox(), 0);
+        self.pool.send(Record::of(Body::Move(Arc::new(moved)), Some(reply)));
+        self.is_owed = true;
+    }
+
+    fn end(&mut self) -> bool {
+        while self.is_owed {
+            match self.replies.take() {
+                Some(reply) => {
+                    self.is_owed = false;
+                    return reply.status.is_ok();
+                }
+                // The committer waits for this thread: the answer comes later, or never.
+                None if self.pool.is_hurried() => return false,
+                None => self.replies.mailbox().bell().sleep(LOOK, || self.replies.is_any()),
+            }
+        }
+        true
+    }
+}
+
+/// The committer itself.
+struct Itself<F> {
+    carry: F,
+    is_done: bool,
+}
+
+impl<F: FnMut(Moved) -> bool> Carrier for Itself<F> {
+    fn begin(&mut self, moved: Moved) {
+        self.is_done = (self.carry)(moved);
+    }
+
+    fn end(&mut self) -> bool {
+        self.is_done
+    }
+}
+
+/// Cleans behind a checkpoint beside the committer, waiting for it; as long as space is short, or
+/// soon may be, until there is to be another checkpoint.
+pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
+    // One may come late.
+    let carrier = Beside { pool, replies: Mailbox::open(2), is_owed: false };
+    let mut cleaner = Cleaner::new(pool, frozen, marks, carrier);
+    count::again(pool, frozen, policy::bearable_unknown(pool, frozen));
+    loop {
+        pool.set_phase(Phase::Cleans);
+        let goes_on = cleaner.run(usize::MAX);
+        pool.set_phase(Phase::Rests);
+        if !goes_on || !policy::is_near(pool) {
+            return;
+        }
+        while !policy::is_scarce(pool) {
+            if pool.is_hurried() || pool.is_poisoned() {
+                return;
+            }
+            pool.pace().sleep(LOOK_IDLE);
+        }
+    }
+}
+
+/// Cleans behind a checkpoint: hands on what is to be moved, until there is no more or nobody wants
+/// it.
 pub(crate) fn each<D: Directory>(
     pool: &Pool<D>,
     frozen: &Frozen,
     marks: &Marks,
     cleaning: Cleaning,
-    mut hand: impl FnMut(Moved) -> bool,
+    carry: impl FnMut(Moved) -> bool,
 ) {
-    if cleaning == Cleaning::Nothing {
-        return;
+    let (counts, most) = match cleaning {
+        Cleaning::Nothing => return,
+        Cleaning::Due => (true, usize::MAX),
+        Cleaning::Needed { counts } => (counts, NEEDED),
+    };
+    if counts {
+        count::again(pool, frozen, policy::bearable_unknown(pool, frozen));
     }
-    if matches!(cleaning, Cleaning::Due | Cleaning::Needed { counts: true }) {
-        count::again(pool, frozen, bearable_unknown(pool, frozen));
-    }
-    let victims = choose(pool, frozen, marks);
-    let old = &frozen.whole.live;
-    let has_pages =
-        |number: &u32| marks.live_bytes(*number) > old.get(*number as usize).copied().unwrap_or(0);
-    let pages = victims.iter().copied().filter(has_pages).collect();
-    let (pages, page_count) = pages_that_fit(pool, frozen, pages);
-    let round = pool.segments().round();
-    if !pages.is_empty() {
-        let spans = bring_pages(pool, frozen, &pages);
-        if !hand(Moved { moves: Vec::new(), pages, spans, page_count, round }) {
-            return;
-        }
-    }
-    for victim in victims {
-        // A checkpoint that is due goes first.
-        if pool.is_hurried() || !empty(pool, victim, &mut hand) {
-            return;
-        }
-    }
+    Cleaner::new(pool, frozen, marks, Itself { carry, is_done: true }).run(most);
 }
 
-/// Those of some segments with pages for which the next checkpoint finds room, if what is in them
-/// is written again: their pages, and each node that names one. Answers how many these are, too.
-fn pages_that_fit<D: Directory>(
-    pool: &Pool<D>,
-    frozen: &Frozen,
-    mut segments: Vec<u32>,
-) -> (Vec<u32>, u64) {
-    if segments.is_empty() {
-        return (segments, 0);
-    }
-    let mut counts: HashMap<u32, u64> = segments.iter().map(|number| (*number, 0)).collect();
-    let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
-    let segment = |home: Entry| pool.segments().split(home.address()).0;
-    for node in frozen.volumes.iter().flat_map(|(.., map)| map.iter().flatten()) {
-        if !nodes.insert(Arc::as_ptr(node)) {
-            continue;
-        }
-        let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
-        for (_, leaf) in node.leaves() {
-            let Some(number) = leaf.home().map(segment) else { continue };
-            left.insert(number);
-            if leaves.insert(Arc::as_ptr(leaf))
-                && let Some(count) = counts.get_mut(&number)
-            {
-                *count += 1;
-            }
-        }
-        for number in left {
-            counts.entry(number).and_modify(|count| *count += 1);
-        }
-    }
-    let most = pool.segments().pages_left(Want::Move, 0).unwrap_or(0);
-    let mut page_count = 0;
-    segments.retain(|number| {
-        let count = counts.get(number).copied().unwrap_or(0);
-        let fits = page_count + count <= most;
-        page_count += if fits { count } else { 0 };
-        fits
-    });
-    (segments, page_count)
+/// What is to be moved by the next record.
+#[derive(Default)]
+struct Pile {
+    moves: Vec<Move>,
+    bytes: u64,
+    /// How many pages of maps that changes at most.
+    pages: u64,
+    /// Segments into which it was written, and which are to be synced.
+    into: BTreeSet<u32>,
 }
 
-/// Finds the spans that have pages in some segments, and brings their leaves into memory: these are
-/// about to be left, and the committer has no time to look for them or to read.
-fn bring_pages<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
-    let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
-    let mut spans = Spans::new();
-    for (_, copied, map) in &frozen.volumes {
-        for (number, node) in map.iter().enumerate() {
-            let Some(node) = node else { continue };
-            let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
-            let mut is_any = node.home().is_some_and(is_left);
-            for (_, leaf) in left {
-                is_any = true;
-                if pool.is_running() && !pool.is_hurried() {
-                    // What cannot be read stays where it is, and is told then.
-                    _ = pool.segments().load(leaf);
-                }
-            }
-            if is_any {
-                spans.insert((copied.family, number));
-            }
-        }
-    }
-    spans
-}
-
-/// Moves what counts out of a segment; says whether others may follow.
-fn empty<D: Directory>(pool: &Pool<D>, victim: u32, hand: &mut impl FnMut(Moved) -> bool) -> bool {
-    if pool.segments().live_bytes(victim) == 0 {
-        return true;
-    }
-    let found = summary::counting(pool, &summary::named(pool, victim));
-    let bytes: u64 = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
-    if pool.segments().live_bytes(victim) > bytes {
-        // Something in it was not found, or does not count: it stays until all are counted again.
-        pool.segments().spoil(victim);
-    }
-    let mut left = &found[..];
-    while !left.is_empty() {
-        if pool.is_poisoned() || pool.is_hurried() {
-            return false;
-        }
-        let Some(most) = pages_left(pool) else { return false };
-        let Batch { blocks: batch, bytes, pages: page_count, rest } = read(pool, left, most);
-        if rest.len() == left.len() {
-            // Not even one: a checkpoint has to write pages first.
-            return false;
-        }
-        left = rest;
-        if batch.is_empty() {
-            continue;
-        }
-        let round = pool.segments().round();
-        let places = match cold::write(pool, &batch, &bytes) {
-            Ok(Some(places)) => places,
-            Ok(None) => return false,
-            Err(error) => {
-                pool.poison(&format!("blocks could not be moved: {error}"));
-                return false;
-            }
-        };
-        let moves = batch.iter().zip(places).map(|(block, to)| {
+impl Pile {
+    /// Adds blocks that were written into a segment, to these places.
+    fn add(&mut self, piece: &Piece<'_>, into: u32, places: Vec<Entry>) {
+        let moves = piece.blocks.iter().zip(places).map(|(block, to)| {
             let Block { family, number, entry, .. } = *block;
             Move { family, block: number, from: entry, to }
         });
-        let moves = moves.collect();
-        if !hand(Moved { moves, page_count, round, ..Moved::default() }) {
-            return false;
+        self.moves.extend(moves);
+        self.into.insert(into);
+        self.pages += piece.pages;
+        self.bytes += piece.bytes.len() as u64;
+    }
+}
+
+/// See the module.
+struct Cleaner<'a, D: Directory, C> {
+    pool: &'a Pool<D>,
+    frozen: &'a Frozen,
+    marks: &'a Marks,
+    carrier: C,
+    /// How many checkpoints had begun.
+    round: u64,
+    victim: Victim,
+    pile: Pile,
+    /// Pages that are changed by what was handed on last.
+    handed: u64,
+    /// Segments that were looked at behind this checkpoint.
+    seen: BTreeSet<u32>,
+    /// Segments of which all was handed on, or written again by others.
+    emptying: Vec<u32>,
+    /// Those of which nothing counted any more before the last record was handed on: they are free
+    /// when that is durable.
+    emptied: Vec<u32>,
+}
+
+impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
+    fn new(pool: &'a Pool<D>, frozen: &'a Frozen, marks: &'a Marks, carrier: C) -> Self {
+        Cleaner {
+            pool,
+            frozen,
+            marks,
+            carrier,
+            round: pool.segments().round(),
+            victim: Victim::default(),
+            pile: Pile::default(),
+            handed: 0,
+            seen: BTreeSet::new(),
+            emptying: Vec::new(),
+            emptied: Vec::new(),
         }
     }
-    true
+
+    /// Cleans until there is enough, but so many segments at most; whether it did not end for
+    /// another reason.
+    fn run(&mut self, most: usize) -> bool {
+        let mut left = most;
+        loop {
+            let Choice { victims, for_space } =
+                choose(self.pool, self.frozen, self.marks, &self.seen);
+            if victims.is_empty() || !self.begin(&victims) {
+                self.finish();
+                return false;
+            }
+            for victim in victims {
+                let more = self.emptying.len() + self.emptied.len();
+                if left == 0 || (for_space && policy::is_enough(self.pool, more)) {
+                    return self.finish();
+                }
+                left -= 1;
+                self.seen.insert(victim);
+                // A checkpoint that is due goes first.
+                if self.pool.is_hurried() || !self.empty(victim) {
+                    self.finish();
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// What is to be done before any segment is emptied; says whether it was.
+    fn begin(&mut self, victims: &[u32]) -> bool {
+        // The log that the older superblock stands for may go through them.
+        checkpoint::repeat(self.pool);
+        if !self.pool.segments().is_for_one() {
+            return false;
+        }
+        // A walk through all maps, which is worth its time once.
+        if !self.seen.is_empty() {
+            return true;
+        }
+        let pages = victims.iter().copied();
+        let pages = pages.filter(|number| has_pages(self.frozen, self.marks, *number)).collect();
+        let (pages, page_count) = pages::that_fit(self.pool, self.frozen, pages);
+        pages.is_empty() || {
+            let spans = pages::bring(self.pool, self.frozen, &pages);
+            let (moves, round) = (Vec::new(), self.round);
+            self.hand(Moved { moves, pages, spans, page_count, round })
+        }
+    }
+
+    /// Hands something on behind what was handed on before; says whether that is durable.
+    fn hand(&mut self, moved: Moved) -> bool {
+        if !self.carrier.end() {
+            return false;
+        }
+        self.release();
+        let segments = self.pool.segments();
+        let (emptied, emptying) =
+            self.emptying.drain(..).partition(|number| segments.live_bytes(*number) == 0);
+        (self.emptied, self.emptying) = (emptied, emptying);
+        self.handed = moved.page_count;
+        self.carrier.begin(moved);
+        // One at a time where there is next to no room.
+        !policy::is_close(self.pool) || self.carrier.end()
+    }
+
+    /// What was empty before the record that has ended was handed on is so for good.
+    fn release(&mut self) {
+        let count = self.pool.segments().release(&self.emptied);
+        self.pool.meters().cleaned(count);
+        self.emptied.clear();
+    }
+
+    /// Hands on what was written.
+    fn hand_pile(&mut self) -> bool {
+        if self.pile.moves.is_empty() {
+            return true;
+        }
+        let Pile { moves, pages: page_count, into, .. } = std::mem::take(&mut self.pile);
+        for segment in into {
+            if let Err(error) = self.pool.segments().sync(segment) {
+                self.pool.poison(&format!("blocks could not be moved: {error}"));
+                return false;
+            }
+        }
+        self.hand(Moved { moves, page_count, round: self.round, ..Moved::default() })
+    }
+
+    /// Waits for all that was handed on, and frees what is empty then; says whether that went well.
+    fn finish(&mut self) -> bool {
+        if self.pool.is_hurried() || !self.hand_pile() || !self.carrier.end() {
+            return false;
+        }
+        self.release();
+        self.handed = 0;
+        if self.emptying.is_empty() {
+            return true;
+        }
+        let nothing = Moved { round: self.round, ..Moved::default() };
+        let ended = self.hand(nothing) && self.carrier.end();
+        if ended {
+            self.release();
+        }
+        // What is left there is found by the next one.
+        self.emptying.clear();
+        ended
+    }
+
+    /// Moves what counts out of a segment; says whether others may follow.
+    fn empty(&mut self, number: u32) -> bool {
+        let (pool, size) = (self.pool, u64::from(self.pool.segments().bytes()));
+        if has_pages(self.frozen, self.marks, number) {
+            return true;
+        }
+        let counted = pool.segments().live_bytes(number);
+        if counted == 0 {
+            self.emptying.push(number);
+            return true;
+        }
+        self.victim.read(pool, number);
+        let found = summary::counting(pool, &summary::named(pool, number, self.victim.bytes()));
+        let bytes: u64 = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
+        if pool.segments().live_bytes(number) > bytes {
+            // Something in it was not found, or does not count: it would not be free, and stays as
+            // it is until all are counted again.
+            pool.segments().spoil(number);
+            return true;
+        }
+        let mut left = &found[..];
+        while !left.is_empty() {
+            if pool.is_poisoned() || pool.is_hurried() {
+                return false;
+            }
+            let taken = self.pile.pages + self.handed;
+            let most = pages_left(pool).map(|most| most.saturating_sub(taken));
+            let piece = most.map(|most| self.victim.piece(pool, left, most));
+            let Some(piece) = piece.filter(|piece| piece.rest.len() < left.len()) else {
+                // Not even one beside what is in the pile: without it there may be room.
+                if !self.pile.moves.is_empty() || self.handed > 0 {
+                    if !self.hand_pile() || !self.carrier.end() {
+                        return false;
+                    }
+                    self.handed = 0;
+                    continue;
+                }
+                // A checkpoint has to write pages first.
+                return false;
+            };
+            left = piece.rest;
+            if piece.blocks.is_empty() {
+                continue;
+            }
+            let (into, places) = match cold::write(pool, &piece.blocks, &piece.bytes) {
+                Ok(Some(written)) => written,
+                Ok(None) => return false,
+                Err(error) => {
+                    pool.poison(&format!("blocks could not be moved: {error}"));
+                    return false;
+                }
+            };
+            let moved = piece.bytes.len() as u64;
+            self.pile.add(&piece, into, places);
+            let won = size.saturating_sub(bytes) * moved / bytes.max(1);
+            pool.pace().win(policy::share(pool, won));
+            let descriptors = (size as usize / 4 / DESCRIPTOR_BYTES).min(MOVES_MAX);
+            let is_full = self.pile.moves.len() >= descriptors
+                || self.pile.bytes >= policy::batch_bytes(pool);
+            if is_full && !self.hand_pile() {
+                return false;
+            }
+        }
+        self.emptying.push(number);
+        true
+    }
 }
 
 /// How many pages may be changed by a batch of blocks, which takes a segment for them and one for
 /// the log at most; `None` if there is no room for one, or none for a segment of pages beside it.
 fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
     let segments = pool.segments();
-    let taken = if batch_there(pool).is_some() { 1 } else { 2 };
+    let taken = if victim::open_room(pool).is_some() { 1 } else { 2 };
     segments.pages_left(Want::Move, taken + 1)?;
     segments.pages_left(Want::Move, taken)
-}
-
-/// How many segments should be free where space is short: what is written until those that are
-/// cleaned now are free, two checkpoints on, has to find a place.
-fn goal<D: Directory>(pool: &Pool<D>) -> usize {
-    pool.segments().reserved() + beyond(pool)
-}
-
-/// How many of them there are beyond those that writes leave to others.
-fn beyond<D: Directory>(pool: &Pool<D>) -> usize {
-    let segments = pool.segments();
-    let rounds = 3 * pool.options().checkpoint_bytes / u64::from(segments.bytes());
-    (segments.files().len() / FREE_PART).min(rounds as usize).max(FREE_MIN)
-}
-
-/// How many bytes may be moved behind a checkpoint: what is cleaned now is free two of them on, and
-/// until then others have to find a place too.
-fn budget<D: Directory>(pool: &Pool<D>) -> u64 {
-    let (segments, most) = (pool.segments(), 2 * pool.options().checkpoint_bytes);
-    if !is_scarce(pool) {
-        return most;
-    }
-    let half = segments.free_for(Want::Write) / 2;
-    // What is open has room for some, also where no segment can be had.
-    let some = half.max(segments.free_for(Want::Move).min(2)).max(1);
-    most.min(some as u64 * u64::from(segments.bytes()))
-}
-
-/// Whether space is short.
-pub(crate) fn is_scarce<D: Directory>(pool: &Pool<D>) -> bool {
-    pool.segments().available() < goal(pool)
-}
-
-/// Whether it is so short that writes are refused.
-fn is_dire<D: Directory>(pool: &Pool<D>) -> bool {
-    pool.segments().available() <= pool.segments().reserved()
-}
-
-/// How much log there may be until the next checkpoint. Where space is short there is less, because
-/// what is not needed any more is free two checkpoints on.
-pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
-    let (segments, most) = (pool.segments(), pool.options().checkpoint_bytes);
-    if !is_scarce(pool) {
-        return most;
-    }
-    let bytes = u64::from(segments.bytes());
-    (segments.free() as u64 * bytes / 8).max(2 * bytes).min(most)
-}
-
-/// How many bytes may be counted that do not count any more. Where segments are short none: those
-/// in which less was found than counts are cleaned once it was counted again. Where what counts is
-/// so much that writes are refused next to none, however many segments are free.
-fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
-    let counted: u64 = frozen.whole.live.iter().sum();
-    let segments = pool.segments();
-    match (is_dire(pool), is_scarce(pool)) {
-        (true, _) => 0,
-        _ if segments.left_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
-        (_, true) => counted / 32,
-        _ => counted / 4,
-    }
-}
-
-/// The segments to be cleaned: those with least in them, until the rest has little garbage, and
-/// where space is short until there will be as many free ones as there should be.
-fn choose<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) -> Vec<u32> {
-    let segments = pool.segments();
-    let pages = pool.page_place().map(|(segment, _)| segment);
-    let cold = pool.cold().map(|cold| cold.segment);
-    let log = [frozen.log.segment, frozen.log.next];
-    let is_open = |number| log.contains(&number) || [pages, cold].contains(&Some(number));
-    let size = u64::from(segments.bytes());
-    let mut used = segments.used_before(frozen.round);
-    used.retain(|number| !is_open(*number));
-    // Blocks as they are counted now, and pages as the checkpoint has found them.
-    let ((blocks, _), old) = (segments.live(), &frozen.whole.live);
-    let at = |counts: &[u64], number: u32| counts.get(number as usize).copied().unwrap_or(0);
-    let live_bytes = |number: u32| {
-        marks.live_bytes(number).saturating_sub(at(old, number)) + at(&blocks, number)
-    };
-    let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
-    let garbage = (used.len() as u64 * size).saturating_sub(live);
-    let counts = segments.counts();
-    let wanted = match is_scarce(pool) {
-        true => goal(pool).saturating_sub(counts.free + counts.idle) as u64 * size,
-        false => 0,
-    };
-    // A third of the space, where there is enough.
-    let bearable = live / 2 + GARBAGE_SEGMENTS * size;
-    let mut excess = garbage.saturating_sub(bearable).max(garbage.min(wanted));
-    // What is cleaned is log too, which brings the next checkpoint nearer.
-    let mut budget = budget(pool);
-    // Where writes are refused, little garbage is worth the work too.
-    let parts = if is_dire(pool) { 32 } else { 8 };
-    // Pages first where there is next to no room: that takes none.
-    let is_dire = is_dire(pool);
-    let is_thin = |number: u32| {
-        let pages = marks.live_bytes(number) > at(old, number);
-        is_dire && pages && 2 * live_bytes(number) < size
-    };
-    used.sort_by_key(|number| (!is_thin(*number), live_bytes(*number)));
-    let mut victims = Vec::new();
-    for number in used {
-        let bytes = live_bytes(number);
-        if bytes * parts > size * (parts - 1) {
-            continue;
-        }
-        if excess == 0 || bytes > budget {
-            break;
-        }
-        budget -= bytes;
-        excess = excess.saturating_sub(size.saturating_sub(bytes));
-        victims.push(number);
-    }
-    victims
-}
-
-/// Blocks that are moved at once.
-struct Batch<'a> {
-    blocks: Vec<Block>,
-    /// Their bytes.
-    bytes: Buffer,
-    /// How many pages of maps that changes at most.
-    pages: u64,
-    /// The blocks behind them.
-    rest: &'a [Block],
-}
-
-/// Most bytes of a batch: a block at least, and a segment has room for two.
-fn batch_bytes<D: Directory>(pool: &Pool<D>) -> usize {
-    let segment = pool.segments().bytes() as usize;
-    MOVE_BYTES.min(segment / 4).max(STORED_MAX as usize).min(segment / 2)
-}
-
-/// Most bytes of a batch that goes behind the last one: the end of a segment is filled, as these
-/// are not cleaned before there is garbage in them. `None` if there is next to no room.
-fn batch_there<D: Directory>(pool: &Pool<D>) -> Option<usize> {
-    let most = batch_bytes(pool);
-    let room = pool.cold()?.room(pool.segments().bytes()) as usize;
-    let count = room / pool.align() as usize;
-    let head = head_bytes(count.min(MOVES_MAX), pool.align()) as usize;
-    let room = room.checked_sub(head)?.min(most);
-    (room >= most / 8).then_some(room)
-}
-
-/// Reads the first of some blocks, which change no more than so many pages. A damaged block stays
-/// where it is, and its segment is left alone from then on: it would be the emptiest one for ever.
-fn read<'a, D: Directory>(pool: &Pool<D>, blocks: &'a [Block], most: u64) -> Batch<'a> {
-    let first = blocks.first().map_or(0, |block| block.entry.stored_bytes() as usize);
-    let size = batch_there(pool).filter(|size| *size >= first);
-    let size = size.unwrap_or_else(|| batch_bytes(pool));
-    let mut buffer = pool.memory().take_beyond(size);
-    let (files, mut whole) = (pool.segments().files(), Vec::new());
-    let (mut filled, mut done, mut pages) = (0, 0, 0);
-    let (mut leaves, mut nodes) = (HashSet::new(), HashSet::new());
-    // Direct I/O wants memory that begins at a page.
-    let mut stored = pool.memory().take_beyond(STORED_MAX as usize);
-    for block in blocks {
-        let len = block.entry.stored_bytes() as usize;
-        if (filled + len > size && done > 0) || whole.len() >= MOVES_MAX {
-            break;
-        }
-        let leaf = (block.family, block.number / FAN as u64);
-        let node = (block.family, block.number / NODE_BLOCKS);
-        let more = if leaves.contains(&leaf) { 0 } else { block.leaves };
-        let more = more + if nodes.contains(&node) { 0 } else { block.nodes };
-        if pages + more > most {
-            break;
-        }
-        done += 1;
-        let (number, address) = (block.number, block.entry.address());
-        let bytes = &mut stored[..len];
-        let is_whole = |bytes: &[u8]| crc(bytes) == block.entry.crc();
-        let read = pool.segments().read_whole(&files, address, bytes, &is_whole);
-        if read.is_err() || !is_whole(bytes) || filled + len > size {
-            tracing::error!("block {number}, at {address} of the pool, is damaged: not moved");
-            let (segment, _) = pool.segments().split(address);
-            if pool.segments().spoil(segment) {
-                tracing::warn!("segment {segment} keeps its damage, and is not cleaned any more");
-            }
-            continue;
-        }
-        buffer[filled..filled + len].copy_from_slice(bytes);
-        filled += len;
-        pages += more;
-        leaves.insert(leaf);
-        nodes.insert(node);
-        whole.push(*block);
-    }
-    buffer.truncate(filled);
-    Batch { blocks: whole, bytes: buffer, pages, rest: &blocks[done..] }
 }

@@ -11,6 +11,7 @@
 
 mod flight;
 mod group;
+mod pace;
 mod publish;
 mod search;
 mod space;
@@ -25,7 +26,7 @@ use blockyard_core::Status;
 use blockyard_sync::mailbox::Owner;
 
 use crate::checkpoint::{self, Copied, Frozen};
-use crate::clean::{self, Cleaning};
+use crate::clean::{self, Cleaning, Phase};
 use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
 use crate::format::group as format;
 use crate::format::superblock::SEGMENT_NONE;
@@ -102,6 +103,8 @@ pub struct Committer<D: Directory> {
     checkpoint: Option<JoinHandle<()>>,
     /// How many of them there were when cleaning behind it began.
     cleaning_since: Option<u64>,
+    /// What writes have had of what cleaning wins, in bytes.
+    spent: u64,
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
     search: Search,
@@ -136,6 +139,7 @@ impl<D: Directory> Committer<D> {
             since_checkpoint: log.found_bytes,
             checkpoint: None,
             cleaning_since: None,
+            spent: 0,
             in_vain: 0,
             search: Search::default(),
             lost: BTreeSet::new(),
@@ -170,7 +174,7 @@ impl<D: Directory> Committer<D> {
                     let bell = self.mail.mailbox().bell();
                     let most = if self.search.is_on { SEARCH_LOOK } else { SETTLE };
                     bell.sleep(most, || self.mail.is_any());
-                    if !self.mail.is_any() {
+                    if !self.mail.is_any() && !self.search.is_on {
                         self.settle();
                         loose = None;
                     }
@@ -199,6 +203,7 @@ impl<D: Directory> Committer<D> {
     /// Writes one group, or waits for one.
     pub fn turn(&mut self) -> Turn {
         self.end_search();
+        self.hold_back();
         if !self.flights.is_empty() {
             if !self.may_overlap() {
                 if !self.may_relay() || !self.relay() {
@@ -369,10 +374,11 @@ impl<D: Directory> Committer<D> {
         }
         // Pages that are only in memory are bounded, too.
         let dirty_max = (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN);
-        let round_bytes = clean::round_bytes(&self.pool);
-        let much = self.since_checkpoint >= round_bytes
-            || self.pool.segments().dirty_bytes() >= dirty_max
-            || self.pool.segments().is_soiled();
+        let is_cleaned = self.checkpoint.is_some() && self.pool.is_cleaning();
+        let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
+        let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
+        let much =
+            dirty || self.since_checkpoint >= round_bytes || self.pool.segments().is_soiled();
         if self.pool.is_poisoned() {
             return false;
         }
@@ -381,17 +387,19 @@ impl<D: Directory> Committer<D> {
             return self.checkpoint_now(Cleaning::Nothing);
         }
         // While its pages are written it is needed as it is.
-        if self.cleaning_since.is_none() && self.checkpoint.is_some() && self.pool.is_cleaning() {
+        if self.cleaning_since.is_none() && is_cleaned {
             self.cleaning_since = Some(self.since_checkpoint);
         }
-        let most = self.pool.options().checkpoint_bytes;
-        let overdue = self.cleaning_since.is_some_and(|from| self.since_checkpoint >= from + most);
+        let is_overdue = |from| dirty || self.since_checkpoint >= from + round_bytes;
+        let overdue = self.cleaning_since.is_some_and(is_overdue);
         if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         } else if overdue && !self.pool.is_hurried() && self.pool.recount() != Recount::Again {
             // Cleaning behind the last one has had its time. Counting that had been broken off
             // before goes on to its end.
             self.pool.set_hurried(true);
+        } else if is_cleaned && clean::is_scarce(&self.pool) {
+            self.pool.pace().ask();
         }
         self.pool.prepare(0);
         // What is answered early is in memory, and has to find a place in files that exist. None
@@ -437,15 +445,15 @@ impl<D: Directory> Committer<D> {
         true
     }
 
-    /// Writes and publishes a group of blocks that are moved; says whether there was space. Nothing
-    /// else is on its way.
+    /// Writes and publishes a group of blocks that are moved, durably; says whether there was
+    /// space. Nothing else is on its way.
     fn move_blocks(&mut self, moved: Moved) -> bool {
         let others = std::mem::take(&mut self.group);
         let align = self.pool.align();
-        let record = Record { durable: false, ..Record::of(Body::Move(Arc::new(moved)), None) };
+        let record = Record::of(Body::Move(Arc::new(moved)), None);
         self.group.take(record, &self.pool, align);
         let is_written = match self.group.descriptors.is_empty() {
-            true if self.keeps_enough() => {
+            true if self.keeps_enough() && self.sync() => {
                 publish::group(&self.pool, &self.group, 0);
                 true
             }
@@ -473,13 +481,16 @@ impl<D: Directory> Committer<D> {
                 pool.set_cleaning(true);
                 clean::beside(&pool, &frozen, &marks);
             }
+            pool.set_phase(Phase::Rests);
         };
         self.pool.set_cleaning(false);
+        self.pool.set_phase(Phase::Writes);
         self.cleaning_since = None;
         match builder.spawn(run) {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => {
                 tracing::warn!("no thread for a checkpoint: {error}");
+                self.pool.set_phase(Phase::Rests);
                 self.pool.segments().end_round(false);
             }
         }

@@ -19,7 +19,7 @@ use blockyard_sync::tag_budget::TagBudget;
 
 use crate::activity::Meters;
 use crate::buffer::Memory;
-use crate::clean::Cold;
+use crate::clean::{Cold, Pace, Phase};
 use crate::committer::Committer;
 use crate::error::VolumeError;
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
@@ -85,6 +85,7 @@ pub struct Pool<D: Directory> {
     hurried: Arc<Published<bool>>,
     cleaning: Arc<Published<bool>>,
     recount: Arc<Published<Recount>>,
+    pace: Pace,
     volumes: Mutex<Volumes>,
     /// The one that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -131,6 +132,7 @@ impl<D: Directory> Pool<D> {
             hurried: Arc::new(Published::new(false)),
             cleaning: Arc::new(Published::new(false)),
             recount: Arc::new(Published::new(Recount::None)),
+            pace: Pace::default(),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(recovered.page_place),
@@ -257,6 +259,18 @@ impl<D: Directory> Pool<D> {
     /// Notes whether the committer waits for the checkpoint that is on its way.
     pub(crate) fn set_hurried(&self, hurried: bool) {
         self.hurried.update(|_| hurried);
+        self.pace.ask();
+    }
+
+    /// The pace of writes where space is short.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// The thread of a checkpoint does something else: who was held back may go on.
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.pace.set(phase);
+        self.mail.bell().ring();
     }
 
     /// Whether the checkpoint that was begun last is durable, and segments are cleaned behind it.

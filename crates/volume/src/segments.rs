@@ -294,6 +294,17 @@ impl<D: Directory> Segments<D> {
         table.free.saturating_sub(table.left_by(want, 0))
     }
 
+    /// How many have to be free so that writes go on when a checkpoint begins.
+    pub fn beside(&self) -> usize {
+        self.table().beside()
+    }
+
+    /// Bytes of segments beyond those that count.
+    pub fn spare_bytes(&self) -> u64 {
+        let table = self.table();
+        (table.states.len() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
+    }
+
     /// How many have to be free so that writes go on.
     pub fn reserved(&self) -> usize {
         self.table().left_by(Want::Write, 0)
@@ -356,13 +367,17 @@ impl<D: Directory> Segments<D> {
     /// The checkpoint of this round is durable, and needs these segments. The disk is told which
     /// ones nobody needs any more, before anybody takes them.
     pub fn settle(&self, round: u64, is_needed: impl Fn(u32) -> bool) {
-        let freed = if self.directory.discards() { State::Discarded } else { State::Free };
-        self.table().change_all(|number, state| match state {
-            State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
-            State::Idle if is_needed(number) => State::Used { round: 0 },
-            State::Idle => freed,
-            other => other,
-        });
+        let freed = self.freed();
+        {
+            let mut table = self.table();
+            table.change_all(|number, state| match state {
+                State::Used { round: taken } if taken < round && !is_needed(number) => State::Idle,
+                State::Idle if is_needed(number) => State::Used { round: 0 },
+                State::Idle => freed,
+                other => other,
+            });
+            table.stand_for(round);
+        }
         if freed == State::Discarded {
             self.discard();
         }
@@ -370,7 +385,40 @@ impl<D: Directory> Segments<D> {
 
     /// Both superblocks stand for one checkpoint: what only the one before it needed is free.
     pub fn free_idle(&self) {
-        self.settle(0, |_| false);
+        let freed = self.freed();
+        {
+            let mut table = self.table();
+            table.change_all(|_, state| if state == State::Idle { freed } else { state });
+            table.stand_for_one();
+        }
+        if freed == State::Discarded {
+            self.discard();
+        }
+    }
+
+    /// Whether both superblocks stand for one checkpoint.
+    pub fn is_for_one(&self) -> bool {
+        self.table().is_for_one()
+    }
+
+    /// What becomes of a segment that nobody needs.
+    fn freed(&self) -> State {
+        if self.directory.discards() { State::Discarded } else { State::Free }
+    }
+
+    /// Those of some segments of blocks are free in which nothing counts: the log that says so is
+    /// durable, and does not go on in any of them behind a checkpoint for which a superblock
+    /// stands. Says how many are.
+    pub fn release(&self, numbers: &[u32]) -> usize {
+        let freed = self.freed();
+        let count = {
+            let mut table = self.table();
+            numbers.iter().filter(|number| table.release(**number, freed)).count()
+        };
+        if freed == State::Discarded && count > 0 {
+            self.discard();
+        }
+        count
     }
 
     /// Discards what may be, one after the other: each can be taken at once.

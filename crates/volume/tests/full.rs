@@ -5,12 +5,14 @@
 mod door;
 mod place;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, Flags, Op, Sector, Status};
+use blockyard_core::{Bio, BufRef, Flags, Op, Region, Sector, Status};
+use blockyard_volume::activity::Activity;
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
 use door::door;
@@ -198,49 +200,78 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
     flush(&mut io);
 }
 
-/// Four fifths of a pool are blocks of 4 KiB, of which many are written again, in an order by
-/// chance: cleaning keeps up beside the writes, none of which finds no space, and moves no more
-/// than has to be.
+/// Writes one block in each of so many places, 32 at a time; each write has a byte of its own.
+fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut [u8]) {
+    const DEPTH: usize = 32;
+    let mut channel = door::channel(volume);
+    let buffers = (0..=255).map(|byte| {
+        let region = Region::alloc(4096);
+        region.write(0, &[byte; 4096]);
+        channel.register(region)
+    });
+    let buffers: Vec<_> = buffers.collect();
+    let (mut places, mut out, mut under_way) = (places.peekable(), Vec::new(), HashSet::new());
+    while places.peek().is_some() || !under_way.is_empty() {
+        let mut bios = Vec::new();
+        // Of two at once in one place nobody knows which one is the last.
+        while under_way.len() < DEPTH
+            && let Some(place) = places.next_if(|place| !under_way.contains(place))
+        {
+            let byte = model[place as usize].wrapping_add(1);
+            let buffer = BufRef { region: buffers[usize::from(byte)], offset: 0 };
+            let bio = Bio::write(Sector(place * 8), 8, buffer).with_flags(Flags::FUA);
+            bios.push(bio.with_user_data(place));
+            model[place as usize] = byte;
+            under_way.insert(place);
+        }
+        assert_eq!(channel.push(&bios), bios.len());
+        channel.submit();
+        out.clear();
+        if channel.reap(&mut out) == 0 {
+            channel.wait(None);
+        }
+        for completion in &out {
+            assert_eq!(completion.status, Status::Ok, "{:?}", volume.running().pool().counts());
+            under_way.remove(&completion.user_data);
+        }
+    }
+}
+
+/// Four fifths of a pool are blocks of 4 KiB that are written again and again, by chance: cleaning
+/// keeps up beside the writes, none of which finds no space, and moves little more than whoever
+/// cleans the emptiest segments has to (docs/measuring.md): of what is used, reserves included,
+/// that is 0.85 here, 3.5 bytes of the disk per byte. It was more than 8.
 #[test]
 fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
     let path = place.path().join("pool");
-    let (segments, blocks) = (160_u64, 160 * 256 / 5 * 4_u64);
+    let segments = 320;
+    let blocks = segments * 256 / 5 * 4;
     let config = config(&path, "v0", blocks * 4096, 4096);
-    let volume = Volume::open_with(config.clone(), options(segments as usize)).unwrap();
+    let options = Options { checkpoint_bytes: 64 << 20, ..options(segments as usize) };
+    let volume = Volume::open_with(config, options).unwrap();
     let mut random = fastrand::Rng::with_seed(7);
-    let mut io = door(&volume);
-    let mut order: Vec<u64> = (0..blocks).collect();
-    let pass = |io: &mut Io, order: &[u64], round: u8| {
-        for block in order {
-            let byte = (*block as u8).wrapping_mul(31).wrapping_add(round);
-            let status = io.write(Sector(block * 8), &[byte; 4096], Flags::NONE);
-            assert_eq!(status, Ok(()), "{round}: {:?}", volume.running().pool().counts());
-        }
-        flush(io);
-    };
-    pass(&mut io, &order, 0);
-    let written = |volume: &Arc<Volume>| {
-        let activity = volume.running().pool().activity();
-        let device = activity.log_bytes + activity.cold_bytes + activity.page_bytes;
-        (activity.data_bytes, device)
-    };
-    let before = written(&volume);
-    random.shuffle(&mut order);
-    order.truncate(order.len() / 3);
-    pass(&mut io, &order, 1);
-    let after = written(&volume);
-    let (data, device) = (after.0 - before.0, after.1 - before.1);
-    let hundredths = device * 100 / data;
-    let activity = volume.running().pool().activity();
-    assert!(hundredths < 1000, "{hundredths} hundredths: {activity:?}");
-    eprintln!("{hundredths} hundredths of what was written");
-    let again: std::collections::HashSet<u64> = order.into_iter().collect();
-    let mut found = vec![0; 4096];
-    for block in 0..blocks {
+    let mut model = vec![0_u8; blocks as usize];
+    let activity = || volume.running().pool().activity();
+    scatter(&volume, 0..blocks, &mut model);
+    // What it comes to in the end, and not what is won where whole segments are garbage.
+    scatter(&volume, (0..blocks).map(|_| random.u64(..blocks)), &mut model);
+    let before = activity();
+    scatter(&volume, (0..blocks / 4).map(|_| random.u64(..blocks)), &mut model);
+    let after = activity();
+    let device = |it: &Activity| it.log_bytes + it.cold_bytes + it.page_bytes;
+    let data = after.data_bytes - before.data_bytes;
+    let hundredths = (device(&after) - device(&before)) * 100 / data;
+    let checkpoints = after.checkpoints - before.checkpoints;
+    let cleaned = after.cleaned - before.cleaned;
+    let found = format!("{hundredths} hundredths, {cleaned} cleaned, {checkpoints} checkpoints");
+    assert!(hundredths < 450, "{found}");
+    // What was emptied was free without a checkpoint for each few segments.
+    assert!(cleaned > 8 * checkpoints, "{found}");
+    let (mut io, mut found) = (door(&volume), vec![0; 4096]);
+    for (block, byte) in (0..).zip(&model) {
         io.read(Sector(block * 8), &mut found).unwrap();
-        let byte = (block as u8).wrapping_mul(31).wrapping_add(again.contains(&block).into());
-        assert!(found.iter().all(|it| *it == byte), "block {block}");
+        assert!(found.iter().all(|it| it == byte), "block {block}");
     }
 }
 

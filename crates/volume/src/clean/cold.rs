@@ -30,13 +30,13 @@ impl Cold {
     }
 }
 
-/// Writes blocks, whose bytes lie one behind the other, durably; answers where they are, or `None`
-/// if there is no space.
+/// Writes blocks, whose bytes lie one behind the other; answers the segment, which is still to be
+/// synced, and where they are, or `None` if there is no space.
 pub(super) fn write<D: Directory>(
     pool: &Pool<D>,
     blocks: &[Block],
     bytes: &[u8],
-) -> io::Result<Option<Vec<Entry>>> {
+) -> io::Result<Option<(u32, Vec<Entry>)>> {
     let (segments, align) = (pool.segments(), pool.align());
     let head_bytes = group::head_bytes(blocks.len(), align);
     let len = head_bytes + bytes.len() as u32;
@@ -76,7 +76,6 @@ pub(super) fn write<D: Directory>(
     group::print(&head, &descriptors, &mut printed);
     let address = segments.address(place.segment, place.offset);
     segments.write(address, &[&printed, bytes])?;
-    segments.sync(place.segment)?;
     pool.meters().cooled(u64::from(len));
     let (offset, number) = (place.offset + len, place.number + 1);
     pool.set_cold(Some(Cold { offset, number, ..place }));
@@ -87,5 +86,5 @@ pub(super) fn write<D: Directory>(
         at += u64::from(len);
         entry
     });
-    Ok(Some(entries.collect()))
+    Ok(Some((place.segment, entries.collect())))
 }

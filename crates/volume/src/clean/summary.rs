@@ -23,32 +23,38 @@ pub(super) struct Block {
     /// Where it is.
     pub(super) entry: Entry,
     /// How many leaves at its place, of volumes and snapshots, have one of the blocks that are
-    /// looked for.
+    /// looked for, but for those that the next checkpoint writes in any case.
     pub(super) leaves: u64,
-    /// How many nodes have these.
+    /// The same of nodes.
     pub(super) nodes: u64,
 }
 
-/// The blocks that groups of a segment name.
-pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32) -> Vec<Block> {
+/// The blocks that groups of a segment name, which was read.
+pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) -> Vec<Block> {
     let (segments, align) = (pool.segments(), pool.align());
     let (files, mark) = (segments.files(), crate::checkpoint::pool_mark(pool));
     let families: HashMap<u32, u32> =
         pool.volumes().by_id.iter().map(|(id, live)| (*id, live.family)).collect();
     let memory = Memory::new(1 << 20);
-    let mut first = memory.take_beyond(align as usize);
     let mut blocks = Vec::new();
     let (mut offset, mut before) = (0, None);
     while offset + align <= segments.bytes() {
         let address = segments.address(segment, offset);
-        let room = (segments.bytes() - offset) as usize;
+        let here = image.get(offset as usize..).unwrap_or_default();
+        let room = here.len();
+        let len = |first: &[u8]| group::head_len(first, align).filter(|len| *len <= room);
+        let head = here.get(..align as usize).and_then(len);
+        let head = head.and_then(|len| group::parse(&here[..len], align));
+        // What is no head here may be one in another copy.
         let copies = files.get(segment as usize).map_or(0, |file| file.copies());
-        let head = (0..copies).find_map(|copy| {
-            segments.read_copy(&files, copy, address, &mut first).ok()?;
-            let len = group::head_len(&first, align).filter(|len| *len <= room)?;
-            let mut head = memory.take_beyond(len);
-            segments.read_copy(&files, copy, address, &mut head).ok()?;
-            group::parse(&head, align)
+        let head = head.or_else(|| {
+            (1..copies).find_map(|copy| {
+                let mut first = memory.take_beyond(align as usize);
+                segments.read_copy(&files, copy, address, &mut first).ok()?;
+                let mut head = memory.take_beyond(len(&first)?);
+                segments.read_copy(&files, copy, address, &mut head).ok()?;
+                group::parse(&head, align)
+            })
         });
         let Some((head, _, descriptors)) = head else { break };
         // What an earlier use of the segment has left does not follow.
@@ -87,18 +93,20 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Bl
     let mut found = Vec::new();
     for (span, leaves) in spans {
         let nodes = nodes(pool, span);
+        let round = pool.segments().round();
+        let clean = nodes.iter().filter(|(_, node)| !node.is_dirty(round)).count() as u64;
         for (at, blocks) in leaves {
             let pages = pages(pool, &nodes, at, &blocks);
-            let has = |block: &Block, (family, page): &(u32, Arc<Page>)| {
+            let has = |block: &Block, (family, page, _): &Found| {
                 let slot = (block.number % FAN as u64) as usize;
                 (block.family == 0 || block.family == *family)
                     && page.entries()[slot] == block.entry
             };
-            let changes = |page: &&(u32, Arc<Page>)| blocks.iter().any(|block| has(block, page));
-            let (leaves, nodes) = (pages.iter().filter(changes).count() as u64, nodes.len() as u64);
+            let changes = |page: &&Found| page.2 && blocks.iter().any(|block| has(block, page));
+            let leaves = pages.iter().filter(changes).count() as u64;
             for block in &blocks {
-                if let Some((family, _)) = pages.iter().find(|page| has(block, page)) {
-                    found.push(Block { family: *family, leaves, nodes, ..**block });
+                if let Some((family, ..)) = pages.iter().find(|page| has(block, page)) {
+                    found.push(Block { family: *family, leaves, nodes: clean, ..**block });
                 }
             }
         }
@@ -118,6 +126,9 @@ fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
     nodes.into_values().collect()
 }
 
+/// What a leaf contains, the family that it belongs to, and whether it is clean.
+type Found = (u32, Arc<Page>, bool);
+
 /// What leaves at one place contain that may have one of the blocks. One that cannot be read has
 /// none: they are not moved.
 fn pages<D: Directory>(
@@ -125,7 +136,7 @@ fn pages<D: Directory>(
     nodes: &[(u32, Arc<Node>)],
     at: usize,
     blocks: &[&Block],
-) -> Vec<(u32, Arc<Page>)> {
+) -> Vec<Found> {
     let mut leaves: HashMap<*const Leaf, (u32, &Arc<Leaf>)> = HashMap::new();
     for (family, node) in nodes {
         let wanted = |block: &&Block| block.family == 0 || block.family == *family;
@@ -133,10 +144,11 @@ fn pages<D: Directory>(
             leaves.insert(ptr::from_ref::<Leaf>(leaf), (*family, leaf));
         }
     }
+    let round = pool.segments().round();
     let mut pages = Vec::with_capacity(leaves.len());
     for (family, leaf) in leaves.into_values() {
         match pool.segments().load(leaf) {
-            Ok(page) => pages.push((family, page)),
+            Ok(page) => pages.push((family, page, !leaf.is_dirty(round))),
             Err(error) => tracing::error!("blocks that it names are not moved: {error}"),
         }
     }

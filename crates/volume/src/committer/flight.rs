@@ -176,6 +176,7 @@ impl<D: Directory> Committer<D> {
         let address = address + u64::from(head_bytes);
         self.flights.push_back(Flight { group, number: head.number, segment, address, len });
         self.since_checkpoint += u64::from(len);
+        self.spent += if want == Want::Move { 0 } else { u64::from(len) };
         self.log.advance(len, chain);
         Ok(())
     }

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use super::group::want;
 use super::{Committer, ROOM_TRIES, VAIN_MAX};
 use crate::checkpoint;
+use crate::clean::Phase;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::{Progress, Want};
@@ -38,6 +39,10 @@ pub(super) struct Search {
     pub(super) is_on: bool,
     /// It is segments.
     makes: bool,
+    /// It is their part of what cleaning wins.
+    paces: bool,
+    /// What they need: so many pages, and segments.
+    needs: (u64, usize),
     waiting: VecDeque<Record>,
     /// One of them was answered before, so that a flush must not be answered without it.
     is_owed: bool,
@@ -49,6 +54,11 @@ pub(super) struct Search {
 }
 
 impl Search {
+    /// Writes wait for their part of what cleaning wins.
+    pub(super) fn pace(&mut self) {
+        (self.is_on, self.makes, self.paces) = (true, false, true);
+    }
+
     /// Takes a record in if it has to wait.
     fn keep<D: Directory>(&mut self, record: Record, pool: &Pool<D>) -> Option<Record> {
         let waits = want(&record, pool) == Some(Want::Write)
@@ -111,9 +121,15 @@ impl<D: Directory> Committer<D> {
         if !self.search.is_on {
             return;
         }
-        let is_over = match self.search.makes {
-            true => !self.pool.is_preparing(),
-            false => self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished),
+        let (pages, taken) = self.search.needs;
+        let is_over = match (self.search.makes, self.search.paces) {
+            (true, _) => !self.pool.is_preparing(),
+            (_, true) => !self.is_held_back(),
+            _ => {
+                self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished)
+                    || self.pool.pace().phase() == Phase::Rests
+                    || self.pool.segments().has(Want::Write, pages, taken)
+            }
         };
         if is_over || self.pool.is_poisoned() {
             self.resume();
@@ -122,14 +138,15 @@ impl<D: Directory> Committer<D> {
 
     /// The group waits.
     fn park(&mut self, makes: bool) -> Room {
-        (self.search.is_on, self.search.makes) = (true, makes);
+        (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
+        self.search.needs = (self.group.pages, self.taken().unwrap_or(0));
         self.put_back();
         Room::Later
     }
 
     /// Notes that the group has found space.
     pub(super) fn found(&mut self) {
-        if self.search.tried > 0 && self.group.want == Some(Want::Write) {
+        if !self.search.is_on && self.search.tried > 0 && self.group.want == Some(Want::Write) {
             self.search = Search::default();
         }
     }
@@ -148,7 +165,9 @@ impl<D: Directory> Committer<D> {
         if self.in_vain > 0 || self.stopping {
             return refused;
         }
-        if self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished) {
+        // The thread of the last one may be there still, and do nothing.
+        let is_over = self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished);
+        if is_over || self.pool.pace().phase() == Phase::Rests {
             self.join();
             self.pool.segments().try_again();
             checkpoint::repeat(&self.pool);

@@ -14,7 +14,7 @@ use crate::store::Directory;
 
 impl<D: Directory> Committer<D> {
     /// How many segments the group takes; `None` if it finds no place.
-    fn taken(&self) -> Option<usize> {
+    pub(super) fn taken(&self) -> Option<usize> {
         self.log.takes(self.group.len(self.pool.align()), self.pool.segments())
     }
 
@@ -113,6 +113,7 @@ impl<D: Directory> Committer<D> {
         if self.in_vain > 0 && self.want() == Want::Write {
             return false;
         }
+        self.pool.meters().searched();
         self.join();
         self.pool.segments().try_again();
         let (mut vain, mut state) = (0, self.pool.segments().progress());

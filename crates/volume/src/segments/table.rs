@@ -17,7 +17,9 @@
 //!   and again, there is a segment out of which less is moved than is won, and room to move it to.
 //!
 //! What a checkpoint does not need is free behind it at once where space is short: both superblocks
-//! are made to stand for it.
+//! are made to stand for it. So is a segment of blocks that cleaning has emptied, before there is
+//! another checkpoint: where the log behind the older of the two goes through none of it, and says
+//! durably that nothing in it counts, whoever reads that log does not miss it.
 
 use std::collections::BTreeSet;
 
@@ -61,6 +63,9 @@ pub(super) struct Table {
     pub(super) idle: usize,
     /// Counts the checkpoints that have begun.
     pub(super) round: u64,
+    /// Which of them the newest superblock stands for, and which the other one: what was taken
+    /// before the older of the two is in no log that anybody would read again.
+    stand: (u64, u64),
     /// Most that there may be.
     pub(super) count_max: usize,
     /// How many more the file system had room for at the last look.
@@ -103,6 +108,7 @@ impl Table {
             round: 1,
             count_max,
             outside: usize::MAX,
+            stand: (0, 0),
             full: false,
             spoiled: BTreeSet::new(),
             live: vec![0; count],
@@ -138,8 +144,7 @@ impl Table {
 
     /// Whether the pages that have changed need so much that writes will soon find nothing left.
     pub(super) fn is_soiled(&self) -> bool {
-        let kept = self.kept(0);
-        self.dirtied >= self.pages_each && self.left_by(Want::Write, 0) + kept > self.free
+        self.dirtied >= self.pages_each && self.beside() > self.free
     }
 
     /// Takes a free segment, if as many are left to others.
@@ -168,6 +173,36 @@ impl Table {
         }
     }
 
+    /// A superblock stands for the checkpoint of this round, and the other one for that before.
+    pub(super) fn stand_for(&mut self, round: u64) {
+        self.stand = (round, self.stand.0);
+    }
+
+    /// Both superblocks stand for the last checkpoint.
+    pub(super) fn stand_for_one(&mut self) {
+        self.stand.1 = self.stand.0;
+    }
+
+    /// Whether they do.
+    pub(super) fn is_for_one(&self) -> bool {
+        self.stand.0 == self.stand.1
+    }
+
+    /// Nothing counts in a segment any more, durably, and no log is read there: it is not used any
+    /// more. Says whether that is so.
+    pub(super) fn release(&mut self, number: u32, to: State) -> bool {
+        let live = self.live.get(number as usize).copied().unwrap_or(0);
+        let is_old = |round| round < self.stand.0.min(self.stand.1);
+        match self.states.get(number as usize) {
+            Some(State::Used { round }) if live == 0 && is_old(*round) => {}
+            _ => return false,
+        }
+        self.states[number as usize] = to;
+        self.free += usize::from(to == State::Free);
+        self.idle += usize::from(to != State::Free);
+        true
+    }
+
     /// A segment is free.
     pub(super) fn put_back(&mut self, number: u32) {
         let before = std::mem::replace(&mut self.states[number as usize], State::Free);
@@ -189,6 +224,12 @@ impl Table {
     /// those that the one on its way may.
     fn kept(&self, more: u64) -> usize {
         self.under_way + self.beyond(more).div_ceil(self.pages_each) as usize
+    }
+
+    /// Segments that writes leave to others, and those that the next checkpoint may take beside
+    /// those that are kept for it already when it begins.
+    pub(super) fn beside(&self) -> usize {
+        self.left_by(Want::Write, 0) + self.kept(0)
     }
 
     /// Segments that this use leaves free, where so many more pages are changed.
@@ -296,6 +337,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_emptied_is_free_where_no_log_is_read() {
+        let mut table = table(4);
+        let old = table.take(Want::Checkpoint).unwrap();
+        let round = table.begin_round();
+        table.end_round(true);
+        let new = table.take(Want::Checkpoint).unwrap();
+        table.stand_for(round);
+        assert!(!table.release(old, State::Free), "the other superblock has an older log");
+        table.stand_for_one();
+        table.live[old as usize] = 1;
+        assert!(!table.release(old, State::Free), "something counts");
+        table.live[old as usize] = 0;
+        assert!(!table.release(new, State::Free), "the log may be there");
+        assert!(table.release(old, State::Free) && !table.release(old, State::Free));
+        assert_eq!((table.free, table.idle), (3, 0));
     }
 
     #[test]

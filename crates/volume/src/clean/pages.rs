@@ -1,0 +1,79 @@
+//! Pages of maps in segments that are to be empty: they are given up where they are, and the next
+//! checkpoint writes them elsewhere.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::checkpoint::Frozen;
+use crate::format::entry::Entry;
+use crate::pool::Pool;
+use crate::relocate::Spans;
+use crate::segments::Want;
+use crate::store::Directory;
+
+/// Those of some segments with pages for which the next checkpoint finds room, if what is in them
+/// is written again: their pages, and each node that names one. Answers how many these are, too.
+pub(super) fn that_fit<D: Directory>(
+    pool: &Pool<D>,
+    frozen: &Frozen,
+    mut segments: Vec<u32>,
+) -> (Vec<u32>, u64) {
+    if segments.is_empty() {
+        return (segments, 0);
+    }
+    let mut counts: HashMap<u32, u64> = segments.iter().map(|number| (*number, 0)).collect();
+    let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
+    let segment = |home: Entry| pool.segments().split(home.address()).0;
+    for node in frozen.volumes.iter().flat_map(|(.., map)| map.iter().flatten()) {
+        if !nodes.insert(Arc::as_ptr(node)) {
+            continue;
+        }
+        let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
+        for (_, leaf) in node.leaves() {
+            let Some(number) = leaf.home().map(segment) else { continue };
+            left.insert(number);
+            if leaves.insert(Arc::as_ptr(leaf))
+                && let Some(count) = counts.get_mut(&number)
+            {
+                *count += 1;
+            }
+        }
+        for number in left {
+            counts.entry(number).and_modify(|count| *count += 1);
+        }
+    }
+    let most = pool.segments().pages_left(Want::Move, 0).unwrap_or(0);
+    let mut page_count = 0;
+    segments.retain(|number| {
+        let count = counts.get(number).copied().unwrap_or(0);
+        let fits = page_count + count <= most;
+        page_count += if fits { count } else { 0 };
+        fits
+    });
+    (segments, page_count)
+}
+
+/// Finds the spans that have pages in some segments, and brings their leaves into memory: these are
+/// about to be left, and the committer has no time to look for them or to read.
+pub(super) fn bring<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
+    let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
+    let mut spans = Spans::new();
+    for (_, copied, map) in &frozen.volumes {
+        for (number, node) in map.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
+            let mut is_any = node.home().is_some_and(is_left);
+            for (_, leaf) in left {
+                is_any = true;
+                if pool.is_running() && !pool.is_hurried() {
+                    // What cannot be read stays where it is, and is told then.
+                    _ = pool.segments().load(leaf);
+                }
+            }
+            if is_any {
+                spans.insert((copied.family, number));
+            }
+        }
+    }
+    spans
+}
