@@ -133,11 +133,13 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
         if !goes_on || !policy::is_near(pool) {
             return;
         }
+        // Whoever asks behind this is heard.
+        let mut asked = pool.pace().asked();
         while !policy::is_scarce(pool) {
             if pool.is_hurried() || pool.is_poisoned() {
                 return;
             }
-            pool.pace().sleep(LOOK_IDLE);
+            asked = pool.pace().sleep(LOOK_IDLE, asked);
         }
     }
 }
@@ -275,7 +277,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
 
     /// Hands something on behind what was handed on before; says whether that is durable.
     fn hand(&mut self, moved: Moved) -> bool {
-        if !self.carrier.end() {
+        if !self.end() {
             return false;
         }
         self.release();
@@ -286,7 +288,16 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         self.handed = moved.page_count;
         self.carrier.begin(moved);
         // One at a time where there is next to no room.
-        !policy::is_close(self.pool) || self.carrier.end()
+        !policy::is_close(self.pool) || self.end()
+    }
+
+    /// Waits for what was handed on last; says whether it is durable. If not, nobody knows what is.
+    fn end(&mut self) -> bool {
+        let is_ended = self.carrier.end();
+        if !is_ended {
+            self.emptied.clear();
+        }
+        is_ended
     }
 
     /// What was empty before the record that has ended was handed on is so for good.
@@ -313,7 +324,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
 
     /// Waits for all that was handed on, and frees what is empty then; says whether that went well.
     fn finish(&mut self) -> bool {
-        if self.pool.is_hurried() || !self.hand_pile() || !self.carrier.end() {
+        if self.pool.is_hurried() || !self.hand_pile() || !self.end() {
             return false;
         }
         self.release();
@@ -322,7 +333,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
             return true;
         }
         let nothing = Moved { round: self.round, ..Moved::default() };
-        let ended = self.hand(nothing) && self.carrier.end();
+        let ended = self.hand(nothing) && self.end();
         if ended {
             self.release();
         }
@@ -362,7 +373,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
             let Some(piece) = piece.filter(|piece| piece.rest.len() < left.len()) else {
                 // Not even one beside what is in the pile: without it there may be room.
                 if !self.pile.moves.is_empty() || self.handed > 0 {
-                    if !self.hand_pile() || !self.carrier.end() {
+                    if !self.hand_pile() || !self.end() {
                         return false;
                     }
                     self.handed = 0;
@@ -384,6 +395,9 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 }
             };
             let moved = piece.bytes.len() as u64;
+            // What is written there counts when the record is carried out, and not before: a look
+            // at what counts says nothing of a segment like this, however little that is.
+            self.seen.insert(into);
             self.pile.add(&piece, into, places);
             let won = size.saturating_sub(bytes) * moved / bytes.max(1);
             pool.pace().win(policy::share(pool, won));

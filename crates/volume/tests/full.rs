@@ -239,8 +239,9 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
 
 /// Four fifths of a pool are blocks of 4 KiB that are written again and again, by chance: cleaning
 /// keeps up beside the writes, none of which finds no space, and moves little more than whoever
-/// cleans the emptiest segments has to (docs/measuring.md): of what is used, reserves included,
-/// that is 0.85 here, 3.5 bytes of the disk per byte. It was more than 8.
+/// cleans the emptiest segments has to (docs/measuring.md). What is kept free and what is on its
+/// way is a tenth of a pool as short as this one: 4.4 to 4.8 bytes of the disk per byte. It was
+/// 12.6 of a shorter one, with a checkpoint for every few segments.
 #[test]
 fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
@@ -265,7 +266,7 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let checkpoints = after.checkpoints - before.checkpoints;
     let cleaned = after.cleaned - before.cleaned;
     let found = format!("{hundredths} hundredths, {cleaned} cleaned, {checkpoints} checkpoints");
-    assert!(hundredths < 450, "{found}");
+    assert!(hundredths < 525, "{found}");
     // What was emptied was free without a checkpoint for each few segments.
     assert!(cleaned > 8 * checkpoints, "{found}");
     let (mut io, mut found) = (door(&volume), vec![0; 4096]);

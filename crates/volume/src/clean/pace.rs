@@ -59,9 +59,15 @@ impl Pace {
         self.bell.ring();
     }
 
-    /// Sleeps until the committer asks, but not for longer.
-    pub(super) fn sleep(&self, at_most: Duration) {
-        let asked = self.asked.get();
+    /// How many times it has asked.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.get()
+    }
+
+    /// Sleeps until it has asked more often than so many times, but not for longer; answers how
+    /// often it has then.
+    pub(super) fn sleep(&self, at_most: Duration, asked: u64) -> u64 {
         self.bell.sleep(at_most, || self.asked.get() != asked);
+        self.asked.get()
     }
 }

@@ -147,19 +147,18 @@ impl Group {
                 // After a checkpoint their place may be another's: they stay where they were.
                 if pool.segments().round() > moved.round {
                     record.body = Body::Move(nothing_moved(moved));
-                    self.records.push(record);
-                    return;
+                } else {
+                    self.descriptors.extend(moved.moves.iter().map(|moved| Descriptor {
+                        kind: Kind::Move,
+                        codec: moved.to.codec(),
+                        volume: moved.family,
+                        from: moved.from.address(),
+                        to: moved.to.address(),
+                        block: moved.block,
+                        len: moved.to.stored_bytes(),
+                        crc: moved.to.crc(),
+                    }));
                 }
-                self.descriptors.extend(moved.moves.iter().map(|moved| Descriptor {
-                    kind: Kind::Move,
-                    codec: moved.to.codec(),
-                    volume: moved.family,
-                    from: moved.from.address(),
-                    to: moved.to.address(),
-                    block: moved.block,
-                    len: moved.to.stored_bytes(),
-                    crc: moved.to.crc(),
-                }));
             }
             Body::Catalogue(change) => {
                 self.frees = true;

@@ -41,8 +41,8 @@ pub(super) struct Search {
     makes: bool,
     /// It is their part of what cleaning wins.
     paces: bool,
-    /// What they need: so many pages, and segments.
-    needs: (u64, usize),
+    /// What they need, where nothing but segments is missing: so many pages, and segments.
+    needs: Option<(u64, usize)>,
     waiting: VecDeque<Record>,
     /// One of them was answered before, so that a flush must not be answered without it.
     is_owed: bool,
@@ -121,14 +121,15 @@ impl<D: Directory> Committer<D> {
         if !self.search.is_on {
             return;
         }
-        let (pages, taken) = self.search.needs;
+        let has = |(pages, taken)| self.pool.segments().has(Want::Write, pages, taken);
+        let has = self.search.needs.is_some_and(has);
         let is_over = match (self.search.makes, self.search.paces) {
             (true, _) => !self.pool.is_preparing(),
             (_, true) => !self.is_held_back(),
             _ => {
                 self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished)
                     || self.pool.pace().phase() == Phase::Rests
-                    || self.pool.segments().has(Want::Write, pages, taken)
+                    || has
             }
         };
         if is_over || self.pool.is_poisoned() {
@@ -139,7 +140,8 @@ impl<D: Directory> Committer<D> {
     /// The group waits.
     fn park(&mut self, makes: bool) -> Room {
         (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
-        self.search.needs = (self.group.pages, self.taken().unwrap_or(0));
+        let taken = self.taken().filter(|_| self.fits());
+        self.search.needs = taken.map(|taken| (self.group.pages, taken));
         self.put_back();
         Room::Later
     }

@@ -39,7 +39,7 @@ impl<D: Directory> Committer<D> {
 
     /// Whether what a write adds leaves so much garbage that cleaning goes on, and to other volumes
     /// what these are promised. What was answered before was looked at then.
-    fn fits(&self) -> bool {
+    pub(super) fn fits(&self) -> bool {
         if self.group.want != Some(Want::Write) {
             return true;
         }
