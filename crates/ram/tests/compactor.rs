@@ -124,6 +124,9 @@ fn turns_beside_writers() {
             ram.compact_in_background();
         }
     });
+    // Turns that lost to every writer are not tried again before enough is stored anew.
+    let (mut io, wanted) = overwritten(&ram);
     ram.compact_in_background();
     assert!(ram.stats().mm.pages_compacted > 0);
+    compare(&mut io, &wanted);
 }
