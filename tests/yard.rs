@@ -43,7 +43,9 @@ impl Yard {
     pub(crate) fn start(place: Place, args: &[&str]) -> Yard {
         match Yard::spawn(place, args).ready() {
             Ok(yard) => yard,
-            Err((status, _)) => panic!("{args:?} ended with {status} before it was ready"),
+            Err((status, text)) => {
+                panic!("{args:?} ended with {status} before it was ready: {text}")
+            }
         }
     }
 
