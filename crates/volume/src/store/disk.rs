@@ -62,10 +62,7 @@ pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
     segment_bytes
 }
 
-/// How long somebody may look at a device before whoever wants it is refused.
-const LOOK_MAX: Duration = Duration::from_secs(2);
-
-/// How long somebody may take to leave a file, or a device that is not locked any more.
+/// How long somebody may take to leave a device that is not locked any more.
 const LEAVE_MAX: Duration = Duration::from_millis(500);
 
 /// How often it is tried meanwhile.
@@ -387,11 +384,9 @@ impl Drop for Disk {
     }
 }
 
-/// Opens a disk and locks it, of devices for this process alone. Who has it and does not say who it
-/// is may only be looking at it, as udev does, or be about to leave.
+/// Opens a disk and locks it, of devices for this process alone.
 fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, VolumeError> {
     let begin = Instant::now();
-    let look_max = if is_device { LOOK_MAX } else { LEAVE_MAX };
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     loop {
         let locked = match open(path, purpose, exclusive) {
@@ -400,8 +395,6 @@ fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, Volum
             Err(error) => Err(VolumeError::io(format!("cannot open `{}`", path.display()))(error)),
         };
         match locked {
-            Err(VolumeError::InUse { holder, .. })
-                if holder.pid.is_none() && begin.elapsed() < look_max => {}
             // A device is somebody's for a moment longer than it is locked.
             Err(VolumeError::Invalid { .. }) if begin.elapsed() < LEAVE_MAX => {}
             locked => return locked,

@@ -14,6 +14,10 @@ use crate::holder::Holder;
 /// How long what a dead process has begun may take to land before somebody else is refused.
 const LAND_MAX: Duration = Duration::from_secs(10);
 
+/// How long somebody who does not say who it is may have it: it has only just taken it, is about to
+/// leave, looks at a device as udev does, or is gone and a power cut has taken its name away.
+const NAMELESS_MAX: Duration = Duration::from_secs(2);
+
 /// It is told when it takes longer than this.
 const QUIET_MAX: Duration = Duration::from_millis(200);
 
@@ -51,7 +55,8 @@ impl Drop for Lock {
     }
 }
 
-/// Takes something that is locked, and waits where who has it is not there any more.
+/// Takes something that is locked, and waits where who has it is not there any more, or may not be
+/// for long.
 ///
 /// # Errors
 /// As `take`, or if that takes too long.
@@ -65,20 +70,21 @@ fn wait_at_most<T>(
 ) -> Result<T, VolumeError> {
     let (begin, mut told) = (Instant::now(), false);
     loop {
-        let (path, pid) = match take() {
+        match take() {
             Err(VolumeError::InUse { path, holder: Holder { pid: Some(pid), .. } })
                 if Holder::is_gone(pid) =>
             {
-                (path, pid)
+                if begin.elapsed() >= most {
+                    return Err(VolumeError::Unfinished { path, pid });
+                }
+                if begin.elapsed() >= QUIET_MAX && !std::mem::replace(&mut told, true) {
+                    let path = path.display();
+                    tracing::warn!("{path}: waiting for writes of process {pid}, which has ended");
+                }
             }
+            Err(VolumeError::InUse { holder: Holder { pid: None, .. }, .. })
+                if begin.elapsed() < most.min(NAMELESS_MAX) => {}
             taken => return taken,
-        };
-        if begin.elapsed() >= most {
-            return Err(VolumeError::Unfinished { path, pid });
-        }
-        if begin.elapsed() >= QUIET_MAX && !std::mem::replace(&mut told, true) {
-            let path = path.display();
-            tracing::warn!("{path}: waiting for writes of process {pid}, which has ended");
         }
         std::thread::sleep(LOOK);
     }
@@ -107,6 +113,17 @@ mod tests {
         let refused = wait_at_most(Duration::ZERO, || in_use(gone)).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {gone}")), "{refused}");
         assert!(refused.contains("had begun"), "{refused}");
+        // Nobody has said who it is: not for long, where it is somebody who has only just come.
+        let nameless =
+            || Err(VolumeError::InUse { path: "/pool".into(), holder: Holder::default() });
+        let mut tries = 0;
+        let taken = wait_for(|| {
+            tries += 1;
+            if tries < 4 { nameless() } else { Ok(()) }
+        });
+        assert!(taken.is_ok() && tries == 4, "{taken:?} {tries}");
+        let refused = wait_at_most(Duration::ZERO, nameless).unwrap_err().to_string();
+        assert!(refused.contains("in use by another process"), "{refused}");
         // Who has taken it meanwhile is there.
         let mut holders = [gone, gone, std::process::id()].into_iter();
         let taken = wait_for(|| in_use(holders.next().unwrap()));
