@@ -109,6 +109,7 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
         Err(VolumeError::Invalid { field: "path", value, wanted })
     };
     match path.metadata() {
+        Ok(it) if it.is_file() => folder::keep_names(path, 1).map_err(|error| doing()(error))?,
         Ok(_) if disk::Disk::is_one(path) => {}
         Ok(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
         // What is made there is gone at the next start, and a device was meant.

@@ -183,14 +183,20 @@ fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     Ok(rustix::io::retry_on_intr(opened)?.into())
 }
 
-/// Makes a directory, and those above it that are missing. Its name is in the one above, which has
-/// to be synced so that it outlives a power cut. One that is there may have been made an instant
-/// before the power was cut the last time, so the one above it is synced in any case.
+/// Makes a directory, and those above it that are missing.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.exists()).count();
     std::fs::create_dir_all(path)?;
+    keep_names(path, missing.max(1))
+}
+
+/// Makes a name durable: it is in the directory above, which has to be synced so that it outlives a
+/// power cut. What is there may have been made an instant before, or before the power was cut the
+/// last time, so this is done also for what nobody has made here. The same for so many names in all
+/// that lead there.
+pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
     let path = path.canonicalize()?;
-    for above in path.ancestors().skip(1).take(missing.max(1)) {
+    for above in path.ancestors().skip(1).take(count) {
         match File::open(above).and_then(|above| above.sync_all()) {
             // Who may not read it did not make anything in it either.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
