@@ -34,6 +34,8 @@ pub(crate) struct Workload<'h> {
     flushes: u64,
     /// Everything is answered only when it is durable.
     always: bool,
+    /// Pages of the longest write.
+    longest: u64,
     /// Answers without an error.
     pub(crate) answers: u64,
     /// Requests that ask to be durable, or that something is.
@@ -46,7 +48,7 @@ impl<'h> Workload<'h> {
         let depth = [1, 4, 16, 32][random.usize(..4)];
         let pages = client.size / PAGE as u64;
         let in_flight = HashMap::new();
-        let (flushes, always, answers, durable_requests) = (0, false, 0, 0);
+        let (flushes, always, longest, answers, durable_requests) = (0, false, 256, 0, 0);
         Workload {
             client,
             history,
@@ -56,6 +58,7 @@ impl<'h> Workload<'h> {
             in_flight,
             flushes,
             always,
+            longest,
             answers,
             durable_requests,
         }
@@ -64,6 +67,12 @@ impl<'h> Workload<'h> {
     /// The volume is open with `sync=always`.
     pub(crate) fn always(mut self) -> Workload<'h> {
         self.always = true;
+        self
+    }
+
+    /// With writes of so many pages at most.
+    pub(crate) fn longest(mut self, pages: u64) -> Workload<'h> {
+        self.longest = pages;
         self
     }
 
@@ -83,7 +92,7 @@ impl<'h> Workload<'h> {
             return self.client.send(Command::Flush, cookie, 0, 0, false);
         }
         let count = match self.random.u32(..40) {
-            0 => self.random.u64(1..=256),
+            0 => self.random.u64(1..=self.longest),
             1..8 => self.random.u64(1..=16),
             _ => 1,
         };
