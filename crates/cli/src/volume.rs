@@ -170,6 +170,9 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
     }
     let segments = |count: u64| exact(count * pool.segment_bytes);
     let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
+    let cleaned = format!("{}, {} segments", exact(pool.moved_bytes), pool.segments_cleaned);
+    let checkpoints = format!("{}, of {}", pool.checkpoints, exact(pool.page_bytes));
+    let waits = format!("{} for cleaning, {} for space", pool.cleaning_waits, pool.space_searches);
     let mut rows = vec![
         ("pool", pool.path.clone()),
         ("volumes", format!("{}, with snapshots", pool.volumes)),
@@ -183,8 +186,9 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
         ("written", exact(pool.data_bytes)),
         ("stored as", exact(pool.stored_bytes)),
         ("to the log", exact(pool.log_bytes)),
-        ("cleaned", exact(pool.moved_bytes)),
-        ("checkpoints", pool.checkpoints.to_string()),
+        ("cleaned", cleaned),
+        ("checkpoints", checkpoints),
+        ("waits", waits),
     ];
     rows.extend(pool.copies.iter().map(|copy| ("copy", shown(copy))));
     print_rows(&rows, out)

@@ -348,6 +348,8 @@ mod tests {
             "blockyard_device_scheduler{device=\"plain\",scheduler=\"mq-deadline\"} 0",
             "# TYPE blockyard_scheduler_inserted counter",
             "# TYPE blockyard_pool_groups counter",
+            "# TYPE blockyard_pool_segments_cleaned counter",
+            "# TYPE blockyard_pool_space_searches counter",
             "# TYPE blockyard_pool_free_bytes gauge",
             volumes.as_str(),
             "blockyard_nbd_connections 2",

@@ -141,6 +141,14 @@ pub struct PoolView {
     pub syncs: u64,
     /// Checkpoints.
     pub checkpoints: u64,
+    /// Bytes of pages of maps that checkpoints have written.
+    pub page_bytes: u64,
+    /// Segments that cleaning has emptied.
+    pub segments_cleaned: u64,
+    /// How often writes have waited for their part of what cleaning wins.
+    pub cleaning_waits: u64,
+    /// How often a write has found no space, and all have waited while some was looked for.
+    pub space_searches: u64,
     /// Its copies, where there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
@@ -173,12 +181,16 @@ impl PoolView {
             moved_bytes: activity.moved_bytes,
             syncs: activity.syncs,
             checkpoints: activity.checkpoints,
+            page_bytes: activity.page_bytes,
+            segments_cleaned: activity.cleaned,
+            cleaning_waits: activity.waits,
+            space_searches: activity.searches,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
         })
     }
 
     /// What counts up, by name: for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 8] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 12] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
         [
             ("pool_groups", "Groups in the log", self.groups),
@@ -188,6 +200,10 @@ impl PoolView {
             ("pool_moved_bytes", "Bytes that cleaning has written again", self.moved_bytes),
             ("pool_syncs", "Syncs of the log", self.syncs),
             ("pool_checkpoints", "Checkpoints", self.checkpoints),
+            ("pool_page_bytes", "Bytes of pages of maps that were written", self.page_bytes),
+            ("pool_segments_cleaned", "Segments that were emptied", self.segments_cleaned),
+            ("pool_cleaning_waits", "Waits of writes for cleaning", self.cleaning_waits),
+            ("pool_space_searches", "Writes that have found no space", self.space_searches),
             ("pool_mended", "Pieces of a copy written again from the other one", mended),
         ]
     }
