@@ -435,7 +435,9 @@ impl<'a, D: Directory> Pages<'a, D> {
         for segment in &self.touched {
             self.pool.segments().sync(*segment)?;
         }
-        for (leaf, home) in self.leaves.values() {
+        let mut leaves: Vec<&(Arc<Leaf>, Entry)> = self.leaves.values().collect();
+        leaves.sort_unstable_by_key(|(_, home)| home.address());
+        for (leaf, home) in leaves {
             leaf.settle(*home);
             // It can be dropped from now on.
             self.pool.segments().leaves().keep(leaf);

@@ -96,7 +96,12 @@ impl<D: Directory> Carrier for Beside<'_, D> {
                 }
                 // The committer waits for this thread: the answer comes later, or never.
                 None if self.pool.is_hurried() => return false,
-                None => self.replies.mailbox().bell().sleep(LOOK, || self.replies.is_any()),
+                None => {
+                    let is_any = || self.replies.is_any();
+                    let directory = self.pool.segments().directory();
+                    directory.until(&|| is_any() || self.pool.is_hurried());
+                    self.replies.mailbox().bell().sleep(LOOK, is_any);
+                }
             }
         }
         true
@@ -139,6 +144,7 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
             if pool.is_hurried() || pool.is_poisoned() {
                 return;
             }
+            pool.segments().directory().until(&|| pool.pace().asked() != asked);
             asked = pool.pace().sleep(LOOK_IDLE, asked);
         }
     }

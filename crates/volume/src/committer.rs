@@ -19,7 +19,6 @@ mod space;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
@@ -36,6 +35,7 @@ use crate::record::{Body, Moved, Record};
 use crate::segments::Want;
 use crate::store::tasks::Chosen;
 use crate::store::{Commit, Directory, Parcel};
+use crate::thread::Thread;
 
 use flight::Flight;
 use group::{Group, may_follow};
@@ -100,7 +100,7 @@ pub struct Committer<D: Directory> {
     unsynced_bytes: u64,
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
-    checkpoint: Option<JoinHandle<()>>,
+    checkpoint: Option<Thread>,
     /// How many of them there were when cleaning behind it began.
     cleaning_since: Option<u64>,
     /// What writes have had of what cleaning wins, in bytes.
@@ -369,7 +369,7 @@ impl<D: Directory> Committer<D> {
     /// Begins a checkpoint if it is time for one, and says whether space is short. One that is to
     /// be made at once is waited for; answers whether it is there.
     fn look_after(&mut self, at_once: bool) -> bool {
-        if self.checkpoint.as_ref().is_some_and(JoinHandle::is_finished) {
+        if self.checkpoint.as_ref().is_some_and(Thread::is_ended) {
             self.join();
         }
         // Pages that are only in memory are bounded, too.
@@ -475,7 +475,6 @@ impl<D: Directory> Committer<D> {
             return;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
-        let builder = std::thread::Builder::new().name("volume-checkpoint".to_owned());
         let run = move || {
             if let Some(marks) = checkpoint::run(&pool, &frozen) {
                 pool.set_cleaning(true);
@@ -486,7 +485,8 @@ impl<D: Directory> Committer<D> {
         self.pool.set_cleaning(false);
         self.pool.set_phase(Phase::Writes);
         self.cleaning_since = None;
-        match builder.spawn(run) {
+        let directory = self.pool.segments().directory();
+        match Thread::start(directory, "volume-checkpoint", run) {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => {
                 tracing::warn!("no thread for a checkpoint: {error}");
@@ -501,7 +501,7 @@ impl<D: Directory> Committer<D> {
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
         self.pool.set_hurried(true);
-        if thread.join().is_err() {
+        if !thread.join(self.pool.segments().directory()) {
             self.pool.poison("a checkpoint has panicked");
         }
         self.pool.set_hurried(false);

@@ -44,6 +44,7 @@ pub mod scrub;
 pub mod segments;
 pub mod send;
 pub mod store;
+mod thread;
 pub mod usage;
 mod verify;
 

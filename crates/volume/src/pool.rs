@@ -9,7 +9,6 @@ mod volumes;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
@@ -30,6 +29,7 @@ use crate::recovery;
 use crate::roots::Roots;
 use crate::segments::{Counts, Segments};
 use crate::store::Directory;
+use crate::thread::Thread;
 
 pub use volumes::Volumes;
 
@@ -97,7 +97,7 @@ pub struct Pool<D: Directory> {
     cold: Mutex<Option<Cold>>,
     meters: Meters,
     /// Who makes segments before they are needed.
-    maker: Mutex<Option<JoinHandle<()>>>,
+    maker: Mutex<Option<Thread>>,
 }
 
 impl<D: Directory> Pool<D> {
@@ -293,8 +293,8 @@ impl<D: Directory> Pool<D> {
         self.recount.update(|_| recount);
     }
 
-    /// Notes whether a thread runs the committer.
-    pub(crate) fn set_running(&self, running: bool) {
+    /// Notes whether a thread runs the committer: what takes long is done beside it then.
+    pub fn set_running(&self, running: bool) {
         self.running.update(|_| running);
     }
 
@@ -307,17 +307,16 @@ impl<D: Directory> Pool<D> {
             return;
         }
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
-        if maker.as_ref().is_some_and(|thread| !thread.is_finished()) {
+        if maker.as_ref().is_some_and(|thread| !thread.is_ended()) {
             return;
         }
         let pool = Arc::downgrade(self);
-        let builder = std::thread::Builder::new().name("volume-segments".to_owned());
-        let thread = builder.spawn(move || {
+        let make = move || {
             if let Some(pool) = pool.upgrade() {
                 pool.segments.prepare(ready, bytes);
             }
-        });
-        match thread {
+        };
+        match Thread::start(self.segments.directory(), "volume-segments", make) {
             Ok(thread) => *maker = Some(thread),
             Err(error) => tracing::warn!("no thread to make segments: {error}"),
         }
@@ -326,13 +325,13 @@ impl<D: Directory> Pool<D> {
     /// Whether a thread makes segments.
     pub(crate) fn is_preparing(&self) -> bool {
         let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
-        maker.as_ref().is_some_and(|thread| !thread.is_finished())
+        maker.as_ref().is_some_and(|thread| !thread.is_ended())
     }
 
     /// Waits for the thread that makes segments.
     pub(crate) fn end_preparing(&self) {
         let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if maker.is_some_and(|thread| thread.join().is_err()) {
+        if maker.is_some_and(|thread| !thread.join(self.segments.directory())) {
             self.poison("making a segment has panicked");
         }
     }

@@ -121,6 +121,9 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
     path.canonicalize().map_err(|error| doing()(error))
 }
 
+/// What a thread of a pool does.
+pub type Work = Box<dyn FnOnce() + Send>;
+
 /// A directory, or something that is divided as if it were one.
 pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// An open file of it.
@@ -186,6 +189,18 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     fn copy_title(&self, copy: usize) -> String {
         let _ = copy;
         self.title()
+    }
+
+    /// Something is to be done on a thread beside the committer's; answers what that thread does.
+    /// With [`Directory::until`] and its own operations a simulated directory has the threads of a
+    /// pool go on one at a time, as it likes.
+    fn beside(&self, work: Work) -> Work {
+        work
+    }
+
+    /// One of these threads waits until something is so: it sleeps, or blocks, when this returns.
+    fn until(&self, is_so: &dyn Fn() -> bool) {
+        let _ = is_so;
     }
 
     /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a

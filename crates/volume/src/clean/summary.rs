@@ -1,7 +1,7 @@
 //! What a segment has: its groups name every block in it, so that nobody has to look through maps
 //! for those that may be there. Which of them count, the maps say.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
@@ -117,13 +117,15 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Bl
 
 /// The nodes of a span, in all maps; what they share once.
 fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
-    let mut nodes: HashMap<*const Node, (u32, Arc<Node>)> = HashMap::new();
+    let (mut seen, mut nodes) = (HashSet::new(), Vec::new());
     for live in pool.volumes().by_id.values().filter(|live| span < live.map.span_count()) {
-        if let Some(node) = live.map.with(span, |span| span.node().cloned()) {
-            nodes.insert(Arc::as_ptr(&node), (live.family, node));
+        if let Some(node) = live.map.with(span, |span| span.node().cloned())
+            && seen.insert(Arc::as_ptr(&node))
+        {
+            nodes.push((live.family, node));
         }
     }
-    nodes.into_values().collect()
+    nodes
 }
 
 /// What a leaf contains, the family that it belongs to, and whether it is clean.
@@ -137,18 +139,16 @@ fn pages<D: Directory>(
     at: usize,
     blocks: &[&Block],
 ) -> Vec<Found> {
-    let mut leaves: HashMap<*const Leaf, (u32, &Arc<Leaf>)> = HashMap::new();
+    let round = pool.segments().round();
+    let (mut seen, mut pages) = (HashSet::new(), Vec::new());
     for (family, node) in nodes {
         let wanted = |block: &&Block| block.family == 0 || block.family == *family;
-        if let Some(leaf) = node.leaf(at).filter(|_| blocks.iter().any(wanted)) {
-            leaves.insert(ptr::from_ref::<Leaf>(leaf), (*family, leaf));
+        let Some(leaf) = node.leaf(at).filter(|_| blocks.iter().any(wanted)) else { continue };
+        if !seen.insert(ptr::from_ref::<Leaf>(leaf)) {
+            continue;
         }
-    }
-    let round = pool.segments().round();
-    let mut pages = Vec::with_capacity(leaves.len());
-    for (family, leaf) in leaves.into_values() {
         match pool.segments().load(leaf) {
-            Ok(page) => pages.push((family, page, !leaf.is_dirty(round))),
+            Ok(page) => pages.push((*family, page, !leaf.is_dirty(round))),
             Err(error) => tracing::error!("blocks that it names are not moved: {error}"),
         }
     }

@@ -1,11 +1,10 @@
 //! Writes wait for cleaning where space is short: for their part of it.
 
-use std::thread::JoinHandle;
-
 use super::Committer;
 use crate::clean::{self, Phase};
 use crate::segments::Want;
 use crate::store::Directory;
+use crate::thread::Thread;
 
 /// What writes may have beyond what cleaning has won since space is short, in bytes.
 const AHEAD_BYTES: u64 = 256 << 10;
@@ -18,7 +17,7 @@ impl<D: Directory> Committer<D> {
     pub(super) fn is_held_back(&mut self) -> bool {
         let (pool, pace) = (&self.pool, self.pool.pace());
         let phase = pace.phase();
-        let is_over = self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished);
+        let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
         let goes_on = is_over || self.stopping || pool.is_hurried() || pool.is_poisoned();
         if goes_on || phase != Phase::Cleans || !clean::is_scarce(pool) {
             self.spent = pace.won();

@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use super::group::want;
 use super::{Committer, ROOM_TRIES, VAIN_MAX};
@@ -17,6 +16,7 @@ use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::{Progress, Want};
 use crate::store::Directory;
+use crate::thread::Thread;
 
 /// So many times space is looked for though the last time has changed nothing.
 pub(super) const VAIN_TRIES: usize = 5;
@@ -127,7 +127,7 @@ impl<D: Directory> Committer<D> {
             (true, _) => !self.pool.is_preparing(),
             (_, true) => !self.is_held_back(),
             _ => {
-                self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished)
+                self.checkpoint.as_ref().is_none_or(Thread::is_ended)
                     || self.pool.pace().phase() == Phase::Rests
                     || has
             }
@@ -168,7 +168,7 @@ impl<D: Directory> Committer<D> {
             return refused;
         }
         // The thread of the last one may be there still, and do nothing.
-        let is_over = self.checkpoint.as_ref().is_none_or(JoinHandle::is_finished);
+        let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
         if is_over || self.pool.pace().phase() == Phase::Rests {
             self.join();
             self.pool.segments().try_again();

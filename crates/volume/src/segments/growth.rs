@@ -6,7 +6,7 @@
 //! refused by that, as on a disk of as many. Should somebody take the room in between, there are
 //! segments ahead: so many that what counts leaves enough garbage among those that are there.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use super::table::State;
 use super::{Segments, Want, name};
@@ -107,6 +107,8 @@ impl<D: Directory> Segments<D> {
 
     /// Makes the segment of this number, unless somebody else has made it meanwhile.
     fn grow_from(&self, number: usize) -> bool {
+        let is_held = || matches!(self.making.try_lock(), Err(TryLockError::WouldBlock));
+        self.directory.until(&|| !is_held());
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         {
             let table = self.table();

@@ -12,7 +12,7 @@ use super::lane::Ended;
 use super::mirror::{CopyStatus, Mirror, MirrorFile, MirrorLane, MirrorReads};
 use super::reads::Got;
 use super::{
-    Directory, Division, Doorbell, Durability, Lane, Parcel, Reads, RealDirectory, StoreFile,
+    Directory, Division, Doorbell, Durability, Lane, Parcel, Reads, RealDirectory, StoreFile, Work,
 };
 use crate::buffer::Buffer;
 use crate::error::VolumeError;
@@ -177,6 +177,17 @@ impl<D: Directory> Directory for Copies<D> {
             (Copies::Two(two), CopiesFile::Two(file)) => two.discard(file),
             _ => unreachable!("{OWN}"),
         }
+    }
+
+    fn beside(&self, work: Work) -> Work {
+        match self.directories().first() {
+            Some(first) => first.beside(work),
+            None => work,
+        }
+    }
+
+    fn until(&self, is_so: &dyn Fn() -> bool) {
+        self.directories().first().into_iter().for_each(|first| first.until(is_so));
     }
 
     fn look(&self) -> io::Result<()> {

@@ -20,7 +20,7 @@ fn step(number: usize) -> Step {
     match number {
         0..3 => Step::Write { first, count: 1, fua: false },
         3..6 => Step::Write { first, count: 1, fua: true },
-        6..9 => Step::Discard { first, count: 1 },
+        6..9 => Step::Discard { first, count: 1, fua: false },
         9 => Step::Flush,
         _ => Step::Snapshot,
     }

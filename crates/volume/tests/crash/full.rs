@@ -153,7 +153,12 @@ fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
 fn discard(rig: &mut Rig, blocks: u64, part: u64) {
     for first in (0..blocks).step_by(part as usize) {
         let count = part.min(blocks - first);
-        assert_eq!(rig.take(Step::Discard { first, count }), Status::Ok, "{:?}", rig.pool.counts());
+        assert_eq!(
+            rig.take(Step::Discard { first, count, fua: false }),
+            Status::Ok,
+            "{:?}",
+            rig.pool.counts()
+        );
     }
 }
 
@@ -258,7 +263,7 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
             assert!(written.len() < shape.blocks as usize, "{end:?}: it is not full");
         }
         for block in written.drain(..4) {
-            let step = Step::Discard { first: block, count: 1 };
+            let step = Step::Discard { first: block, count: 1, fua: false };
             assert_eq!(rig.take(step), Status::Ok, "{seed} {end:?}: {:?}", rig.pool.counts());
         }
         for round in 0..2000 {
@@ -308,11 +313,11 @@ fn a_full_pool_takes_any_number_of_discards() {
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
-    assert_eq!(rig.take(Step::Discard { first: 0, count: 1 }), Status::Ok);
+    assert_eq!(rig.take(Step::Discard { first: 0, count: 1, fua: false }), Status::Ok);
     fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(3), 16 << 10);
     for round in 0..1000 {
         let first = round % 3;
-        let status = rig.take(Step::Discard { first, count: 1 });
+        let status = rig.take(Step::Discard { first, count: 1, fua: false });
         assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
         if round % 10 == 0 {
             assert_eq!(rig.take(Step::Flush), Status::Ok);
@@ -347,7 +352,7 @@ fn a_full_pool_opens_any_number_of_times() {
                 let status = rig.take(Step::Write { first, count: 1, fua: random.bool() });
                 assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
             }
-            let discard = Step::Discard { first: random.u64(..shape.blocks), count: 1 };
+            let discard = Step::Discard { first: random.u64(..shape.blocks), count: 1, fua: false };
             let counts = rig.pool.counts();
             assert_eq!(rig.take(discard), Status::Ok, "seed {seed}, round {round}: {counts:?}");
         }
@@ -400,7 +405,7 @@ fn a_flush_beside_a_change_that_is_refused_is_durable() {
     fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(6), 16 << 10);
     let contents = read(&mut rig.door, &shape).unwrap();
     let block = contents.iter().position(|number| *number != 0).unwrap();
-    let discard = Step::Discard { first: block as u64, count: 1 };
+    let discard = Step::Discard { first: block as u64, count: 1, fua: false };
     assert_eq!(rig.take(discard), Status::Ok);
     assert!(rig.door.flush(7) == Outcome::Taken);
     let traits = rig.pool.find("v").unwrap().traits.clone();

@@ -8,6 +8,7 @@
 
 mod beside;
 mod catalogue;
+mod concurrent;
 mod damage;
 mod every_way;
 mod full;
@@ -16,6 +17,7 @@ mod mirror;
 mod promise;
 mod rig;
 mod simulated;
+mod turns;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -72,7 +74,7 @@ fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
         0..8 => Step::Write { first, count, fua: random.u8(..3) == 0 },
         8..12 => Step::Part { block: first, fua: random.u8(..3) == 0 },
         12..15 => Step::Flush,
-        15..19 => Step::Discard { first, count },
+        15..19 => Step::Discard { first, count, fua: random.u8(..3) == 0 },
         _ => Step::Snapshot,
     }
 }

@@ -121,7 +121,7 @@ fn a_copy_that_is_given_up_is_not_asked_for_room() {
     assert!((0..40).all(|round| rig.take(write(round)) == Status::NoSpc), "and stays so");
     second.fail(Fault::FailingSyncs(0));
     assert_eq!(rig.take(Step::Flush), Status::Ok);
-    rig.take(Step::Discard { first: 0, count: 1 });
+    rig.take(Step::Discard { first: 0, count: 1, fua: false });
     assert_eq!(rig.take(Step::Flush), Status::Ok);
     assert_eq!(status(&rig).1, [true, false]);
     assert!((0..40).any(|round| rig.take(write(round)).is_ok()), "the other one has room");

@@ -58,13 +58,13 @@ fn what_a_volume_owns_is_counted_where_whole_leaves_go() {
                     let first = random.u64(..12);
                     let count = random.u64(1..=(12 - first).min(4)) * LEAF;
                     let first = first * LEAF;
-                    assert_eq!(rig.take(Step::Discard { first, count }), Status::Ok);
+                    assert_eq!(rig.take(Step::Discard { first, count, fua: false }), Status::Ok);
                     own.retain(|block| !(first..first + count).contains(block));
                 }
                 6 => {
                     let first = random.u64(..shape.blocks);
                     let count = random.u64(1..=(shape.blocks - first).min(300));
-                    assert_eq!(rig.take(Step::Discard { first, count }), Status::Ok);
+                    assert_eq!(rig.take(Step::Discard { first, count, fua: false }), Status::Ok);
                     own.retain(|block| !(first..first + count).contains(block));
                 }
                 _ => {

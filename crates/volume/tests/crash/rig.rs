@@ -14,6 +14,7 @@ use blockyard_volume::store::mirror::assemble::{Given, Terms};
 use blockyard_volume::{Compression, Options, Pool, VolumeError};
 
 use crate::simulated::Simulated;
+use crate::turns::Turns;
 
 /// What a rig stands on: one copy or two.
 pub(crate) type Store = Copies<Simulated>;
@@ -27,7 +28,7 @@ pub(crate) enum Step {
     Write { first: u64, count: u64, fua: bool },
     Part { block: u64, fua: bool },
     Flush,
-    Discard { first: u64, count: u64 },
+    Discard { first: u64, count: u64, fua: bool },
     Snapshot,
 }
 
@@ -99,6 +100,8 @@ impl Shape {
 /// A step that was taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
+    /// Which it was, from 1 on: what it has written.
+    number: u64,
     step: Step,
     /// How many changes the disk had seen when it was answered; none if it was not, or with an
     /// error.
@@ -110,6 +113,8 @@ pub(crate) struct Taken {
 pub(crate) struct History {
     blocks: u64,
     taken: Vec<Taken>,
+    /// Which of them were answered, in that order.
+    answered: Vec<usize>,
 }
 
 impl History {
@@ -117,8 +122,8 @@ impl History {
     fn after(&self, count: usize) -> (Blocks, Vec<(String, Blocks)>) {
         let mut now = vec![0; self.blocks as usize];
         let mut snapshots = Vec::new();
-        for (number, taken) in (1..).zip(&self.taken[..count]) {
-            match taken.step {
+        for &Taken { number, ref step, .. } in &self.taken[..count] {
+            match *step {
                 Step::Write { first, count, .. } => {
                     now[first as usize..(first + count) as usize].fill(number);
                 }
@@ -128,7 +133,7 @@ impl History {
                     *old = number << 32 | (*old & 0xffff_ffff);
                 }
                 Step::Flush => {}
-                Step::Discard { first, count } => {
+                Step::Discard { first, count, .. } => {
                     now[first as usize..(first + count) as usize].fill(0);
                 }
                 Step::Snapshot => snapshots.push((format!("v@s{number}"), now.clone())),
@@ -142,8 +147,8 @@ impl History {
         let durable = |taken: &Taken| {
             let asked = match taken.step {
                 Step::Write { fua, .. } | Step::Part { fua, .. } => fua,
+                Step::Discard { fua, .. } => fua,
                 Step::Flush | Step::Snapshot => true,
-                Step::Discard { .. } => false,
             };
             asked && taken.answered.is_some_and(|answered| answered <= moment)
         };
@@ -175,6 +180,8 @@ pub(crate) struct Rig {
     pub(crate) directory: Directory,
     pub(crate) history: History,
     shape: Shape,
+    /// By which what is beside the committer goes on.
+    turns: Option<Turns>,
     waiting: Vec<(u32, usize)>,
     snapshots: Vec<(blockyard_sync::mailbox::Owner<blockyard_volume::record::Reply>, usize)>,
 }
@@ -256,10 +263,22 @@ impl Rig {
     ) -> Result<Rig, VolumeError> {
         let (pool, committer) = open_pool(store, shape)?;
         let door = Door::open(&pool, pool.find("v")?, shape.compression, 64);
-        let history = History { blocks: shape.blocks, taken: Vec::new() };
-        let directory = directory.clone();
+        let history = History { blocks: shape.blocks, taken: Vec::new(), answered: Vec::new() };
+        let (directory, shape, turns) = (directory.clone(), *shape, None);
         let (waiting, snapshots) = (Vec::new(), Vec::new());
-        Ok(Rig { pool, committer, door, directory, history, shape: *shape, waiting, snapshots })
+        Ok(Rig { pool, committer, door, directory, history, shape, turns, waiting, snapshots })
+    }
+
+    /// The same with what is done beside the committer on threads, by turns.
+    pub(crate) fn beside(
+        directory: &Directory,
+        shape: &Shape,
+        turns: &Turns,
+    ) -> Result<Rig, VolumeError> {
+        let store = Simulated::new(directory).with_depth(shape.depth).with_turns(turns);
+        let rig = Rig::on(store, directory, shape)?;
+        rig.pool.set_running(true);
+        Ok(Rig { turns: Some(turns.clone()), ..rig })
     }
 
     /// The bytes of a block that a step has written.
@@ -296,8 +315,8 @@ impl Rig {
                 self.door.write(at, half, &fill, token, fua)
             }
             Step::Flush => self.door.flush(token),
-            Step::Discard { first, count } => {
-                self.door.zero(self.shape.place(first) * size, count * size, token, false)
+            Step::Discard { first, count, fua } => {
+                self.door.zero(self.shape.place(first) * size, count * size, token, fua)
             }
             Step::Snapshot => {
                 let live = self.pool.find("v").unwrap();
@@ -315,7 +334,7 @@ impl Rig {
                 if step != Step::Snapshot {
                     self.waiting.push((token, self.history.taken.len()));
                 }
-                self.history.taken.push(Taken { step, answered: None });
+                self.history.taken.push(Taken { number, step, answered: None });
                 Status::Ok
             }
             Outcome::Full => Status::Resource,
@@ -328,16 +347,44 @@ impl Rig {
         while self.committer.turn() == Turn::Worked {}
     }
 
+    /// Lets the committer go on by one turn, or what is beside it if it has nothing to do; says
+    /// whether anything was done.
+    pub(crate) fn turn(&mut self) -> bool {
+        let is_done = self.committer.turn() == Turn::Worked;
+        match &self.turns {
+            Some(turns) if is_done => turns.wake(),
+            Some(turns) => return turns.idle(),
+            None => {}
+        }
+        is_done
+    }
+
     /// Lets the committer go on until there is nothing to do; answers the first error.
     pub(crate) fn go_on(&mut self) -> Status {
-        self.run();
+        let mut end = Status::Ok;
+        loop {
+            let goes_on = self.turn();
+            let status = self.collect();
+            if end.is_ok() {
+                end = status;
+            }
+            if !goes_on {
+                break;
+            }
+        }
+        assert!(self.waiting.is_empty() && self.snapshots.is_empty(), "everything is answered");
+        end
+    }
+
+    /// Takes what was answered; answers the first error.
+    pub(crate) fn collect(&mut self) -> Status {
         let now = self.directory.change_count();
         let mut end = Status::Ok;
         while let Some(reply) = self.door.take() {
             let at = self.waiting.iter().position(|(token, _)| *token == reply.token).unwrap();
             let (_, index) = self.waiting.swap_remove(at);
             if reply.status.is_ok() {
-                self.history.taken[index].answered = Some(now);
+                self.history.answer(index, now);
                 continue;
             }
             if reply.status == Status::NoSpc {
@@ -348,9 +395,12 @@ impl Rig {
             }
         }
         for (mut answer, index) in std::mem::take(&mut self.snapshots) {
-            let status = answer.take().expect("the committer has answered everything").status;
+            let Some(status) = answer.take().map(|reply| reply.status) else {
+                self.snapshots.push((answer, index));
+                continue;
+            };
             if status.is_ok() {
-                self.history.taken[index].answered = Some(now);
+                self.history.answer(index, now);
                 continue;
             }
             if status == Status::NoSpc {
@@ -360,7 +410,6 @@ impl Rig {
                 end = status;
             }
         }
-        assert!(self.waiting.is_empty(), "everything is answered");
         end
     }
 
@@ -416,10 +465,29 @@ pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Stat
 }
 
 impl History {
+    /// How many steps were taken.
+    pub(crate) fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// A step was answered when the disk had seen so many changes.
+    fn answer(&mut self, index: usize, moment: usize) {
+        self.taken[index].answered = Some(moment);
+        self.answered.push(index);
+    }
+
+    /// The same in the order of the answers, which is that of the log where some wait for space and
+    /// others do not. All steps but those without space were answered.
+    pub(crate) fn by_answers(&self) -> History {
+        let taken = self.answered.iter().map(|index| self.taken[*index].clone());
+        History { blocks: self.blocks, taken: taken.collect(), answered: Vec::new() }
+    }
+
     /// A step has not happened, because there was no space for it.
     fn forget(&mut self, index: usize) {
         // Its number is not used again: numbers are places.
-        self.taken[index] = Taken { step: Step::Flush, answered: None };
+        let number = self.taken[index].number;
+        self.taken[index] = Taken { number, step: Step::Flush, answered: None };
     }
 
     /// Looks whether a volume is in a state in which it once was.

@@ -9,8 +9,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use blockyard_sim::directory::{self, SECTOR};
 use blockyard_volume::store::lane::Ended;
 use blockyard_volume::store::{
-    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile,
+    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile, Work,
 };
+
+use crate::turns::Turns;
 
 /// What goes wrong, of what a pool does with segments from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +79,8 @@ pub(crate) struct Simulated {
     depth: usize,
     /// Who syncs a file beside somebody else may not be told of an error.
     tells_one: bool,
+    /// By which the threads of its pool go on one at a time.
+    turns: Option<Turns>,
 }
 
 /// The way of groups: written when they are begun, synced when they are waited for.
@@ -128,13 +132,15 @@ pub(crate) struct SimulatedFile {
     file: directory::File,
     state: Arc<Mutex<State>>,
     gate: Arc<Gate>,
+    turns: Option<Turns>,
 }
 
 impl Simulated {
     pub(crate) fn new(directory: &directory::Directory) -> Simulated {
         let (directory, state) = (directory.clone(), Arc::default());
         let (room, gate) = (Arc::default(), Arc::default());
-        Simulated { directory, prefix: "", state, room, gate, depth: 1, tells_one: false }
+        let (prefix, depth, tells_one, turns) = ("", 1, false, None);
+        Simulated { directory, prefix, state, room, gate, depth, tells_one, turns }
     }
 
     /// The same for one of two copies.
@@ -156,6 +162,16 @@ impl Simulated {
         Simulated { tells_one: true, ..self }
     }
 
+    /// The same, where threads go on one at a time.
+    pub(crate) fn with_turns(self, turns: &Turns) -> Simulated {
+        Simulated { turns: Some(turns.clone()), ..self }
+    }
+
+    /// Others may do something before this one changes the directory.
+    fn step(&self) {
+        self.turns.iter().for_each(Turns::step);
+    }
+
     /// Lets the threads beside the committer wait before they write, or go on.
     pub(crate) fn close_gate(&self, closed: bool) {
         *self.gate.closed.lock().unwrap() = closed;
@@ -163,7 +179,8 @@ impl Simulated {
     }
 
     fn file(&self, file: directory::File) -> SimulatedFile {
-        SimulatedFile { file, state: Arc::clone(&self.state), gate: Arc::clone(&self.gate) }
+        let (state, gate) = (Arc::clone(&self.state), Arc::clone(&self.gate));
+        SimulatedFile { file, state, gate, turns: self.turns.clone() }
     }
 
     /// Lets all files together have so many bytes from now on: others have the rest.
@@ -207,6 +224,17 @@ impl Directory for Simulated {
         !self.tells_one
     }
 
+    fn beside(&self, work: Work) -> Work {
+        match &self.turns {
+            Some(turns) => turns.beside(work),
+            None => work,
+        }
+    }
+
+    fn until(&self, is_so: &dyn Fn() -> bool) {
+        self.turns.iter().for_each(|turns| turns.until(is_so));
+    }
+
     fn title(&self) -> String {
         format!("simulated{}", self.prefix)
     }
@@ -218,6 +246,7 @@ impl Directory for Simulated {
 
     fn create(&self, name: &str, len: u64) -> io::Result<SimulatedFile> {
         self.gate.pass();
+        self.step();
         let mut state = self.state.lock().unwrap();
         state.created += 1;
         if let Fault::Full(after) = state.fault
@@ -233,15 +262,18 @@ impl Directory for Simulated {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.step();
         self.directory.rename(&self.name(from), &self.name(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.step();
         self.directory.remove(&self.name(name));
         Ok(())
     }
 
     fn sync_names(&self) -> io::Result<()> {
+        self.step();
         self.directory.sync_names();
         Ok(())
     }
@@ -267,6 +299,7 @@ impl StoreFile for SimulatedFile {
     }
 
     fn read_at(&self, mut offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.turns.iter().for_each(Turns::step_beside);
         let mut state = self.state.lock().unwrap();
         state.reads += 1;
         if let Fault::MisdirectedReads(every) = state.fault
@@ -285,6 +318,7 @@ impl StoreFile for SimulatedFile {
 
     fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
         self.gate.pass();
+        self.turns.iter().for_each(Turns::step);
         let bytes = parts.concat();
         let mut state = self.state.lock().unwrap();
         state.writes += 1;
@@ -303,6 +337,7 @@ impl StoreFile for SimulatedFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.turns.iter().for_each(Turns::step);
         let mut state = self.state.lock().unwrap();
         state.syncs += 1;
         match state.fault {
