@@ -45,7 +45,7 @@ pub struct Frozen {
     /// Of the pool as a whole.
     pub whole: Whole,
     /// The volumes and snapshots, each with the number of the last copy of its map.
-    pub volumes: Vec<(Traits, Copied, map::Frozen)>,
+    pub volumes: Vec<(Traits, Copied, Arc<map::Frozen>)>,
 }
 
 /// The segments that something needs, and how many bytes of it are there.
@@ -205,7 +205,7 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     let roots = pages.finish()?;
     let mut marks = Marks::new(pool.segments().bytes());
     marks.blocks(&frozen.whole.live);
-    let maps = frozen.volumes.iter().map(|(.., nodes)| nodes);
+    let maps = frozen.volumes.iter().map(|(.., nodes)| &**nodes);
     let count = marks.pages(maps) + roots.count() as u64;
     roots.mark(&mut marks);
     pool.set_roots(roots);

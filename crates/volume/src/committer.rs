@@ -423,7 +423,12 @@ impl<D: Directory> Committer<D> {
         let maps = maps.map(|live| {
             let (family, last, owned) = (live.family, live.map.copied(), live.owned());
             let copied = Copied { family, last, owned };
-            (live.listed(), copied, live.map.freeze())
+            // Nobody writes to a snapshot.
+            let map = match live.traits.is_snapshot {
+                true => live.map.whole(),
+                false => Arc::new(live.map.freeze()),
+            };
+            (live.listed(), copied, map)
         });
         let (live, unknown_bytes) = self.pool.segments().live();
         let (next_id, copies) = (volumes.next_id, volumes.copies);

@@ -246,7 +246,7 @@ impl Span {
     }
 
     /// Puts another node in the place of its own, with the same contents elsewhere on disk.
-    pub(crate) fn replace(&mut self, node: Arc<Node>) {
+    fn replace(&mut self, node: Arc<Node>) {
         self.node = Some(node);
     }
 
@@ -284,6 +284,8 @@ fn retire(page: &Page, at: usize, tally: &mut Tally) {
 /// A map.
 pub struct Map {
     spans: Box<[SleepLock<Span, { ranks::SPAN }>]>,
+    /// All of its nodes, where somebody wanted them and none has changed since.
+    whole: SleepLock<Option<Arc<Frozen>>, { ranks::SPAN }>,
 }
 
 /// A map as it is at one moment: nodes that nobody changes any more.
@@ -293,7 +295,7 @@ impl Map {
     /// A map with these nodes, copied last when there had been so many copies.
     pub fn new(nodes: Frozen, copied: u32) -> Map {
         let span = |node| SleepLock::new(Span { node, copied, ..Span::default() });
-        Map { spans: nodes.into_iter().map(span).collect() }
+        Map { spans: nodes.into_iter().map(span).collect(), whole: SleepLock::new(None) }
     }
 
     /// The tree as it is, for a copy of the map: nothing in it is this one's alone from now on.
@@ -359,6 +361,33 @@ impl Map {
     pub fn freeze(&self) -> Frozen {
         self.spans.iter().map(|span| span.with(|span| span.node.clone())).collect()
     }
+
+    /// The same of a map that nobody writes to: its nodes are looked at once, until one of them is
+    /// replaced.
+    pub(crate) fn whole(&self) -> Arc<Frozen> {
+        let known = self.whole.with(|whole| whole.clone());
+        debug_assert!(known.iter().all(|known| is_same(known, &self.freeze())), "it was written");
+        known.unwrap_or_else(|| {
+            let whole = Arc::new(self.freeze());
+            self.whole.with(|known| *known = Some(Arc::clone(&whole)));
+            whole
+        })
+    }
+
+    /// Puts another node in the place of one, as [`Span::replace`].
+    pub(crate) fn replace(&self, span: usize, node: Arc<Node>) {
+        self.with(span, |span| span.replace(node));
+        self.whole.with(|whole| *whole = None);
+    }
+}
+
+/// Whether two maps have the same nodes.
+fn is_same(one: &Frozen, other: &Frozen) -> bool {
+    let same = |(one, other): (&Option<Arc<Node>>, &Option<Arc<Node>>)| match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    one.len() == other.len() && one.iter().zip(other).all(same)
 }
 
 impl fmt::Debug for Map {
@@ -406,6 +435,19 @@ mod tests {
         assert_eq!(old.leaf(1).unwrap().entry(44), Some(entry(1)));
         assert!(old.leaf(0).is_none());
         assert_eq!(map.with(0, |span| span.entry(300)).unwrap(), entry(2));
+    }
+
+    /// Each checkpoint looked at every node of every snapshot, while all writes waited.
+    #[test]
+    fn nodes_of_a_map_that_stays_are_looked_at_once() {
+        let map = Map::new(vec![None, None], 0);
+        map.with(1, |span| set(span, 300, entry(1)));
+        let (whole, again) = (map.whole(), map.whole());
+        assert!(Arc::ptr_eq(&whole, &again) && whole[0].is_none() && whole[1].is_some());
+        let moved = Arc::new(Node::clone(whole[1].as_ref().unwrap()));
+        map.replace(1, Arc::clone(&moved));
+        let now = map.whole();
+        assert!(Arc::ptr_eq(now[1].as_ref().unwrap(), &moved) && !Arc::ptr_eq(&now, &whole));
     }
 
     #[test]

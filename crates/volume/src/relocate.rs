@@ -172,7 +172,7 @@ fn each_node(
                 }
             };
             if !Arc::ptr_eq(&new, &node) {
-                live.map.with(number, |span| span.replace(new));
+                live.map.replace(number, new);
             }
         }
     }
