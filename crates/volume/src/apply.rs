@@ -2,8 +2,8 @@
 //! read first, with no lock held; and what becomes of the bytes of segments is counted.
 
 use crate::error::VolumeError;
-use crate::format::NODE_BLOCKS;
 use crate::format::entry::Entry;
+use crate::format::{FAN, NODE_BLOCKS};
 use crate::map::{Away, Map, Span, Tally};
 use crate::record::Live;
 use crate::segments::Segments;
@@ -90,6 +90,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         if live.reserved_bytes() > 0 {
             self.segments.count_owned(&live.map, first, blocks);
         }
+        self.tally.leaf_bytes = leaf_bytes(live);
         let mut end = Ok(());
         Map::each_span(first, blocks, |number, from, to| {
             if end.is_ok() {
@@ -107,8 +108,8 @@ impl<'a, D: Directory> Apply<'a, D> {
     }
 
     /// Nobody needs a map any more, unless others share it.
-    pub(crate) fn forget(&mut self, map: &Map) {
-        self.tally.unknown(map.leaf_count() * crate::map::LEAF_UNKNOWN_BYTES);
+    pub(crate) fn forget(&mut self, live: &Live) {
+        self.tally.unknown(live.map.leaf_count() * leaf_bytes(live));
     }
 
     fn span(
@@ -124,6 +125,11 @@ impl<'a, D: Directory> Apply<'a, D> {
             };
         }
     }
+}
+
+/// What the blocks of a leaf take at most.
+fn leaf_bytes(live: &Live) -> u64 {
+    FAN as u64 * u64::from(live.traits.block_bytes)
 }
 
 /// What it has counted holds.

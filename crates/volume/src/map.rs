@@ -80,9 +80,6 @@ pub struct Span {
     copied: u32,
 }
 
-/// Bytes that may not count any more when a leaf goes whose blocks nobody knows.
-pub(crate) const LEAF_UNKNOWN_BYTES: u64 = FAN as u64 * 4096;
-
 impl Span {
     /// What is known of a block.
     pub fn find(&self, block: u32) -> Found {
@@ -223,7 +220,7 @@ impl Span {
             match leaf.page().filter(|_| stamp.owns(leaf)) {
                 Some(page) => (0..FAN).for_each(|at| retire(&page, at, tally)),
                 None => {
-                    tally.unknown(LEAF_UNKNOWN_BYTES);
+                    tally.unknown(tally.leaf_bytes);
                     // At most, where it was never read.
                     let most = || leaf.fresh_count().map_or(FAN as i64, i64::from);
                     tally.owned -= if stamp.owns(leaf) { most() } else { 0 };
@@ -502,6 +499,9 @@ mod tests {
             assert!(span.set(5, &[entry(2)], 1, &mut tally).is_err());
             assert!(span.clear(5, 6, 1, &mut tally).is_err());
             assert_eq!((tally.changes().count(), tally.dirtied), (0, 0));
+            tally.leaf_bytes = 256 * 4096;
+            assert!(span.clear(0, 300, 1, &mut tally).is_ok());
+            assert_eq!(tally.unknown_bytes, 256 * 4096, "all that it may have had");
         });
     }
 

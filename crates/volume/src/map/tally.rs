@@ -14,6 +14,8 @@ pub struct Tally {
     /// How many checkpoints have begun: a page that was changed since the last one is counted.
     pub(crate) round: u64,
     changes: BTreeMap<u32, i64>,
+    /// Bytes that may not count any more when a leaf goes whose blocks nobody knows.
+    pub(crate) leaf_bytes: u64,
     /// Bytes that may not count any more, and are counted.
     pub unknown_bytes: u64,
     /// Pages that the next checkpoint has to write and had not before.
@@ -26,8 +28,9 @@ impl Tally {
     /// Nothing, in segments of this length.
     pub fn new(segment_bytes: u32) -> Tally {
         let changes = BTreeMap::new();
-        let segment_bytes = segment_bytes.into();
-        Tally { segment_bytes, round: 0, changes, unknown_bytes: 0, dirtied: 0, owned: 0 }
+        let (segment_bytes, leaf_bytes) = (segment_bytes.into(), 0);
+        let (round, unknown_bytes, dirtied, owned) = (0, 0, 0, 0);
+        Tally { segment_bytes, round, changes, leaf_bytes, unknown_bytes, dirtied, owned }
     }
 
     fn change(&mut self, entry: &Entry, sign: i64) {

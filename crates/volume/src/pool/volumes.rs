@@ -145,13 +145,13 @@ impl Volumes {
             Change::Destroy { id } => {
                 let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
                 self.reserving.remove(id);
-                maps.forget(&gone.map);
+                maps.forget(&gone);
                 self.gone.push(gone);
             }
             Change::Rollback { id, to } => {
                 let gone = Arc::clone(self.live(*id)?);
                 let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
-                maps.forget(&gone.map);
+                maps.forget(&gone);
                 self.put(&gone.listed(), gone.family, nodes, copies);
                 self.gone.push(gone);
             }
