@@ -23,6 +23,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         let now = copies.saturating_add(1);
         let mut tally = Tally::new(segments.bytes());
         tally.round = segments.round();
+        segments.begin_changes();
         Apply { segments, now, tally }
     }
 
@@ -135,6 +136,6 @@ fn leaf_bytes(live: &Live) -> u64 {
 /// What it has counted holds.
 impl<D: Directory> Drop for Apply<'_, D> {
     fn drop(&mut self) {
-        self.segments.tally(&self.tally);
+        self.segments.end_changes(&self.tally);
     }
 }

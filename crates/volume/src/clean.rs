@@ -244,6 +244,10 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 self.finish();
                 return false;
             }
+            // Pages were given up, or stay.
+            let has_pages = |number: &u32| has_pages(self.frozen, self.marks, *number);
+            let (pages, victims): (Vec<u32>, Vec<u32>) = victims.into_iter().partition(has_pages);
+            self.seen.extend(pages);
             for victim in victims {
                 let more = self.emptying.len() + self.emptied.len();
                 if left == 0 || (for_space && policy::is_enough(self.pool, more)) {
@@ -348,26 +352,40 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         ended
     }
 
+    /// The blocks that count in the segment that was read, and their bytes; `None` if more is
+    /// counted there.
+    fn found(&self, number: u32) -> Option<(Vec<Block>, u64)> {
+        let segments = self.pool.segments();
+        let named = summary::named(self.pool, number, self.victim.bytes());
+        for _ in 0..LOOKS {
+            let (found, is_still) = segments.look(|| {
+                let found = summary::counting(self.pool, &named);
+                let bytes = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
+                (segments.live_bytes(number) <= bytes).then_some((found, bytes))
+            });
+            if found.is_some() {
+                return found;
+            }
+            // Something in it was not found, or does not count: it would not be free, and stays as
+            // it is until all are counted again. What was written over just now is still counted.
+            if is_still {
+                segments.spoil(number);
+                return None;
+            }
+        }
+        None
+    }
+
     /// Moves what counts out of a segment; says whether others may follow.
     fn empty(&mut self, number: u32) -> bool {
         let (pool, size) = (self.pool, u64::from(self.pool.segments().bytes()));
-        if has_pages(self.frozen, self.marks, number) {
-            return true;
-        }
         let counted = pool.segments().live_bytes(number);
         if counted == 0 {
             self.emptying.push(number);
             return true;
         }
         self.victim.read(pool, number);
-        let found = summary::counting(pool, &summary::named(pool, number, self.victim.bytes()));
-        let bytes: u64 = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
-        if pool.segments().live_bytes(number) > bytes {
-            // Something in it was not found, or does not count: it would not be free, and stays as
-            // it is until all are counted again.
-            pool.segments().spoil(number);
-            return true;
-        }
+        let Some((found, bytes)) = self.found(number) else { return true };
         let mut left = &found[..];
         while !left.is_empty() {
             if pool.is_poisoned() || pool.is_hurried() {
@@ -419,6 +437,9 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     }
 }
 
+/// How often a segment is looked at of which more is counted than is found.
+const LOOKS: usize = 16;
+
 /// How many pages may be changed by a batch of blocks, which takes a segment for them and one for
 /// the log at most; `None` if there is no room for one, or none for a segment of pages beside it.
 fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
@@ -426,4 +447,150 @@ fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
     let taken = if victim::open_room(pool).is_some() { 1 } else { 2 };
     segments.pages_left(Want::Move, taken + 1)?;
     segments.pages_left(Want::Move, taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::Compression;
+    use crate::committer::{Committer, Turn};
+    use crate::door::{Door, Outcome};
+    use crate::format::catalogue::{Change, Traits};
+    use crate::options::Options;
+    use crate::store::RealDirectory;
+
+    const BLOCK: u64 = 4096;
+
+    /// Fills a segment, with the head of its group.
+    const FULL: u64 = 14;
+
+    /// A pool of short segments without threads, and what it is asked.
+    struct Hand {
+        path: PathBuf,
+        pool: Arc<Pool<RealDirectory>>,
+        committer: Committer<RealDirectory>,
+        door: Door<RealDirectory>,
+    }
+
+    impl Hand {
+        fn new(name: &str) -> Hand {
+            let path =
+                std::env::temp_dir().join(format!("blockyard-{name}-{}", std::process::id()));
+            let options = Options {
+                segment_bytes: 64 << 10,
+                segments_max: 60,
+                memory_bytes: 256 << 10,
+                ..Options::default()
+            };
+            let directory = RealDirectory::take(&path).unwrap();
+            let (pool, mut committer) = Pool::open(directory, options).unwrap();
+            let traits = Traits {
+                id: 0,
+                name: "v".to_owned(),
+                is_snapshot: false,
+                guid: 0,
+                reserved_bytes: 0,
+                origin: 0,
+                block_bytes: BLOCK as u32,
+                blocks: 14 * FULL,
+            };
+            while pool.segments().grow() {}
+            let mut answer = pool.ask(Change::Create(traits));
+            while committer.turn() == Turn::Worked {}
+            assert!(answer.take().unwrap().status.is_ok());
+            let door = Door::open(&pool, pool.find("v").unwrap(), Compression::None, 8);
+            Hand { path, pool, committer, door }
+        }
+
+        /// Begins something, and waits for it.
+        fn ask(&mut self, begin: impl FnOnce(&mut Door<RealDirectory>) -> Outcome) {
+            assert!(begin(&mut self.door) == Outcome::Taken);
+            while self.committer.turn() == Turn::Worked {}
+            assert!(self.door.take().unwrap().status.is_ok());
+        }
+
+        fn write(&mut self, first: u64, count: u64) {
+            let fill = |_: usize, into: &mut [u8]| into.fill(first as u8);
+            let (at, len) = (first * BLOCK, (count * BLOCK) as usize);
+            self.ask(|door| door.write(at, len, &fill, 1, true));
+        }
+
+        /// Not durably.
+        fn discard(&mut self, first: u64, count: u64) {
+            self.ask(|door| door.zero(first * BLOCK, count * BLOCK, 1, false));
+        }
+
+        /// The segment that a block is in.
+        fn segment(&self, block: u64) -> u32 {
+            let live = self.pool.find("v").unwrap();
+            let entry = live.map.with(0, |span| span.entry(block as u32)).unwrap();
+            self.pool.segments().split(entry.address()).0
+        }
+
+        fn checkpoint(&mut self) -> (Frozen, Marks) {
+            let frozen = self.committer.freeze();
+            let marks = checkpoint::run(&self.pool, &frozen).unwrap();
+            checkpoint::repeat(&self.pool);
+            (frozen, marks)
+        }
+    }
+
+    impl Drop for Hand {
+        fn drop(&mut self) {
+            _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+
+    /// What is on its way into a segment does not count there yet. Where it was discarded as soon
+    /// as it did, the segment was free before the discard was durable: a crash would have found
+    /// the blocks again, and something else where they were.
+    #[test]
+    fn a_segment_into_which_blocks_are_on_their_way_is_not_empty() {
+        let hand = RefCell::new(Hand::new("on-its-way"));
+        let pool = Arc::clone(&hand.borrow().pool);
+        let carry = |moved| hand.borrow_mut().committer.move_blocks(moved);
+        let segment = |block| hand.borrow().segment(block);
+        let cold = || pool.cold().map(|cold| cold.segment);
+        // Garbage enough that cleaning is worth it.
+        for number in 0..14 {
+            hand.borrow_mut().write(number * FULL, FULL);
+        }
+        for number in 2..14 {
+            hand.borrow_mut().write(number * FULL + 1, FULL - 1);
+        }
+        // The last blocks of the first segment go where there is room for more.
+        hand.borrow_mut().write(0, 10);
+        let (frozen, marks) = hand.borrow_mut().checkpoint();
+        let mut cleaner =
+            Cleaner::new(&pool, &frozen, &marks, Itself { carry: &carry, is_done: true });
+        assert!(cleaner.empty(segment(10)) && cleaner.finish());
+        let into = segment(10);
+        assert_eq!(cold(), Some(into));
+        // They are written again: nothing counts there.
+        hand.borrow_mut().write(10, 4);
+        hand.borrow_mut().write(FULL, 3);
+        assert_eq!(pool.segments().live_bytes(into), 0);
+        let (frozen, marks) = hand.borrow_mut().checkpoint();
+        // Those of the second segment fill it.
+        let mut cleaner =
+            Cleaner::new(&pool, &frozen, &marks, Itself { carry: &carry, is_done: true });
+        assert!(cleaner.empty(segment(FULL + 3)));
+        assert_eq!(pool.segments().live_bytes(into), 0, "nothing was handed on");
+        assert_ne!(cold(), Some(into), "it is not full");
+        let victims = |seen: &BTreeSet<u32>| choose(&pool, &frozen, &marks, seen).victims;
+        assert_eq!(victims(&BTreeSet::new()).first(), Some(&into), "by what counts it is empty");
+        if victims(&cleaner.seen).contains(&into) {
+            assert!(cleaner.empty(into));
+        }
+        assert!(cleaner.hand_pile());
+        assert!(pool.segments().live_bytes(into) > 0);
+        hand.borrow_mut().discard(FULL + 3, FULL - 3);
+        assert_eq!(pool.segments().live_bytes(into), 0);
+        assert!(cleaner.finish());
+        let used = pool.segments().used_before(u64::MAX);
+        assert!(used.contains(&into), "it is free, and the discard is not durable");
+    }
 }

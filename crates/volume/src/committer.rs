@@ -414,7 +414,7 @@ impl<D: Directory> Committer<D> {
     }
 
     /// The maps as they are now, with the end of the log.
-    fn freeze(&mut self) -> Frozen {
+    pub(crate) fn freeze(&mut self) -> Frozen {
         self.since_checkpoint = 0;
         self.pool.meters().checkpointed();
         let round = self.pool.segments().begin_round();
@@ -452,7 +452,7 @@ impl<D: Directory> Committer<D> {
 
     /// Writes and publishes a group of blocks that are moved, durably; says whether there was
     /// space. Nothing else is on its way.
-    fn move_blocks(&mut self, moved: Moved) -> bool {
+    pub(crate) fn move_blocks(&mut self, moved: Moved) -> bool {
         let others = std::mem::take(&mut self.group);
         let align = self.pool.align();
         let record = Record::of(Body::Move(Arc::new(moved)), None);

@@ -15,6 +15,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockyard_sync::counter::Counter;
 use blockyard_sync::published::{Published, Reader};
 
 use crate::error::{FormatError, VolumeError};
@@ -40,6 +41,9 @@ pub struct Segments<D: Directory> {
     making: Mutex<()>,
     /// Leaves of maps that are in memory.
     leaves: Cache,
+    /// How often somebody has begun to change maps, and has counted what became of segments by it.
+    /// The committer alone does.
+    changes: Counter,
 }
 
 /// See [`Segments::progress`].
@@ -136,6 +140,24 @@ impl<D: Directory> Segments<D> {
         Ok(Arc::new(page))
     }
 
+    /// Somebody changes maps: what counts in segments is told behind that.
+    pub(crate) fn begin_changes(&self) {
+        self.changes.add(1);
+    }
+
+    /// Looks at maps and at what counts; says also whether nobody changed them meanwhile.
+    pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> (R, bool) {
+        let before = self.changes.get();
+        let found = look();
+        (found, before.is_multiple_of(2) && self.changes.get() == before)
+    }
+
+    /// What has become of segments since somebody has begun to change maps.
+    pub(crate) fn end_changes(&self, tally: &Tally) {
+        self.tally(tally);
+        self.changes.add(1);
+    }
+
     /// More or fewer bytes count.
     pub fn tally(&self, tally: &Tally) {
         let mut table = self.table();
@@ -230,7 +252,8 @@ impl<D: Directory> Segments<D> {
         let table = Table::new(files.len(), count_max, bytes);
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
         let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
-        let segments = Segments { directory, bytes, files, table, making, leaves };
+        let changes = Counter::default();
+        let segments = Segments { directory, bytes, files, table, making, leaves, changes };
         segments.look_outside();
         Ok(segments)
     }
