@@ -11,6 +11,7 @@ pub mod input;
 pub mod media;
 pub mod nbd;
 pub mod ram;
+pub mod refusals;
 pub mod stream;
 pub mod texts;
 pub mod trace;

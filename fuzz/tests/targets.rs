@@ -30,6 +30,7 @@ target!(bios_smr, blockyard_fuzz::bios::bios_smr);
 target!(bios_ram, blockyard_fuzz::bios::bios_ram);
 target!(ram_snapshot, blockyard_fuzz::ram::snapshot);
 target!(ram_codecs, blockyard_fuzz::ram::codecs);
+target!(ram_refusals, blockyard_fuzz::refusals::refusals);
 target!(cdb, blockyard_fuzz::cdb::cdb);
 target!(deadline_steps, blockyard_fuzz::deadline::steps);
 target!(deadline_tunables, blockyard_fuzz::deadline::tunables);

@@ -468,7 +468,9 @@ FAULT is one of:
       zone_offline=SECTOR, timeout= and requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1.
       timeout= holds a request for the device's request_timeout_ms, 5 seconds unless its URI says
       otherwise, and then it fails with TIMEOUT. ram devices have nospc=N (one in N writes finds no
-      memory; 0: none) and flip=SECTOR (a bit of what is stored there changes)
+      memory; 0: none) and flip=SECTOR (a bit of what is stored there changes), those with a backing
+      file backing_eio=N, backing_late_eio=N and backing_enospc=N (N reads and writes of it fail, N
+      syncs, N writes that find no space)
 
 Examples:
   blockyard inject mem0 add,op=WRITE,start=0,nr_sectors=8,status=MEDIUM

@@ -39,6 +39,8 @@ pub(crate) struct Backing {
     /// So many writes are to fail after the system has taken them, as it does when the disk behind
     /// its cache refuses them.
     failing_late: Published<Ration>,
+    /// So many writes are to find the file system full when half of them is there.
+    full: Published<Ration>,
 }
 
 impl Backing {
@@ -76,7 +78,8 @@ impl Backing {
         file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
         file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
         let none = || Published::new(Ration::new(0));
-        Ok(Backing { file, path: path.to_owned(), failing: none(), failing_late: none() })
+        let (failing, failing_late, full) = (none(), none(), none());
+        Ok(Backing { file, path: path.to_owned(), failing, failing_late, full })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -85,20 +88,23 @@ impl Backing {
 
     /// Reads stored bytes.
     pub(crate) fn read(&self, place: u64, into: &mut [u8]) -> io::Result<()> {
-        strike(&self.failing)?;
+        strike(&self.failing, libc::EIO)?;
         self.file.read_exact_at(into, place * PLACE_BYTES)
     }
 
     /// Writes stored bytes. The system has them then, and the file may not: see [`Backing::sync`].
     pub(crate) fn write(&self, place: u64, bytes: &[u8]) -> io::Result<()> {
-        strike(&self.failing)?;
-        self.file.write_all_at(bytes, place * PLACE_BYTES)
+        strike(&self.failing, libc::EIO)?;
+        let full = strike(&self.full, libc::ENOSPC);
+        let fits = if full.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+        self.file.write_all_at(fits, place * PLACE_BYTES)?;
+        full
     }
 
     /// Waits until the file has what was written. An error that the system meets only then is told
     /// here, once, or nowhere: until this has returned the bytes are still needed in memory.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        strike(&self.failing_late)?;
+        strike(&self.failing_late, libc::EIO)?;
         self.file.sync_data()
     }
 
@@ -111,10 +117,15 @@ impl Backing {
     pub(crate) fn fail_late(&self, times: u64) {
         self.failing_late.update(|_| Ration::new(times));
     }
+
+    /// Has the next so many writes fail with ENOSPC, as those of a file system that is full.
+    pub(crate) fn fill_up(&self, times: u64) {
+        self.full.update(|_| Ration::new(times));
+    }
 }
 
-fn strike(failing: &Published<Ration>) -> io::Result<()> {
-    if failing.get().take() { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+fn strike(failing: &Published<Ration>, errno: i32) -> io::Result<()> {
+    if failing.get().take() { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
 }
 
 /// Where in the file there is room.

@@ -25,8 +25,11 @@ const RUN_MAX: u64 = 1 << 20;
 /// Where the dice of the injected fault begin, so that they fall the same way each time.
 const CHANCE_SEED: u64 = 0xb10c_6a4d;
 
-/// The fault of a disk behind the system's cache.
+/// Faults of the backing file: of a disk that dies, of one behind the system's cache, of a file
+/// system that is full.
+const EIO: &str = "backing_eio";
 const LATE_EIO: &str = "backing_late_eio";
+const ENOSPC: &str = "backing_enospc";
 
 /// A compressed RAM disk.
 ///
@@ -38,6 +41,7 @@ const LATE_EIO: &str = "backing_late_eio";
 /// | `flip` | a sector | a bit of what is stored of its block changes |
 /// | `backing_eio` | a number | so many reads and writes of the backing file fail with EIO |
 /// | `backing_late_eio` | a number | so many batches fail when the system writes its cache out |
+/// | `backing_enospc` | a number | so many writes to it find the file system full half way |
 pub struct Ram {
     shared: Arc<Shared>,
     turn: Mutex<()>,
@@ -263,10 +267,10 @@ impl Ram {
         let times = value.trim().parse().map_err(|_| invalid("a number; 0: none"))?;
         let backing = self.shared.blocks.form.backing.as_ref();
         let backing = backing.ok_or_else(|| invalid("a device that was made with backing=FILE"))?;
-        if field == LATE_EIO {
-            backing.fail_late(times)
-        } else {
-            backing.fail(times)
+        match field {
+            LATE_EIO => backing.fail_late(times),
+            ENOSPC => backing.fill_up(times),
+            _ => backing.fail(times),
         }
         Ok(())
     }
@@ -374,8 +378,9 @@ impl Device for Ram {
                 Ok(())
             }
             "flip" => self.flip(value),
-            "backing_eio" => self.fail_backing("backing_eio", value),
+            EIO => self.fail_backing(EIO, value),
             LATE_EIO => self.fail_backing(LATE_EIO, value),
+            ENOSPC => self.fail_backing(ENOSPC, value),
             _ => Err(DeviceError::NoSuchFault { fault: name.clone() }),
         }
     }

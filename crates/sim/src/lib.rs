@@ -10,5 +10,6 @@ pub mod deadline;
 pub mod directory;
 pub mod model;
 pub mod reference;
+pub mod refusing;
 pub mod seed;
 pub mod workload;

@@ -227,13 +227,16 @@ impl Shard {
                 continue;
             }
             if end > segment.granted {
+                // The system refuses pages now and then, if that was asked for.
+                let refuses = self.strikes();
+                let segment = &mut self.segments[number as usize];
                 let before = segment.granted;
-                if !segment.grant(self.layout, self.number, number, end, ground) {
+                if !segment.grant(self.layout, self.number, number, end, ground, refuses) {
                     return None;
                 }
                 self.tally.granted += u64::from(segment.granted - before);
             }
-            segment.end = end;
+            self.segments[number as usize].end = end;
             return Some(number * self.layout.segment_units() + at);
         }
     }
@@ -454,6 +457,7 @@ impl Segment {
         number: u32,
         end: u32,
         ground: Ground<'_>,
+        refuses: bool,
     ) -> bool {
         let needed = (end - self.granted).div_ceil(PAGE_UNITS);
         let room = (layout.segment_units() - self.granted) / PAGE_UNITS;
@@ -461,7 +465,7 @@ impl Segment {
         let Some(pages) = ground.arena.take(needed, wanted, ground.purpose) else { return false };
         let start = layout.segment_start(shard, number) + Layout::bytes(self.granted) as u64;
         let granted = pages * PAGE_UNITS;
-        if !ground.memory.populate(start, Layout::bytes(granted)) {
+        if refuses || !ground.memory.populate(start, Layout::bytes(granted)) {
             // Some of it may be there: that is not in use, and must not look so to the system.
             // SAFETY: nothing was allocated there yet.
             unsafe { ground.memory.give_back(start, Layout::bytes(granted), false) };

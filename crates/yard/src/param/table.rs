@@ -303,7 +303,7 @@ const RAM: &[Param] = &[
 ];
 
 /// Faults of the RAM disk's own.
-const RAM_FAULTS: &[&str] = &["nospc", "flip", "backing_eio", "backing_late_eio"];
+const RAM_FAULTS: &[&str] = &["nospc", "flip", "backing_eio", "backing_late_eio", "backing_enospc"];
 
 /// zram's attributes that have another form here, or none.
 const RAM_HINTS: &[(&str, &str)] = &[
