@@ -44,6 +44,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::turn_lock::TurnLock;
 
 use arena::{Arena, Purpose};
+use compact::Room;
 use layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use memory::{HUGE_BYTES, Memory, PAGE_BYTES};
 use shard::{Failing, Ground, Shard};
@@ -194,7 +195,7 @@ pub struct Pool {
     shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
     arena: Arena,
     /// Held by the one who compacts, for a pass.
-    compacting: TurnLock<(), { ranks::COMPACTION }>,
+    compacting: TurnLock<Room, { ranks::COMPACTION }>,
     memory: Memory,
     layout: Layout,
     pins: Arc<Pins>,
@@ -222,7 +223,7 @@ impl Pool {
                 config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64),
                 u64::from(layout.segment_units() / PAGE_UNITS),
             ),
-            compacting: TurnLock::new(()),
+            compacting: TurnLock::new(Room::default()),
             memory,
             layout,
             pins: Pins::new(config.seats_max),

@@ -18,7 +18,7 @@ use blockyard_sync::entry_words::Entries;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pins::{Guard, Seat};
 
-use super::arena::Purpose;
+use super::arena::{Pages, Purpose};
 use super::layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use super::memory::PAGE_BYTES;
 use super::shard::Candidate;
@@ -37,6 +37,10 @@ const PASS_SEGMENTS: u64 = 16;
 const ROOM_PART: u64 = 16;
 /// Pages that such a compaction wins at least, if it can.
 const ROOM_PAGES: u64 = 16;
+/// The next such compaction comes when for each word of the table a byte was stored or freed, but
+/// at the latest when that is one part in so many of what is used: to look at a word costs what
+/// storing a byte does, and a disk may be very much larger than what is stored.
+const ROOM_CHANGED_PART: u64 = 64;
 /// After so many words, and so many objects, a pass looks whether it is to stop.
 const LOOK_WORDS: u64 = 1 << 16;
 const LOOK_OBJECTS: u64 = 1024;
@@ -74,6 +78,23 @@ struct Bounds {
 
 impl Bounds {
     const NONE: Bounds = Bounds { pages: u64::MAX, bytes: u64::MAX };
+}
+
+/// What those who have met the limit leave to one another.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// How much the pool had changed when room was made last, and what the limit was.
+    made_at: Option<(u64, Option<u64>)>,
+}
+
+impl Room {
+    /// Whether it is worth trying to make more, of a pool that uses so many pages for so many
+    /// blocks. Writes that are refused change nothing, so that another one costs no other pass.
+    fn is_due(&self, changed_bytes: u64, pages: &Pages, blocks: u64) -> bool {
+        let Some((then, limit)) = self.made_at else { return true };
+        let least = blocks.min(pages.used * PAGE_BYTES as u64 / ROOM_CHANGED_PART);
+        limit != pages.limit || changed_bytes.saturating_sub(then) >= least.max(1)
+    }
 }
 
 /// A segment that is to be emptied.
@@ -126,12 +147,26 @@ impl Cache {
     /// As for [`Cache::compact`].
     #[cold]
     pub unsafe fn make_room(&mut self, entries: &Entries, seat: &mut Seat) -> bool {
-        let pool = Arc::clone(self.pool());
         let mut done = Compacted::default();
+        // SAFETY: by this function's contract.
+        unsafe { self.make_some_room(entries, seat, &mut done) }
+    }
+
+    /// The same, and counts what it does.
+    ///
+    /// # Safety
+    /// As for [`Cache::compact`].
+    unsafe fn make_some_room(
+        &mut self,
+        entries: &Entries,
+        seat: &mut Seat,
+        done: &mut Compacted,
+    ) -> bool {
+        let pool = Arc::clone(self.pool());
         loop {
             // Others make room as well, and who compacts all of the pool gives pages back
             // meanwhile: it is looked again for each pass.
-            let over = pool.compacting.with(|()| {
+            let over = pool.compacting.with(|room| {
                 let pages = pool.arena.look();
                 let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
                 // A page or two are not enough for a large object, which finds no place in them
@@ -145,8 +180,13 @@ impl Cache {
                 if done.is_over(bounds) || !pool.has_much_free(pages.used) {
                     return Some(won);
                 }
+                let changed = pool.load().changed_bytes();
+                if done.passes == 0 && !room.is_due(changed, &pages, entries.blocks()) {
+                    return Some(won);
+                }
                 // SAFETY: by this function's contract.
-                let goes_on = unsafe { self.pass(entries, seat, bounds, &mut done, &mut || false) };
+                let goes_on = unsafe { self.pass(entries, seat, bounds, done, &mut || false) };
+                room.made_at = Some((pool.load().changed_bytes(), pages.limit));
                 (!goes_on).then_some(won || done.pages_freed > 0)
             });
             if let Some(is_worth_it) = over {
@@ -169,7 +209,7 @@ impl Cache {
         let pool = Arc::clone(self.pool());
         let mut done = Compacted::default();
         while !done.is_over(bounds) && !stop() {
-            let goes_on = pool.compacting.with(|()| {
+            let goes_on = pool.compacting.with(|_| {
                 // SAFETY: by this function's contract.
                 unsafe { self.pass(entries, seat, bounds, &mut done, &mut stop) }
             });
@@ -443,5 +483,61 @@ impl Pool {
             }
         }
         marks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_sync::entry_words::Word;
+
+    use super::*;
+    use crate::pool::PoolConfig;
+
+    const BLOCKS: u64 = 2048;
+
+    /// Every second block large, the others small, and those are gone: the large ones fit nowhere
+    /// else.
+    fn holes_that_nothing_fits_in() -> (Entries, Cache, Seat) {
+        let config = PoolConfig { segment_bytes: Some(64 << 10), ..PoolConfig::new(8 << 20, 4096) };
+        let pool = Pool::new(&config).unwrap();
+        let entries = Entries::new(BLOCKS).unwrap();
+        let (mut cache, seat) = (pool.cache(), pool.pins().seat().unwrap());
+        for block in 0..BLOCKS {
+            let bytes = [1; 3000];
+            let object = cache.alloc(&bytes[..if block % 2 == 0 { 3000 } else { 1000 }]).unwrap();
+            entries.replace(block, object.word());
+        }
+        for block in (1..BLOCKS).step_by(2) {
+            discard(&entries, &mut cache, block);
+        }
+        cache.reclaim_all();
+        pool.set_limit(Some(1 << 20));
+        (entries, cache, seat)
+    }
+
+    fn discard(entries: &Entries, cache: &mut Cache, block: u64) {
+        let old = entries.replace(block, Word::NOTHING);
+        // SAFETY: the word had it, and has it no more; nothing is shared here.
+        unsafe { cache.retire(Object::of(old).unwrap()) };
+    }
+
+    /// Each write that was refused walked the whole table, though nothing had changed since.
+    #[test]
+    fn what_is_refused_again_costs_no_other_pass() {
+        let (entries, mut cache, mut seat) = holes_that_nothing_fits_in();
+        let mut passes = |cache: &mut Cache| {
+            let mut done = Compacted::default();
+            // SAFETY: entries and seat are the pool's.
+            let is_worth_it = unsafe { cache.make_some_room(&entries, &mut seat, &mut done) };
+            assert_eq!((is_worth_it, done.pages_freed), (false, 0), "{done:?}");
+            done.passes
+        };
+        assert_eq!([(); 5].map(|()| passes(&mut cache)), [1, 0, 0, 0, 0]);
+        discard(&entries, &mut cache, 100);
+        cache.reclaim_all();
+        assert_eq!(passes(&mut cache), 1, "3000 bytes are gone, for {BLOCKS} words");
+        assert_eq!(passes(&mut cache), 0);
+        cache.pool().set_limit(Some((1 << 20) + 4096));
+        assert_eq!([(); 2].map(|()| passes(&mut cache)), [1, 0], "another limit");
     }
 }

@@ -54,6 +54,11 @@ impl Load {
     pub fn lost_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.stored_bytes)
     }
+
+    /// Bytes of all objects that there ever were, and once more of those that are gone.
+    pub(super) fn changed_bytes(&self) -> u64 {
+        self.placed_bytes + self.placed_bytes.saturating_sub(self.stored_bytes)
+    }
 }
 
 /// How many objects there are of one size class.
