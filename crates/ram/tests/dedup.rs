@@ -213,10 +213,15 @@ fn what_others_still_share_is_left_alone() {
     let few = Selection { blocks_max: 2, ..Selection::default() };
     let done = ram.recompress(&few).unwrap();
     assert_eq!((done.replaced, done.saved_bytes, size()), (0, 0, second), "{done:?}");
+    assert_eq!(done.skipped_shared, 3, "{done:?}");
     let few = Selection { blocks_max: 3, ..Selection::default() };
     let done = ram.recompress(&few).unwrap();
     assert_eq!((done.replaced, second - size()), (3, done.saved_bytes), "{done:?}");
     assert_eq!(ram.stats().dedup.dup_data_size, 2 * stored_bytes(&ram, 0) + stored_bytes(&ram, 3));
+    // Those that are as small as they become were counted as well, where too few were asked for.
+    let one = Selection { blocks_max: 1, ..Selection::default() };
+    let done = ram.recompress(&one).unwrap();
+    assert_eq!((done.tried, done.skipped_shared), (0, 0), "{done:?}");
     compare(&mut io, of, 0..6);
     empty(&ram, &mut io);
 }

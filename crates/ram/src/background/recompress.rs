@@ -138,15 +138,20 @@ impl Blocks {
 }
 
 impl Work<'_> {
-    /// Whether a block shares its object with some that are not to be recompressed. If the object
-    /// was moved meanwhile nobody knows.
+    /// Whether there is something to try with a block of this word.
+    fn tries(&self, word: Word) -> bool {
+        let further = self.packers.iter().any(|packer| packer.codec() > word.codec());
+        self.selection.takes(word) && !word.is_incompressible() && further
+    }
+
+    /// Whether a block would be tried, but shares its object with some that are not to be
+    /// recompressed. If the object was moved meanwhile nobody knows.
     fn is_in_part(&mut self, block: u64) -> bool {
-        let (Some(meant), word) = (&self.meant, self.blocks.store.word(block)) else {
-            return false;
-        };
-        if !word.is_shared() {
+        let word = self.blocks.store.word(block);
+        if !word.is_shared() || !self.tries(word) {
             return false;
         }
+        let Some(meant) = &self.meant else { return false };
         let sharers = self.hand.access.sharers(block);
         let left = self.selection.blocks_max - self.done.replaced;
         sharers > left || meant.get(&word.place()).is_none_or(|meant| *meant < sharers)
