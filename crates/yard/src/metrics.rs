@@ -126,6 +126,24 @@ const PER_DEVICE: [(&str, &str, Gauge); 2] = [
     ("device_channels", "Channels open now", |row| row.stats.channels),
 ];
 
+/// Statistics of RAM disks that only grow; the others go up and down.
+const RAM_EVENTS: [&str; 11] = [
+    "failed_reads",
+    "failed_writes",
+    "invalid_io",
+    "notify_free",
+    "pages_compacted",
+    "huge_pages_since",
+    "bd_reads",
+    "bd_writes",
+    "writestall",
+    "miss_free",
+    "patch_retries",
+];
+
+/// A statistic of a RAM disk: by what it is told from the others, and its value.
+type RamStat<'a> = ([(&'static str, &'a str); 3], u64);
+
 type Ordered = fn(&Counters) -> u64;
 
 /// Counters per device, class and direction of the scheduler.
@@ -215,18 +233,32 @@ impl Sample {
         Ok(())
     }
 
-    fn encode_ram(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "RAM disks: zram's statistics, by zram's names";
-        let mut family = encoder.encode_descriptor("ram", help, None, MetricType::Gauge)?;
+    /// Those of the RAM disks' statistics that are wanted, by name.
+    fn ram_stats(&self, wanted: fn(&str) -> bool) -> Vec<RamStat<'_>> {
+        let mut all = Vec::new();
         for row in &self.devices {
-            let Some(ram) = &row.ram else { continue };
-            for (group, fields) in ram.groups() {
-                for (stat, value) in fields {
-                    family
-                        .encode_family(&[("device", row.name()), ("group", group), ("stat", stat)])?
-                        .encode_gauge(&value)?;
-                }
+            let groups = row.ram.iter().flat_map(RamView::groups);
+            for (group, fields) in groups {
+                let fields = fields.into_iter().filter(|(stat, _)| wanted(stat));
+                all.extend(fields.map(|(stat, value)| {
+                    ([("device", row.name()), ("group", group), ("stat", stat)], value)
+                }));
             }
+        }
+        all
+    }
+
+    fn encode_ram(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "RAM disks: zram's statistics that go up and down, by zram's names";
+        let mut family = encoder.encode_descriptor("ram", help, None, MetricType::Gauge)?;
+        for (labels, value) in self.ram_stats(|stat| !RAM_EVENTS.contains(&stat)) {
+            family.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        let help = "RAM disks: zram's statistics that only grow, by zram's names";
+        let mut family =
+            encoder.encode_descriptor("ram_events", help, None, MetricType::Counter)?;
+        for (labels, value) in self.ram_stats(|stat| RAM_EVENTS.contains(&stat)) {
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
         }
         let help = "RAM disks: objects by stored bytes, from the class below up to these";
         let name = "ram_objects";
@@ -362,6 +394,37 @@ mod tests {
             .collect();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             assert!(names.iter().any(|name| line.starts_with(name)), "{line} has no type");
+        }
+    }
+
+    /// Counts were gauges, so that whoever adds rates up took a restart for a fall.
+    #[test]
+    fn statistics_of_ram_disks_are_counters_where_they_only_grow() {
+        let yard = Yard::new();
+        yard.add(crate::uri::parse("ram:///r?size=1M").unwrap()).unwrap();
+        let mut io = Io::new(yard.find("r").unwrap().disk.open().unwrap(), 4096);
+        io.write(Sector(0), &[7; 4096], blockyard_core::Flags::NONE).unwrap();
+        io.run(blockyard_core::Bio::new(Op::Discard, Sector(0), 8)).unwrap();
+        let text = encode(&yard, 0);
+        let value = |family: &str, group: &str, stat: &str| {
+            let line = format!("{family}{{device=\"r\",group=\"{group}\",stat=\"{stat}\"}} ");
+            text.lines().find_map(|have| have.strip_prefix(&line)?.parse::<u64>().ok())
+        };
+        assert_eq!(value("blockyard_ram_events_total", "io_stat", "notify_free"), Some(1));
+        assert_eq!(value("blockyard_ram", "own", "table_bytes"), Some(2048));
+        let (mut events, row) = (0, Row::new(yard.find("r").unwrap()));
+        for (group, fields) in row.ram.unwrap().groups() {
+            for (stat, _) in fields {
+                let event = value("blockyard_ram_events_total", group, stat);
+                let level = value("blockyard_ram", group, stat);
+                assert!(event.is_some() != level.is_some(), "{group} {stat}: {event:?} {level:?}");
+                assert_eq!(event.is_some(), RAM_EVENTS.contains(&stat), "{group} {stat}");
+                events += usize::from(event.is_some());
+            }
+        }
+        assert_eq!(events, RAM_EVENTS.len(), "each is the name of a statistic");
+        for line in ["# TYPE blockyard_ram gauge", "# TYPE blockyard_ram_events counter"] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");
         }
     }
 
