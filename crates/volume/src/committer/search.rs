@@ -108,7 +108,7 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Those that wait go on: either there is space now, or it is looked for once more.
-    fn resume(&mut self) {
+    pub(super) fn resume(&mut self) {
         (self.search.is_on, self.search.is_owed) = (false, false);
         while let Some(record) = self.search.waiting.pop_back() {
             self.held.push_front(record);

@@ -89,6 +89,8 @@ impl<D: Directory> Committer<D> {
     /// Takes the group apart, for a group for each of its records: one that finds no space is
     /// refused alone.
     pub(super) fn part(&mut self) {
+        // What waits for space and overlaps one of them came later.
+        self.resume();
         self.singly += self.group.records.len();
         self.put_back();
     }
