@@ -55,6 +55,22 @@ pub enum Change {
         /// The file.
         file: usize,
     },
+    /// A range of a file was synced, and nothing else of it.
+    SyncRange {
+        /// The file.
+        file: usize,
+        /// Where.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// A file was synced as it was when it had seen so many writes.
+    SyncThrough {
+        /// The file.
+        file: usize,
+        /// How many.
+        writes: u64,
+    },
     /// A file got another name.
     Rename {
         /// The old one.
@@ -90,6 +106,8 @@ struct State {
     names: Names,
     files: Vec<Vec<u8>>,
     units: Vec<usize>,
+    /// How many writes each file has seen.
+    writes: Vec<u64>,
     changes: Vec<Change>,
     /// Runs of the kernel: a power cut begins a new one.
     boot: u64,
@@ -159,8 +177,12 @@ impl Directory {
     /// What the disk holds now, all of it durable.
     pub fn medium(&self) -> Medium {
         let state = self.state();
-        let units = state.files.iter().zip(&state.units);
-        let files = units.map(|(bytes, unit)| Pages::durable(bytes.clone(), *unit)).collect();
+        let files = state.files.iter().zip(&state.units).zip(&state.writes);
+        let pages = |((bytes, unit), writes): ((&Vec<u8>, &usize), &u64)| Pages {
+            writes: *writes,
+            ..Pages::durable(bytes.clone(), *unit)
+        };
+        let files = files.map(pages).collect();
         Medium {
             names: state.names.clone(),
             pending_names: Vec::new(),
@@ -201,6 +223,7 @@ impl Directory {
         let file = state.files.len();
         state.files.push(vec![0; len as usize]);
         state.units.push(unit);
+        state.writes.push(0);
         state.names.insert(name.to_owned(), file);
         state.changes.push(Change::Create { file, name: name.to_owned(), len, unit });
         File { directory: self.clone(), number: file }
@@ -250,6 +273,7 @@ impl File {
         let end = start.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
         let bytes = state.files[self.number].get_mut(start..end);
         let (done, change) = f(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        state.writes[self.number] += u64::from(change.is_some());
         state.changes.extend(change);
         Ok(done)
     }
@@ -284,6 +308,11 @@ impl File {
         })
     }
 
+    /// How many writes it has seen.
+    pub fn writes(&self) -> u64 {
+        self.directory.state().writes[self.number]
+    }
+
     /// Makes a range zeros.
     ///
     /// # Errors
@@ -302,8 +331,29 @@ impl File {
     /// Where that was asked for: what was written is then dropped, but not from the page cache, and
     /// the next sync says that all is well, as Linux has it.
     pub fn sync(&self) -> io::Result<()> {
+        self.synced(Change::Sync { file: self.number })
+    }
+
+    /// Makes durable what was written in a range, as a write with `RWF_DSYNC` does with its own.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    pub fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.synced(Change::SyncRange { file: self.number, offset, len })
+    }
+
+    /// Makes durable what was written until the file had seen so many writes: what came later was
+    /// too late for a sync that had begun.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    pub fn sync_through(&self, writes: u64) -> io::Result<()> {
+        self.synced(Change::SyncThrough { file: self.number, writes })
+    }
+
+    fn synced(&self, change: Change) -> io::Result<()> {
         self.directory.count(Failing::Syncs)?;
-        self.directory.state().changes.push(Change::Sync { file: self.number });
+        self.directory.state().changes.push(change);
         Ok(())
     }
 }
@@ -315,17 +365,20 @@ struct Pages {
     bytes: Vec<u8>,
     /// What is visible.
     now: Vec<u8>,
-    /// By unit, the contents since the last sync, oldest first.
-    pending: BTreeMap<usize, Vec<Vec<u8>>>,
+    /// How many writes there were.
+    writes: u64,
+    /// By unit, the contents since the last sync, oldest first, each with the number of its write.
+    pending: BTreeMap<usize, Vec<(u64, Vec<u8>)>>,
 }
 
 impl Pages {
     fn durable(bytes: Vec<u8>, unit: usize) -> Pages {
-        Pages { unit, now: bytes.clone(), bytes, pending: BTreeMap::new() }
+        Pages { unit, now: bytes.clone(), bytes, writes: 0, pending: BTreeMap::new() }
     }
 
     fn write(&mut self, offset: u64, len: usize, fill: impl Fn(usize) -> u8) {
         let start = offset as usize;
+        self.writes += 1;
         for at in 0..len {
             self.now[start + at] = fill(at);
         }
@@ -333,9 +386,9 @@ impl Pages {
             let range = number * self.unit..((number + 1) * self.unit).min(self.now.len());
             let now = self.now[range.clone()].to_vec();
             let versions = self.pending.entry(number).or_default();
-            let last = versions.last().map_or(&self.bytes[range], Vec::as_slice);
+            let last = versions.last().map_or(&self.bytes[range], |(_, bytes)| bytes);
             if last != now {
-                versions.push(now);
+                versions.push((self.writes, now));
             }
         }
         self.pending.retain(|_, versions| !versions.is_empty());
@@ -344,6 +397,17 @@ impl Pages {
     fn sync(&mut self) {
         self.bytes.clone_from(&self.now);
         self.pending.clear();
+    }
+
+    /// What some units had after so many writes is durable.
+    fn sync_units(&mut self, units: std::ops::Range<usize>, writes: u64) {
+        for (number, versions) in self.pending.range_mut(units) {
+            let old = versions.partition_point(|(write, _)| *write <= writes);
+            if let Some((_, last)) = versions.drain(..old).next_back() {
+                self.bytes[number * self.unit..][..last.len()].copy_from_slice(&last);
+            }
+        }
+        self.pending.retain(|_, versions| !versions.is_empty());
     }
 }
 
@@ -385,6 +449,15 @@ impl Medium {
                 self.files[*file].write(*offset, *len as usize, |_| 0);
             }
             Change::Sync { file } => self.files[*file].sync(),
+            Change::SyncRange { file, offset, len } => {
+                let file = &mut self.files[*file];
+                let (from, end) = (*offset as usize, (offset + len) as usize);
+                let units = from / file.unit..end.div_ceil(file.unit);
+                file.sync_units(units, file.writes);
+            }
+            Change::SyncThrough { file, writes } => {
+                self.files[*file].sync_units(0..usize::MAX, *writes);
+            }
             Change::Rename { from, to } => {
                 let file = names.remove(from).expect("what was renamed was there");
                 names.insert(to.clone(), file);
@@ -426,7 +499,7 @@ impl Medium {
             for (number, versions) in &file.pending {
                 let kept = next(versions.len() + 1);
                 if kept > 0 {
-                    let version = &versions[kept - 1];
+                    let (_, version) = &versions[kept - 1];
                     bytes[number * file.unit..][..version.len()].copy_from_slice(version);
                 }
             }
@@ -442,9 +515,10 @@ impl Medium {
 
     fn directory(&self, names: Names, files: Vec<Vec<u8>>, boot: u64) -> Directory {
         let units = self.files.iter().map(|file| file.unit).collect();
+        let writes = self.files.iter().map(|file| file.writes).collect();
         // The next process draws its own.
         let ids = self.ids + 1_000_000;
-        let state = State { names, files, units, boot, ids, ..State::default() };
+        let state = State { names, files, units, writes, boot, ids, ..State::default() };
         Directory(Arc::new(Mutex::new(state)))
     }
 }
@@ -507,6 +581,25 @@ mod tests {
         let medium = self::medium(&directory);
         assert_eq!(medium.choices(), [1]);
         assert_eq!(medium.cut(|_, _| 0).names(), ["old"]);
+    }
+
+    #[test]
+    fn a_sync_of_a_part_leaves_the_rest() {
+        let directory = Directory::default();
+        let file = directory.create("a", 2048, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        let writes = file.writes();
+        file.write_at(512, &[2; 1024]).unwrap();
+        file.sync_range(1024, 512).unwrap();
+        let durable = |directory: &Directory| content(&medium(directory).cut(|_, _| 0), "a");
+        let parts = |sectors: [u8; 4]| Some(sectors.map(|sector| [sector; 512]).concat());
+        assert_eq!(durable(&directory), parts([0, 0, 2, 0]));
+        file.sync_through(writes).unwrap();
+        assert_eq!(durable(&directory), parts([1, 1, 2, 0]));
+        assert_eq!(medium(&directory).choices(), [1, 2], "what came later may be there");
+        file.sync().unwrap();
+        assert_eq!(durable(&directory), parts([1, 2, 2, 0]));
     }
 
     #[test]

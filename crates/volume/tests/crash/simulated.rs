@@ -87,7 +87,37 @@ pub(crate) struct Simulated {
 pub(crate) struct SimulatedLane {
     depth: usize,
     tells_one: bool,
-    under_way: VecDeque<(Arc<SimulatedFile>, Ended, Durability)>,
+    under_way: VecDeque<UnderWay>,
+}
+
+/// A group on its way.
+struct UnderWay {
+    file: Arc<SimulatedFile>,
+    ended: Ended,
+    /// What is to be durable yet.
+    wanted: Synced,
+}
+
+/// What a sync makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Synced {
+    Nothing,
+    All,
+    /// So much from there on.
+    Range(u64, u64),
+    /// What was written when the file had seen so many writes.
+    Through(u64),
+}
+
+impl UnderWay {
+    /// Makes durable what is to be; says whether all went well until now.
+    fn sync(&mut self) -> bool {
+        let wanted = std::mem::replace(&mut self.wanted, Synced::Nothing);
+        if self.ended.1.is_ok() && wanted != Synced::Nothing {
+            self.ended.1 = self.file.sync_as(wanted);
+        }
+        self.ended.1.is_ok()
+    }
 }
 
 impl fmt::Debug for SimulatedLane {
@@ -105,25 +135,24 @@ impl Lane<SimulatedFile> for SimulatedLane {
         assert!(!self.tells_one || self.under_way.is_empty(), "the older one's error may be lost");
         let parts: Vec<&[u8]> = parcel.slices().collect();
         let result = file.write_at(at, &parts);
-        self.under_way.push_back((Arc::clone(file), (Some(parcel), result), wanted));
+        // No more than a disk has to: what is on its way behind it may be lost.
+        let wanted = match wanted {
+            Durability::Nothing => Synced::Nothing,
+            Durability::Itself => Synced::Range(at, parcel.len() as u64),
+            Durability::File => Synced::Through(file.file.writes()),
+        };
+        let ended = (Some(parcel), result);
+        self.under_way.push_back(UnderWay { file: Arc::clone(file), ended, wanted });
     }
 
     fn ripen(&mut self) -> bool {
-        if let Some((file, (_, result), wanted)) = self.under_way.front_mut()
-            && result.is_ok()
-            && std::mem::replace(wanted, Durability::Nothing) != Durability::Nothing
-        {
-            *result = file.sync();
-        }
-        self.under_way.front().is_none_or(|(_, (_, result), _)| result.is_ok())
+        self.under_way.front_mut().is_none_or(UnderWay::sync)
     }
 
     fn end(&mut self) -> Option<Ended> {
-        let (file, (parcel, mut result), wanted) = self.under_way.pop_front()?;
-        if result.is_ok() && wanted != Durability::Nothing {
-            result = file.sync();
-        }
-        Some((parcel, result))
+        let mut first = self.under_way.pop_front()?;
+        first.sync();
+        Some(first.ended)
     }
 }
 
@@ -133,6 +162,24 @@ pub(crate) struct SimulatedFile {
     state: Arc<Mutex<State>>,
     gate: Arc<Gate>,
     turns: Option<Turns>,
+}
+
+impl SimulatedFile {
+    fn sync_as(&self, what: Synced) -> io::Result<()> {
+        self.turns.iter().for_each(Turns::step);
+        let mut state = self.state.lock().unwrap();
+        state.syncs += 1;
+        match (state.fault, what) {
+            (Fault::NoSyncs, _) => Ok(()),
+            (Fault::FailingSyncs(after), _) if state.syncs > after => {
+                Err(io::Error::from_raw_os_error(5)) // EIO
+            }
+            (_, Synced::Nothing) => Ok(()),
+            (_, Synced::All) => self.file.sync(),
+            (_, Synced::Range(at, len)) => self.file.sync_range(at, len),
+            (_, Synced::Through(writes)) => self.file.sync_through(writes),
+        }
+    }
 }
 
 impl Simulated {
@@ -337,15 +384,6 @@ impl StoreFile for SimulatedFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.turns.iter().for_each(Turns::step);
-        let mut state = self.state.lock().unwrap();
-        state.syncs += 1;
-        match state.fault {
-            Fault::NoSyncs => Ok(()),
-            Fault::FailingSyncs(after) if state.syncs > after => {
-                Err(io::Error::from_raw_os_error(5)) // EIO
-            }
-            _ => self.file.sync(),
-        }
+        self.sync_as(Synced::All)
     }
 }
