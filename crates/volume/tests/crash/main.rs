@@ -13,6 +13,7 @@ mod damage;
 mod every_way;
 mod full;
 mod late;
+mod long;
 mod mirror;
 mod promise;
 mod rig;

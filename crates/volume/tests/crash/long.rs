@@ -1,0 +1,60 @@
+//! Segments that are so long that opening looks for the heads in them on several threads, and a log
+//! that goes through many of them behind the last checkpoint.
+
+use blockyard_core::Status;
+use blockyard_sim::directory::Directory;
+use blockyard_sim::seed::Seed;
+
+use crate::rig::{Rig, Shape, Step, format};
+use crate::{look, work};
+
+/// From so many bytes on segments are gone through by threads.
+const LONG_BYTES: u32 = 1 << 20;
+
+/// Moments of a run that are looked at, about.
+const MOMENTS: usize = 12;
+
+#[test]
+fn a_power_cut_below_a_log_of_long_segments_leaves_a_prefix_with_everything_durable() {
+    let seed = Seed::from_env();
+    let mut segments = 0;
+    for stream in 42_000..42_016 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = Shape::tiny();
+        (shape.block_bytes, shape.blocks) = (16 << 10, random.u64(8..40));
+        shape.mirror = random.u8(..4) == 0;
+        let options = &mut shape.options;
+        (options.segment_bytes, options.memory_bytes) = (LONG_BYTES, 4 << 20);
+        options.checkpoint_bytes = random.u64(2 << 20..16 << 20);
+        options.sync_bytes = random.u64(32 << 10..1 << 20);
+        (shape.depth, options.pipeline_bytes) = (random.usize(1..4), random.u32(..64 << 10));
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let mut rig = Rig::open(&directory, &shape);
+        // Now short groups, of which a window has many, now long ones.
+        for _ in 0..random.usize(4..10) {
+            let count = random.usize(10..40);
+            work(&mut rig, &mut random, &shape, count);
+            for _ in 0..random.usize(..8) {
+                let first = random.u64(..shape.blocks - 4);
+                let step = Step::Write { first, count: 4, fua: random.bool() };
+                assert_eq!(rig.take(step), Status::Ok);
+            }
+        }
+        let (history, changes) = (rig.history.clone(), directory.changes());
+        segments = segments.max(rig.pool.counts().all - rig.pool.counts().free);
+        drop(rig);
+        let every = changes.len() / MOMENTS + 1;
+        for (moment, change) in (1..).zip(&changes) {
+            medium.apply(change);
+            if random.usize(..every) == 0 {
+                look(&history, moment, &medium.cut(|_, _| 0), &shape);
+                look(&history, moment, &medium.cut(|_, count| random.usize(..count)), &shape);
+            }
+        }
+        look(&history, changes.len(), &medium.kill(), &shape);
+    }
+    assert!(segments > 5, "the log goes through many: {segments}");
+}
