@@ -2,10 +2,13 @@
 //! threads go on one at a time, as a seed says, so that it brings the same again; see
 //! [`crate::turns`]. The power is cut at any of their operations, and of the committer's.
 
+use std::collections::HashMap;
+
 use blockyard_core::Status;
 use blockyard_sim::directory::{Change, Directory, Medium};
 use blockyard_sim::seed::Seed;
 use blockyard_volume::Compression;
+use blockyard_volume::door::{NOBODY, Outcome};
 use blockyard_volume::record::Body;
 
 use crate::rig::{History, Rig, Shape, Step, format};
@@ -20,6 +23,13 @@ const MOMENTS: usize = 60;
 
 /// Snapshots of a run: what they keep for ever would fill the pool.
 const SNAPSHOTS: usize = 2;
+
+fn seeds() -> u64 {
+    match std::env::var("BLOCKYARD_BESIDE_SEEDS") {
+        Ok(text) => text.parse().expect("BLOCKYARD_BESIDE_SEEDS is a number"),
+        Err(_) => SEEDS,
+    }
+}
 
 fn shape(random: &mut fastrand::Rng) -> Shape {
     let mut shape = Shape::tiny();
@@ -137,10 +147,7 @@ fn cut_beside(stream: u64) -> Run {
 
 #[test]
 fn a_power_cut_beside_checkpoints_and_cleaning_leaves_a_prefix_with_everything_durable() {
-    let count = match std::env::var("BLOCKYARD_BESIDE_SEEDS") {
-        Ok(text) => text.parse().expect("BLOCKYARD_BESIDE_SEEDS is a number"),
-        Err(_) => SEEDS,
-    };
+    let count = seeds();
     let runs = |streams: std::ops::Range<u64>| {
         streams.map(cut_beside).fold((0, 0, 0), |sum, run| {
             (sum.0 + run.checkpoints, sum.1 + run.moved_bytes, sum.2 + run.cleaned)
@@ -171,4 +178,185 @@ fn a_run_with_threads_is_the_same_again() {
         let count = one.changes.len().max(other.changes.len());
         assert_eq!(same, count, "stream {stream}: the same up to there");
     }
+}
+
+/// A write or discard of some blocks, and since how many changes of the disk it has to be there.
+struct Issued {
+    first: u64,
+    count: u64,
+    value: u64,
+    durable: Option<usize>,
+    /// A flush has said that something may be lost.
+    is_lost: bool,
+}
+
+impl Issued {
+    fn new(first: u64, count: u64, value: u64) -> Issued {
+        Issued { first, count, value, durable: None, is_lost: false }
+    }
+}
+
+/// What was asked of a volume where some is answered before it is in the log: there is no order of
+/// all, but one of each block.
+#[derive(Default)]
+struct Asked {
+    issued: Vec<Issued>,
+    /// Which of them were answered.
+    answered: Vec<usize>,
+    /// By token: one of them that wants to be durable, or a flush and how many had been answered.
+    waiting: HashMap<u32, Waits>,
+    /// How many were answered before they were in the log.
+    early: usize,
+}
+
+enum Waits {
+    One { index: usize, durable: bool },
+    Flush { answered: usize },
+}
+
+impl Asked {
+    /// Asks for something by chance.
+    fn ask(&mut self, rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, token: u32) {
+        let first = random.u64(..shape.blocks);
+        let count = random.u64(1..=(shape.blocks - first).min(4));
+        let size = u64::from(shape.block_bytes);
+        let (at, len, index) = (first * size, count * size, self.issued.len());
+        let durable = random.u8(..4) == 0;
+        let (outcome, value) = match random.u8(..10) {
+            0 => {
+                let answered = self.answered.len();
+                self.waiting.insert(token, Waits::Flush { answered });
+                (rig.door.flush(token), None)
+            }
+            1..4 => (rig.door.zero(at, len, token, durable), Some(0)),
+            _ => {
+                let block = rig.bytes(token.into());
+                let fill = |_: usize, into: &mut [u8]| {
+                    into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
+                };
+                let is_early = !durable && rig.door.may_answer_early();
+                let to = if is_early { NOBODY } else { token };
+                let outcome = rig.door.write(at, len as usize, &fill, to, durable);
+                if is_early && outcome == Outcome::Taken {
+                    self.early += 1;
+                    self.answered.push(index);
+                    self.issued.push(Issued::new(first, count, token.into()));
+                }
+                (outcome, (!is_early).then_some(u64::from(token)))
+            }
+        };
+        match (outcome, value) {
+            (Outcome::Taken, Some(value)) => {
+                self.issued.push(Issued::new(first, count, value));
+                self.waiting.insert(token, Waits::One { index, durable });
+            }
+            (Outcome::Taken, None) => {}
+            (Outcome::Full, _) => _ = self.waiting.remove(&token),
+            (Outcome::Ended(status), _) => panic!("{status}"),
+        }
+    }
+
+    fn answer(&mut self, token: u32, status: Status, moment: usize) {
+        let waits = self.waiting.remove(&token).expect("it was asked for");
+        end(status);
+        match waits {
+            Waits::One { index, durable } if status.is_ok() => {
+                self.answered.push(index);
+                if durable {
+                    self.issued[index].durable = Some(moment);
+                }
+            }
+            Waits::One { .. } => {}
+            Waits::Flush { answered } => {
+                for index in &self.answered[..answered] {
+                    let it = &mut self.issued[*index];
+                    match status.is_ok() {
+                        true if !it.is_lost => _ = it.durable.get_or_insert(moment),
+                        true => {}
+                        false => it.is_lost = true,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each block has what was last durable there, or something newer.
+    fn check(&self, moment: usize, found: &[u64]) {
+        for (block, value) in (0..).zip(found) {
+            let has = |it: &&Issued| (it.first..it.first + it.count).contains(&block);
+            let all: Vec<&Issued> = self.issued.iter().filter(has).collect();
+            let last = all.iter().rposition(|it| it.durable.is_some_and(|at| at <= moment));
+            let allowed = all[last.unwrap_or(0)..].iter().map(|it| it.value);
+            let is_old = last.is_none() && *value == 0;
+            assert!(
+                is_old || allowed.clone().any(|it| it == *value),
+                "after {moment} changes block {block} has {value}, wanted one of {:?}",
+                allowed.collect::<Vec<_>>()
+            );
+        }
+    }
+}
+
+/// The same in pools that are full, where writes are refused and wait, with writes that are
+/// answered before they are in the log and discards that make room.
+fn fill_beside(stream: u64) -> (usize, usize) {
+    let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+    let mut random = Seed::from_env().rng(stream);
+    let mut shape = shape(&mut random);
+    (shape.spread, shape.blocks) = (false, random.u64(30..120));
+    shape.options.segments_max = random.usize(14..26);
+    shape.options.memory_bytes = 16 << 10;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let turns = Turns::new(random.fork());
+    let _kill = Kill(turns.clone());
+    let mut rig = Rig::beside(&directory, &shape, &turns).unwrap();
+    let (mut asked, mut refused) = (Asked::default(), 0);
+    for token in 1..random.u32(200..500) {
+        asked.ask(&mut rig, &mut random, &shape, token);
+        let turns_now = match random.u8(..8) {
+            0 => usize::MAX,
+            1..4 => {
+                turns.step();
+                0
+            }
+            some => some.into(),
+        };
+        for _ in 0..turns_now {
+            let goes_on = rig.turn();
+            while let Some(reply) = rig.door.take() {
+                refused += usize::from(!reply.status.is_ok());
+                asked.answer(reply.token, reply.status, directory.change_count());
+            }
+            if !goes_on {
+                break;
+            }
+        }
+    }
+    rig.run();
+    while let Some(reply) = rig.door.take() {
+        asked.answer(reply.token, reply.status, directory.change_count());
+    }
+    assert!(asked.waiting.is_empty(), "everything is answered");
+    rig.pool.set_running(false);
+    let changes = directory.changes();
+    drop(rig);
+    let every = changes.len() / MOMENTS + 1;
+    for (moment, change) in (1..).zip(&changes) {
+        medium.apply(change);
+        if random.usize(..every) == 0 {
+            for found in [medium.cut(|_, _| 0), medium.cut(|_, count| random.usize(..count))] {
+                asked.check(moment, &Rig::open(&found, &shape).contents().0);
+            }
+        }
+    }
+    (asked.early, refused)
+}
+
+#[test]
+fn a_power_cut_below_a_full_pool_loses_nothing_durable() {
+    let done = (43_000..43_000 + seeds()).map(fill_beside);
+    let (early, refused) = done.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+    assert!(early > 100 && refused > 100, "{early} answered early, {refused} refused");
 }

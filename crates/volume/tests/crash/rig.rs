@@ -342,9 +342,9 @@ impl Rig {
         }
     }
 
-    /// Lets the committer go on until there is nothing to do.
+    /// Lets the committer go on until there is nothing to do, and what is beside it.
     pub(crate) fn run(&mut self) {
-        while self.committer.turn() == Turn::Worked {}
+        while self.turn() {}
     }
 
     /// Lets the committer go on by one turn, or what is beside it if it has nothing to do; says
