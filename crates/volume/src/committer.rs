@@ -334,7 +334,7 @@ impl<D: Directory> Committer<D> {
 
     /// Finds a place for the group and begins to write it there.
     fn write(&mut self) -> Result<(), Status> {
-        if !self.is_admitted() {
+        if !self.group.admitted && !self.is_admitted() {
             return Err(Status::NoSpc);
         }
         let len = self.group.len(self.pool.align());

@@ -34,6 +34,8 @@ pub(super) struct Group {
     pub(super) pages: u64,
     /// There was no space for it.
     pub(super) unchecked: bool,
+    /// It has found room: what others take meanwhile is not its own.
+    pub(super) admitted: bool,
     pub(super) stop: bool,
     /// A change of the catalogue is in it. Another one may not be: each is checked against what is
     /// there.

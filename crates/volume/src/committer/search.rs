@@ -173,7 +173,8 @@ impl<D: Directory> Committer<D> {
             self.join();
             self.pool.segments().try_again();
             checkpoint::repeat(&self.pool);
-            if self.is_admitted() {
+            self.group.admitted = self.is_admitted();
+            if self.group.admitted {
                 self.found();
                 return Room::Found;
             }

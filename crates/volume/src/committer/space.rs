@@ -61,7 +61,8 @@ impl<D: Directory> Committer<D> {
         }
         // What writes wait for is done beside this thread, where others run.
         let beside = self.want() == Want::Write && self.pool.is_running();
-        if if beside { self.finds_place() } else { self.is_admitted() } {
+        self.group.admitted = if beside { self.finds_place() } else { self.is_admitted() };
+        if self.group.admitted {
             self.found();
             return Room::Found;
         }
@@ -74,7 +75,8 @@ impl<D: Directory> Committer<D> {
         if beside && self.taken().is_some() {
             return self.search();
         }
-        let is_there = self.make_room() || self.group.records.len() == 1;
+        self.group.admitted = self.make_room();
+        let is_there = self.group.admitted || self.group.records.len() == 1;
         if is_there { Room::Found } else { Room::None }
     }
 
