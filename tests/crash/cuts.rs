@@ -134,15 +134,19 @@ fn make_small_disk(mounted: &Mounted) {
 
 /// A disk with a volume on it that is cut a few times; says what was done in all.
 fn disk(seed: &Seed, kind: Kind, more: &str) -> Done {
+    cut_often(seed, &Mounted::new(seed.0), kind, more)
+}
+
+/// The same on this one.
+fn cut_often(seed: &Seed, mounted: &Mounted, kind: Kind, more: &str) -> Done {
     let mut random = Rng::with_seed(seed.0);
-    let mounted = Mounted::new(seed.0);
     if kind == Kind::SmallDisk {
-        make_small_disk(&mounted);
+        make_small_disk(mounted);
     }
     let mut history = History::new(VOLUME_BYTES / PAGE as u64);
     let mut done = Done::default();
     for _ in 0..CUTS {
-        done += live(&mounted, &mut history, seed, &mut random, more);
+        done += live(mounted, &mut history, seed, &mut random, more);
         if mounted.disk().is_off() {
             mounted.disk().switch_on();
         }
@@ -196,6 +200,17 @@ fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
         mounted.disk().switch_on();
         let found = std::fs::metadata(mounted.file("pool")).map(|it| it.len());
         assert_eq!(found.ok(), Some(POOL_BYTES), "disk {seed}");
+    }
+}
+
+/// A file system that ignores that a write is to be durable, and does what a sync asks for.
+#[test]
+fn nothing_durable_is_lost_where_only_syncs_count() {
+    for seed in 1..=4 {
+        let seed = Seed(seed);
+        let mounted = Mounted::new(seed.0);
+        mounted.disk().deafen();
+        cut_often(&seed, &mounted, Kind::Directory, "");
     }
 }
 

@@ -125,6 +125,8 @@ pub(crate) struct Disk {
     next: u64,
     random: Rng,
     is_off: bool,
+    /// It passes over what a write says of being durable, and keeps to syncs.
+    is_deaf: bool,
     fault: Option<Fault>,
     /// Writes and syncs since the fault was asked for.
     turns: u64,
@@ -145,6 +147,7 @@ impl Disk {
             next: ROOT + 1,
             random: Rng::with_seed(seed),
             is_off: false,
+            is_deaf: false,
             fault: None,
             turns: 0,
             counts: Counts::default(),
@@ -156,6 +159,12 @@ impl Disk {
         self.fault = fault;
         self.turns = 0;
         self.counts = Counts::default();
+    }
+
+    /// From now on nothing is durable but by a sync: many programs that serve a file system pass
+    /// writes on without their flags.
+    pub(crate) fn deafen(&mut self) {
+        self.is_deaf = true;
     }
 
     /// What was asked of it since.
@@ -364,7 +373,7 @@ impl Disk {
             self.cut();
             return Err(Errno::EIO);
         }
-        if durable {
+        if durable && !self.is_deaf {
             let file = self.file(node)?;
             file.settle(sectors_of(offset as usize, bytes.len()));
             self.counts.durable_writes += 1;

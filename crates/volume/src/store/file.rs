@@ -13,6 +13,9 @@ use super::StoreFile;
 /// Most parts that the kernel takes in one call (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
 
+/// `statfs` says it of what a program serves (`FUSE_SUPER_MAGIC` of linux/magic.h).
+const FUSE: rustix::fs::FsWord = 0x6573_5546;
+
 /// See the module.
 #[derive(Debug)]
 pub struct RealFile {
@@ -32,6 +35,12 @@ impl RealFile {
     /// A part of a file, which begins at `base`.
     pub(crate) fn part(file: &Arc<File>, base: u64, len: u64) -> RealFile {
         RealFile { file: Arc::clone(file), base, len: Some(len) }
+    }
+
+    /// Whether a program serves it. The kernel tells such a one that a write is to be durable by a
+    /// flag of the write, which many ignore; a sync is a request of its own.
+    pub(crate) fn is_behind_fuse(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|it| it.f_type == FUSE)
     }
 
     /// Where a place in it is, for the system.

@@ -181,6 +181,7 @@ impl Directory for RealDirectory {
 
     fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
         if self.uring {
+            let scratch = scratch.filter(|file| !file.is_behind_fuse());
             match RingLane::new(scratch, self.lock()) {
                 Ok(lane) => return RealLane::Ring(Box::new(lane)),
                 Err(error) => {
