@@ -17,11 +17,11 @@ use crate::tools::pool_place::{self, Commit};
 
 const OVERHEAD: Duration = Duration::from_millis(100);
 /// What filling a pool and overwriting it once takes.
-const OVERHEAD_FULL: Duration = Duration::from_secs(15);
-/// The pool that is full of its volume. What is kept free is a number of segments, about 20 here;
-/// so that this is as small a part of a short pool as of a long one (of 100 GiB in segments of 32
-/// MiB 0.6 %, here 1.6), segments are short.
-const VOLUME_BYTES: u64 = 1 << 30;
+const OVERHEAD_FULL: Duration = Duration::from_secs(60);
+/// The pool that is full of its volume. What is kept free is a number of segments, some 40 with
+/// those that are open or have pages; of 1280 of them it made 0.85 of 0.8, so there are so many
+/// that it is as small a part as of a pool of 100 GiB in segments of 32 MiB, which has 3200.
+const VOLUME_BYTES: u64 = 4 << 30;
 const SEGMENT_BYTES: u32 = 1 << 20;
 const MEMORY_BYTES: u64 = 16 << 20;
 /// Segments where the volume is 80 % of all, and where there is room.
