@@ -82,7 +82,7 @@ impl Meters {
         self.waits.add(1);
     }
 
-    /// Space is looked for, and everybody waits.
+    /// Space is looked for, because somebody has found none.
     pub(crate) fn searched(&self) {
         self.searches.add(1);
     }
@@ -129,7 +129,7 @@ pub struct Activity {
     pub cleaned: u64,
     /// How often writes have waited for their part of cleaning.
     pub waits: u64,
-    /// How often all have waited, because a write has found no space.
+    /// How often space was looked for, because somebody has found none.
     pub searches: u64,
 }
 

@@ -147,7 +147,7 @@ pub struct PoolView {
     pub segments_cleaned: u64,
     /// How often writes have waited for their part of what cleaning wins.
     pub cleaning_waits: u64,
-    /// How often a write has found no space, and all have waited while some was looked for.
+    /// How often space was looked for, because somebody has found none.
     pub space_searches: u64,
     /// Its copies, where there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -203,7 +203,7 @@ impl PoolView {
             ("pool_page_bytes", "Bytes of pages of maps that were written", self.page_bytes),
             ("pool_segments_cleaned", "Segments that were emptied", self.segments_cleaned),
             ("pool_cleaning_waits", "Waits of writes for cleaning", self.cleaning_waits),
-            ("pool_space_searches", "Writes that have found no space", self.space_searches),
+            ("pool_space_searches", "Times that space was looked for", self.space_searches),
             ("pool_mended", "Pieces of a copy written again from the other one", mended),
         ]
     }

@@ -187,6 +187,9 @@ impl<D: Directory> Committer<D> {
             self.in_vain = VAIN_MAX;
             return refused;
         }
+        if search.tried == 0 {
+            self.pool.meters().searched();
+        }
         (search.before, search.tried) = (Some(now), search.tried + 1);
         let room = self.park(false);
         if self.checkpoint.is_none() {
