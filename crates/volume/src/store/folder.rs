@@ -190,6 +190,12 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
     keep_names(path, missing.max(1))
 }
 
+/// Whether a directory is not there to be synced, for whoever asks.
+fn has_none(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput];
+    kinds.contains(&error.kind()) || error.raw_os_error() == Some(libc::EOPNOTSUPP)
+}
+
 /// Makes a name durable: it is in the directory above, which has to be synced so that it outlives a
 /// power cut. What is there may have been made an instant before, or before the power was cut the
 /// last time, so this is done also for what nobody has made here. The same for so many names in all
@@ -198,8 +204,9 @@ pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
     let path = path.canonicalize()?;
     for above in path.ancestors().skip(1).take(count) {
         match File::open(above).and_then(|above| above.sync_all()) {
-            // Who may not read it did not make anything in it either.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            // Who may not read it did not make anything in it either; and some file systems have no
+            // sync of a directory.
+            Err(error) if has_none(&error) => {}
             synced => synced?,
         }
     }
