@@ -30,6 +30,10 @@ const SEGMENT_BYTES: u32 = 1280 << 10;
 /// The longest write, in pages: a longer one would be cut into several, which go in one by one.
 const LONGEST: u64 = SEGMENT_BYTES as u64 / 4 / PAGE as u64;
 
+/// A disk is cut before it was asked for so many writes and syncs: most small ones have begun anew
+/// at their first segment by then.
+const OPERATIONS: u64 = 1000;
+
 /// A pool that is a disk, with twenty of them.
 const POOL_BYTES: u64 = (1 << 20) + 20 * SEGMENT_BYTES as u64;
 
@@ -108,7 +112,7 @@ fn live(
         }
     }
     if kind >= 3 {
-        mounted.disk().fail(Some(Fault::Cut(random.u64(..400))));
+        mounted.disk().fail(Some(Fault::Cut(random.u64(..OPERATIONS))));
     }
     let mut workload = Workload::new(client, history, random.u64(..)).longest(LONGEST);
     let answers = if kind == 9 { random.u64(1..500) } else { u64::MAX };

@@ -161,7 +161,9 @@ fn a_power_cut_beside_checkpoints_and_cleaning_leaves_a_prefix_with_everything_d
     let [a, b] = done;
     let (checkpoints, moved, cleaned) = (a.0 + b.0, a.1 + b.1, a.2 + b.2);
     let done = format!("{checkpoints} checkpoints, {moved} bytes moved, {cleaned} cleaned");
-    assert!(checkpoints > 10 * count && moved > 10_000 * count && cleaned > count, "{done}");
+    // A few alone need not come to that.
+    let is_enough = checkpoints > 10 * count && moved > 10_000 * count && cleaned > count;
+    assert!(is_enough || count < SEEDS, "{done}");
 }
 
 /// A seed brings the same operations again, in the same order.
@@ -356,7 +358,10 @@ fn fill_beside(stream: u64) -> (usize, usize) {
 
 #[test]
 fn a_power_cut_below_a_full_pool_loses_nothing_durable() {
-    let done = (43_000..43_000 + seeds()).map(fill_beside);
+    let count = seeds();
+    let done = (43_000..43_000 + count).map(fill_beside);
     let (early, refused) = done.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
-    assert!(early > 100 && refused > 100, "{early} answered early, {refused} refused");
+    // A few alone need not come to that.
+    let is_enough = count < SEEDS || (early > 100 && refused > 100);
+    assert!(is_enough, "{early} answered early, {refused} refused");
 }
