@@ -69,8 +69,8 @@ shuttle: deps
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --profile loom \
 		--test store_by_chance --target-dir target/shuttle
 
-# Undefined behaviour and data races in the pool of RAM disks; needs a nightly toolchain with Miri, so
-# `make test` leaves it out.
+# Undefined behaviour and data races in the pool of RAM disks; needs a nightly toolchain with Miri
+# (`rustup component add --toolchain nightly miri rust-src`), so `make test` leaves it out.
 miri: ## the pool of RAM disks under Miri
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p blockyard-ram \
 		--test store --target-dir target/miri
