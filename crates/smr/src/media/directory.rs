@@ -25,7 +25,15 @@ const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
 pub struct Directory {
     path: PathBuf,
     /// Locked until it is dropped, or the process dies.
-    _lock: File,
+    lock: File,
+}
+
+/// A program that is started just then has every file of this process until it is executed.
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // What is not unlocked is closed now.
+        _ = self.lock.unlock();
+    }
 }
 
 impl Directory {
@@ -41,7 +49,7 @@ impl Directory {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(lock);
         let lock = lock.map_err(MediaError::io(what("cannot write to")))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Directory { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Directory { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(MediaError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => Err(MediaError::io(what("cannot lock"))(source)),
         }
@@ -136,5 +144,24 @@ impl StoreFile for File {
 
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever else knows the file that is locked, the directory is free when this is gone.
+    #[test]
+    fn it_is_free_when_it_is_dropped() {
+        let name = format!("blockyard-smr-directory-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let directory = Directory::take(&path).unwrap();
+        assert!(matches!(Directory::take(&path), Err(MediaError::InUse { .. })));
+        let known = directory.lock.try_clone().unwrap();
+        drop(directory);
+        drop(Directory::take(&path).unwrap());
+        drop(known);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }
