@@ -107,6 +107,8 @@ fn a_client_that_never_reads_stalls_nobody_and_shutdown_is_bounded() {
     let request = half.request(command::WRITE, 0, 1, 0, 4096);
     half.stream.write_all(&request).unwrap();
     let mut silent = rig.connect();
+    // The greeting: it is served by then.
+    silent.read_exact(&mut [0; 18]).unwrap();
     let mut other = rig.client(Style::Structured);
     for _ in 0..100 {
         assert_eq!(other.read(0, 4096).error, 0);
@@ -115,7 +117,7 @@ fn a_client_that_never_reads_stalls_nobody_and_shutdown_is_bounded() {
     rig.server.take().unwrap().shutdown();
     let mut rest = Vec::new();
     silent.read_to_end(&mut rest).unwrap();
-    assert_eq!(rest.len(), 18);
+    assert_eq!(rest.len(), 0);
     other.assert_closed();
     half.assert_closed();
     assert!(!rig.directory.socket().exists());
