@@ -1,5 +1,6 @@
 //! A temporary folder that belongs to one test.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process};
@@ -12,11 +13,17 @@ impl Place {
     /// A new folder. Its path is short: a socket's path has room for 107 bytes.
     pub(crate) fn new() -> Place {
         static MADE: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: only the number itself matters.
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = env::temp_dir().join(format!("blockyard-{}-{number}", process::id()));
-        fs::create_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Place(path)
+        loop {
+            // Relaxed: only the number itself matters.
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let path = env::temp_dir().join(format!("blockyard-{}-{number}", process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Place(path),
+                // A process of the same number has left it, some time ago.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
     }
 
     /// The folder.

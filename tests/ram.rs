@@ -357,7 +357,10 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
             "sh",
             "-c",
             "\"$0\" ram save r0 \"$1\" --control \"$2\" &
-            for look in $(seq 1000000); do [ ! -s \"$1.unfinished\" ] || break; done
+            look=0
+            while [ $look -lt 1000000 ] && [ ! -s \"$1.unfinished\" ]; do
+                look=$((look + 1))
+            done
             kill -KILL \"$3\"; wait; true",
             crate::yard::BLOCKYARD,
             &snapshot,

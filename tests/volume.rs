@@ -87,7 +87,8 @@ fn syncs_are_seen_from_outside() {
     let trace = pool.file("trace");
     let script = format!(
         "strace -f -qq -e trace=fdatasync,pwritev2,io_uring_enter -o {trace} -p {pid} & tracer=$!\n\
-         until grep -q \"^TracerPid:[[:space:]]*$tracer\" /proc/{pid}/task/*/status; do \
+         traced=\"^TracerPid:[[:space:]]*$tracer\"\n\
+         while grep -L \"$traced\" /proc/{pid}/task/*/status | grep -q .; do \
              kill -0 $tracer || exit 1; done\n\
          nbdsh --uri '{uri}' -c 'import nbd' \
              -c 'for i in range(50): h.pwrite(b\"x\" * 4096, i << 16, nbd.CMD_FLAG_FUA)' \

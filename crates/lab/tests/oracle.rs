@@ -151,7 +151,8 @@ fn this_kernel_is_recorded_or_what_is_missing_is_said() {
     // Others keep this machine's processors busy, so how much is equal says nothing; but every
     // event is of a request that was there.
     replay(&trace).unwrap();
-    assert!(!loops().unwrap_or(false), "the loop device is gone");
+    // Somebody who looks at each new device may hold it for an instant.
+    assert!((0..1000).any(|_| !loops().unwrap_or(false)), "the loop device is gone");
     let instance = format!("/sys/kernel/tracing/instances/blockyard-{}", std::process::id());
     assert!(!Path::new(&instance).exists());
 }
