@@ -173,10 +173,15 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
     let cleaned = format!("{}, {} segments", exact(pool.moved_bytes), pool.segments_cleaned);
     let checkpoints = format!("{}, of {}", pool.checkpoints, exact(pool.page_bytes));
     let waits = format!("{} for cleaning, {} for space", pool.cleaning_waits, pool.space_searches);
+    let capacity = pool.used_bytes.saturating_add(pool.available_bytes);
+    let part = (pool.used_bytes.saturating_mul(100)).div_ceil(capacity.max(1));
+    let used = format!("{}, {part} % full", exact(pool.used_bytes));
     let mut rows = vec![
         ("pool", pool.path.clone()),
         ("volumes", format!("{}, with snapshots", pool.volumes)),
-        ("size", segments(pool.segments)),
+        ("used", used),
+        ("available", exact(pool.available_bytes)),
+        ("segments", segments(pool.segments)),
         ("free", segments(pool.segments_free)),
         ("reserved", segments(pool.segments_reserved)),
         ("can grow by", exact(pool.outside_free_bytes)),

@@ -146,6 +146,11 @@ pub struct PoolStatus {
     pub segments_reserved: u64,
     /// What is free where the pool is, in bytes: there it grows.
     pub outside_free_bytes: u64,
+    /// Bytes of blocks that count, and of pages of maps, twice.
+    pub used_bytes: u64,
+    /// Bytes that may be written beside these, with those for which the pool can grow: reserves are
+    /// not among them.
+    pub available_bytes: u64,
     /// Volumes and snapshots.
     pub volumes: u64,
     /// Nothing is written any more, because a write or a sync has failed.
@@ -188,12 +193,15 @@ impl Running {
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let pool = self.pool();
         let counts = pool.counts();
+        let (used_bytes, available_bytes) = pool.segments().used_and_left_bytes();
         Ok(PoolStatus {
             segment_bytes: pool.segments().bytes().into(),
             segments: counts.all as u64,
             segments_free: (counts.free + counts.idle) as u64,
             segments_reserved: RESERVE as u64,
             outside_free_bytes: pool.segments().directory().free_bytes()?,
+            used_bytes,
+            available_bytes,
             volumes: pool.list().len() as u64,
             poisoned: pool.is_poisoned(),
             copies: pool.segments().directory().status(),

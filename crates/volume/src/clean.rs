@@ -240,7 +240,11 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         loop {
             let Choice { victims, for_space } =
                 choose(self.pool, self.frozen, self.marks, &self.seen);
-            if victims.is_empty() || !self.begin(&victims) {
+            // Nothing is to be won, or nothing is wanted yet.
+            if victims.is_empty() {
+                return self.finish() && !for_space;
+            }
+            if !self.begin(&victims) {
                 self.finish();
                 return false;
             }
@@ -467,6 +471,9 @@ mod tests {
     /// Fills a segment, with the head of its group.
     const FULL: u64 = 14;
 
+    /// Segments of a pool that comes to its end here.
+    const SHORT: usize = 37;
+
     /// A pool of short segments without threads, and what it is asked.
     struct Hand {
         path: PathBuf,
@@ -476,12 +483,13 @@ mod tests {
     }
 
     impl Hand {
-        fn new(name: &str) -> Hand {
+        /// So many segments are there, of so many at most.
+        fn new(name: &str, made: usize, segments_max: usize) -> Hand {
             let path =
                 std::env::temp_dir().join(format!("blockyard-{name}-{}", std::process::id()));
             let options = Options {
                 segment_bytes: 64 << 10,
-                segments_max: 60,
+                segments_max,
                 memory_bytes: 256 << 10,
                 ..Options::default()
             };
@@ -497,7 +505,7 @@ mod tests {
                 block_bytes: BLOCK as u32,
                 blocks: 14 * FULL,
             };
-            while pool.segments().grow() {}
+            while pool.segments().counts().all < made && pool.segments().grow() {}
             let mut answer = pool.ask(Change::Create(traits));
             while committer.turn() == Turn::Worked {}
             assert!(answer.take().unwrap().status.is_ok());
@@ -544,12 +552,40 @@ mod tests {
         }
     }
 
+    /// It cost a client of long writes half its speed.
+    #[test]
+    fn nothing_is_cleaned_while_there_is_room() {
+        let chosen = |hand: &mut Hand| {
+            let (frozen, marks) = hand.checkpoint();
+            let choice = choose(&hand.pool, &frozen, &marks, &BTreeSet::new());
+            assert!(!choice.for_space && !is_scarce(&hand.pool));
+            choice.victims.len()
+        };
+        // One block of each group is left where it is, the next time.
+        let write = |hand: &mut Hand, times: std::ops::Range<u64>| {
+            for (time, number) in times.flat_map(|time| (0..14).map(move |it| (time, it))) {
+                hand.write(number * FULL + time, FULL - time);
+            }
+        };
+        // All that there will be is there.
+        let mut hand = Hand::new("room", 100, 100);
+        write(&mut hand, 0..5);
+        assert_eq!(chosen(&mut hand), 0, "four fifths of what is used are garbage");
+        // It would grow.
+        let mut hand = Hand::new("grows", 100, 1000);
+        write(&mut hand, 0..1);
+        (0..10).for_each(|number| hand.write(number * FULL + 1, FULL - 1));
+        assert_eq!(chosen(&mut hand), 0, "not half of it is");
+        write(&mut hand, 1..5);
+        assert!(chosen(&mut hand) > 20);
+    }
+
     /// What is on its way into a segment does not count there yet. Where it was discarded as soon
     /// as it did, the segment was free before the discard was durable: a crash would have found
     /// the blocks again, and something else where they were.
     #[test]
     fn a_segment_into_which_blocks_are_on_their_way_is_not_empty() {
-        let hand = RefCell::new(Hand::new("on-its-way"));
+        let hand = RefCell::new(Hand::new("on-its-way", SHORT, SHORT));
         let pool = Arc::clone(&hand.borrow().pool);
         let carry = |moved| hand.borrow_mut().committer.move_blocks(moved);
         let segment = |block| hand.borrow().segment(block);
@@ -581,6 +617,7 @@ mod tests {
         assert_eq!(pool.segments().live_bytes(into), 0, "nothing was handed on");
         assert_ne!(cold(), Some(into), "it is not full");
         let victims = |seen: &BTreeSet<u32>| choose(&pool, &frozen, &marks, seen).victims;
+        assert!(is_scarce(&pool), "{:?}", pool.counts());
         assert_eq!(victims(&BTreeSet::new()).first(), Some(&into), "by what counts it is empty");
         if victims(&cleaner.seen).contains(&into) {
             assert!(cleaner.empty(into));

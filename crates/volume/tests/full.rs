@@ -274,6 +274,12 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
         io.read(Sector(block * 8), &mut found).unwrap();
         assert!(found.iter().all(|it| it == byte), "block {block}");
     }
+    // What it says of itself: pages count beside the blocks, and reserves are not to be had.
+    let status = volume.running().status().unwrap();
+    let (used, room) = (status.used_bytes, status.available_bytes);
+    let (written, eighth) = (blocks * 4096, segments << 17);
+    assert!(used > written && used < written + written / 50, "{used} of {written}");
+    assert!(room > 0 && used + room < 7 * eighth && used + room > 6 * eighth, "{used}, {room}");
 }
 
 /// What a volume is promised others do not get, and there is no more to be promised than there is.

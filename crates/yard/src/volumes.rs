@@ -121,6 +121,10 @@ pub struct PoolView {
     pub segments_reserved: u64,
     /// What is free where the pool is: there it grows.
     pub outside_free_bytes: u64,
+    /// Bytes of blocks that count, and of pages of maps, twice.
+    pub used_bytes: u64,
+    /// Bytes that may be written beside these, without reserves.
+    pub available_bytes: u64,
     /// Nothing is written any more, because a write or a sync has failed.
     pub poisoned: bool,
     /// The last group in the log: its position.
@@ -171,6 +175,8 @@ impl PoolView {
             segments_free: status.segments_free,
             segments_reserved: status.segments_reserved,
             outside_free_bytes: status.outside_free_bytes,
+            used_bytes: status.used_bytes,
+            available_bytes: status.available_bytes,
             poisoned: status.poisoned,
             log_group: activity.number,
             groups: activity.groups,
@@ -209,7 +215,7 @@ impl PoolView {
     }
 
     /// What there is, by name: for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 7] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 9] {
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
         [
@@ -217,6 +223,8 @@ impl PoolView {
             ("pool_free_bytes", "Bytes of free segments", bytes(self.segments_free)),
             ("pool_reserved_bytes", "Bytes kept for cleaning", bytes(self.segments_reserved)),
             ("pool_outside_free_bytes", "Bytes by which it can grow", self.outside_free_bytes),
+            ("pool_used_bytes", "Bytes that count", self.used_bytes),
+            ("pool_available_bytes", "Bytes that may be written beside", self.available_bytes),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
             ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
             ("pool_copies_bad", "Copies that were given up or are missing", bad),

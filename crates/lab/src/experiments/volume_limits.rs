@@ -18,6 +18,8 @@ const VOLUME: &str = "volume";
 const BESIDE_WRITES: &str = "volume-beside-writes";
 const WITH_SNAPSHOT: &str = "volume-with-snapshot";
 const FULL: &str = "volume-80-full";
+const FULLER: &str = "volume-90-full";
+const IN_MEMORY: &str = "volume-in-memory";
 
 const READ_4K: Workload = Workload {
     name: "read-4k",
@@ -40,7 +42,8 @@ const DEVICE_BYTES: Workload = Workload {
 const OVERWRITE: Workload = Workload {
     name: "overwrite",
     about: "4 KiB durable writes anywhere, jobs in flight in one thread: in a pool with room, and \
-            where the volume takes 80 % of the pool and all of it was overwritten before",
+            where 80 or 90 % of what the pool says it has room for are used and as much as its \
+            length was written before",
 };
 const SNAPSHOT: Workload = Workload {
     name: "snapshot",
@@ -129,7 +132,13 @@ fn variants() -> Vec<Variant> {
         variant(VOLUME, Kind::Product, "the volume, in process"),
         variant(BESIDE_WRITES, Kind::Product, "the same, beside 32 durable writes in flight"),
         variant(WITH_SNAPSHOT, Kind::Product, "the same, with a snapshot of all of it"),
-        variant(FULL, Kind::Product, "the same, 80 % of the pool full, cleaned all the time"),
+        variant(FULL, Kind::Product, "the same, the pool 80 % full, cleaned all the time"),
+        variant(FULLER, Kind::Product, "the same, 90 % full"),
+        variant(
+            IN_MEMORY,
+            Kind::Product,
+            "the volume in a pool in memory, which shows what no disk does",
+        ),
     ]
 }
 
@@ -146,10 +155,13 @@ fn comparisons() -> Vec<Comparison> {
         ratio(VOLUME, BESIDE_WRITES, Metric::P99, READ_LATENCY, AIM_LATENCY),
         ratio(VOLUME, WITH_SNAPSHOT, Metric::IOPS, WRITE_4K, AIM_SNAPSHOT),
         ratio(VOLUME, FULL, Metric::IOPS, OVERWRITE, AIM_FULL),
+        Comparison::new(VOLUME, FULLER, Metric::IOPS).under(OVERWRITE.name),
         at_most("1.15 bytes", MOST_BYTES, VOLUME, AMPLIFICATION, DEVICE_BYTES).from_jobs(16),
         at_most("2.5 bytes", MOST_BYTES_FULL, FULL, AMPLIFICATION, OVERWRITE),
         at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT),
         at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT_1T),
+        at_most("1 ms", SECOND / 1000.0, IN_MEMORY, PAUSE_P99, SNAPSHOT),
+        at_most("1 ms", SECOND / 1000.0, IN_MEMORY, PAUSE_P99, SNAPSHOT_1T),
         at_most("1 s", SECOND, VOLUME, TIME, DISCARD),
         at_most("1 s", SECOND, VOLUME, TIME, REOPEN),
         at_most("1 s", SECOND, VOLUME, TIME, REOPEN_4K),

@@ -115,7 +115,15 @@ impl PoolShape {
     /// # Errors
     /// If it cannot be made.
     pub fn fresh(&self, settings: &Settings) -> Result<PathBuf, LabError> {
-        let path = place(settings)?.join(self.name);
+        self.fresh_in(place(settings)?)
+    }
+
+    /// The same in this directory, which may be in memory.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn fresh_in(&self, folder: &Path) -> Result<PathBuf, LabError> {
+        let path = folder.join(self.name);
         let refused = failed(&path);
         let pool = running(&path, Options::default())?;
         // Snapshots first: their volume is needed by them.

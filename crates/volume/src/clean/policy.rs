@@ -1,6 +1,7 @@
 //! When segments are cleaned, and which: those with least in them. Where space is short just as
 //! many as are wanted, one after the other, and no sooner: garbage that is left alone grows, and
-//! the less counts in a segment the less is moved for what is won.
+//! the less counts in a segment the less is moved for what is won. Where there is room nothing is
+//! cleaned, but what would make a pool grow beyond twice of what counts in it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use crate::pool::Pool;
 use crate::segments::Want;
 use crate::store::Directory;
 
-/// Segments that may be garbage before any is cleaned.
+/// Segments that may be garbage, beside as many as what counts takes, before a pool that grows is
+/// cleaned.
 const GARBAGE_SEGMENTS: u64 = 4;
 
 /// Where space is short so many segments should be free beyond what writes leave to others and a
@@ -72,6 +74,14 @@ pub(crate) fn is_scarce<D: Directory>(pool: &Pool<D>) -> bool {
 /// Whether it may soon be.
 pub(super) fn is_near<D: Directory>(pool: &Pool<D>) -> bool {
     pool.segments().available() < 2 * goal(pool)
+}
+
+/// Whether it will not grow yet: it does not, or what is there has room for what is written behind
+/// two checkpoints.
+fn is_roomy<D: Directory>(pool: &Pool<D>) -> bool {
+    let segments = pool.segments();
+    let round = pool.options().checkpoint_bytes / u64::from(segments.bytes());
+    !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + 2 * round
 }
 
 /// Whether as much is free as there should be, if so many segments more will be.
@@ -140,7 +150,7 @@ fn at(counts: &[u64], number: u32) -> u64 {
 }
 
 /// The segments to be cleaned next, but for those that were: where space is short those with least
-/// in them, else until the rest has little garbage.
+/// in them, else until there is no more garbage in the rest than a pool that grows may have.
 pub(super) fn choose<D: Directory>(
     pool: &Pool<D>,
     frozen: &Frozen,
@@ -162,9 +172,9 @@ pub(super) fn choose<D: Directory>(
     };
     let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
     let garbage = (used.len() as u64 * size).saturating_sub(live);
-    // A third of the space, where there is enough.
-    let bearable = live / 2 + GARBAGE_SEGMENTS * size;
-    let mut excess = garbage.saturating_sub(bearable);
+    // Half of the space.
+    let bearable = live + GARBAGE_SEGMENTS * size;
+    let mut excess = if is_roomy(pool) { 0 } else { garbage.saturating_sub(bearable) };
     let (for_space, is_dire) = (is_scarce(pool), is_dire(pool));
     // Where space is short, little garbage is worth the work too.
     let parts = match (is_dire, for_space) {

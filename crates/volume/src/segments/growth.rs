@@ -32,6 +32,12 @@ impl<D: Directory> Segments<D> {
         table.left_bytes(table.states.len() + table.more())
     }
 
+    /// Bytes that count, with pages twice, and [`Segments::left_bytes`].
+    pub fn used_and_left_bytes(&self) -> (u64, u64) {
+        let table = self.table();
+        (table.used_bytes(), table.left_bytes(table.states.len() + table.more()))
+    }
+
     /// Whether this use may change so many pages and take so many segments, of files that exist.
     /// Makes some if there are too few.
     pub fn may(&self, want: Want, pages: u64, segments: usize) -> bool {

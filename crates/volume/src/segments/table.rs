@@ -13,7 +13,7 @@
 //! - What makes room, and writes that were answered before, leave those too, and may have
 //!   [`FREEING`] more.
 //! - Writes leave all of them, and are refused before their pool has too little garbage to be
-//!   cleaned: a sixteenth of what is used, see [`Table::left_bytes`]. So whatever is written again
+//!   cleaned: an eighth of what is used, see [`Table::left_bytes`]. So whatever is written again
 //!   and again, there is a segment out of which less is moved than is won, and room to move it to.
 //!
 //! What a checkpoint does not need is free behind it at once where space is short: both superblocks
@@ -257,16 +257,20 @@ impl Table {
         self.count_max.saturating_sub(self.states.len()).min(most)
     }
 
+    /// Bytes that count, with pages twice: a checkpoint writes them beside those of the one before.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.counted + self.coming.1 + 2 * self.pages * PAGE_BYTES as u64
+    }
+
     /// How many bytes may be written beside those that count where there are so many segments, if
-    /// all garbage is won back but what lies thin among them: a sixteenth of what there is, without
+    /// all garbage is won back but what lies thin among them: an eighth of what there is, without
     /// what is kept and what is open. Pages count twice, as a checkpoint writes them beside those
     /// of the one before.
     pub(super) fn left_bytes(&self, count: usize) -> u64 {
         let upper = (self.upper + UPPER_MORE).div_ceil(self.pages_each);
         let usable = (count as u64).saturating_sub(OPEN + RESERVE as u64 + upper);
         let bytes = self.pages_each * PAGE_BYTES as u64;
-        let pages = 2 * self.pages * PAGE_BYTES as u64;
-        (usable * (bytes / 16 * 15)).saturating_sub(self.counted + self.coming.1 + pages)
+        (usable * (bytes / 8 * 7)).saturating_sub(self.used_bytes())
     }
 }
 

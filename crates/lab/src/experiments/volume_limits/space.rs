@@ -1,4 +1,5 @@
-//! What the disk is given for what was asked: of a pool with room, and of one that is 80 % full.
+//! What the disk is given for what was asked: of a pool with room, and of one that is full to 80 %
+//! of what it says it has room for.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,14 +20,15 @@ const OVERHEAD: Duration = Duration::from_millis(100);
 /// What filling a pool and overwriting it once takes.
 const OVERHEAD_FULL: Duration = Duration::from_secs(60);
 /// The pool that is full of its volume. What is kept free is a number of segments, some 40 with
-/// those that are open or have pages; of 1280 of them it made 0.85 of 0.8, so there are so many
-/// that it is as small a part as of a pool of 100 GiB in segments of 32 MiB, which has 3200.
-const VOLUME_BYTES: u64 = 4 << 30;
+/// those that are open or have pages; there are so many that it is as small a part as of a pool of
+/// 100 GiB in segments of 32 MiB, which has 3200.
+const SEGMENTS_FULL: usize = 5120;
 const SEGMENT_BYTES: u32 = 1 << 20;
 const MEMORY_BYTES: u64 = 16 << 20;
-/// Segments where the volume is 80 % of all, and where there is room.
-const SEGMENTS_FULL: usize = (VOLUME_BYTES * 100 / 80 / SEGMENT_BYTES as u64) as usize;
-const SEGMENTS_ROOMY: usize = 2 * SEGMENTS_FULL;
+/// Where there is room the same volume has as many times the segments.
+const ROOMY: usize = 2;
+/// How full it is may be off by so much, in per cent.
+const OFF_MAX: u64 = 1;
 
 /// All cells.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
@@ -44,9 +46,9 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     if settings.quick {
         return cells;
     }
-    for (variant, is_full) in [(VOLUME, false), (FULL, true)] {
+    for (variant, full) in [(VOLUME, None), (FULL, Some(80)), (FULLER, Some(90))] {
         let settings = settings.clone();
-        let body = move |round: &Round<'_>| overwrite(&settings, round, is_full);
+        let body = move |round: &Round<'_>| overwrite(&settings, round, full);
         cells.push(Cell::new(variant, OVERWRITE.name, 32, body).overhead(OVERHEAD_FULL));
     }
     cells
@@ -59,10 +61,20 @@ fn measure(pool: &Arc<Running>, jobs: u32, round: &Round<'_>) -> Result<Sample, 
     Clients { threads: 1, ios, pool: &WRITE_POOL, commit, delay }.measure(&*disk, round)
 }
 
-/// Durable writes in a pool that is made for them.
-fn overwrite(settings: &Settings, round: &Round<'_>, is_full: bool) -> Result<Sample, LabError> {
+/// What a pool says that it is full, in per cent.
+fn per_cent(pool: &Running) -> Result<u64, LabError> {
+    let status = pool.status().map_err(failed("how full a pool is"))?;
+    Ok(status.used_bytes * 100 / (status.used_bytes + status.available_bytes).max(1))
+}
+
+/// Durable writes in a pool that is made for them, and is so full, in per cent, or has room.
+fn overwrite(
+    settings: &Settings,
+    round: &Round<'_>,
+    full: Option<u64>,
+) -> Result<Sample, LabError> {
     let path = Folder(pool_place::place(settings)?.join("pool-full"));
-    let segments = if is_full { SEGMENTS_FULL } else { SEGMENTS_ROOMY };
+    let segments = if full.is_some() { SEGMENTS_FULL } else { ROOMY * SEGMENTS_FULL };
     let options = Options {
         segment_bytes: SEGMENT_BYTES,
         segments_max: segments,
@@ -73,8 +85,12 @@ fn overwrite(settings: &Settings, round: &Round<'_>, is_full: bool) -> Result<Sa
     for _ in pool.pool().counts().all..segments {
         pool.pool().segments().grow();
     }
-    pool.create(pool_place::VOLUME, VOLUME_BYTES, 4096).map_err(failed("a volume"))?;
-    if is_full {
+    let room = pool.status().map_err(failed("a pool"))?.available_bytes;
+    let wanted = room / 100 * full.unwrap_or(80 / ROOMY as u64);
+    // A page of the map for 256 blocks counts twice.
+    let volume = wanted / (256 + 2) * 256 / 4096 * 4096;
+    pool.create(pool_place::VOLUME, volume, 4096).map_err(failed("a volume"))?;
+    if let Some(full) = full {
         let disk = pool_place::volume(&pool)?;
         pool_place::fill(&*disk, round.stop)?;
         // As much as the pool has: what is measured is the state that it comes to.
@@ -87,16 +103,30 @@ fn overwrite(settings: &Settings, round: &Round<'_>, is_full: bool) -> Result<Sa
             }
             left = left.saturating_sub(writer.turn()?);
         }
+        let found = per_cent(&pool)?;
+        if found.abs_diff(full) > OFF_MAX {
+            let why = format!("it is {found} % full, and {full} % were wanted");
+            return Err(LabError::failed("a pool", why));
+        }
     }
     measure(&pool, 32, round)
 }
 
 /// A pool's directory that goes with the measurement.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
+
+impl Folder {
+    /// One in memory.
+    pub(super) fn in_memory() -> Result<Folder, LabError> {
+        let path = PathBuf::from(format!("/dev/shm/blockyard-lab-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(LabError::io(path.display().to_string()))?;
+        Ok(Folder(path))
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // It lies in the run's own directory, which goes anyway.
+        // The one on disk lies in the run's own directory, which goes anyway.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -9,6 +9,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Disk, Flags, Op, SECTOR_BYTES, Sector};
 use blockyard_volume::{Options, Running, Volume, VolumeConfig};
 
+use super::space::Folder;
 use super::traffic::WRITE_POOL;
 use super::*;
 use crate::load::crew::{self, Work};
@@ -76,7 +77,18 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
         let body = move |round: &Round<'_>| measure(&settings, round);
         Cell::new(VOLUME, workload.name, jobs, body).overhead(overhead)
     };
-    all.into_iter().map(cell).collect()
+    let in_memory = |(workload, measure): (Workload, Measure)| {
+        let settings = settings.clone();
+        let body = move |round: &Round<'_>| {
+            let folder = Folder::in_memory()?;
+            measure(&Settings { scratch: folder.0.clone(), ..settings.clone() }, round)
+        };
+        Cell::new(IN_MEMORY, workload.name, 32, body).overhead(OVERHEAD)
+    };
+    let snapshots: [(Workload, Measure); 2] = [(SNAPSHOT, snapshot), (SNAPSHOT_1T, snapshot_large)];
+    let wanted = if settings.quick { 0 } else { 2 };
+    let cells = all.into_iter().map(cell);
+    cells.chain(snapshots.into_iter().take(wanted).map(in_memory)).collect()
 }
 
 /// Who writes, or who takes snapshots meanwhile.
@@ -139,7 +151,7 @@ impl Work for Member {
 }
 
 fn snapshot(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
-    let path = WRITE_POOL.fresh(settings)?;
+    let path = WRITE_POOL.fresh_in(&settings.scratch)?;
     let pool = pool_place::running(&path, Options::default())?;
     let disk = pool_place::volume(&pool)?;
     pool_place::fill(&*disk, round.stop)?;
@@ -147,7 +159,7 @@ fn snapshot(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> 
 }
 
 fn snapshot_large(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
-    let path = LARGE_POOL.fresh(settings)?;
+    let path = LARGE_POOL.fresh_in(&settings.scratch)?;
     let pool = pool_place::running(&path, Options::default())?;
     let disk = pool_place::volume(&pool)?;
     scatter(&*disk, round)?;
