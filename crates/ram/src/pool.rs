@@ -8,12 +8,16 @@
 //!
 //! ```text
 //! Cache ─ alloc ▸ its Shard ─ hole of the class, else a larger one, else the open segment
+//!               ▸ a hole of the Shard that has most of them, if that is much
+//!               ▸ its Shard ─ a segment that is begun
 //!       ─ retire ▸ its Shard's list ─ look at the pins ▸ hole in the object's own Shard
 //! Arena: pages in use and their limit.   Memory: one range of addresses.
 //! ```
 //!
 //! A shard's lock is taken for a moment, by the one or two channels that have it; other channels
-//! come to it with what they freed, in batches, and when the limit leaves them no other way.
+//! come to it with what they freed, in batches, for holes when it has many and their own shard is
+//! full, and when the limit leaves them no other way. Without the second, whoever overwrites what
+//! another channel has written would take as much memory again before any segment is empty.
 //!
 //! **Bounds.** Pages in use never exceed the limit; retired objects, holes and what was asked for
 //! ahead lie in them and so count. A shard's list of retired objects has 16 and twice the number of
@@ -47,7 +51,7 @@ use arena::{Arena, Purpose};
 use compact::Room;
 use layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use memory::{HUGE_BYTES, Memory, PAGE_BYTES};
-use shard::{Failing, Ground, Shard};
+use shard::{Failing, Ground, Reach, Shard};
 
 pub use compact::Compacted;
 pub use object::Object;
@@ -239,6 +243,7 @@ impl Pool {
     pub fn cache(self: &Arc<Pool>) -> Cache {
         Cache {
             shard: self.arena.next_shard(self.layout.shards()),
+            other: None,
             pool: Arc::clone(self),
             scratch: Scratch::new(self.pins.seats_max()),
         }
@@ -285,6 +290,15 @@ impl Pool {
             let failing = one_in.map(|one_in| Failing { one_in: one_in.get(), random });
             shard.with(|shard| shard.failing = failing);
         }
+    }
+
+    /// The shard but this one that has the most free places; `None` if no other one has as many as
+    /// a segment.
+    fn freest_but(&self, shard: u32) -> Option<u32> {
+        let others = (0u32..).zip(&self.shards).filter(|(number, _)| *number != shard);
+        let free = others.map(|(number, shard)| (shard.with(|shard| shard.free_units()), number));
+        let (free, number) = free.max()?;
+        (free >= u64::from(self.layout.segment_units())).then_some(number)
     }
 
     fn ground(&self, purpose: Purpose) -> Ground<'_> {
@@ -372,11 +386,13 @@ impl Scratch {
 }
 
 /// One channel's way to allocate and to free. It is bound to one shard, which it leaves only when
-/// that one has nothing left.
+/// that one has nothing left, or would begin a segment while another has many holes.
 #[derive(Debug)]
 pub struct Cache {
     pool: Arc<Pool>,
     shard: u32,
+    /// The shard whose holes are used when its own is full.
+    other: Option<u32>,
     scratch: Scratch,
 }
 
@@ -421,11 +437,16 @@ impl Cache {
             if shard.strikes() {
                 return Err(NoSpace);
             }
-            Ok(shard.alloc(bytes.len(), pool.ground(purpose)))
+            // Compaction moves within a shard.
+            let reach = if purpose == Purpose::Move { Reach::Fresh } else { Reach::Begun };
+            Ok(shard.alloc(bytes.len(), reach, pool.ground(purpose)))
         })?;
         let place = match place {
             Some(place) => place,
-            None => self.alloc_anywhere(bytes.len(), purpose)?,
+            None => match self.alloc_beyond(bytes.len(), purpose) {
+                Some(place) => place,
+                None => self.alloc_anywhere(bytes.len(), purpose)?,
+            },
         };
         let object = Object::new(place, bytes.len());
         // SAFETY: the place was allocated just now, so it is ours alone.
@@ -434,6 +455,26 @@ impl Cache {
             self.pool.memory.write(self.pool.layout.start(place), bytes);
         }
         Ok(object)
+    }
+
+    /// A place when the shard's open segment is full: a hole of another shard that has many, or a
+    /// segment that is begun.
+    #[cold]
+    fn alloc_beyond(&mut self, len_bytes: usize, purpose: Purpose) -> Option<u64> {
+        if purpose == Purpose::Move {
+            return None;
+        }
+        let pool = &*self.pool;
+        let alloc = |number: u32, reach| {
+            let ground = pool.ground(purpose);
+            pool.shards[number as usize].with(|shard| shard.alloc(len_bytes, reach, ground))
+        };
+        if let Some(place) = self.other.and_then(|other| alloc(other, Reach::Holes)) {
+            return Some(place);
+        }
+        self.other = pool.freest_but(self.shard);
+        let place = self.other.and_then(|other| alloc(other, Reach::Holes));
+        place.or_else(|| alloc(self.shard, Reach::Fresh))
     }
 
     /// The same when the shard has nothing left: what is retired is given back, and the other
@@ -445,7 +486,8 @@ impl Cache {
         let shards = pool.shards.len();
         let mut turns = (0..shards).map(|turn| (self.shard as usize + turn) % shards);
         let place = turns.find_map(|number| {
-            pool.shards[number].with(|shard| shard.alloc(len_bytes, pool.ground(purpose)))
+            let ground = pool.ground(purpose);
+            pool.shards[number].with(|shard| shard.alloc(len_bytes, Reach::Fresh, ground))
         });
         place.ok_or(NoSpace)
     }

@@ -84,6 +84,17 @@ pub(super) struct Failing {
     pub(super) random: u64,
 }
 
+/// How far a shard goes for a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Only what was freed is used again.
+    Holes,
+    /// The segment that is being filled goes on.
+    Begun,
+    /// Another segment is begun.
+    Fresh,
+}
+
 /// What a shard stands on.
 #[derive(Clone, Copy)]
 pub(super) struct Ground<'p> {
@@ -178,13 +189,20 @@ impl Shard {
         failing.random.is_multiple_of(u64::from(failing.one_in))
     }
 
-    /// A place for an object of so many bytes; `None` if there is none within the limit.
+    /// A place for an object of so many bytes; `None` if there is none so near, or within the
+    /// limit.
     #[inline]
-    pub(super) fn alloc(&mut self, len_bytes: usize, ground: Ground<'_>) -> Option<u64> {
+    pub(super) fn alloc(
+        &mut self,
+        len_bytes: usize,
+        reach: Reach,
+        ground: Ground<'_>,
+    ) -> Option<u64> {
         let units = self.layout.units_of(len_bytes);
         let at = match self.alloc_in_hole(units) {
             Some(at) => at,
-            None => self.alloc_at_end(units, ground)?,
+            None if reach == Reach::Holes => return None,
+            None => self.alloc_at_end(units, reach, ground)?,
         };
         self.tally.objects += 1;
         self.tally.stored_bytes += len_bytes as u64;
@@ -214,10 +232,11 @@ impl Shard {
         None
     }
 
-    fn alloc_at_end(&mut self, units: u32, ground: Ground<'_>) -> Option<u32> {
+    fn alloc_at_end(&mut self, units: u32, reach: Reach, ground: Ground<'_>) -> Option<u32> {
         loop {
             let number = match self.open {
                 Some(number) => number,
+                None if reach != Reach::Fresh => return None,
                 None => self.begin_segment()?,
             };
             let segment = &mut self.segments[number as usize];

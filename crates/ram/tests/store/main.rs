@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod limits;
+mod others;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
