@@ -241,7 +241,8 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     assert!(list.lines().any(|line| line.split_whitespace().nth(3) == Some(".w..r.")), "{list}");
     command(&["ram", "save", "r0", &snapshot]);
     check("save");
-    let unit = if parameters.contains("unit=16k") { "16k" } else { "4k" };
+    let (unit, blocks) =
+        if parameters.contains("unit=16k") { ("16k", 6144) } else { ("4k", 24_576) };
     let like = format!("ram:///r1?size=96M&unit={unit}&algo=zstd&load={snapshot}");
     let loaded = Yard::serve(&[&like]);
     ok(&["nbdcopy", &loaded.uri("r1"), &back]);
@@ -251,6 +252,9 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     refused(&["ram", "recompress", "r0", "--type", "old"], "type: `old` will not do");
     refused(&["ram", "writeback", "r0", "--age", "9"], "age: `9` will not do");
     refused(&["ram", "save", "r0", "/no/such/folder/file"], "cannot be written");
+    let wanted = format!("from: `99999` will not do: wanted a block below {blocks},");
+    refused(&["ram", "blocks", "r0", "--from", "99999"], &wanted);
+    refused(&["inject", "r0", "nospc=often"], "nospc: `often` will not do: wanted a number");
     let plain = Yard::serve(&["ram:///r2?size=16M", "null:///n0?size=1G"]);
     let refused = |line: &[&str], word: &str| plain.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r2"], "recomp_algo");

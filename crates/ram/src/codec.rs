@@ -159,7 +159,7 @@ impl Codec {
             level,
             #[cfg(feature = "c-codecs")]
             dictionary: match dictionary {
-                Some(bytes) => Some(zstd_c::Dictionary::new(bytes)?),
+                Some(bytes) => Some(zstd_c::Dictionary::new(bytes, beside(field).1)?),
                 None => None,
             },
         })

@@ -425,13 +425,19 @@ pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
 /// A page of a RAM disk's blocks.
 ///
 /// # Errors
-/// If it is none, or the page is too long.
+/// If it is none, the page is too long, or begins beyond the device.
 pub(crate) fn blocks(entry: &Entry, asked: &BlocksQuery) -> Result<BlocksView, YardError> {
     let count = asked.count.unwrap_or(BLOCKS_MAX);
     if !(1..=BLOCKS_MAX).contains(&count) {
         return Err(argument("count", count, format!("1 to {BLOCKS_MAX}")));
     }
-    let StatesPage { states, next } = ram_of(entry)?.states(asked.from, count);
+    let ram = ram_of(entry)?;
+    let blocks = ram.config().block_count();
+    if asked.from >= blocks {
+        let wanted = format!("a block below {blocks}, which is how many it has");
+        return Err(argument("from", asked.from, wanted));
+    }
+    let StatesPage { states, next } = ram.states(asked.from, count);
     let view = |state: BlockState| BlockView {
         block: state.block,
         age: state.age,

@@ -90,12 +90,13 @@ impl From<NullError> for StackError {
 /// The error with a size as it was given rather than in bytes.
 fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
     let StackError::Invalid { field, wanted, value } = error else { return error };
-    let given = spec.given().find(|(param, _)| param.name == field);
-    let value = match given {
-        Some((param, given)) if matches!(param.form, Form::Size { .. }) => param.print(given),
-        _ => value,
-    };
-    StackError::Invalid { field, value, wanted }
+    StackError::Invalid { field, value: given_as(spec, field).unwrap_or(value), wanted }
+}
+
+/// A size as it was given; `None` if the parameter is none, or was not given.
+fn given_as(spec: &DeviceSpec, field: &str) -> Option<String> {
+    let (param, given) = spec.given().find(|(param, _)| param.name == field)?;
+    matches!(param.form, Form::Size { .. }).then(|| param.print(given))
 }
 
 /// A sentence for each parameter that was given, but needs another to have an effect.

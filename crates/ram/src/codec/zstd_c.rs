@@ -17,8 +17,9 @@ pub(super) struct Dictionary {
 }
 
 impl Dictionary {
-    pub(super) fn new(bytes: &Arc<[u8]>) -> Result<Dictionary, RamError> {
-        let refused = || RamError::invalid("dict", format!("{} bytes", bytes.len()), WANTED);
+    /// `field` is what an error blames.
+    pub(super) fn new(bytes: &Arc<[u8]>, field: &'static str) -> Result<Dictionary, RamError> {
+        let refused = || RamError::invalid(field, format!("{} bytes", bytes.len()), WANTED);
         if bytes.len() < 8 {
             return Err(refused());
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
 
-use super::{Made, StackError, as_given, with_delay};
+use super::{Made, StackError, as_given, given_as, with_delay};
 use crate::spec::DeviceSpec;
 
 /// Largest dictionary: the library trains none beyond 112 KiB unless told, and blocks are 64 KiB.
@@ -38,6 +38,11 @@ pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
 fn refused(spec: &DeviceSpec, error: RamError) -> StackError {
     let error = match error {
         RamError::Invalid { field, value, wanted } => StackError::Invalid { field, value, wanted },
+        RamError::Memory { field, value, errno } => {
+            let value = given_as(spec, field).unwrap_or(value);
+            let message = RamError::Memory { field, value, errno }.to_string();
+            StackError::Refused { field, message }
+        }
         other => StackError::Refused { field: other.field(), message: other.to_string() },
     };
     as_given(spec, error)
@@ -80,7 +85,15 @@ fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig
     let mut recompress = Vec::new();
     for (priority, (field, level, dict)) in RECOMPRESS.into_iter().enumerate() {
         match spec.choice(field) {
-            0 => {}
+            0 => {
+                // They would say nothing of any algorithm, and their author thinks they do.
+                let given = [level, dict].map(|name| (name, spec.text(name).unwrap_or_default()));
+                if let Some((name, value)) = given.into_iter().find(|(_, value)| !value.is_empty())
+                {
+                    let wanted = format!("{field} as well, whose parameter it is");
+                    return Err(StackError::Invalid { field: name, value, wanted });
+                }
+            }
             choice if recompress.len() < priority => {
                 let value = Algo::ALL[choice - 1].name().to_owned();
                 let wanted = "none, or an algorithm of each lower priority as well".to_owned();
@@ -143,6 +156,15 @@ mod tests {
     }
 
     #[test]
+    fn a_size_beyond_memory_is_named_as_it_was_given() {
+        let spec = uri::parse("ram:///r?size=64T").unwrap();
+        let memory =
+            RamError::Memory { field: "size", value: (64u64 << 40).to_string(), errno: 12 };
+        let error = refused(&spec, memory).to_string();
+        assert!(error.starts_with("size: `64T` takes more memory than there is"), "{error}");
+    }
+
+    #[test]
     fn what_does_not_go_together_is_refused_by_field() {
         for (query, want) in [
             ("size=1000001k", "size: `1000001k` will not do: wanted a multiple of"),
@@ -156,6 +178,16 @@ mod tests {
             ("recomp_algo=lz4&recomp_algo2=zstd&recomp_level2=99", "recomp_level2: `99` will not"),
             ("algo=zstd&level=23", "level: `23` will not do: wanted -131072 to 22 for zstd"),
             ("recomp_algo=zstd&recomp_level=99", "recomp_level: `99` will not do"),
+            ("recomp_level=3", "recomp_level: `3` will not do: wanted recomp_algo as well"),
+            ("recomp_algo=none&recomp_dict=/no", "recomp_dict: `/no` will not do: wanted recomp_"),
+            (
+                "recomp_algo=zstd&recomp_level2=3",
+                "recomp_level2: `3` will not do: wanted recomp_algo2 as well",
+            ),
+            (
+                "recomp_algo=zstd&recomp_dict=/dev/null",
+                "recomp_dict: `0 bytes` will not do: wanted a dictionary",
+            ),
             ("mem_limit=4k", "mem_limit: `4k` will not do: wanted 32768 to 2^46 bytes, or 0"),
             ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
             ("backing=/dev/null", "backing: `/dev/null` will not do: wanted a regular file"),
