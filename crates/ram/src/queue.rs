@@ -12,7 +12,7 @@ use blockyard_core::{
 use crate::blocks::Hand;
 use crate::counters::Count;
 use crate::device::Shared;
-use crate::fetch::fetch;
+use crate::fetch::fetch_ahead;
 use crate::parts::{Part, parts};
 
 /// What one channel holds of a RAM disk.
@@ -61,7 +61,7 @@ impl RamQueue {
             }
             Op::Write => {
                 if let Some(Segment { data, len_bytes }) = soon.segments().next() {
-                    fetch(data.as_ptr(), len_bytes.min(unit));
+                    fetch_ahead(data.as_ptr(), len_bytes.min(unit));
                 }
             }
             _ => {}
@@ -121,7 +121,7 @@ impl RamQueue {
                 pieces.read(hand.block());
                 // The next one comes into the cache while this one is compressed.
                 let (next, left) = pieces.ahead();
-                fetch(next, left.min(unit));
+                fetch_ahead(next, left.min(unit));
                 shared.blocks.write(hand, block)
             };
             if !status.is_ok() {
