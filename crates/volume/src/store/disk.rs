@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
+use super::file::Syncs;
 use super::lock::Lock;
 use super::{Division, Purpose, RealFile, StoreFile};
 use crate::buffer::{ALIGN, Buffer, Memory};
@@ -78,6 +79,8 @@ pub(crate) struct Disk {
     lock: Arc<Lock>,
     is_device: bool,
     is_direct: bool,
+    /// What its parts have in common where they go through the page cache.
+    syncs: Arc<Syncs>,
     /// What the disk reads and writes at least, in bytes.
     sector_bytes: u32,
     purpose: Purpose,
@@ -124,6 +127,7 @@ impl Disk {
             lock: Arc::new(lock),
             is_device,
             is_direct,
+            syncs: Arc::default(),
             sector_bytes,
             purpose,
             segment_bytes: OnceLock::new(),
@@ -158,7 +162,8 @@ impl Disk {
     }
 
     fn part(&self, base: u64, len: u64) -> RealFile {
-        RealFile::part(&self.file, base, len)
+        let syncs = (!self.is_direct).then_some(&self.syncs);
+        RealFile::part(&self.file, base, len, syncs)
     }
 
     /// Its length now, in bytes: it may have been made longer.

@@ -1,10 +1,11 @@
 //! An open file of a pool: a file of its own, or a part of one that all of the pool is in.
+#![allow(clippy::disallowed_types)] // A sync takes far longer than a lock.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::ReadWriteFlags;
 
@@ -24,17 +25,44 @@ pub struct RealFile {
     base: u64,
     /// Its length, if it is a part.
     len: Option<u64>,
+    /// Where parts go through the page cache.
+    syncs: Option<Arc<Syncs>>,
+}
+
+/// Syncs of a descriptor that many share, one at a time. What the page cache could not write the
+/// system tells the first of them, and each one here behind that.
+#[derive(Debug, Default)]
+pub(crate) struct Syncs {
+    has_failed: Mutex<bool>,
+}
+
+impl Syncs {
+    fn sync(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut has_failed = self.has_failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *has_failed {
+            return Err(io::Error::other("a sync before has failed"));
+        }
+        let synced = sync();
+        *has_failed = synced.is_err();
+        synced
+    }
 }
 
 impl RealFile {
     /// All of a file.
     pub(crate) fn of(file: File) -> RealFile {
-        RealFile { file: Arc::new(file), base: 0, len: None }
+        RealFile { file: Arc::new(file), base: 0, len: None, syncs: None }
     }
 
-    /// A part of a file, which begins at `base`.
-    pub(crate) fn part(file: &Arc<File>, base: u64, len: u64) -> RealFile {
-        RealFile { file: Arc::clone(file), base, len: Some(len) }
+    /// A part of a file, which begins at `base`; with what its syncs have in common with those of
+    /// others, where they have anything.
+    pub(crate) fn part(
+        file: &Arc<File>,
+        base: u64,
+        len: u64,
+        syncs: Option<&Arc<Syncs>>,
+    ) -> RealFile {
+        RealFile { file: Arc::clone(file), base, len: Some(len), syncs: syncs.cloned() }
     }
 
     /// Whether a program serves it. The kernel tells such a one that a write is to be durable by a
@@ -99,6 +127,41 @@ impl StoreFile for RealFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        match &self.syncs {
+            Some(syncs) => syncs.sync(|| self.file.sync_data()),
+            None => self.file.sync_data(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checkpoint was told, and the log took for durable what had not been written.
+    #[test]
+    fn all_who_sync_a_descriptor_are_told_of_an_error() {
+        let syncs = Syncs::default();
+        assert!(syncs.sync(|| Ok(())).is_ok());
+        assert!(syncs.sync(|| Err(io::ErrorKind::StorageFull.into())).is_err());
+        assert!(syncs.sync(|| Ok(())).is_err());
+    }
+
+    #[test]
+    fn nobody_syncs_a_descriptor_beside_somebody_else() {
+        let (syncs, under_way) = (Syncs::default(), Mutex::new(()));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let sync = || {
+                            assert!(under_way.try_lock().is_ok());
+                            Ok(())
+                        };
+                        assert!(syncs.sync(sync).is_ok());
+                    }
+                });
+            }
+        });
     }
 }

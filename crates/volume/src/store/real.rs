@@ -180,7 +180,9 @@ impl Directory for RealDirectory {
     }
 
     fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
-        if self.uring {
+        // A ring does not sync one after the other with those who do not use it.
+        let is_apart = matches!(&self.home, Home::Folder(_)) || self.is_direct();
+        if self.uring && is_apart {
             let scratch = scratch.filter(|file| !file.is_behind_fuse());
             match RingLane::new(scratch, self.lock()) {
                 Ok(lane) => return RealLane::Ring(Box::new(lane)),
