@@ -94,17 +94,24 @@ impl<D: Directory> Carrier for Beside<'_, D> {
                     self.is_owed = false;
                     return reply.status.is_ok();
                 }
-                // The committer waits for this thread: the answer comes later, or never.
-                None if self.pool.is_hurried() => return false,
+                // The committer waits for this thread, or is gone: the answer comes later, or never.
+                None if self.is_alone() => return false,
                 None => {
                     let is_any = || self.replies.is_any();
                     let directory = self.pool.segments().directory();
-                    directory.until(&|| is_any() || self.pool.is_hurried());
+                    directory.until(&|| is_any() || self.is_alone());
                     self.replies.mailbox().bell().sleep(LOOK, is_any);
                 }
             }
         }
         true
+    }
+}
+
+impl<D: Directory> Beside<'_, D> {
+    /// Whether the committer does not answer now.
+    fn is_alone(&self) -> bool {
+        self.pool.is_hurried() || !self.pool.is_running()
     }
 }
 
@@ -456,100 +463,20 @@ fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::path::PathBuf;
 
     use super::*;
-    use crate::Compression;
-    use crate::committer::{Committer, Turn};
-    use crate::door::{Door, Outcome};
-    use crate::format::catalogue::{Change, Traits};
-    use crate::options::Options;
-    use crate::store::RealDirectory;
-
-    const BLOCK: u64 = 4096;
-
-    /// Fills a segment, with the head of its group.
-    const FULL: u64 = 14;
+    use crate::hand::{FULL, Hand};
 
     /// Segments of a pool that comes to its end here.
     const SHORT: usize = 37;
 
-    /// A pool of short segments without threads, and what it is asked.
-    struct Hand {
-        path: PathBuf,
-        pool: Arc<Pool<RealDirectory>>,
-        committer: Committer<RealDirectory>,
-        door: Door<RealDirectory>,
-    }
-
-    impl Hand {
-        /// So many segments are there, of so many at most.
-        fn new(name: &str, made: usize, segments_max: usize) -> Hand {
-            let path =
-                std::env::temp_dir().join(format!("blockyard-{name}-{}", std::process::id()));
-            let options = Options {
-                segment_bytes: 64 << 10,
-                segments_max,
-                memory_bytes: 256 << 10,
-                ..Options::default()
-            };
-            let directory = RealDirectory::take(&path).unwrap();
-            let (pool, mut committer) = Pool::open(directory, options).unwrap();
-            let traits = Traits {
-                id: 0,
-                name: "v".to_owned(),
-                is_snapshot: false,
-                guid: 0,
-                reserved_bytes: 0,
-                origin: 0,
-                block_bytes: BLOCK as u32,
-                blocks: 14 * FULL,
-            };
-            while pool.segments().counts().all < made && pool.segments().grow() {}
-            let mut answer = pool.ask(Change::Create(traits));
-            while committer.turn() == Turn::Worked {}
-            assert!(answer.take().unwrap().status.is_ok());
-            let door = Door::open(&pool, pool.find("v").unwrap(), Compression::None, 8);
-            Hand { path, pool, committer, door }
-        }
-
-        /// Begins something, and waits for it.
-        fn ask(&mut self, begin: impl FnOnce(&mut Door<RealDirectory>) -> Outcome) {
-            assert!(begin(&mut self.door) == Outcome::Taken);
-            while self.committer.turn() == Turn::Worked {}
-            assert!(self.door.take().unwrap().status.is_ok());
-        }
-
-        fn write(&mut self, first: u64, count: u64) {
-            let fill = |_: usize, into: &mut [u8]| into.fill(first as u8);
-            let (at, len) = (first * BLOCK, (count * BLOCK) as usize);
-            self.ask(|door| door.write(at, len, &fill, 1, true));
-        }
-
-        /// Not durably.
-        fn discard(&mut self, first: u64, count: u64) {
-            self.ask(|door| door.zero(first * BLOCK, count * BLOCK, 1, false));
-        }
-
-        /// The segment that a block is in.
-        fn segment(&self, block: u64) -> u32 {
-            let live = self.pool.find("v").unwrap();
-            let entry = live.map.with(0, |span| span.entry(block as u32)).unwrap();
-            self.pool.segments().split(entry.address()).0
-        }
-
-        fn checkpoint(&mut self) -> (Frozen, Marks) {
-            let frozen = self.committer.freeze();
-            let marks = checkpoint::run(&self.pool, &frozen).unwrap();
-            checkpoint::repeat(&self.pool);
-            (frozen, marks)
-        }
-    }
-
-    impl Drop for Hand {
-        fn drop(&mut self) {
-            _ = std::fs::remove_dir_all(&self.path);
-        }
+    /// It waited for a committer that had panicked, and nobody could have the pool any more.
+    #[test]
+    fn who_moves_does_not_wait_for_a_committer_that_is_gone() {
+        let hand = Hand::new("gone");
+        let mut carrier = Beside { pool: &hand.pool, replies: Mailbox::open(2), is_owed: false };
+        carrier.begin(Moved::default());
+        assert!(!hand.pool.is_running() && !carrier.end());
     }
 
     /// It cost a client of long writes half its speed.
@@ -568,11 +495,11 @@ mod tests {
             }
         };
         // All that there will be is there.
-        let mut hand = Hand::new("room", 100, 100);
+        let mut hand = Hand::of("room", 100, 100);
         write(&mut hand, 0..5);
         assert_eq!(chosen(&mut hand), 0, "four fifths of what is used are garbage");
         // It would grow.
-        let mut hand = Hand::new("grows", 100, 1000);
+        let mut hand = Hand::of("grows", 100, 1000);
         write(&mut hand, 0..1);
         (0..10).for_each(|number| hand.write(number * FULL + 1, FULL - 1));
         assert_eq!(chosen(&mut hand), 0, "not half of it is");
@@ -585,7 +512,7 @@ mod tests {
     /// the blocks again, and something else where they were.
     #[test]
     fn a_segment_into_which_blocks_are_on_their_way_is_not_empty() {
-        let hand = RefCell::new(Hand::new("on-its-way", SHORT, SHORT));
+        let hand = RefCell::new(Hand::of("on-its-way", SHORT, SHORT));
         let pool = Arc::clone(&hand.borrow().pool);
         let carry = |moved| hand.borrow_mut().committer.move_blocks(moved);
         let segment = |block| hand.borrow().segment(block);

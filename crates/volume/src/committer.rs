@@ -66,6 +66,10 @@ const ROOM_TRIES: usize = 64;
 const VAIN_MAX: u32 = 16;
 
 /// What a turn has come to.
+/// A checkpoint that has come to nothing is tried again behind such a part of the log that there is
+/// between two.
+const TRY_PART: u64 = 8;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// There was something to do.
@@ -101,6 +105,10 @@ pub struct Committer<D: Directory> {
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
     checkpoint: Option<Thread>,
+    /// The same when that began.
+    frozen_bytes: u64,
+    /// The last one has come to nothing: the next one begins behind so many bytes.
+    next_try: u64,
     /// How many of them there were when cleaning behind it began.
     cleaning_since: Option<u64>,
     /// What writes have had of what cleaning wins, in bytes.
@@ -141,6 +149,8 @@ impl<D: Directory> Committer<D> {
             cleaning_since: None,
             spent: 0,
             in_vain: 0,
+            frozen_bytes: 0,
+            next_try: 0,
             search: Search::default(),
             lost: BTreeSet::new(),
             names: Names::new(),
@@ -160,13 +170,7 @@ impl<D: Directory> Committer<D> {
                 self.look();
             }
             match self.turn() {
-                Turn::Worked if self.unsynced.is_empty() => loose = None,
-                Turn::Worked => {
-                    if loose.get_or_insert_with(Instant::now).elapsed() >= SETTLE {
-                        self.settle();
-                        loose = None;
-                    }
-                }
+                Turn::Worked => self.settle_late(&mut loose),
                 Turn::Stopped => return,
                 // Whoever stopped it has panicked.
                 Turn::Idle if self.stopping => return,
@@ -174,7 +178,9 @@ impl<D: Directory> Committer<D> {
                     let bell = self.mail.mailbox().bell();
                     let most = if self.search.is_on { SEARCH_LOOK } else { SETTLE };
                     bell.sleep(most, || self.mail.is_any());
-                    if !self.mail.is_any() && !self.search.is_on {
+                    if self.mail.is_any() || self.search.is_on {
+                        self.settle_late(&mut loose);
+                    } else {
                         self.settle();
                         loose = None;
                     }
@@ -190,6 +196,16 @@ impl<D: Directory> Committer<D> {
         if let Err(error) = self.pool.segments().directory().look() {
             self.pool.poison(&format!("it was removed while it was open ({error})"));
         }
+    /// Makes durable what nobody has asked to be if that has waited for long, since `loose`.
+    fn settle_late(&mut self, loose: &mut Option<Instant>) {
+        if self.unsynced.is_empty() {
+            *loose = None;
+        } else if loose.get_or_insert_with(Instant::now).elapsed() >= SETTLE {
+            self.settle();
+            *loose = None;
+        }
+    }
+
     }
 
     /// Makes durable what nobody has asked to be.
@@ -377,8 +393,8 @@ impl<D: Directory> Committer<D> {
         let is_cleaned = self.checkpoint.is_some() && self.pool.is_cleaning();
         let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
         let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
-        let much =
-            dirty || self.since_checkpoint >= round_bytes || self.pool.segments().is_soiled();
+        let is_long = self.since_checkpoint >= round_bytes.max(self.next_try);
+        let much = dirty || is_long || self.pool.segments().is_soiled();
         if self.pool.is_poisoned() {
             return false;
         }
@@ -415,7 +431,8 @@ impl<D: Directory> Committer<D> {
 
     /// The maps as they are now, with the end of the log.
     pub(crate) fn freeze(&mut self) -> Frozen {
-        self.since_checkpoint = 0;
+        self.frozen_bytes = std::mem::take(&mut self.since_checkpoint);
+        self.next_try = 0;
         self.pool.meters().checkpointed();
         let round = self.pool.segments().begin_round();
         let volumes = self.pool.volumes();
@@ -445,7 +462,10 @@ impl<D: Directory> Committer<D> {
             return false;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
-        let Some(marks) = checkpoint::run(&pool, &frozen) else { return false };
+        let Some(marks) = checkpoint::run(&pool, &frozen) else {
+            self.put_off();
+            return false;
+        };
         clean::each(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
         true
     }
@@ -511,10 +531,17 @@ impl<D: Directory> Committer<D> {
         }
         self.pool.set_hurried(false);
     }
+                self.put_off();
 
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
         self.land_all();
+    /// The last checkpoint has come to nothing: the log behind the one before is as long as it is.
+    fn put_off(&mut self) {
+        self.since_checkpoint += std::mem::take(&mut self.frozen_bytes);
+        self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
+    }
+
         self.join();
         self.pool.end_preparing();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
@@ -524,7 +551,13 @@ impl<D: Directory> Committer<D> {
 }
 
 impl<D: Directory> fmt::Debug for Committer<D> {
+        if !self.pool.is_cleaning() {
+            self.put_off();
+        }
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committer").field("log", &self.log).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -517,7 +517,8 @@ impl<D: Directory> Door<D> {
             }
             let serial = span.begin(from, to, what);
             let reply = self.reply(token);
-            let record = Record { body, volume: Some(volume), first, serial, durable, reply };
+            let volume = Some(volume);
+            let record = Record { volume, first, serial, durable, ..Record::of(body, reply) };
             mail.post([record].into_iter());
             true
         });
@@ -546,8 +547,11 @@ impl<D: Directory> Door<D> {
 }
 
 /// Waits for what is still in the committer's mailbox, whose places somebody else may have then.
+/// What waits for space there is refused.
 impl<D: Directory> Drop for Door<D> {
     fn drop(&mut self) {
+        let pool = Arc::clone(&self.pool);
+        let _leaving = (self.out > 0).then(|| pool.leave(self.replies.mailbox()));
         while self.out > 0 && self.pool.is_running() {
             if self.take().is_none() {
                 self.replies.mailbox().bell().sleep(LAST_LOOK, || self.replies.is_any());

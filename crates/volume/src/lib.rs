@@ -25,6 +25,8 @@ pub mod device;
 pub mod door;
 pub mod error;
 pub mod format;
+#[cfg(test)]
+mod hand;
 pub mod holder;
 pub mod image;
 mod log;

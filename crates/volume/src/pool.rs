@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
 mod fits;
+mod leaving;
 mod volumes;
 
 use std::fmt;
@@ -99,6 +100,8 @@ pub struct Pool<D: Directory> {
     /// Who makes segments before they are needed.
     maker: Mutex<Option<Thread>>,
 }
+    /// Where the answers go of those who are leaving.
+    leaving: Mutex<Vec<Arc<Mailbox<Reply>>>>,
 
 impl<D: Directory> Pool<D> {
     /// Opens the pool of a directory, or makes one; its committer is the caller's to run.
@@ -142,6 +145,7 @@ impl<D: Directory> Pool<D> {
             maker: Mutex::new(None),
         };
         pool.meters.recovered(recovered.log.found_bytes);
+            leaving: Mutex::default(),
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
         Ok((pool, committer))

@@ -217,6 +217,11 @@ impl Return {
     /// Puts the answer into its mailbox, whose owner is still to be woken.
     pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
         if !std::mem::replace(&mut self.is_answered, true) {
+    /// Whether it goes into this mailbox.
+    pub(crate) fn is_to(&self, mailbox: &Arc<Mailbox<Reply>>) -> bool {
+        Arc::ptr_eq(&self.to, mailbox)
+    }
+
             self.to.post([Reply { token: self.token, status }].into_iter());
         }
         &self.to

@@ -8,8 +8,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::group::want;
-use super::{Committer, ROOM_TRIES, VAIN_MAX};
+use blockyard_core::Status;
+
+use super::group::{Group, want};
+use super::{Committer, ROOM_TRIES, VAIN_MAX, publish};
 use crate::checkpoint;
 use crate::clean::Phase;
 use crate::pool::Pool;
@@ -127,6 +129,7 @@ impl<D: Directory> Committer<D> {
             (true, _) => !self.pool.is_preparing(),
             (_, true) => !self.is_held_back(),
             _ => {
+        self.refuse_left();
                 self.checkpoint.as_ref().is_none_or(Thread::is_ended)
                     || self.pool.pace().phase() == Phase::Rests
                     || has
@@ -143,6 +146,23 @@ impl<D: Directory> Committer<D> {
         let taken = self.taken().filter(|_| self.fits());
         self.search.needs = taken.map(|taken| (self.group.pages, taken));
         self.put_back();
+    /// Refuses the writes that wait of those who are leaving: they wait for that.
+    fn refuse_left(&mut self) {
+        if !self.pool.is_any_leaving() || self.pool.is_poisoned() {
+            return;
+        }
+        let is_left =
+            |record: &Record| matches!(record.body, Body::Write(_)) && self.pool.is_left(record);
+        let waiting = std::mem::take(&mut self.search.waiting);
+        let (left, waiting): (Vec<Record>, _) = waiting.into_iter().partition(is_left);
+        self.search.waiting = VecDeque::from(waiting);
+        let mut group = Group { records: left, ..Group::default() };
+        publish::take_back(&group);
+        let (pool, status) = (&self.pool, Status::NoSpc);
+        publish::answer(pool, &mut group, status, &mut self.lost, &mut self.names);
+        self.wake();
+    }
+
         Room::Later
     }
 

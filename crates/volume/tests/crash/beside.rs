@@ -17,6 +17,10 @@ use crate::simulated::Simulated;
 
 type Pool = Arc<Running<Store>>;
 
+/// How often is looked whether something has happened that nobody tells, and how long between.
+const LOOKS: usize = 3000;
+const LOOK: Duration = Duration::from_millis(10);
+
 fn shape(segments_max: usize) -> Shape {
     let mut shape = Shape::tiny();
     (shape.block_bytes, shape.blocks) = (2048, 600);
@@ -163,6 +167,43 @@ fn a_write_that_waits_is_answered_when_the_pool_is_closed() {
     assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
     drop(closed);
     closing.join().unwrap();
+}
+
+/// A device that was closed waited for its writes as long as space was looked for.
+#[test]
+fn a_device_that_is_closed_does_not_wait_for_space() {
+    let (store, running) = start(&shape(24));
+    let (waiting, _other, closed) = until_one_waits(&store, &running);
+    let closing = std::thread::spawn(move || drop(waiting));
+    for _ in 0..LOOKS {
+        if closing.is_finished() {
+            break;
+        }
+        std::thread::park_timeout(LOOK);
+    }
+    assert!(closing.is_finished(), "it waits");
+    drop(closed);
+    closing.join().unwrap();
+}
+
+/// What nobody has asked to be durable was not made so as long as space was looked for.
+#[test]
+fn what_goes_on_beside_a_search_is_made_durable() {
+    let (store, running) = start(&shape(24));
+    let (mut waiting, mut other, closed) = until_one_waits(&store, &running);
+    discard(&mut other, 20, 1);
+    let syncs = || running.pool().activity().syncs;
+    let before = syncs();
+    for _ in 0..LOOKS {
+        if syncs() > before {
+            break;
+        }
+        std::thread::park_timeout(LOOK);
+    }
+    assert!(waiting.take().is_none());
+    assert!(syncs() > before, "it is not durable");
+    drop(closed);
+    assert_eq!(answer(&mut waiting), (1, Status::Ok));
 }
 
 /// The committer made segments itself where the thread that makes them was slower than the writes.

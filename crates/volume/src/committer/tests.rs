@@ -1,0 +1,51 @@
+use super::search::Room;
+use super::*;
+use crate::door::{NOBODY, Outcome};
+use crate::hand::{BLOCK, Hand};
+
+/// Asked for twice, room that others took between the two looks was missed: a whole group was
+/// refused, with writes that had been answered.
+#[test]
+fn what_has_found_room_is_not_asked_again() {
+    let mut hand = Hand::new("admitted");
+    hand.write(0, 1);
+    for (block, token) in [(1, NOBODY), (2, 7)] {
+        let write = hand.door.write(block * BLOCK, 4096, &|_, into| into.fill(3), token, true);
+        assert_eq!(write, Outcome::Taken);
+    }
+    let Hand { pool, committer, .. } = &mut hand;
+    committer.gather();
+    assert_eq!(committer.group.records.len(), 2);
+    assert_eq!(committer.finds_room(), Room::Found);
+    let (pages, taken) = (committer.group.pages, committer.taken().unwrap());
+    while pool.segments().has(Want::Write, pages, taken) {
+        assert!(pool.segments().take(Want::Move).is_some());
+    }
+    assert_eq!(committer.commit(), None);
+    let status = committer.land_alone();
+    committer.answer(status);
+    assert_eq!(hand.door.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(hand.door.flush(8), Outcome::Taken);
+    assert_eq!(hand.committer.turn(), Turn::Worked);
+    assert_eq!(hand.door.take().map(|reply| reply.status), Some(Status::Ok));
+}
+
+/// The log behind the last checkpoint was taken for short, each time by as much as there may be.
+#[test]
+fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
+    let mut hand = Hand::new("put-off");
+    hand.write(0, 4);
+    let Hand { pool, committer, .. } = &mut hand;
+    let before = committer.since_checkpoint;
+    assert!(before > 4 * BLOCK);
+    let mut taken = Vec::new();
+    while let Some(number) = pool.segments().take(Want::Checkpoint) {
+        taken.push(number);
+    }
+    assert!(!committer.checkpoint_now(Cleaning::Nothing));
+    assert_eq!(committer.since_checkpoint, before);
+    assert!(committer.next_try > before, "it is not tried again at once");
+    taken.into_iter().for_each(|number| pool.segments().put_back(number));
+    assert!(committer.checkpoint_now(Cleaning::Nothing));
+    assert_eq!((committer.since_checkpoint, committer.next_try), (0, 0));
+}

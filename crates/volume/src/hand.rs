@@ -1,0 +1,120 @@
+//! A pool without threads, for tests that look into it.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // For tests.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Compression;
+use crate::checkpoint::{self, Frozen, Marks};
+use crate::committer::{Committer, Turn};
+use crate::door::{Door, Outcome};
+use crate::format::catalogue::{Change, Traits};
+use crate::options::Options;
+use crate::pool::Pool;
+use crate::store::RealDirectory;
+
+pub(crate) const BLOCK: u64 = 4096;
+
+/// Fills a segment, with the head of its group.
+pub(crate) const FULL: u64 = 14;
+
+/// A pool of short segments without threads, and what it is asked.
+pub(crate) struct Hand {
+    path: PathBuf,
+    pub(crate) pool: Arc<Pool<RealDirectory>>,
+    pub(crate) committer: Committer<RealDirectory>,
+    pub(crate) door: Door<RealDirectory>,
+}
+
+/// Makes a volume.
+fn create(
+    pool: &Arc<Pool<RealDirectory>>,
+    committer: &mut Committer<RealDirectory>,
+    name: &str,
+    reserved_bytes: u64,
+) {
+    let traits = Traits {
+        id: 0,
+        name: name.to_owned(),
+        is_snapshot: false,
+        guid: 0,
+        reserved_bytes,
+        origin: 0,
+        block_bytes: BLOCK as u32,
+        blocks: (14 * FULL).max(reserved_bytes / BLOCK),
+    };
+    let mut answer = pool.ask(Change::Create(traits));
+    while committer.turn() == Turn::Worked {}
+    assert!(answer.take().unwrap().status.is_ok());
+}
+
+impl Hand {
+    pub(crate) fn new(name: &str) -> Hand {
+        Hand::of(name, 60, 60)
+    }
+
+    /// So many segments are there, of so many at most.
+    pub(crate) fn of(name: &str, made: usize, segments_max: usize) -> Hand {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("blockyard-{name}-{process}-{next}"));
+        // Of a process of this number that was killed.
+        _ = std::fs::remove_dir_all(&path);
+        let options = Options {
+            segment_bytes: 64 << 10,
+            segments_max,
+            memory_bytes: 256 << 10,
+            ..Options::default()
+        };
+        let directory = RealDirectory::take(&path).unwrap();
+        let (pool, mut committer) = Pool::open(directory, options).unwrap();
+        while pool.segments().counts().all < made && pool.segments().grow() {}
+        create(&pool, &mut committer, "v", 0);
+        let door = Door::open(&pool, pool.find("v").unwrap(), Compression::None, 8);
+        Hand { path, pool, committer, door }
+    }
+
+    /// Makes a volume that is promised so much.
+    pub(crate) fn promise(&mut self, name: &str, bytes: u64) {
+        create(&self.pool, &mut self.committer, name, bytes);
+    }
+
+    /// Begins something, and waits for it.
+    pub(crate) fn ask(&mut self, begin: impl FnOnce(&mut Door<RealDirectory>) -> Outcome) {
+        assert!(begin(&mut self.door) == Outcome::Taken);
+        while self.committer.turn() == Turn::Worked {}
+        assert!(self.door.take().unwrap().status.is_ok());
+    }
+
+    pub(crate) fn write(&mut self, first: u64, count: u64) {
+        let fill = |_: usize, into: &mut [u8]| into.fill(first as u8);
+        let (at, len) = (first * BLOCK, (count * BLOCK) as usize);
+        self.ask(|door| door.write(at, len, &fill, 1, true));
+    }
+
+    /// Not durably.
+    pub(crate) fn discard(&mut self, first: u64, count: u64) {
+        self.ask(|door| door.zero(first * BLOCK, count * BLOCK, 1, false));
+    }
+
+    /// The segment that a block is in.
+    pub(crate) fn segment(&self, block: u64) -> u32 {
+        let live = self.pool.find("v").unwrap();
+        let entry = live.map.with(0, |span| span.entry(block as u32)).unwrap();
+        self.pool.segments().split(entry.address()).0
+    }
+
+    pub(crate) fn checkpoint(&mut self) -> (Frozen, Marks) {
+        let frozen = self.committer.freeze();
+        let marks = checkpoint::run(&self.pool, &frozen).unwrap();
+        checkpoint::repeat(&self.pool);
+        (frozen, marks)
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.path);
+    }
+}
