@@ -202,7 +202,8 @@ impl<D: Directory> Running<D> {
         }
         self.pool().segments().look_outside();
         let most = self.pool().unpromised_bytes().saturating_add(has);
-        if bytes > most {
+        // Blocks are counted again before that is refused for what may not count.
+        if bytes > most.saturating_add(self.pool().segments().unknown_bytes()) {
             let wanted = format!("{most} at most, which nobody has or is promised");
             return invalid("reservation", &bytes.to_string(), &wanted);
         }

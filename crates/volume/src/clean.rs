@@ -465,7 +465,21 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::hand::{FULL, Hand};
+    use crate::hand::{BLOCK, FULL, Hand};
+
+    /// Nothing was counted again where a promise was all that kept others from space.
+    #[test]
+    fn what_is_promised_is_not_there_for_others() {
+        let mut hand = Hand::new("promised");
+        for number in 0..14 {
+            hand.write(number * FULL, FULL);
+        }
+        let frozen = hand.committer.freeze();
+        let before = policy::bearable_unknown(&hand.pool, &frozen);
+        assert_eq!(before, 14 * FULL * BLOCK / 4);
+        hand.promise("w", hand.pool.unpromised_bytes() - (64 << 10));
+        assert_eq!(policy::bearable_unknown(&hand.pool, &frozen), 32 << 10);
+    }
 
     /// Segments of a pool that comes to its end here.
     const SHORT: usize = 37;

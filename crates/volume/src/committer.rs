@@ -9,6 +9,7 @@
 //! Others are begun behind a long one, where they fill the disk's time. Behind a short one the next
 //! is begun when that one is written, before anybody is told: the disk has to do meanwhile.
 
+mod count;
 mod flight;
 mod group;
 mod pace;
@@ -65,11 +66,11 @@ const ROOM_TRIES: usize = 64;
 /// So many groups are refused without looking for space again, after it was in vain.
 const VAIN_MAX: u32 = 16;
 
-/// What a turn has come to.
 /// A checkpoint that has come to nothing is tried again behind such a part of the log that there is
 /// between two.
 const TRY_PART: u64 = 8;
 
+/// What a turn has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// There was something to do.
@@ -104,11 +105,11 @@ pub struct Committer<D: Directory> {
     unsynced_bytes: u64,
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
-    checkpoint: Option<Thread>,
     /// The same when that began.
     frozen_bytes: u64,
     /// The last one has come to nothing: the next one begins behind so many bytes.
     next_try: u64,
+    checkpoint: Option<Thread>,
     /// How many of them there were when cleaning behind it began.
     cleaning_since: Option<u64>,
     /// What writes have had of what cleaning wins, in bytes.
@@ -116,6 +117,9 @@ pub struct Committer<D: Directory> {
     /// So many times more nobody looks for space: there was none.
     in_vain: u32,
     search: Search,
+    /// Changes of the catalogue for which blocks are counted again, and how often that was begun.
+    uncounted: VecDeque<Record>,
+    count_tries: u32,
     head_bytes_max: usize,
     /// Volumes of which a write was answered and then found no space: their next flush says so.
     lost: BTreeSet<u32>,
@@ -145,13 +149,15 @@ impl<D: Directory> Committer<D> {
             unsynced_bytes: 0,
             // A pool that is killed again and again makes checkpoints too.
             since_checkpoint: log.found_bytes,
+            frozen_bytes: 0,
+            next_try: 0,
             checkpoint: None,
             cleaning_since: None,
             spent: 0,
             in_vain: 0,
-            frozen_bytes: 0,
-            next_try: 0,
             search: Search::default(),
+            uncounted: VecDeque::new(),
+            count_tries: 0,
             lost: BTreeSet::new(),
             names: Names::new(),
             stopping: false,
@@ -176,7 +182,8 @@ impl<D: Directory> Committer<D> {
                 Turn::Idle if self.stopping => return,
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
-                    let most = if self.search.is_on { SEARCH_LOOK } else { SETTLE };
+                    let looks = self.search.is_on || !self.uncounted.is_empty();
+                    let most = if looks { SEARCH_LOOK } else { SETTLE };
                     bell.sleep(most, || self.mail.is_any());
                     if self.mail.is_any() || self.search.is_on {
                         self.settle_late(&mut loose);
@@ -189,13 +196,6 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Notices that the pool was removed: nothing more is said to be durable then. And how much its
-    /// file system has left, of which others have their part.
-    fn look(&self) {
-        self.pool.segments().look_outside();
-        if let Err(error) = self.pool.segments().directory().look() {
-            self.pool.poison(&format!("it was removed while it was open ({error})"));
-        }
     /// Makes durable what nobody has asked to be if that has waited for long, since `loose`.
     fn settle_late(&mut self, loose: &mut Option<Instant>) {
         if self.unsynced.is_empty() {
@@ -206,6 +206,13 @@ impl<D: Directory> Committer<D> {
         }
     }
 
+    /// Notices that the pool was removed: nothing more is said to be durable then. And how much its
+    /// file system has left, of which others have their part.
+    fn look(&self) {
+        self.pool.segments().look_outside();
+        if let Err(error) = self.pool.segments().directory().look() {
+            self.pool.poison(&format!("it was removed while it was open ({error})"));
+        }
     }
 
     /// Makes durable what nobody has asked to be.
@@ -219,6 +226,7 @@ impl<D: Directory> Committer<D> {
     /// Writes one group, or waits for one.
     pub fn turn(&mut self) -> Turn {
         self.end_search();
+        self.count_for_them();
         self.hold_back();
         if !self.flights.is_empty() {
             if !self.may_overlap() {
@@ -235,8 +243,13 @@ impl<D: Directory> Committer<D> {
         } else {
             self.gather();
         }
-        if self.group.records.is_empty() {
+        if self.group.records.is_empty() && self.uncounted.is_empty() {
             return Turn::Idle;
+        }
+        if self.group.records.is_empty() {
+            self.count_for_them();
+            let waits = self.held.is_empty() && self.pool.is_running();
+            return if waits { Turn::Idle } else { Turn::Worked };
         }
         self.carry_out()
     }
@@ -288,6 +301,7 @@ impl<D: Directory> Committer<D> {
         };
         while self.group.records.len() < records_max && !self.group.closed {
             let Some(record) = self.next() else { return };
+            let Some(record) = self.keep_uncounted(record) else { continue };
             let group = &mut self.group;
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
@@ -517,8 +531,15 @@ impl<D: Directory> Committer<D> {
                 tracing::warn!("no thread for a checkpoint: {error}");
                 self.pool.set_phase(Phase::Rests);
                 self.pool.segments().end_round(false);
+                self.put_off();
             }
         }
+    }
+
+    /// The last checkpoint has come to nothing: the log behind the one before is as long as it is.
+    fn put_off(&mut self) {
+        self.since_checkpoint += std::mem::take(&mut self.frozen_bytes);
+        self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
     }
 
     /// Waits for the checkpoint that is on its way. The cleaning behind it waits for this thread,
@@ -530,18 +551,14 @@ impl<D: Directory> Committer<D> {
             self.pool.poison("a checkpoint has panicked");
         }
         self.pool.set_hurried(false);
+        if !self.pool.is_cleaning() {
+            self.put_off();
+        }
     }
-                self.put_off();
 
     /// The last thing: everything is durable, and the next opening has nothing to do.
     fn close(&mut self) {
         self.land_all();
-    /// The last checkpoint has come to nothing: the log behind the one before is as long as it is.
-    fn put_off(&mut self) {
-        self.since_checkpoint += std::mem::take(&mut self.frozen_bytes);
-        self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
-    }
-
         self.join();
         self.pool.end_preparing();
         if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
@@ -551,9 +568,6 @@ impl<D: Directory> Committer<D> {
 }
 
 impl<D: Directory> fmt::Debug for Committer<D> {
-        if !self.pool.is_cleaning() {
-            self.put_off();
-        }
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committer").field("log", &self.log).finish_non_exhaustive()
     }

@@ -86,6 +86,7 @@ pub struct Pool<D: Directory> {
     hurried: Arc<Published<bool>>,
     cleaning: Arc<Published<bool>>,
     recount: Arc<Published<Recount>>,
+    wanted: Arc<Published<Option<u64>>>,
     pace: Pace,
     volumes: Mutex<Volumes>,
     /// The one that was written last.
@@ -99,9 +100,9 @@ pub struct Pool<D: Directory> {
     meters: Meters,
     /// Who makes segments before they are needed.
     maker: Mutex<Option<Thread>>,
-}
     /// Where the answers go of those who are leaving.
     leaving: Mutex<Vec<Arc<Mailbox<Reply>>>>,
+}
 
 impl<D: Directory> Pool<D> {
     /// Opens the pool of a directory, or makes one; its committer is the caller's to run.
@@ -135,6 +136,7 @@ impl<D: Directory> Pool<D> {
             hurried: Arc::new(Published::new(false)),
             cleaning: Arc::new(Published::new(false)),
             recount: Arc::new(Published::new(Recount::None)),
+            wanted: Arc::new(Published::new(None)),
             pace: Pace::default(),
             volumes: Mutex::new(recovered.volumes),
             superblock: Mutex::new(superblock),
@@ -143,9 +145,9 @@ impl<D: Directory> Pool<D> {
             cold: Mutex::new(None),
             meters: Meters::default(),
             maker: Mutex::new(None),
+            leaving: Mutex::default(),
         };
         pool.meters.recovered(recovered.log.found_bytes);
-            leaving: Mutex::default(),
         let pool = Arc::new(pool);
         let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
         Ok((pool, committer))
@@ -295,6 +297,19 @@ impl<D: Directory> Pool<D> {
     /// Notes that.
     pub(crate) fn set_recount(&self, recount: Recount) {
         self.recount.update(|_| recount);
+    }
+
+    /// Behind which checkpoint blocks are to be counted again, or a later one, because somebody
+    /// waits for it.
+    pub(crate) fn wanted_count(&self) -> Option<u64> {
+        *self.wanted.get()
+    }
+
+    /// Notes that.
+    pub(crate) fn want_count(&self, round: Option<u64>) {
+        if self.wanted_count() != round {
+            self.wanted.update(|_| round);
+        }
     }
 
     /// Notes whether a thread runs the committer: what takes long is done beside it then.

@@ -61,6 +61,17 @@ impl<D: Directory> Pool<D> {
         more == 0 || more <= self.unpromised_bytes()
     }
 
+    /// Whether there may be, once it is known what of the bytes that are counted does not count.
+    pub(crate) fn may_afford(&self, change: &Change) -> bool {
+        let (more, promised) = {
+            let volumes = self.volumes();
+            (volumes.promises(change), volumes.promised_bytes())
+        };
+        let segments = self.segments();
+        let (left, unknown) = (segments.left_bytes(), segments.unknown_bytes());
+        unknown > 0 && more <= left.saturating_add(unknown).saturating_sub(promised)
+    }
+
     /// Whether volumes without a promise have less than so many bytes left.
     pub(crate) fn promises_all_but(&self, bytes: u64) -> bool {
         self.volumes().reserving().next().is_some() && self.unpromised_bytes() < bytes

@@ -183,6 +183,8 @@ pub struct Record {
     pub serial: u64,
     /// Whether it is to be durable when it is answered.
     pub durable: bool,
+    /// Blocks were counted again for it.
+    pub(crate) is_counted: bool,
     /// Where the answer goes.
     pub reply: Option<Return>,
 }
@@ -190,7 +192,8 @@ pub struct Record {
 impl Record {
     /// A record without blocks.
     pub fn of(body: Body, reply: Option<Return>) -> Record {
-        Record { body, volume: None, first: 0, serial: 0, durable: true, reply }
+        let (volume, is_counted) = (None, false);
+        Record { body, volume, first: 0, serial: 0, durable: true, is_counted, reply }
     }
 }
 
@@ -214,14 +217,14 @@ impl Return {
         Return { to: Arc::clone(to), token, is_answered: false }
     }
 
-    /// Puts the answer into its mailbox, whose owner is still to be woken.
-    pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
-        if !std::mem::replace(&mut self.is_answered, true) {
     /// Whether it goes into this mailbox.
     pub(crate) fn is_to(&self, mailbox: &Arc<Mailbox<Reply>>) -> bool {
         Arc::ptr_eq(&self.to, mailbox)
     }
 
+    /// Puts the answer into its mailbox, whose owner is still to be woken.
+    pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
+        if !std::mem::replace(&mut self.is_answered, true) {
             self.to.post([Reply { token: self.token, status }].into_iter());
         }
         &self.to

@@ -207,6 +207,11 @@ impl<D: Directory> Segments<D> {
         (table.live.clone(), table.unknown_bytes)
     }
 
+    /// How many of the bytes that count may not.
+    pub fn unknown_bytes(&self) -> u64 {
+        self.table().unknown_bytes
+    }
+
     /// Puts in how many bytes of blocks count.
     pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
         let mut table = self.table();

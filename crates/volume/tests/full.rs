@@ -334,3 +334,36 @@ fn a_reservation_is_kept_for_its_volume() {
     let own = Volume::open_with(config(&path, "own", 0, 0), options(64)).unwrap();
     assert_eq!(own.running().pool().find("own").unwrap().reserved_bytes(), 8 << 20);
 }
+
+/// What a snapshot had kept is had back by whoever is promised it: it was counted as long as
+/// nothing but a promise wanted it, and the next snapshot was refused for good.
+#[test]
+fn what_a_snapshot_has_kept_may_be_promised_again() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
+    let path = place.path().join("pool");
+    let own = config(&path, "own", 64 << 20, BLOCK as u32);
+    let own = Volume::open_with(own, options(64)).unwrap();
+    let running = Arc::clone(own.running());
+    // A snapshot of all of it can be afforded, and hardly more.
+    let bytes = running.pool().unpromised_bytes() / 2 - (1 << 20);
+    let blocks = bytes / BLOCK as u64;
+    running.reserve("own", blocks * BLOCK as u64).unwrap();
+    let mut io = door(&own);
+    for block in 0..blocks {
+        assert_eq!(write(&mut io, block, 1), Ok(()));
+    }
+    running.snapshot("own@a").unwrap();
+    for round in 1..4 {
+        for block in 0..4 << 4 {
+            assert_eq!(write(&mut io, block, round), Ok(()));
+        }
+        flush(&mut io);
+        let (old, new) = if round % 2 == 1 { ("own@a", "own@b") } else { ("own@b", "own@a") };
+        running.destroy(old).unwrap();
+        let made = running.snapshot(new);
+        assert!(made.is_ok(), "{round}: {made:?}, {:?}", running.pool());
+    }
+    // There is no end of promises.
+    let error = running.reserve("own", 63 << 20).unwrap_err().to_string();
+    assert!(error.starts_with("reservation: "), "{error}");
+}

@@ -23,6 +23,7 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
     let whole = &frozen.whole;
     let counted: u64 = whole.live.iter().sum();
     if whole.unknown_bytes <= bearable {
+        has_counted(pool, frozen);
         return 0;
     }
     let segments = pool.segments();
@@ -31,6 +32,9 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
     let counted_now = count(pool, frozen);
     let is_broken = matches!(counted_now, Ok(None));
     pool.set_recount(if is_broken { Recount::Broken } else { Recount::None });
+    if !is_broken {
+        has_counted(pool, frozen);
+    }
     match counted_now {
         Ok(Some(exact)) => {
             segments.recount(&exact, &whole.live, whole.unknown_bytes);
@@ -42,6 +46,13 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
             tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
             0
         }
+    }
+}
+
+/// Whoever waits until blocks are counted does so no longer, if it has asked for it before.
+fn has_counted<D: Directory>(pool: &Pool<D>, frozen: &Frozen) {
+    if pool.wanted_count().is_some_and(|round| frozen.round >= round) {
+        pool.want_count(None);
     }
 }
 

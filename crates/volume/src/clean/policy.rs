@@ -124,8 +124,9 @@ pub(super) fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) ->
     let counted: u64 = frozen.whole.live.iter().sum();
     let segments = pool.segments();
     match (is_dire(pool), is_scarce(pool)) {
+        _ if pool.wanted_count().is_some_and(|round| frozen.round >= round) => 0,
         (true, _) => 0,
-        _ if segments.left_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
+        _ if pool.unpromised_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
         (_, true) if segments.counts().spoiled > 0 => 0,
         (_, true) => counted / 32,
         _ => counted / 4,

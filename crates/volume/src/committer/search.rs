@@ -96,6 +96,12 @@ impl<D: Directory> Committer<D> {
         loop {
             let record = self.held.pop_front().or_else(|| self.mail.take())?;
             self.stopping |= matches!(record.body, Body::Stop);
+            if self.stopping && !self.uncounted.is_empty() {
+                // They came before it.
+                self.held.push_front(record);
+                self.let_uncounted_go();
+                continue;
+            }
             if !self.search.is_on {
                 return Some(record);
             }
@@ -123,13 +129,13 @@ impl<D: Directory> Committer<D> {
         if !self.search.is_on {
             return;
         }
+        self.refuse_left();
         let has = |(pages, taken)| self.pool.segments().has(Want::Write, pages, taken);
         let has = self.search.needs.is_some_and(has);
         let is_over = match (self.search.makes, self.search.paces) {
             (true, _) => !self.pool.is_preparing(),
             (_, true) => !self.is_held_back(),
             _ => {
-        self.refuse_left();
                 self.checkpoint.as_ref().is_none_or(Thread::is_ended)
                     || self.pool.pace().phase() == Phase::Rests
                     || has
@@ -140,12 +146,6 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// The group waits.
-    fn park(&mut self, makes: bool) -> Room {
-        (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
-        let taken = self.taken().filter(|_| self.fits());
-        self.search.needs = taken.map(|taken| (self.group.pages, taken));
-        self.put_back();
     /// Refuses the writes that wait of those who are leaving: they wait for that.
     fn refuse_left(&mut self) {
         if !self.pool.is_any_leaving() || self.pool.is_poisoned() {
@@ -163,6 +163,12 @@ impl<D: Directory> Committer<D> {
         self.wake();
     }
 
+    /// The group waits.
+    fn park(&mut self, makes: bool) -> Room {
+        (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
+        let taken = self.taken().filter(|_| self.fits());
+        self.search.needs = taken.map(|taken| (self.group.pages, taken));
+        self.put_back();
         Room::Later
     }
 

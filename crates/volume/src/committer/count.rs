@@ -1,0 +1,82 @@
+//! Changes of the catalogue that are promised more than there is as far as is known wait until it
+//! is known: blocks are counted again for them, once, before they are refused. Nothing else waits.
+
+use super::Committer;
+use crate::clean::{Cleaning, Phase};
+use crate::pool::Recount;
+use crate::record::{Body, Record};
+use crate::store::Directory;
+use crate::thread::Thread;
+
+/// So many checkpoints are made for it: one may come to nothing, or counting be broken off.
+const TRIES: u32 = 4;
+
+impl<D: Directory> Committer<D> {
+    /// Whether a change is to wait until blocks are counted again.
+    fn is_to_wait(&self, record: &Record) -> bool {
+        match &record.body {
+            Body::Catalogue(change) if !record.is_counted && !self.stopping => {
+                !self.pool.affords(change) && self.pool.may_afford(change)
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a record in if it is to wait until blocks are counted again.
+    pub(super) fn keep_uncounted(&mut self, mut record: Record) -> Option<Record> {
+        if !self.is_to_wait(&record) {
+            return Some(record);
+        }
+        record.is_counted = true;
+        self.pool.want_count(Some(self.pool.segments().round() + 1));
+        if self.uncounted.is_empty() {
+            self.count_tries = 0;
+        }
+        self.uncounted.push_back(record);
+        None
+    }
+
+    /// Has blocks counted again for those that wait for it, or lets these go on. It is done beside
+    /// the writes where there are threads.
+    pub(super) fn count_for_them(&mut self) {
+        if self.uncounted.is_empty() {
+            return;
+        }
+        let gives_up = self.stopping || self.pool.is_poisoned() || self.count_tries >= TRIES;
+        if gives_up || self.pool.wanted_count().is_none() {
+            self.pool.want_count(None);
+            self.let_uncounted_go();
+            return;
+        }
+        if !self.pool.is_running() {
+            self.count_tries += 1;
+            self.checkpoint_now(Cleaning::Needed { counts: true });
+            return;
+        }
+        if self.checkpoint.as_ref().is_some_and(Thread::is_ended) {
+            self.join();
+        }
+        match &self.checkpoint {
+            None => {
+                self.count_tries += 1;
+                self.checkpoint_beside();
+            }
+            // It counts at its beginning only.
+            Some(_) => {
+                let pool = &self.pool;
+                let is_behind = pool.is_cleaning() && pool.pace().phase() != Phase::Writes;
+                let counts = [Recount::First, Recount::Again].contains(&pool.recount());
+                if is_behind && !counts && !pool.is_hurried() {
+                    pool.set_hurried(true);
+                }
+            }
+        }
+    }
+
+    /// Those that wait for a count go on.
+    pub(super) fn let_uncounted_go(&mut self) {
+        while let Some(record) = self.uncounted.pop_back() {
+            self.held.push_front(record);
+        }
+    }
+}
