@@ -1,5 +1,6 @@
 //! Verifies a pool that nobody has open, and changes nothing: superblock, catalogue, every page of
-//! the maps, the log behind the checkpoint, and the bytes of every block.
+//! the maps, the log behind the checkpoint, the bytes of every block, and that as many count of each
+//! segment as the maps name at least.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -103,6 +104,9 @@ pub(crate) fn verify<D: Directory>(
     for live in volumes.by_id.values() {
         let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
         verifier.volume(live.traits.block_bytes, &frozen, &now, &mut goes_on);
+    }
+    if !mends {
+        verifier.counts();
     }
     let volumes = volumes.by_id.len() as u64;
     let copies = segments.directory().status();

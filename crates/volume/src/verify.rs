@@ -1,7 +1,7 @@
 //! Reads blocks and pages of maps and compares them with their checksums: for the check of a pool
 //! that nobody has open, and for scrubbing one that is in use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, Memory};
@@ -37,6 +37,16 @@ impl Seen {
     }
 }
 
+/// The blocks of a segment that are whole.
+#[derive(Debug)]
+struct Named {
+    bytes: u64,
+    /// One of those who have the first of them, its number there, and where it is.
+    volume: String,
+    block: u64,
+    address: u64,
+}
+
 /// See the module.
 pub(crate) struct Verifier<'a, D: Directory> {
     segments: &'a Segments<D>,
@@ -47,6 +57,8 @@ pub(crate) struct Verifier<'a, D: Directory> {
     mends: bool,
     /// Bytes of pages that were verified.
     page_bytes: u64,
+    /// What maps name, by segment.
+    named: BTreeMap<u32, Named>,
     pub(crate) report: Report,
 }
 
@@ -64,6 +76,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             seen: Seen::default(),
             mends,
             page_bytes: 0,
+            named: BTreeMap::new(),
             report: Report::default(),
         }
     }
@@ -106,7 +119,10 @@ impl<'a, D: Directory> Verifier<'a, D> {
     fn block(&mut self, now: &Now<'_>, block_bytes: u32, block: u64, entry: &Entry) {
         self.report.blocks += 1;
         self.report.stored_bytes += u64::from(entry.stored_bytes());
-        let Some(what) = self.wrong(entry, What::Block(block_bytes)) else { return };
+        let Some(what) = self.wrong(entry, What::Block(block_bytes)) else {
+            self.name(now, block, entry);
+            return;
+        };
         // It may have moved, or been written again, since the map was looked at.
         let Some(live) = now() else { return };
         let (span, at) = Map::place(block);
@@ -124,6 +140,32 @@ impl<'a, D: Directory> Verifier<'a, D> {
         };
         if is_there {
             self.tell(&live, block, entry, what);
+        }
+    }
+
+    /// Notes a block that is whole.
+    fn name(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
+        let (segment, address) = (self.segments.split(entry.address()).0, entry.address());
+        let named = self.named.entry(segment).or_insert_with(|| {
+            let volume = now().map_or_else(String::new, |live| live.traits.name.clone());
+            Named { bytes: 0, volume, block, address }
+        });
+        named.bytes += u64::from(entry.stored_bytes());
+    }
+
+    /// Compares what maps name with what is counted of each segment, where nobody changes either: a
+    /// segment of which too little counts would be taken for empty, and written over.
+    pub(crate) fn counts(&mut self) {
+        for (segment, named) in std::mem::take(&mut self.named) {
+            let Named { bytes, volume, block, address } = named;
+            let counted = self.segments.live_bytes(segment);
+            if counted >= bytes {
+                continue;
+            }
+            let what = format!(
+                "its segment {segment} has {bytes} bytes of blocks, and {counted} are counted"
+            );
+            self.note(volume, block, address, what);
         }
     }
 
@@ -153,8 +195,11 @@ impl<'a, D: Directory> Verifier<'a, D> {
     }
 
     fn tell(&mut self, live: &Live, block: u64, entry: &Entry, what: String) {
+        self.note(live.traits.name.clone(), block, entry.address(), what);
+    }
+
+    fn note(&mut self, volume: String, block: u64, address: u64, what: String) {
         self.report.damaged += 1;
-        let (volume, address) = (live.traits.name.clone(), entry.address());
         tracing::error!("{volume}: block {block}, at {address} of the pool: {what}");
         if self.report.damage.len() < TOLD_MAX {
             self.report.damage.push(Damage { volume, block, address, what });
@@ -248,4 +293,36 @@ enum What {
     Block(u32),
     Leaf,
     Node,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hand::Hand;
+
+    #[test]
+    fn a_segment_of_which_too_little_counts_is_told() {
+        let mut hand = Hand::new("verify");
+        hand.write(3, 4);
+        hand.checkpoint();
+        let live = hand.pool.find("v").unwrap();
+        let segments = hand.pool.segments();
+        let verify = || {
+            let mut verifier = Verifier::new(segments, false);
+            let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
+            assert!(verifier.volume(live.traits.block_bytes, &frozen, &now, &mut |_| true));
+            verifier.counts();
+            verifier.report.damage
+        };
+        assert_eq!(verify(), []);
+        let (mut counted, unknown) = segments.live();
+        let segment = hand.segment(3);
+        counted[segment as usize] -= 4096;
+        segments.set_live(counted, unknown);
+        let [damage] = &verify()[..] else { panic!("it is missed") };
+        assert_eq!((&*damage.volume, damage.block), ("v", 3));
+        let what =
+            format!("its segment {segment} has 16384 bytes of blocks, and 12288 are counted");
+        assert_eq!(damage.what, what);
+    }
 }

@@ -349,7 +349,9 @@ fn fill_beside(stream: u64) -> (usize, usize) {
         medium.apply(change);
         if random.usize(..every) == 0 {
             for found in [medium.cut(|_, _| 0), medium.cut(|_, count| random.usize(..count))] {
-                asked.check(moment, &Rig::open(&found, &shape).contents().0);
+                let mut rig = Rig::open(&found, &shape);
+                asked.check(moment, &rig.contents().0);
+                rig.check_counts();
             }
         }
     }

@@ -126,6 +126,7 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     let mut rig = Rig::open(found, shape);
     let contents = rig.contents();
     history.check(moment, &contents);
+    rig.check_counts();
     let last = shape.blocks - 1;
     match rig.take(Step::Write { first: last, count: 1, fua: true }) {
         Status::Ok => {}
@@ -135,8 +136,11 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     found.changes().iter().for_each(|change| base.apply(change));
     let mut wanted = contents;
     wanted.0[last as usize] = 1;
+    rig.check_counts();
     let again = base.cut(|_, _| 0);
-    assert_eq!(Rig::open(&again, shape).contents(), wanted, "after one more cut");
+    let mut rig = Rig::open(&again, shape);
+    assert_eq!(rig.contents(), wanted, "after one more cut");
+    rig.check_counts();
 }
 
 /// Two syncs of one file were under way at once where only one of them is told of an error: the

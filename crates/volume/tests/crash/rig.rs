@@ -1,5 +1,6 @@
 //! A volume on a simulated disk, one step at a time, and the history of what was asked of it.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use blockyard_core::Status;
@@ -417,6 +418,33 @@ impl Rig {
     pub(crate) fn take(&mut self, step: Step) -> Status {
         let begun = self.begin(step);
         if begun.is_ok() { self.go_on() } else { begun }
+    }
+
+    /// Looks whether as many bytes count of each segment as the maps name, at least: a segment of
+    /// which none do is written over.
+    ///
+    /// # Panics
+    /// If it is not so.
+    pub(crate) fn check_counts(&self) {
+        let segments = self.pool.segments();
+        let mut named: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut seen = HashSet::new();
+        for traits in self.pool.list() {
+            let map = self.pool.find(&traits.name).unwrap().map.freeze();
+            for (_, leaf) in map.iter().flatten().flat_map(|node| node.leaves()) {
+                let page = segments.page(leaf).unwrap();
+                for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
+                    if seen.insert(*entry) {
+                        let (segment, _) = segments.split(entry.address());
+                        *named.entry(segment).or_default() += u64::from(entry.stored_bytes());
+                    }
+                }
+            }
+        }
+        for (segment, bytes) in named {
+            let counted = segments.live_bytes(segment);
+            assert!(counted >= bytes, "segment {segment}: {counted} of {bytes} bytes count");
+        }
     }
 
     /// What is there.
