@@ -325,6 +325,21 @@ impl<D: Directory> Pool<D> {
         if !self.is_running() || !self.segments.wants_more(ready, bytes) {
             return;
         }
+        self.make(move |segments| segments.prepare(ready, bytes));
+    }
+
+    /// Lets a thread try again to make a segment where one could not be made, if there may be room
+    /// now; says whether it does.
+    pub(crate) fn try_again(self: &Arc<Self>) -> bool {
+        let may = self.segments.may_try_again();
+        if may {
+            self.make(|segments| segments.try_again());
+        }
+        may && self.is_preparing()
+    }
+
+    /// Lets a thread make segments, unless one does.
+    fn make(self: &Arc<Self>, what: impl FnOnce(&Segments<D>) + Send + 'static) {
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
         if maker.as_ref().is_some_and(|thread| !thread.is_ended()) {
             return;
@@ -332,7 +347,7 @@ impl<D: Directory> Pool<D> {
         let pool = Arc::downgrade(self);
         let make = move || {
             if let Some(pool) = pool.upgrade() {
-                pool.segments.prepare(ready, bytes);
+                what(&pool.segments);
             }
         };
         match Thread::start(self.segments.directory(), "volume-segments", make) {

@@ -48,6 +48,8 @@ pub(super) struct Search {
     waiting: VecDeque<Record>,
     /// One of them was answered before, so that a flush must not be answered without it.
     is_owed: bool,
+    /// It was tried again to make a segment where one could not be made.
+    is_retried: bool,
     /// How often space was looked for.
     tried: usize,
     /// How often nothing has changed by it.
@@ -197,7 +199,10 @@ impl<D: Directory> Committer<D> {
         let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
         if is_over || self.pool.pace().phase() == Phase::Rests {
             self.join();
-            self.pool.segments().try_again();
+            if !self.search.is_retried && self.pool.try_again() {
+                self.search.is_retried = true;
+                return self.park(true);
+            }
             checkpoint::repeat(&self.pool);
             self.group.admitted = self.is_admitted();
             if self.group.admitted {

@@ -147,6 +147,13 @@ impl<D: Directory> Segments<D> {
         }
     }
 
+    /// Whether one could not be made, and there may be room now.
+    pub fn may_try_again(&self) -> bool {
+        self.look_outside();
+        let table = self.table();
+        table.full && table.outside > 0 && table.states.len() < table.count_max
+    }
+
     /// Tries again to make one where one could not be made, if there may be room now. Nobody counts
     /// on others before one is there.
     pub fn try_again(&self) {

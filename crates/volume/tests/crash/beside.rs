@@ -13,7 +13,7 @@ use blockyard_volume::format::catalogue::{Change, Traits};
 use blockyard_volume::{Compression, Running};
 
 use crate::rig::{Blocks, Shape, Store, format, read};
-use crate::simulated::Simulated;
+use crate::simulated::{Fault, Simulated};
 
 type Pool = Arc<Running<Store>>;
 
@@ -225,6 +225,22 @@ fn a_flush_does_not_wait_for_segments_that_are_made() {
     }
     drop(closed);
     assert_eq!(answer(&mut waiting), (begun - 1, Status::Ok));
+}
+
+/// Where there was said to be room and none was had, the thread of the log made a segment itself,
+/// while everybody waited.
+#[test]
+fn the_log_makes_no_segment_where_writes_look_for_space() {
+    let (store, running) = start(&shape(60));
+    store.fail(Fault::Full(8));
+    let mut door = door(&running);
+    let by_log = store.made_by("volume-log");
+    for round in 0..3 {
+        fill(&mut door);
+        discard(&mut door, 0, 60);
+        assert_eq!(store.made_by("volume-log"), by_log, "round {round}");
+    }
+    assert!(store.made_by("volume-segments") > 8, "it is tried again");
 }
 
 /// A full pool with all of its threads, and writes, discards and snapshots at once: each of them is

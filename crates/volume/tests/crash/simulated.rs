@@ -1,7 +1,7 @@
 //! The simulated directory as that of a pool, with what may go wrong below it.
 #![allow(clippy::disallowed_types)] // A test may.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -45,6 +45,8 @@ struct State {
     reads: u64,
     syncs: u64,
     created: u64,
+    /// By the name of the thread.
+    made: HashMap<String, u64>,
 }
 
 /// Threads of these names wait before they write: the pool's own, beside its committer.
@@ -230,6 +232,11 @@ impl Simulated {
         SimulatedFile { file, state, gate, turns: self.turns.clone() }
     }
 
+    /// How many files a thread of this name has made, or tried to.
+    pub(crate) fn made_by(&self, name: &str) -> u64 {
+        self.state.lock().unwrap().made.get(name).copied().unwrap_or(0)
+    }
+
     /// Lets all files together have so many bytes from now on: others have the rest.
     pub(crate) fn limit(&self, bytes: u64) {
         *self.room.lock().unwrap() = Some(bytes);
@@ -296,6 +303,8 @@ impl Directory for Simulated {
         self.step();
         let mut state = self.state.lock().unwrap();
         state.created += 1;
+        let name_of = std::thread::current().name().unwrap_or_default().to_owned();
+        *state.made.entry(name_of).or_default() += 1;
         if let Fault::Full(after) = state.fault
             && state.created > after
         {
