@@ -289,7 +289,9 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     nbdsh(&yard.uri("v0"), "h.pwrite(b'new' * 32768, 200 << 20)\nh.flush()");
     // By a yard into a file, and from that into a pool that is made for it.
     let (whole, more) = (pool.file("whole"), pool.file("more"));
-    volume(&["send", &path, "v0@a", "-o", &whole]).ok();
+    let sent = volume(&["send", &path, "v0@a", "-o", &whole, "--json"]).ok().json();
+    let bytes = std::fs::metadata(&whole).unwrap().len();
+    assert_eq!(sent["stream_bytes"], bytes, "{sent}");
     let received = volume(&["receive", &there, "copy", "-i", &whole, "--json"]).ok().json();
     assert_eq!(received["name"], "copy@a", "{received}");
     let (raw, qcow2) = (pool.file("raw"), pool.file("a.qcow2"));
@@ -305,14 +307,17 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     // What has changed, through a pipe into a pool that another yard has open.
     volume(&["snapshot", &path, "v0@b"]).ok();
     let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
+    let said = pool.file("said");
     let script = format!(
-        "set -e -o pipefail; '{bin}' volume send '{path}' v0@b --from v0@a | tee '{more}' | \
-         '{bin}' volume receive '{there}' copy",
+        "set -e -o pipefail; '{bin}' volume send '{path}' v0@b --from v0@a --json 2>'{said}' | \
+         tee '{more}' | '{bin}' volume receive '{there}' copy",
         bin = crate::yard::BLOCKYARD
     );
     ok(&["bash", "-c", &script]);
     let size = std::fs::metadata(&more).unwrap().len();
     assert!(size < 200_000, "{size} bytes for 96 KiB");
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(said.contains(&format!("\"stream_bytes\": {size}")), "{said}");
     let add = format!("volume:///copy?path={there}");
     blockyard(&["add", &add, "--control", &other.control()]).ok();
     same("raw", &raw, &other.uri("copy"));

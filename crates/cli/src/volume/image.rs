@@ -1,6 +1,6 @@
 //! `volume export`.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use blockyard_volume::image::{Exported, Image, export as write_image};
 use blockyard_yard::size::Bytes;
@@ -53,7 +53,13 @@ fn write(
     let mut tell = |bytes| progress.tell(bytes, None);
     if args.file.as_os_str() == "-" {
         let done = write_image(&mut source, Image::RawPipe(out), &mut tell);
-        return source.finish(done.map(drop).map_err(refused));
+        drop(progress);
+        let exported = source.finish(done.map_err(refused))?;
+        // The image has the other one.
+        return match args.at.pool.talk.json {
+            true => print_json(&said(args, &exported), &mut io::stderr()),
+            false => Ok(()),
+        };
     }
     let done = Written::create(&args.file).and_then(|written| {
         let image = match format {
@@ -65,16 +71,21 @@ fn write(
         Ok(exported)
     });
     drop(progress);
-    let Exported { size_bytes, data_bytes } = source.finish(done)?;
+    let exported = source.finish(done)?;
     if args.at.pool.talk.json {
-        let said = json!({
-            "name": args.at.name,
-            "file": args.file,
-            "size_bytes": size_bytes,
-            "data_bytes": data_bytes,
-        });
-        return print_json(&said, out);
+        return print_json(&said(args, &exported), out);
     }
+    let Exported { size_bytes, data_bytes } = exported;
     let (file, size, data) = (args.file.display(), Bytes(size_bytes), Bytes(data_bytes));
     Ok(writeln!(out, "{file}: {} of {size}, {data} written", args.at.name)?)
+}
+
+/// What is said of an image.
+fn said(args: &VolumeExportArgs, exported: &Exported) -> serde_json::Value {
+    json!({
+        "name": args.at.name,
+        "file": args.file,
+        "size_bytes": exported.size_bytes,
+        "data_bytes": exported.data_bytes,
+    })
 }

@@ -10,6 +10,7 @@ use blockyard_volume::VolumeError;
 use blockyard_volume::send::{Sending, Sent};
 use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::{ReceivedView, VolumeRequest};
+use serde_json::json;
 
 use super::pool::{Make, Pool, text};
 use super::progress::Progress;
@@ -116,15 +117,31 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     let pool = Pool::find(&args.at.pool, Make::Never)?;
     let mut source = Source::open(&pool, &args.at.name, args.from.as_deref())?;
     let done = match &args.output {
-        None => copy(&mut source, out).map(drop),
+        None => copy(&mut source, out),
         Some(path) => Written::create(path).and_then(|mut written| {
             let bytes = copy(&mut source, &mut written.file)?;
             written.finish()?;
-            writeln!(out, "{}: {} written", path.display(), Bytes(bytes))?;
-            Ok(())
+            Ok(bytes)
         }),
     };
-    source.finish(done)
+    let bytes = source.finish(done)?;
+    if args.at.pool.talk.json {
+        let said = json!({
+            "name": args.at.name,
+            "from": args.from,
+            "file": args.output,
+            "stream_bytes": bytes,
+        });
+        return match &args.output {
+            // The stream has the other one.
+            None => print_json(&said, &mut io::stderr()),
+            Some(_) => print_json(&said, out),
+        };
+    }
+    match &args.output {
+        None => Ok(()),
+        Some(path) => Ok(writeln!(out, "{}: {} written", path.display(), Bytes(bytes))?),
+    }
 }
 
 fn copy(source: &mut Source, out: &mut impl Write) -> Result<u64, Failure> {
