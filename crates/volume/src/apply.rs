@@ -1,10 +1,12 @@
 //! Maps as the log changes them: blocks put in, blocks taken out. Pages that are not in memory are
 //! read first, with no lock held; and what becomes of the bytes of segments is counted.
 
+use std::sync::Arc;
+
 use crate::error::VolumeError;
 use crate::format::entry::Entry;
 use crate::format::{FAN, NODE_BLOCKS};
-use crate::map::{Away, Map, Span, Tally};
+use crate::map::{Away, Leaf, Map, Page, Span, Tally};
 use crate::record::Live;
 use crate::segments::Segments;
 use crate::store::Directory;
@@ -53,7 +55,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         entries: &[Entry],
     ) -> Result<(), VolumeError> {
         let ((number, from), now) = (Map::place(first), self.now);
-        let end = self.span(&live.map, number, |span, tally| span.set(from, entries, now, tally));
+        let end = self.span(live, number, |span, tally| span.set(from, entries, now, tally));
         live.gain(std::mem::take(&mut self.tally.owned));
         end
     }
@@ -71,7 +73,7 @@ impl<'a, D: Directory> Apply<'a, D> {
     ) -> Result<(), VolumeError> {
         let ((number, from), now) = (Map::place(first), self.now);
         let end = from + entries.len() as u32;
-        let put = self.span(&live.map, number, |span, tally| {
+        let put = self.span(live, number, |span, tally| {
             span.set(from, entries, now, tally)?;
             span.retire(from, end, serial);
             Ok(())
@@ -95,7 +97,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         let mut end = Ok(());
         Map::each_span(first, blocks, |number, from, to| {
             if end.is_ok() {
-                end = self.span(&live.map, number, |span, tally| span.clear(from, to, now, tally));
+                end = self.span(live, number, |span, tally| span.clear(from, to, now, tally));
             }
         });
         live.gain(std::mem::take(&mut self.tally.owned));
@@ -115,17 +117,50 @@ impl<'a, D: Directory> Apply<'a, D> {
 
     fn span(
         &mut self,
-        map: &Map,
+        live: &Live,
         number: usize,
         mut change: impl FnMut(&mut Span, &mut Tally) -> Result<(), Away>,
     ) -> Result<(), VolumeError> {
         loop {
-            match map.with(number, |span| change(span, &mut self.tally)) {
+            match live.map.with(number, |span| change(span, &mut self.tally)) {
                 Ok(()) => return Ok(()),
-                Err(Away(leaf)) => self.segments.load(&leaf)?,
-            };
+                Err(Away(leaf)) => {
+                    if let Err(error) = self.segments.load(&leaf) {
+                        self.lose(live, number, &leaf, error)?;
+                    }
+                }
+            }
         }
     }
+
+    /// A page that has rotted is to be changed: what is in the log has its place there, and the
+    /// other blocks that it named are lost.
+    fn lose(
+        &mut self,
+        live: &Live,
+        number: usize,
+        leaf: &Arc<Leaf>,
+        error: VolumeError,
+    ) -> Result<(), VolumeError> {
+        let home = leaf.home().filter(|_| error.is_rotten_page());
+        let Some(home) = home else { return Err(error) };
+        let at = live.map.with(number, |span| {
+            let mut leaves = span.node().into_iter().flat_map(|node| node.leaves());
+            leaves.find(|(_, it)| Arc::ptr_eq(it, leaf)).map(|(at, _)| at)
+        });
+        let (name, first) = (&live.traits.name, first_block(number, at.unwrap_or(0)));
+        tracing::error!("{name}: {FAN} blocks from {first} on are lost: {error}");
+        // What was known to be its alone is not any more.
+        self.tally.owned -= leaf.fresh_count().map_or(FAN as i64, i64::from);
+        self.tally.unknown(leaf_bytes(live));
+        leaf.fill(&Arc::new(Page::lost(home)));
+        Ok(())
+    }
+}
+
+/// The first block of a leaf of a span.
+pub(crate) fn first_block(span: usize, leaf: usize) -> u64 {
+    span as u64 * NODE_BLOCKS + (leaf * FAN) as u64
 }
 
 /// What the blocks of a leaf take at most.

@@ -1,6 +1,6 @@
 //! Verifies a pool that nobody has open, and changes nothing: superblock, catalogue, every page of
-//! the maps, the log behind the checkpoint, the bytes of every block, and that as many count of each
-//! segment as the maps name at least.
+//! the maps, the log behind the checkpoint, the bytes of every block, and that as many count of
+//! each segment as the maps name at least.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -94,7 +94,7 @@ impl<D: Directory> Carrier for Beside<'_, D> {
                     self.is_owed = false;
                     return reply.status.is_ok();
                 }
-                // The committer waits for this thread, or is gone: the answer comes later, or never.
+                // The committer waits for this thread, or is gone: the answer comes late, or never.
                 None if self.is_alone() => return false,
                 None => {
                     let is_any = || self.replies.is_any();
@@ -137,7 +137,7 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
     // One may come late.
     let carrier = Beside { pool, replies: Mailbox::open(2), is_owed: false };
     let mut cleaner = Cleaner::new(pool, frozen, marks, carrier);
-    count::again(pool, frozen, policy::bearable_unknown(pool, frozen));
+    cleaner.count_again();
     loop {
         pool.set_phase(Phase::Cleans);
         let goes_on = cleaner.run(usize::MAX);
@@ -171,10 +171,11 @@ pub(crate) fn each<D: Directory>(
         Cleaning::Due => (true, usize::MAX),
         Cleaning::Needed { counts } => (counts, NEEDED),
     };
+    let mut cleaner = Cleaner::new(pool, frozen, marks, Itself { carry, is_done: true });
     if counts {
-        count::again(pool, frozen, policy::bearable_unknown(pool, frozen));
+        cleaner.count_again();
     }
-    Cleaner::new(pool, frozen, marks, Itself { carry, is_done: true }).run(most);
+    cleaner.run(most);
 }
 
 /// What is to be moved by the next record.
@@ -240,6 +241,17 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         }
     }
 
+    /// Counts again what counts, if that is worth it. What cannot be counted is given up: the next
+    /// time it is.
+    fn count_again(&mut self) {
+        let bearable = policy::bearable_unknown(self.pool, self.frozen);
+        if let Some(lost) = count::again(self.pool, self.frozen, bearable)
+            && self.hand(lost)
+        {
+            self.end();
+        }
+    }
+
     /// Cleans until there is enough, but so many segments at most; whether it did not end for
     /// another reason.
     fn run(&mut self, most: usize) -> bool {
@@ -291,8 +303,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         let (pages, page_count) = pages::that_fit(self.pool, self.frozen, pages);
         pages.is_empty() || {
             let spans = pages::bring(self.pool, self.frozen, &pages);
-            let (moves, round) = (Vec::new(), self.round);
-            self.hand(Moved { moves, pages, spans, page_count, round })
+            let round = self.round;
+            self.hand(Moved { pages, spans, page_count, round, ..Moved::default() })
         }
     }
 
@@ -369,8 +381,10 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         let segments = self.pool.segments();
         let named = summary::named(self.pool, number, self.victim.bytes());
         for _ in 0..LOOKS {
+            let mut is_read = true;
             let (found, is_still) = segments.look(|| {
-                let found = summary::counting(self.pool, &named);
+                let found;
+                (found, is_read) = summary::counting(self.pool, &named);
                 let bytes = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
                 (segments.live_bytes(number) <= bytes).then_some((found, bytes))
             });
@@ -380,7 +394,10 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
             // Something in it was not found, or does not count: it would not be free, and stays as
             // it is until all are counted again. What was written over just now is still counted.
             if is_still {
-                segments.spoil(number);
+                if segments.spoil(number) && !is_read {
+                    // Until all are counted again, which gives up what cannot be read.
+                    segments.doubt(segments.live_bytes(number));
+                }
                 return None;
             }
         }
@@ -467,6 +484,9 @@ mod tests {
     use super::*;
     use crate::hand::{BLOCK, FULL, Hand};
 
+    /// Segments of a pool that comes to its end here.
+    const SHORT: usize = 37;
+
     /// Nothing was counted again where a promise was all that kept others from space.
     #[test]
     fn what_is_promised_is_not_there_for_others() {
@@ -477,12 +497,34 @@ mod tests {
         let frozen = hand.committer.freeze();
         let before = policy::bearable_unknown(&hand.pool, &frozen);
         assert_eq!(before, 14 * FULL * BLOCK / 4);
-        hand.promise("w", hand.pool.unpromised_bytes() - (64 << 10));
+        hand.promise("w", (hand.pool.unpromised_bytes() - (64 << 10)) / BLOCK * BLOCK);
         assert_eq!(policy::bearable_unknown(&hand.pool, &frozen), 32 << 10);
     }
 
-    /// Segments of a pool that comes to its end here.
-    const SHORT: usize = 37;
+    /// Leaves are read by several threads: what they name is counted as by one.
+    #[test]
+    fn leaves_that_are_not_in_memory_are_counted_too() {
+        let mut hand = Hand::new("counted");
+        hand.take("w", 100 * 256);
+        for leaf in 0..100 {
+            hand.write(leaf * 256, 1);
+        }
+        let (frozen, _) = hand.checkpoint();
+        let leaves = || frozen.volumes.iter().flat_map(|(.., map)| map.iter().flatten());
+        let away = || leaves().flat_map(|node| node.leaves()).map(|(_, leaf)| leaf);
+        for leaf in away() {
+            while leaf.is_here() {
+                leaf.evict();
+            }
+        }
+        assert_eq!(away().count(), 100);
+        let (live, _) = hand.pool.segments().live();
+        hand.pool.segments().doubt(1);
+        let frozen = hand.committer.freeze();
+        assert!(count::again(&hand.pool, &frozen, 0).is_none());
+        assert_eq!(hand.pool.segments().live(), (live, 0));
+        assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
+    }
 
     /// It waited for a committer that had panicked, and nobody could have the pool any more.
     #[test]

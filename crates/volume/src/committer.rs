@@ -403,7 +403,7 @@ impl<D: Directory> Committer<D> {
             self.join();
         }
         // Pages that are only in memory are bounded, too.
-        let dirty_max = (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN);
+        let dirty_max = self.dirty_max();
         let is_cleaned = self.checkpoint.is_some() && self.pool.is_cleaning();
         let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
         let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
@@ -439,7 +439,8 @@ impl<D: Directory> Committer<D> {
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
         let wanted = self.pool.early_bytes();
         let left = self.pool.segments().left_bytes();
-        self.pool.set_tight(bytes.min(left) < wanted || self.pool.promises_all_but(wanted));
+        let is_tight = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
+        self.pool.set_tight(is_tight || self.is_overrun());
         true
     }
 

@@ -107,6 +107,11 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
+    /// Whether a page of a map is not what was written there, in no copy: it is so for good.
+    pub(crate) fn is_rotten_page(&self) -> bool {
+        matches!(self, VolumeError::Format(FormatError::Page { .. }))
+    }
+
     /// Makes an I/O error tell what was being done.
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
         let doing = doing.into();

@@ -32,7 +32,7 @@ fn create(
     pool: &Arc<Pool<RealDirectory>>,
     committer: &mut Committer<RealDirectory>,
     name: &str,
-    reserved_bytes: u64,
+    (blocks, reserved_bytes): (u64, u64),
 ) {
     let traits = Traits {
         id: 0,
@@ -42,7 +42,7 @@ fn create(
         reserved_bytes,
         origin: 0,
         block_bytes: BLOCK as u32,
-        blocks: (14 * FULL).max(reserved_bytes / BLOCK),
+        blocks,
     };
     let mut answer = pool.ask(Change::Create(traits));
     while committer.turn() == Turn::Worked {}
@@ -70,14 +70,21 @@ impl Hand {
         let directory = RealDirectory::take(&path).unwrap();
         let (pool, mut committer) = Pool::open(directory, options).unwrap();
         while pool.segments().counts().all < made && pool.segments().grow() {}
-        create(&pool, &mut committer, "v", 0);
+        create(&pool, &mut committer, "v", (14 * FULL, 0));
         let door = Door::open(&pool, pool.find("v").unwrap(), Compression::None, 8);
         Hand { path, pool, committer, door }
     }
 
-    /// Makes a volume that is promised so much.
+    /// Makes a volume that is promised all of its length, so much.
     pub(crate) fn promise(&mut self, name: &str, bytes: u64) {
-        create(&self.pool, &mut self.committer, name, bytes);
+        create(&self.pool, &mut self.committer, name, (bytes / BLOCK, bytes));
+    }
+
+    /// Makes a volume of so many blocks, which is written from now on.
+    pub(crate) fn take(&mut self, name: &str, blocks: u64) {
+        create(&self.pool, &mut self.committer, name, (blocks, 0));
+        let live = self.pool.find(name).unwrap();
+        self.door = Door::open(&self.pool, live, Compression::None, 8);
     }
 
     /// Begins something, and waits for it.

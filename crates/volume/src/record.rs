@@ -144,6 +144,8 @@ pub struct Moved {
     pub moves: Vec<Move>,
     /// Segments whose pages are to be written again, elsewhere.
     pub pages: Vec<u32>,
+    /// Leaves of maps that have rotted, by where they are: what they named is given up.
+    pub lost: Vec<Entry>,
     /// The spans of maps that have some there: by family and number.
     pub spans: BTreeSet<(u32, usize)>,
     /// How many pages of maps that changes at most.

@@ -9,7 +9,7 @@
 //! few at the end, are looked at as a whole, and made durable.
 
 mod bring;
-mod crew;
+pub(crate) mod crew;
 mod end;
 mod groups;
 mod heads;

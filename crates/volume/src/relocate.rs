@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::apply::Apply;
+use crate::error::VolumeError;
 use crate::format::FAN;
 use crate::format::entry::Entry;
 use crate::map::{Leaf, Map, Node, Page, Tally};
@@ -102,11 +103,13 @@ fn moved(
 }
 
 /// Pages that lie where `is_left` says have no home any more: the next checkpoint writes them
-/// again. Only these spans have any. One that cannot be read stays.
+/// again. Only these spans have any. One that cannot be read stays, unless it has rotted and is
+/// `lost`.
 pub(crate) fn pages<D: Directory>(
     volumes: &Volumes,
     spans: &Spans,
     is_left: impl Fn(Entry) -> bool,
+    lost: &[Entry],
     maps: &mut Apply<'_, D>,
 ) {
     each_node(volumes, spans, |node, changed| {
@@ -118,24 +121,36 @@ pub(crate) fn pages<D: Directory>(
             let key = ptr::from_ref::<Leaf>(leaf);
             let twin = match changed.leaves.get(&key) {
                 Some(known) => Arc::clone(known),
-                None => match maps.segments().page(leaf) {
-                    Ok(page) => {
-                        maps.tally().dirtied += 1;
-                        leaf.pin(&page);
-                        let twin = Arc::new(leaf.twin(&page, maps.tally().round));
-                        changed.leaves.insert(key, Arc::clone(&twin));
-                        twin
+                None => {
+                    match maps.segments().page(leaf).or_else(|error| stand_in(leaf, lost, error)) {
+                        Ok(page) => {
+                            maps.tally().dirtied += 1;
+                            leaf.pin(&page);
+                            let twin = Arc::new(leaf.twin(&page, maps.tally().round));
+                            changed.leaves.insert(key, Arc::clone(&twin));
+                            twin
+                        }
+                        Err(error) => {
+                            tracing::error!("it stays where it is: {error}");
+                            continue;
+                        }
                     }
-                    Err(error) => {
-                        tracing::error!("it stays where it is: {error}");
-                        continue;
-                    }
-                },
+                }
             };
             copy.get_or_insert_with(|| node.clone()).put(at, twin);
         }
         soil(node, copy, maps.tally())
     });
+}
+
+/// What is in the place of a page that has rotted and is given up.
+fn stand_in(leaf: &Leaf, lost: &[Entry], error: VolumeError) -> Result<Arc<Page>, VolumeError> {
+    match leaf.home() {
+        Some(home) if error.is_rotten_page() && lost.contains(&home) => {
+            Ok(Arc::new(Page::lost(home)))
+        }
+        _ => Err(error),
+    }
 }
 
 /// A copy of a node takes its place, if there is one: a page for the next checkpoint, unless the

@@ -212,6 +212,12 @@ impl<D: Directory> Segments<D> {
         self.table().unknown_bytes
     }
 
+    /// So many more of the bytes that count may not.
+    pub(crate) fn doubt(&self, bytes: u64) {
+        let mut table = self.table();
+        table.unknown_bytes = table.unknown_bytes.saturating_add(bytes);
+    }
+
     /// Puts in how many bytes of blocks count.
     pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
         let mut table = self.table();

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
+use crate::apply::first_block;
 use crate::buffer::Memory;
+use crate::error::VolumeError;
 use crate::format::FAN;
 use crate::format::entry::Entry;
 use crate::format::group::{self, Kind};
@@ -83,20 +85,21 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
     blocks
 }
 
-/// Those of the blocks that count, in the order of their addresses, each with its family.
-pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Block> {
+/// Those of the blocks that count, in the order of their addresses, each with its family; and
+/// whether all pages could be read that may name them.
+pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<Block>, bool) {
     let mut spans: BTreeMap<usize, BTreeMap<usize, Vec<&Block>>> = BTreeMap::new();
     for block in blocks {
         let (span, at) = Map::place(block.number);
         spans.entry(span).or_default().entry(at as usize / FAN).or_default().push(block);
     }
-    let mut found = Vec::new();
+    let (mut found, mut is_read) = (Vec::new(), true);
     for (span, leaves) in spans {
         let nodes = nodes(pool, span);
         let round = pool.segments().round();
         let clean = nodes.iter().filter(|(_, node)| !node.is_dirty(round)).count() as u64;
         for (at, blocks) in leaves {
-            let pages = pages(pool, &nodes, at, &blocks);
+            let pages = pages(pool, &nodes, (span, at), &blocks, &mut is_read);
             let has = |block: &Block, (family, page, _): &Found| {
                 let slot = (block.number % FAN as u64) as usize;
                 (block.family == 0 || block.family == *family)
@@ -112,7 +115,7 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> Vec<Bl
         }
     }
     found.sort_by_key(|block| block.entry.address());
-    found
+    (found, is_read)
 }
 
 /// The nodes of a span, in all maps; what they share once.
@@ -136,8 +139,9 @@ type Found = (u32, Arc<Page>, bool);
 fn pages<D: Directory>(
     pool: &Pool<D>,
     nodes: &[(u32, Arc<Node>)],
-    at: usize,
+    (span, at): (usize, usize),
     blocks: &[&Block],
+    is_read: &mut bool,
 ) -> Vec<Found> {
     let round = pool.segments().round();
     let (mut seen, mut pages) = (HashSet::new(), Vec::new());
@@ -149,8 +153,27 @@ fn pages<D: Directory>(
         }
         match pool.segments().load(leaf) {
             Ok(page) => pages.push((*family, page, !leaf.is_dirty(round))),
-            Err(error) => tracing::error!("blocks that it names are not moved: {error}"),
+            Err(error) => {
+                *is_read = false;
+                tell(pool, (*family, span, at), &error);
+            }
         }
     }
     pages
+}
+
+/// Says which blocks cannot be moved because the page that names them cannot be read.
+fn tell<D: Directory>(
+    pool: &Pool<D>,
+    (family, span, at): (u32, usize, usize),
+    error: &VolumeError,
+) {
+    let name = pool
+        .volumes()
+        .by_id
+        .values()
+        .find(|live| live.family == family)
+        .map_or_else(|| format!("family {family}"), |live| live.traits.name.clone());
+    let first = first_block(span, at);
+    tracing::error!("{name}: {FAN} blocks from {first} on are not moved: {error}");
 }

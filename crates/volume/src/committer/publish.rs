@@ -48,11 +48,14 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
             }
             (Body::Move(moved), _) => {
                 let segments = pool.segments();
-                let is_left = |home: Entry| moved.pages.contains(&segments.split(home.address()).0);
+                let is_left = |home: Entry| {
+                    moved.pages.contains(&segments.split(home.address()).0)
+                        || moved.lost.contains(&home)
+                };
                 let volumes = pool.volumes();
                 relocate::blocks(&volumes, &moved.moves, &mut maps);
-                if !moved.pages.is_empty() {
-                    relocate::pages(&volumes, &moved.spans, is_left, &mut maps);
+                if !moved.pages.is_empty() || !moved.lost.is_empty() {
+                    relocate::pages(&volumes, &moved.spans, is_left, &moved.lost, &mut maps);
                     maps.tally().dirtied += pool.roots().leave(is_left) as u64;
                 }
             }

@@ -1,3 +1,5 @@
+//! What the committer does where others do something in between, or something comes to nothing.
+
 use super::search::Room;
 use super::*;
 use crate::door::{NOBODY, Outcome};
@@ -48,4 +50,22 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
     taken.into_iter().for_each(|number| pool.segments().put_back(number));
     assert!(committer.checkpoint_now(Cleaning::Nothing));
     assert_eq!((committer.since_checkpoint, committer.next_try), (0, 0));
+}
+
+/// While blocks were counted that nobody broke off, changed pages and the log had no bound.
+#[test]
+fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
+    let mut hand = Hand::new("overrun");
+    hand.write(0, 1);
+    let Hand { pool, committer, .. } = &mut hand;
+    let mut tally = crate::map::Tally::new(pool.segments().bytes());
+    tally.dirtied = 2 * committer.dirty_max() / 4096;
+    pool.set_recount(Recount::Again);
+    assert!(!committer.is_held_back());
+    pool.segments().tally(&tally);
+    assert!(committer.is_held_back());
+    pool.set_recount(Recount::First);
+    assert!(!committer.is_held_back(), "that is broken off");
+    pool.set_recount(Recount::Again);
+    assert!(committer.is_overrun());
 }

@@ -1,5 +1,5 @@
-//! Threads that read for the one that opens the pool, each somewhere else: one place after the
-//! other would take longer than the log.
+//! Threads that read for the one that opens the pool, or counts its blocks, each somewhere else:
+//! one place after the other would take longer than the log.
 #![allow(clippy::disallowed_types)] // They wait for the disk, which takes far longer.
 
 use std::cell::OnceCell;
@@ -12,25 +12,25 @@ use std::thread::Scope;
 use crate::error::VolumeError;
 
 /// How many there are: so many reads are under way at once.
-pub(super) const THREADS: usize = 16;
+pub(crate) const THREADS: usize = 16;
 
 /// Something to do.
 type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 
 /// The threads, none until somebody has something for them.
-pub(super) struct Crew<'scope, 'env: 'scope> {
+pub(crate) struct Crew<'scope, 'env: 'scope> {
     scope: &'scope Scope<'scope, 'env>,
     jobs: OnceCell<Sender<Job<'scope>>>,
 }
 
 impl<'scope, 'env> Crew<'scope, 'env> {
     /// Threads of this scope.
-    pub(super) fn new(scope: &'scope Scope<'scope, 'env>) -> Crew<'scope, 'env> {
+    pub(crate) fn new(scope: &'scope Scope<'scope, 'env>) -> Crew<'scope, 'env> {
         Crew { scope, jobs: OnceCell::new() }
     }
 
     /// Lets one of them do something. It does not wait for what another one is to do.
-    pub(super) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
+    pub(crate) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
         let jobs = self.jobs.get_or_init(|| {
             let (jobs, taken) = channel();
             let taken = Arc::new(Mutex::new(taken));
@@ -45,7 +45,7 @@ impl<'scope, 'env> Crew<'scope, 'env> {
     }
 
     /// Lets them do something with each part at once, and waits until all of it is done.
-    pub(super) fn each<T: Send + 'scope>(
+    pub(crate) fn each<T: Send + 'scope>(
         &self,
         parts: impl Iterator<Item = T>,
         what: impl Fn(T) -> Result<(), VolumeError> + Clone + Send + 'scope,
