@@ -29,7 +29,7 @@ use crate::format::entry::Entry;
 use crate::format::group::DESCRIPTOR_BYTES;
 use crate::pool::Pool;
 use crate::record::{Body, Move, Moved, Record, Reply, Return};
-use crate::segments::Want;
+use crate::segments::{Segments, Want};
 use crate::store::Directory;
 
 pub(crate) use cold::Cold;
@@ -378,30 +378,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     /// The blocks that count in the segment that was read, and their bytes; `None` if more is
     /// counted there.
     fn found(&self, number: u32) -> Option<(Vec<Block>, u64)> {
-        let segments = self.pool.segments();
         let named = summary::named(self.pool, number, self.victim.bytes());
-        for _ in 0..LOOKS {
-            let mut is_read = true;
-            let (found, is_still) = segments.look(|| {
-                let found;
-                (found, is_read) = summary::counting(self.pool, &named);
-                let bytes = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
-                (segments.live_bytes(number) <= bytes).then_some((found, bytes))
-            });
-            if found.is_some() {
-                return found;
-            }
-            // Something in it was not found, or does not count: it would not be free, and stays as
-            // it is until all are counted again. What was written over just now is still counted.
-            if is_still {
-                if segments.spoil(number) && !is_read {
-                    // Until all are counted again, which gives up what cannot be read.
-                    segments.doubt(segments.live_bytes(number));
-                }
-                return None;
-            }
-        }
-        None
+        look(self.pool.segments(), number, || summary::counting(self.pool, &named))
     }
 
     /// Moves what counts out of a segment; says whether others may follow.
@@ -465,8 +443,43 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     }
 }
 
-/// How often a segment is looked at of which more is counted than is found.
+/// How often a segment is looked at while maps change.
 const LOOKS: usize = 16;
+
+/// The blocks of a segment that `find` finds, and their bytes; `None` if more is counted there. It
+/// says also whether all pages could be read.
+fn look<D: Directory>(
+    segments: &Segments<D>,
+    number: u32,
+    find: impl Fn() -> (Vec<Block>, bool),
+) -> Option<(Vec<Block>, u64)> {
+    for _ in 0..LOOKS {
+        let (found, is_read) = find();
+        let bytes = found.iter().map(|block| u64::from(block.entry.stored_bytes())).sum();
+        if segments.live_bytes(number) <= bytes {
+            return Some((found, bytes));
+        }
+        // What was written over meanwhile may still be counted.
+        let told = (0..LOOKS).find_map(|_| {
+            std::thread::yield_now();
+            segments.told_bytes(number)
+        });
+        match told {
+            Some(live) if live <= bytes => return Some((found, bytes)),
+            // Something in it was not found, or does not count: it would not be free, and stays as
+            // it is until all are counted again.
+            Some(live) => {
+                if segments.spoil(number) && !is_read {
+                    // That gives up what cannot be read.
+                    segments.doubt(live);
+                }
+                return None;
+            }
+            None => {}
+        }
+    }
+    None
+}
 
 /// How many pages may be changed by a batch of blocks, which takes a segment for them and one for
 /// the log at most; `None` if there is no room for one, or none for a segment of pages beside it.
@@ -483,6 +496,7 @@ mod tests {
 
     use super::*;
     use crate::hand::{BLOCK, FULL, Hand};
+    use crate::map::Tally;
 
     /// Segments of a pool that comes to its end here.
     const SHORT: usize = 37;
@@ -524,6 +538,26 @@ mod tests {
         assert!(count::again(&hand.pool, &frozen, 0).is_none());
         assert_eq!(hand.pool.segments().live(), (live, 0));
         assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
+    }
+
+    /// Where somebody wrote all the time, a segment of which more was counted than was found was
+    /// looked at behind each checkpoint again, in vain.
+    #[test]
+    fn what_is_written_meanwhile_keeps_no_segment_from_being_told() {
+        let mut hand = Hand::new("looks");
+        hand.write(0, 4);
+        let (segments, number) = (hand.pool.segments(), hand.segment(0));
+        let find = || {
+            segments.begin_changes();
+            segments.end_changes(&Tally::new(segments.bytes()));
+            (Vec::new(), true)
+        };
+        assert!(look(segments, number, find).is_none());
+        assert_eq!(segments.counts().spoiled, 1);
+        segments.begin_changes();
+        assert_eq!(segments.told_bytes(number), None);
+        segments.end_changes(&Tally::new(segments.bytes()));
+        assert_eq!(segments.told_bytes(number), Some(4 * BLOCK));
     }
 
     /// It waited for a committer that had panicked, and nobody could have the pool any more.

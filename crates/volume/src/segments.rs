@@ -145,11 +145,12 @@ impl<D: Directory> Segments<D> {
         self.changes.add(1);
     }
 
-    /// Looks at maps and at what counts; says also whether nobody changed them meanwhile.
-    pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> (R, bool) {
+    /// How many bytes of blocks count at most in a segment, by all that maps have become until now;
+    /// `None` while somebody changes them.
+    pub(crate) fn told_bytes(&self, segment: u32) -> Option<u64> {
         let before = self.changes.get();
-        let found = look();
-        (found, before.is_multiple_of(2) && self.changes.get() == before)
+        let bytes = self.live_bytes(segment);
+        (before.is_multiple_of(2) && self.changes.get() == before).then_some(bytes)
     }
 
     /// What has become of segments since somebody has begun to change maps.
