@@ -1,14 +1,14 @@
 //! The contract of all devices on volumes of several shapes, in directories of their own.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 mod place;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
 
 use blockyard_sim::contract;
 use blockyard_volume::store::{Commit, StoreKind};
-use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 
 use place::Place;
 
@@ -25,78 +25,92 @@ fn plain() -> VolumeConfig {
     }
 }
 
-/// Fresh volumes: each in a pool of its own, whose directory goes with the test.
-fn fresh(place: &Arc<Place>, config: &VolumeConfig) -> Arc<Volume> {
-    fresh_by(place, config, StoreKind::Auto)
+/// Pools of a test, whose directories go when they are closed: together, those of a few tests would
+/// fill a small disk.
+struct Pools {
+    place: Place,
+    open: Mutex<Vec<(Weak<Running>, PathBuf)>>,
 }
 
-fn fresh_by(place: &Arc<Place>, config: &VolumeConfig, store: StoreKind) -> Arc<Volume> {
-    let path = place.fresh();
-    let options = Options { segment_bytes: 4 << 20, store, ..Options::default() };
-    Volume::open_with(VolumeConfig { path, ..config.clone() }, options).unwrap()
+impl Pools {
+    /// Of this test alone: others run beside it in this process.
+    fn new(name: &str) -> Arc<Pools> {
+        let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
+        Arc::new(Pools { place, open: Mutex::default() })
+    }
+
+    /// A fresh volume in a pool of its own.
+    fn volume(&self, config: &VolumeConfig, options: Options) -> Arc<Volume> {
+        let mut open = self.open.lock().unwrap();
+        open.retain(|(pool, path)| {
+            let is_open = pool.strong_count() > 0;
+            if !is_open {
+                // What cannot be removed yet goes with the test.
+                _ = std::fs::remove_dir_all(path);
+            }
+            is_open
+        });
+        let path = self.place.fresh();
+        let path2 = (config.copies == 2).then(|| path.join("second"));
+        let path1 = path.join("first");
+        let options = Options { segment_bytes: 4 << 20, ..options };
+        let config = VolumeConfig { path: path1, path2, ..config.clone() };
+        let volume = Volume::open_with(config, options).unwrap();
+        open.push((Arc::downgrade(volume.running()), path));
+        volume
+    }
 }
 
-fn alone(name: &str, config: VolumeConfig) {
-    // Of this test alone: others run beside it in this process.
-    let place =
-        Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &name.replace(' ', "")));
-    contract::run(&contract::Subject::plain(name, true, move || fresh(&place, &config)));
+fn alone(name: &str, config: VolumeConfig, options: Options) {
+    let pools = Pools::new(&name.replace(' ', ""));
+    let make = move || pools.volume(&config, options);
+    contract::run(&contract::Subject::plain(name, true, make));
 }
 
 #[test]
 fn blocks_of_4_kib_under_everything() {
-    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "wrapped"));
-    let config = plain();
-    contract::run_wrapped("volume", true, move || fresh(&place, &config));
+    let (pools, config) = (Pools::new("wrapped"), plain());
+    contract::run_wrapped("volume", true, move || pools.volume(&config, Options::default()));
 }
 
 /// Parts of blocks are written, by several at once.
 #[test]
 fn blocks_of_16_kib_compressed() {
     let (volblocksize, compress) = (16 << 10, Compression::Lz4);
-    alone("volume, 16k, lz4", VolumeConfig { volblocksize, compress, ..plain() });
+    let config = VolumeConfig { volblocksize, compress, ..plain() };
+    alone("volume, 16k, lz4", config, Options::default());
 }
 
 /// In two directories.
 #[test]
 fn two_copies() {
-    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "copies"));
-    let make = move || {
-        let config = VolumeConfig { path2: Some(place.fresh()), copies: 2, ..plain() };
-        fresh(&place, &config)
-    };
-    contract::run(&contract::Subject::plain("volume, two copies", true, make));
+    alone("volume, two copies", VolumeConfig { copies: 2, ..plain() }, Options::default());
 }
 
 /// Where io_uring is refused.
 #[test]
 fn by_calls_that_block() {
-    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "blocking"));
     let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
-    let make = move || fresh_by(&place, &config, StoreKind::Threads);
-    contract::run(&contract::Subject::plain("volume, threads", true, make));
+    let options = Options { store: StoreKind::Threads, ..Options::default() };
+    alone("volume, threads", config, options);
 }
 
 /// Each write by a worker of its own.
 #[test]
 fn by_a_queue_of_tasks() {
-    let place = Arc::new(Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "tasks"));
     let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
-    let make = move || {
-        let options =
-            Options { segment_bytes: 4 << 20, commit: Commit::TaskQueue(8), ..Options::default() };
-        let path = place.fresh();
-        Volume::open_with(VolumeConfig { path, ..config.clone() }, options).unwrap()
-    };
-    contract::run(&contract::Subject::plain("volume, taskq", true, make));
+    let options = Options { commit: Commit::TaskQueue(8), ..Options::default() };
+    alone("volume, taskq", config, options);
 }
 
 #[test]
 fn every_write_durable() {
-    alone("volume, always", VolumeConfig { sync: SyncMode::Always, ..plain() });
+    let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
+    alone("volume, always", config, Options::default());
 }
 
 #[test]
 fn nothing_durable() {
-    alone("volume, disabled", VolumeConfig { sync: SyncMode::Disabled, ..plain() });
+    let config = VolumeConfig { sync: SyncMode::Disabled, ..plain() };
+    alone("volume, disabled", config, Options::default());
 }
