@@ -47,8 +47,9 @@ const ASKING_MAX: u32 = OWN_RECORDS / 2;
 /// How often one that has to wait for others looks again.
 const TURN_LOOK: Duration = Duration::from_millis(1);
 
-/// How long somebody may look at a volume before whoever wants to change it is refused.
-const LOOKED_AT_MAX: Duration = Duration::from_millis(200);
+/// How long somebody may look at a volume before whoever wants to change it is refused: as long as
+/// a thread that looks for an instant may have to wait for a processor in the middle of it.
+const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
 
 /// Segments that are kept ready, so that the committer finds one and does not make it.
 const READY: usize = 6;
