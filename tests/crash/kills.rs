@@ -113,11 +113,18 @@ fn fio_verifies_what_was_answered_when_the_server_is_killed() {
         let line = [fio(&uri, &first), writes.to_vec()].concat();
         let mut command = bounded(&line);
         command.current_dir(place.path()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = command.spawn().unwrap();
+        let mut child = command.spawn().unwrap();
         let client = Client::connect(&yard.socket(), "v1").unwrap();
         let mut workload = Workload::new(client, &mut history, seed.0).depth(1);
-        while !Path::new(&started).exists() {
+        // Who is killed before it has written anything says nothing.
+        let has_written = || {
+            let stats = yard.command(&["stats", "v0", "--json"]).ok().json();
+            assert_eq!(stats[0]["device"], "v0", "{stats}");
+            stats[0]["ops"]["write"]["ops"].as_u64() > Some(0)
+        };
+        while !Path::new(&started).exists() || !has_written() {
             assert!(matches!(workload.run(1), End::Done), "{seed}");
+            assert!(child.try_wait().unwrap().is_none(), "{seed}: fio has ended");
         }
         let more = Rng::with_seed(seed.0).u64(1..300);
         assert!(matches!(workload.run(more), End::Done), "{seed}");
