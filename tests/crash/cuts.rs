@@ -12,6 +12,7 @@ use fastrand::Rng;
 
 use crate::client::Client;
 use crate::disk::Fault;
+use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::mounted::Mounted;
 use crate::rounds::{Seed, seeds};
@@ -21,6 +22,10 @@ use crate::yard::Yard;
 /// Disks of `make test`; each is cut a few times.
 const FEW: u64 = 4;
 const CUTS: u64 = 5;
+
+/// Cuts of a disk on which fio writes, each behind so many writes and syncs at most.
+const FIO_CUTS: u64 = 2;
+const FIO_OPERATIONS: u64 = 300;
 
 const VOLUME_BYTES: u64 = 8 << 20;
 
@@ -192,6 +197,44 @@ fn nothing_durable_is_lost_when_the_power_is_cut() {
         assert!(moved_bytes > 0, "so is cleaning");
         assert!(log_bytes > POOL_BYTES, "so is what takes the place of something else");
     }
+}
+
+/// What fio was told is durable fio finds again: on a disk that is cut while it writes, and while
+/// what it wrote is recovered.
+#[test]
+fn fio_verifies_what_was_answered_when_the_power_is_cut() {
+    let mut verified = 0;
+    for seed in seeds(FEW) {
+        let seed = Seed(seed);
+        let (mut random, mounted) = (Rng::with_seed(seed.0), Mounted::new(seed.0));
+        let volume = format!("volume:///v0?path={}&size=64M&sync=always", mounted.file("pool"));
+        for _ in 0..FIO_CUTS {
+            let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&volume]));
+            let mut writing = fio.write(&yard, "v0");
+            while !writing.has_written(&yard, "v0") {}
+            mounted.disk().fail(Some(Fault::Cut(random.u64(..FIO_OPERATIONS))));
+            writing.end();
+            assert!(mounted.disk().is_off(), "{seed}: fio has ended before");
+            kill(yard);
+            mounted.disk().switch_on();
+            // Some of the openings are cut as well.
+            mounted.disk().fail(Some(Fault::Cut(random.u64(..40))));
+            match Yard::try_serve(&[&volume]) {
+                Ok(yard) => kill(yard),
+                Err((status, text)) => {
+                    assert!(mounted.disk().is_off(), "{seed}: ended with {status}: {text}");
+                }
+            }
+            if mounted.disk().is_off() {
+                mounted.disk().switch_on();
+            }
+            mounted.disk().fail(None);
+            let yard = Yard::serve(&[&volume]);
+            verified += fio.verify(&yard, "v0").1;
+            kill(yard);
+        }
+    }
+    assert!(verified > 0, "something was durable");
 }
 
 /// Who made the file has synced neither its directory nor its length; a pool depends on both.

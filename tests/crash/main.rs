@@ -25,6 +25,7 @@ mod cuts;
 mod damage;
 mod disk;
 mod errors;
+mod fio;
 mod history;
 mod kills;
 mod late;
