@@ -100,20 +100,23 @@ fn standard_input_and_output_are_one_connection() {
 import nbd, sys
 h = nbd.NBD()
 h.set_export_name('mem0')
-h.connect_command([sys.argv[1], 'serve', sys.argv[2], '--nbd', 'stdio'])
+h.connect_command([sys.argv[1], 'serve', sys.argv[2], '--nbd', 'stdio', '--control', sys.argv[3]])
 h.pwrite(b'x' * 4096, 4096)
 assert h.pread(4096, 4096) == b'x' * 4096
 assert h.get_size() == 64 << 20
 h.shutdown()
 ";
-    python(script, &[BLOCKYARD, MEM0]);
+    let place = Place::new();
+    python(script, &[BLOCKYARD, MEM0, &place.file("control")]);
 }
 
 #[test]
 fn a_client_starts_it_and_hands_it_a_socket() {
     // libnbd's brackets start a server as systemd does.
-    let line = ["nbdinfo", "--json", "--", "[", BLOCKYARD, "serve", N0, "--nbd", "stdio", "]"];
-    let info = run(&line).ok().json();
+    let place = Place::new();
+    let control = place.file("control");
+    let serve = [BLOCKYARD, "serve", N0, "--nbd", "stdio", "--control", &control];
+    let info = run(&[&["nbdinfo", "--json", "--", "["], &serve[..], &["]"]].concat()).ok().json();
     assert_eq!(info["exports"][0]["export-size"], 1 << 30);
 }
 
@@ -172,8 +175,9 @@ fn the_process_is_named_in_a_file() {
 fn it_goes_with_its_parent() {
     let place = Place::new();
     let serve = format!(
-        "{BLOCKYARD} serve {N0} --nbd unix:{} --exit-with-parent & read line",
-        place.file("nbd")
+        "{BLOCKYARD} serve {N0} --nbd unix:{} --control {} --exit-with-parent & read line",
+        place.file("nbd"),
+        place.file("control")
     );
     let mut command = bounded(&["sh", "-c", &serve]);
     let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

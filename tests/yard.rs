@@ -175,5 +175,7 @@ impl Drop for Yard {
 pub(crate) fn blockyard(args: &[&str]) -> Run {
     let mut line = vec![BLOCKYARD];
     line.extend(args);
-    finish(&line, &mut bounded(&line))
+    // A server that is not told where has its control socket where no other one has.
+    let place = Place::new();
+    finish(&line, bounded(&line).env("XDG_RUNTIME_DIR", place.path()))
 }
