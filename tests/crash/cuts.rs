@@ -210,7 +210,8 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
         let volume = format!("volume:///v0?path={}&size=64M&sync=always", mounted.file("pool"));
         for _ in 0..FIO_CUTS {
             let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&volume]));
-            let mut writing = fio.write(&yard, "v0");
+            // So that it has not ended before the cut.
+            let mut writing = fio.write(&yard, "v0", &["--rate_iops=1000"]);
             while !writing.has_written(&yard, "v0") {}
             mounted.disk().fail(Some(Fault::Cut(random.u64(..FIO_OPERATIONS))));
             writing.end();

@@ -46,12 +46,11 @@ impl Fio {
     }
 
     /// Begins to write over a volume of 64 MiB, 16 at a time, of which each that is answered is
-    /// durable.
-    pub(crate) fn write(&self, yard: &Yard, volume: &str) -> Writing {
+    /// durable; `more` are arguments.
+    pub(crate) fn write(&self, yard: &Yard, volume: &str, more: &[&str]) -> Writing {
         let uri = format!("--uri={}", yard.uri(volume));
-        // Nobody is to come too late to cut it off.
-        let writes = ["--iodepth=16", "--rate_iops=1000", "--do_verify=0", "--verify_state_save=1"];
-        let line = [self.line(&uri), writes.to_vec()].concat();
+        let writes = ["--iodepth=16", "--do_verify=0", "--verify_state_save=1"];
+        let line = [&self.line(&uri)[..], &writes, more].concat();
         let mut command = bounded(&line);
         let report = File::create(self.report()).unwrap();
         command.current_dir(self.place.path()).stdout(report).stderr(Stdio::null());

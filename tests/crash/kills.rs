@@ -90,7 +90,7 @@ fn fio_verifies_what_was_answered_when_the_server_is_killed() {
     for seed in seeds(FEW) {
         let seed = Seed(seed);
         let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&v0, &v1]));
-        let mut writing = fio.write(&yard, "v0");
+        let mut writing = fio.write(&yard, "v0", &[]);
         let client = Client::connect(&yard.socket(), "v1").unwrap();
         let mut workload = Workload::new(client, &mut history, seed.0).depth(1);
         while !writing.has_written(&yard, "v0") {
