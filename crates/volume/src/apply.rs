@@ -142,7 +142,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         leaf: &Arc<Leaf>,
         error: VolumeError,
     ) -> Result<(), VolumeError> {
-        let home = leaf.home().filter(|_| error.is_rotten_page());
+        let home = leaf.home().filter(|_| self.segments.is_lost(&error));
         let Some(home) = home else { return Err(error) };
         let at = live.map.with(number, |span| {
             let mut leaves = span.node().into_iter().flat_map(|node| node.leaves());

@@ -107,7 +107,7 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// Whether a page of a map is not what was written there, in no copy: it is so for good.
+    /// Whether a page of a map is not what was written there, in no copy that is there.
     pub(crate) fn is_rotten_page(&self) -> bool {
         matches!(self, VolumeError::Format(FormatError::Page { .. }))
     }

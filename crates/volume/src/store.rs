@@ -184,6 +184,11 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether no copy is away that may have what is damaged in the others.
+    fn has_all_copies(&self) -> bool {
+        true
+    }
+
     /// What a copy of its files is called in messages: of [`StoreFile::copies`] the one of this
     /// number.
     fn copy_title(&self, copy: usize) -> String {

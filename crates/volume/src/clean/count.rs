@@ -24,8 +24,10 @@ use crate::record::Moved;
 use crate::recovery::crew::{Crew, THREADS};
 use crate::store::Directory;
 
-/// So many leaves of each map are looked at at once.
+/// So many leaves of each map are looked at at once, and so many of all of them where these are
+/// many.
 const AT_ONCE: usize = 64;
+const LEAVES_AT_ONCE: usize = 1024;
 
 /// What a walk through all leaves has come to.
 enum Counted {
@@ -130,11 +132,12 @@ fn count_by<'scope, D: Directory>(
     let mut marks = Marks::new(pool.segments().bytes());
     let mut lost = Moved { round: pool.segments().round(), ..Moved::default() };
     for (number, nodes) in &spans {
-        for from in (0..FAN).step_by(AT_ONCE) {
+        let at_once = (LEAVES_AT_ONCE / nodes.len().max(1)).clamp(1, AT_ONCE);
+        for from in (0..FAN).step_by(at_once) {
             if pool.is_hurried() {
                 return Ok(Counted::Broken);
             }
-            let places: Vec<_> = (from..FAN.min(from + AT_ONCE))
+            let places: Vec<_> = (from..FAN.min(from + at_once))
                 .map(|at| (at, leaves(nodes, at)))
                 .filter(|(_, leaves)| !leaves.is_empty())
                 .collect();
@@ -145,7 +148,10 @@ fn count_by<'scope, D: Directory>(
                     let known = read.remove(&ptr::from_ref::<Leaf>(leaf));
                     match known.unwrap_or_else(|| pool.segments().page(leaf)) {
                         Ok(page) => pages.push(page),
-                        Err(error) => give_up(frozen, (*number, at), leaf, error, &mut lost)?,
+                        Err(error) if pool.segments().is_lost(&error) => {
+                            give_up(frozen, (*number, at), leaf, error, &mut lost)?;
+                        }
+                        Err(error) => return Err(error),
                     }
                 }
                 blocks(&pages, &mut marks);
@@ -175,8 +181,8 @@ fn give_up(
     let (names, first) = (names.join(", "), first_block(number, at));
     tracing::error!("{names}: {FAN} blocks from {first} on: {error}");
     match leaf.home() {
-        Some(home) if error.is_rotten_page() => lost.lost.push(home),
-        _ => return Err(error),
+        Some(home) => lost.lost.push(home),
+        None => return Err(error),
     }
     lost.page_count += 1;
     for (_, copied, _) in maps {

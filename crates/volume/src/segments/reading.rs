@@ -24,15 +24,31 @@ impl<D: Directory> Segments<D> {
         let (segment, offset) = self.split(home.address());
         let want = home.crc();
         let is_whole = |bytes: &[u8]| crc(bytes) == want;
-        let read = self.read_whole(&self.files(), home.address(), &mut bytes, &is_whole);
-        read.map(drop).map_err(VolumeError::io(format!(
-            "cannot read a page of the map, segment {segment} offset {offset}"
-        )))?;
+        let files = self.files();
+        let failed = || {
+            let doing = format!("cannot read a page of the map, segment {segment} offset {offset}");
+            VolumeError::io(doing)
+        };
+        let read = self.read_whole(&files, home.address(), &mut bytes, &is_whole);
+        read.map(drop).map_err(failed())?;
         let found = crc(&bytes);
         if found != home.crc() {
+            // It is damaged if it is so in each copy, and not if one of them could not be read.
+            for copy in 0..files.get(segment as usize).map_or(0, |file| file.copies()) {
+                self.read_copy(&files, copy, home.address(), &mut bytes).map_err(failed())?;
+                if is_whole(&bytes) {
+                    return Ok(bytes);
+                }
+            }
             return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
         }
         Ok(bytes)
+    }
+
+    /// Whether a page of a map is not what was written there, in no copy, and none is away that may
+    /// have it: it is so for good.
+    pub(crate) fn is_lost(&self, error: &VolumeError) -> bool {
+        error.is_rotten_page() && self.directory.has_all_copies()
     }
 
     /// Reads what lies in one segment.

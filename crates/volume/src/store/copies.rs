@@ -197,6 +197,13 @@ impl<D: Directory> Directory for Copies<D> {
         }
     }
 
+    fn has_all_copies(&self) -> bool {
+        match self {
+            Copies::One(one) => one.has_all_copies(),
+            Copies::Two(two) => two.has_all_copies(),
+        }
+    }
+
     fn lane(&self, scratch: Option<&Arc<CopiesFile<D>>>) -> CopiesLane<D> {
         match self {
             Copies::One(one) => CopiesLane::One(one.lane(scratch.map(|file| file.as_one()))),

@@ -288,6 +288,10 @@ impl<D: Directory> Directory for Mirror<D> {
         self.each(Directory::look)
     }
 
+    fn has_all_copies(&self) -> bool {
+        self.0.good() == [true; 2]
+    }
+
     fn lane(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLane<D> {
         let good = self.0.good();
         let lanes = std::array::from_fn(|number| {

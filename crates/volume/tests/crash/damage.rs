@@ -323,14 +323,20 @@ fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
     shape.options.segments_max = segments_max;
     format(directory, &shape);
     let mut rig = Rig::open(directory, &shape);
-    for first in (0..600).step_by(8) {
-        assert_eq!(rig.take(Step::Write { first, count: 8, fua: true }), Status::Ok);
-    }
+    fill_three_leaves(&mut rig);
     (rig, shape)
 }
 
-/// Changes a bit of a leaf of the volume's map, behind a checkpoint.
-fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize) {
+/// Writes all blocks of such a pool.
+pub(crate) fn fill_three_leaves(rig: &mut Rig) {
+    for first in (0..600).step_by(8) {
+        assert_eq!(rig.take(Step::Write { first, count: 8, fua: true }), Status::Ok);
+    }
+}
+
+/// Changes a bit of a leaf of the volume's map, behind a checkpoint: in the files of one copy, or
+/// of all that there is.
+pub(crate) fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize, side: &str) {
     let mut answer = rig.pool.ask_for(Body::Checkpoint);
     rig.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
@@ -339,14 +345,14 @@ fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize) {
     let nodes = rig.pool.find("v").unwrap().map.freeze();
     let home = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().home().unwrap();
     let (segment, offset) = rig.pool.segments().split(home.address());
-    let file = directory.open(&format!("segment-{segment:08x}")).unwrap();
+    let file = directory.open(&format!("{side}segment-{segment:08x}")).unwrap();
     let mut byte = [0];
     file.read_at(offset + 9, &mut byte).unwrap();
     file.write_at(offset + 9, &[byte[0] ^ 4]).unwrap();
 }
 
 /// The blocks that cannot be read.
-fn lost(rig: &mut Rig) -> Vec<u64> {
+pub(crate) fn lost(rig: &mut Rig) -> Vec<u64> {
     let mut read = |block: &u64| rig.door.read(*block * 512, 512, |_| {});
     let is_lost = |block: &u64| match read(block) {
         Status::Ok => false,
@@ -364,7 +370,7 @@ fn lost(rig: &mut Rig) -> Vec<u64> {
 fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
     let directory = Directory::default();
     let (mut rig, shape) = three_leaves(&directory, 100);
-    rot_leaf(&directory, &mut rig, 1);
+    rot_leaf(&directory, &mut rig, 1, "");
     assert_eq!(rig.take(Step::Write { first: 300, count: 2, fua: true }), Status::Ok);
     let wanted = rig.contents().0[300];
     drop(rig);
@@ -394,7 +400,7 @@ fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
 fn space_comes_back_where_a_leaf_has_rotten() {
     let directory = Directory::default();
     let (mut rig, shape) = three_leaves(&directory, 75);
-    rot_leaf(&directory, &mut rig, 2);
+    rot_leaf(&directory, &mut rig, 2, "");
     drop(rig);
     let mut rig = Rig::open(&directory, &shape);
     for round in 0..40 {

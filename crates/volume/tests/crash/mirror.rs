@@ -8,8 +8,10 @@ use blockyard_sim::directory::{Directory, Medium};
 use blockyard_sim::seed::Seed;
 use blockyard_volume::VolumeError;
 use blockyard_volume::error::CopiesError;
+use blockyard_volume::format::catalogue::Change;
 use blockyard_volume::store::mirror::assemble::Terms;
 
+use crate::damage::{fill_three_leaves, lost, rot_leaf};
 use crate::rig::{Rig, Shape, Step, assemble, format, pair};
 use crate::simulated::{Fault, Simulated};
 use crate::{each_moment, look, shape, work};
@@ -254,6 +256,45 @@ fn rot_in_one_copy_is_put_right() {
         }
     }
     assert!(mended > 30, "the rot was felt: {mended}");
+}
+
+/// A page of the map that had rotted in one copy was given up for good where the other one could
+/// not be read for a moment, or was away: it had the page.
+#[test]
+fn a_leaf_that_another_copy_may_have_is_not_given_up() {
+    for is_away in [false, true] {
+        let mut shape = Shape { mirror: true, blocks: 600, ..Shape::tiny() };
+        shape.options.checkpoint_bytes = 256 << 10;
+        shape.options.segments_max = 75;
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let (mut rig, _) = opened(&directory, &shape);
+        fill_three_leaves(&mut rig);
+        rot_leaf(&directory, &mut rig, 2, "a/");
+        drop(rig);
+        let (mut rig, pair) = opened(&directory, &shape);
+        pair[1].fail(if is_away { Fault::FailingSyncs(0) } else { Fault::FailingReads(1) });
+        // Blocks would be counted again, if they could be.
+        for _ in 0..12 {
+            rig.take(Step::Snapshot);
+            for first in (0..512).step_by(8) {
+                rig.take(Step::Write { first, count: 8, fua: false });
+            }
+            let list = rig.pool.list();
+            let Some(snapshot) = list.iter().find(|traits| traits.is_snapshot) else { break };
+            let mut answer = rig.pool.ask(Change::Destroy { id: snapshot.id });
+            rig.run();
+            answer.take().unwrap();
+        }
+        assert_eq!(status(&rig).1, [true, !is_away]);
+        pair[1].fail(Fault::None);
+        if is_away {
+            drop(rig);
+            (rig, _) = opened(&directory, &shape);
+        }
+        assert!(lost(&mut rig).is_empty(), "it is in the other copy, away: {is_away}");
+        assert!(status(&rig).0 > 0, "and was mended");
+    }
 }
 
 /// What came of an opening with one copy, or with both.
