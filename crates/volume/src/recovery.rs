@@ -425,7 +425,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         for descriptor in &group.descriptors {
             // In the order of the log: what is written behind a move is not moved by it.
             if descriptor.kind != Kind::Move && !moves.is_empty() {
-                relocate::blocks(&self.volumes, &moves, &mut maps);
+                relocate::blocks(&self.volumes, &moves, &mut maps)?;
                 moves.clear();
             }
             let Descriptor { kind, codec, volume, block, len, crc, .. } = *descriptor;
@@ -462,8 +462,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
             }
             at += stored;
         }
-        relocate::blocks(&self.volumes, &moves, &mut maps);
-        Ok(())
+        // Where they were there may be something else by now.
+        relocate::blocks(&self.volumes, &moves, &mut maps)
     }
 
     /// Makes durable what was found and may not be: after a kill, or a sync that has failed, some

@@ -30,9 +30,17 @@ struct Changed {
 }
 
 /// Blocks lie elsewhere now, unless they have been written since.
-pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut Apply<'_, D>) {
+///
+/// # Errors
+/// If a leaf could not be read: its blocks stay where they were. That one has rotted is none.
+pub(crate) fn blocks<D: Directory>(
+    volumes: &Volumes,
+    moves: &[Move],
+    maps: &mut Apply<'_, D>,
+) -> Result<(), VolumeError> {
+    let mut read = Ok(());
     if moves.is_empty() {
-        return;
+        return read;
     }
     let mut spans: BTreeMap<(u32, usize), NodeMoves> = BTreeMap::new();
     for Move { family, block, from, to } in moves {
@@ -56,6 +64,9 @@ pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut
                         Err(error) => {
                             tracing::error!("blocks stay where they were: {error}");
                             kept.extend(moves.iter().map(|(_, from, _)| *from));
+                            if !error.is_rotten_page() {
+                                read = Err(error);
+                            }
                             None
                         }
                     },
@@ -73,6 +84,7 @@ pub(crate) fn blocks<D: Directory>(volumes: &Volumes, moves: &[Move], maps: &mut
             }
         }
     }
+    read
 }
 
 /// A leaf with its blocks elsewhere; `None` if it has none of them.

@@ -53,7 +53,8 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                         || moved.lost.contains(&home)
                 };
                 let volumes = pool.volumes();
-                relocate::blocks(&volumes, &moved.moves, &mut maps);
+                // What stays is there: it is not free.
+                _ = relocate::blocks(&volumes, &moved.moves, &mut maps);
                 if !moved.pages.is_empty() || !moved.lost.is_empty() {
                     relocate::pages(&volumes, &moved.spans, is_left, &moved.lost, &mut maps);
                     maps.tally().dirtied += pool.roots().leave(is_left) as u64;
