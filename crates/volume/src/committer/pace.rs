@@ -28,7 +28,9 @@ impl<D: Directory> Committer<D> {
     /// Whether so much is to be written by a checkpoint that cannot begin before blocks are counted
     /// that there must not be more.
     pub(super) fn is_overrun(&self) -> bool {
-        let waits = self.pool.recount() == Recount::Again;
+        // One that has ended, in whatever way, is joined soon.
+        let is_over = self.checkpoint.as_ref().is_some_and(Thread::is_ended);
+        let waits = self.pool.recount() == Recount::Again && !is_over;
         if !waits || self.stopping || self.pool.is_poisoned() {
             return false;
         }

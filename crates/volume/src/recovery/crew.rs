@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Scope;
+use std::thread::{Builder, Scope};
 
 use crate::error::VolumeError;
 
@@ -20,7 +20,8 @@ type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 /// The threads, none until somebody has something for them.
 pub(crate) struct Crew<'scope, 'env: 'scope> {
     scope: &'scope Scope<'scope, 'env>,
-    jobs: OnceCell<Sender<Job<'scope>>>,
+    /// None if there is no thread.
+    jobs: OnceCell<Option<Sender<Job<'scope>>>>,
 }
 
 impl<'scope, 'env> Crew<'scope, 'env> {
@@ -29,19 +30,29 @@ impl<'scope, 'env> Crew<'scope, 'env> {
         Crew { scope, jobs: OnceCell::new() }
     }
 
-    /// Lets one of them do something. It does not wait for what another one is to do.
+    /// Lets one of them do something, or does it where the system has no thread. It does not wait
+    /// for what another one is to do.
     pub(crate) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
         let jobs = self.jobs.get_or_init(|| {
             let (jobs, taken) = channel();
             let taken = Arc::new(Mutex::new(taken));
+            let mut count = 0;
             for _ in 0..THREADS {
                 let taken = Arc::clone(&taken);
-                self.scope.spawn(move || work(&taken));
+                let started = Builder::new().spawn_scoped(self.scope, move || work(&taken));
+                if let Err(error) = started {
+                    tracing::warn!("{count} threads read, and no more: {error}");
+                    break;
+                }
+                count += 1;
             }
-            jobs
+            (count > 0).then_some(jobs)
         });
-        // They are there as long as this is.
-        _ = jobs.send(Box::new(job));
+        match jobs {
+            // They are there as long as this is.
+            Some(jobs) => _ = jobs.send(Box::new(job)),
+            None => job(),
+        }
     }
 
     /// Lets them do something with each part at once, and waits until all of it is done.
