@@ -165,7 +165,7 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
             None
         }
         Err(Refused::Io(error)) => {
-            pool.poison(&format!("a checkpoint could not be written: {error}"));
+            pool.poison_by(&format!("a checkpoint could not be written: {error}"));
             None
         }
     }

@@ -210,9 +210,7 @@ impl<D: Directory> Committer<D> {
     /// file system has left, of which others have their part.
     fn look(&self) {
         self.pool.segments().look_outside();
-        if let Err(error) = self.pool.segments().directory().look() {
-            self.pool.poison(&format!("it was removed while it was open ({error})"));
-        }
+        self.pool.look();
     }
 
     /// Makes durable what nobody has asked to be.

@@ -235,6 +235,19 @@ impl<D: Directory> Pool<D> {
         }
     }
 
+    /// The same, unless there is a better reason: that the pool was removed.
+    pub(crate) fn poison_by(&self, why: &str) {
+        self.look();
+        self.poison(why);
+    }
+
+    /// Looks whether the pool is still there: nothing more is said to be durable then.
+    pub(crate) fn look(&self) {
+        if let Err(error) = self.segments.directory().look() {
+            self.poison(&format!("it was removed while it was open ({error})"));
+        }
+    }
+
     /// Whether space is so short that nothing is answered before it is in the log.
     pub(crate) fn tight(&self) -> Reader<bool> {
         Reader::new(&self.tight)

@@ -80,7 +80,7 @@ pub(super) fn is_near<D: Directory>(pool: &Pool<D>) -> bool {
 /// two checkpoints.
 fn is_roomy<D: Directory>(pool: &Pool<D>) -> bool {
     let segments = pool.segments();
-    let round = pool.options().checkpoint_bytes / u64::from(segments.bytes());
+    let round = (pool.options().checkpoint_bytes / u64::from(segments.bytes())).max(2);
     !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + 2 * round
 }
 

@@ -176,7 +176,8 @@ impl<D: Directory> Committer<D> {
 
     /// Notes that the group has found space.
     pub(super) fn found(&mut self) {
-        if !self.search.is_on && self.search.tried > 0 && self.group.want == Some(Want::Write) {
+        let has_tried = self.search.tried > 0 || self.search.is_retried;
+        if !self.search.is_on && has_tried && self.group.want == Some(Want::Write) {
             self.search = Search::default();
         }
     }
