@@ -16,6 +16,9 @@ use crate::yard::Yard;
 
 const MIB: u64 = 1 << 20;
 
+/// What a pool is made of, unless somebody wants it otherwise.
+const SEGMENT_BYTES: u64 = 32 * MIB;
+
 /// Longer than what the log's thread writes by a call that it waits for.
 const LONG: usize = 512 << 10;
 
@@ -34,6 +37,17 @@ fn is_locked(path: &str) -> bool {
     let lock = Path::new(path).join("lock");
     let file = File::open(if lock.exists() { lock.as_path() } else { Path::new(path) }).unwrap();
     matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+}
+
+/// Waits until a pool in a directory has all segments that its file system has room for, and makes
+/// none: who does has the directory's lock in the kernel while the disk has its write.
+fn until_it_is_full(path: &str) {
+    until(|| {
+        let mut names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
+        let is_made = names.any(|it| it.to_string_lossy().ends_with(".new"));
+        let space = rustix::fs::statvfs(path).unwrap();
+        !is_made && space.f_bavail * space.f_frsize < SEGMENT_BYTES
+    });
 }
 
 /// Whether a process has ended, or all of it that can.
@@ -69,6 +83,9 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
     client.write(0, 0, &[1; 4096], true).unwrap();
     assert_eq!(client.answer().unwrap().error, 0);
+    if Path::new(slow).is_dir() {
+        until_it_is_full(slow);
+    }
     mounted.hold();
     let hold = Hold(mounted);
     client.write(1, MIB, &[2; LONG], true).unwrap();
@@ -137,7 +154,7 @@ fn a_directory_is_nobodys_before_the_last_write_has_ended() {
     let at = place.file("at");
     let file_system = FileSystem::mount("ext4", &device.0, &at);
     for store in ["uring", "threads"] {
-        // With either another thread may be making a segment.
+        // With either another thread may look after the pool.
         kill(&mounted, &at, &uri(&at, &format!("&store={store}")), By::Thread);
     }
     file_system.unmount();
