@@ -1,6 +1,7 @@
 //! The server is killed while the disk has writes of it that have not ended. Nobody else gets the
 //! pool before they have: what they write would be over what comes behind them.
 
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -16,15 +17,15 @@ use crate::yard::Yard;
 
 const MIB: u64 = 1 << 20;
 
-/// What a pool is made of, unless somebody wants it otherwise.
-const SEGMENT_BYTES: u64 = 32 * MIB;
-
 /// Longer than what the log's thread writes by a call that it waits for.
 const LONG: usize = 512 << 10;
 
 /// How often and how long a look is: together a minute.
 const LOOKS_MAX: u32 = 12_000;
 const LOOK: Duration = Duration::from_millis(5);
+
+/// So many looks find the same files in a directory in which none is made.
+const SAME: u32 = 100;
 
 #[track_caller]
 fn until(is_so: impl Fn() -> bool) {
@@ -39,14 +40,23 @@ fn is_locked(path: &str) -> bool {
     matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
-/// Waits until a pool in a directory has all segments that its file system has room for, and makes
-/// none: who does has the directory's lock in the kernel while the disk has its write.
-fn until_it_is_full(path: &str) {
+/// Waits until a pool in a directory makes no segment: who does has the directory's lock in the
+/// kernel while the disk has its write.
+fn until_it_grows_no_more(path: &str) {
+    let names = || {
+        let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|it| it.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let last = Cell::new((names(), 0));
     until(|| {
-        let mut names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
-        let is_made = names.any(|it| it.to_string_lossy().ends_with(".new"));
-        let space = rustix::fs::statvfs(path).unwrap();
-        !is_made && space.f_bavail * space.f_frsize < SEGMENT_BYTES
+        let (before, same) = last.take();
+        let now = names();
+        let is_made = now.iter().any(|it| it.ends_with(".new"));
+        let same = if is_made || now != before { 0 } else { same + 1 };
+        last.set((now, same));
+        same == SAME
     });
 }
 
@@ -84,7 +94,7 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     client.write(0, 0, &[1; 4096], true).unwrap();
     assert_eq!(client.answer().unwrap().error, 0);
     if Path::new(slow).is_dir() {
-        until_it_is_full(slow);
+        until_it_grows_no_more(slow);
     }
     mounted.hold();
     let hold = Hold(mounted);
