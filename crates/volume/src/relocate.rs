@@ -32,7 +32,7 @@ struct Changed {
 /// Blocks lie elsewhere now, unless they have been written since.
 ///
 /// # Errors
-/// If a leaf could not be read: its blocks stay where they were. That one has rotted is none.
+/// If a leaf could not be read: its blocks stay where they were. That one is lost is none.
 pub(crate) fn blocks<D: Directory>(
     volumes: &Volumes,
     moves: &[Move],
@@ -64,7 +64,7 @@ pub(crate) fn blocks<D: Directory>(
                         Err(error) => {
                             tracing::error!("blocks stay where they were: {error}");
                             kept.extend(moves.iter().map(|(_, from, _)| *from));
-                            if !error.is_rotten_page() {
+                            if !maps.segments().is_lost(&error) {
                                 read = Err(error);
                             }
                             None
@@ -134,7 +134,15 @@ pub(crate) fn pages<D: Directory>(
             let twin = match changed.leaves.get(&key) {
                 Some(known) => Arc::clone(known),
                 None => {
-                    match maps.segments().page(leaf).or_else(|error| stand_in(leaf, lost, error)) {
+                    // A copy may have gone away since it was found.
+                    let segments = maps.segments();
+                    let stand_in = |error| match leaf.home() {
+                        Some(home) if segments.is_lost(&error) && lost.contains(&home) => {
+                            Ok(Arc::new(Page::lost(home)))
+                        }
+                        _ => Err(error),
+                    };
+                    match segments.page(leaf).or_else(stand_in) {
                         Ok(page) => {
                             maps.tally().dirtied += 1;
                             leaf.pin(&page);
@@ -153,16 +161,6 @@ pub(crate) fn pages<D: Directory>(
         }
         soil(node, copy, maps.tally())
     });
-}
-
-/// What is in the place of a page that has rotted and is given up.
-fn stand_in(leaf: &Leaf, lost: &[Entry], error: VolumeError) -> Result<Arc<Page>, VolumeError> {
-    match leaf.home() {
-        Some(home) if error.is_rotten_page() && lost.contains(&home) => {
-            Ok(Arc::new(Page::lost(home)))
-        }
-        _ => Err(error),
-    }
 }
 
 /// A copy of a node takes its place, if there is one: a page for the next checkpoint, unless the
