@@ -3,6 +3,18 @@
 
 use super::*;
 
+const SEGMENT: u64 = 64 << 10;
+/// Both of the tests' channels, each of which may have one segment that is not full.
+const CHANNELS: u64 = 2;
+
+/// The most that the pool had, which may be a tenth more than before, and the open segments:
+/// those are nothing beside a disk, but much beside the little that Miri has time for.
+fn check_most(store: &Store, before: u64) {
+    let most = store.pool().usage().used_bytes_max;
+    let bound = before + before / 10 + CHANNELS * SEGMENT;
+    assert!(most < bound, "{before} bytes became {most}");
+}
+
 fn shuffled(blocks: u64) -> Vec<u64> {
     let mut order: Vec<u64> = (0..blocks).collect();
     fastrand::Rng::with_seed(3).shuffle(&mut order);
@@ -12,7 +24,7 @@ fn shuffled(blocks: u64) -> Vec<u64> {
 /// Blocks of many sizes that one channel has written, and another channel, which has the other
 /// shard.
 fn written(blocks: u64) -> (Arc<Store>, Access) {
-    let store = store(blocks, |config| config.segment_bytes = Some(64 << 10));
+    let store = store(blocks, |config| config.segment_bytes = Some(SEGMENT as usize));
     let (mut first, other) = (store.access().unwrap(), store.access().unwrap());
     let mut random = fastrand::Rng::with_seed(1);
     for block in 0..blocks {
@@ -34,8 +46,7 @@ fn what_another_channel_has_written_is_overwritten_where_it_lies() {
         let bytes = stamped(block, 2, any_len(&mut random));
         other.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
     }
-    let most = store.pool().usage().used_bytes_max;
-    assert!(most < before * 5 / 4, "{before} bytes became {most}");
+    check_most(&store, before);
     check_accounts(&mut other, 2);
 }
 
@@ -52,7 +63,6 @@ fn what_becomes_smaller_takes_no_more_memory() {
         });
         assert!(made.unwrap().is_some());
     }
-    let most = store.pool().usage().used_bytes_max;
-    assert!(most < before + before / 20, "{before} bytes became {most}");
+    check_most(&store, before);
     check_accounts(&mut other, 2);
 }
