@@ -245,9 +245,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     /// time it is.
     fn count_again(&mut self) {
         let bearable = policy::bearable_unknown(self.pool, self.frozen);
-        if let Some(lost) = count::again(self.pool, self.frozen, bearable)
-            && self.hand(lost)
-        {
+        let mut lost = count::again(self.pool, self.frozen, bearable).into_iter();
+        if lost.all(|lost| self.hand(lost)) {
             self.end();
         }
     }
@@ -535,7 +534,7 @@ mod tests {
         let (live, _) = hand.pool.segments().live();
         hand.pool.segments().doubt(1);
         let frozen = hand.committer.freeze();
-        assert!(count::again(&hand.pool, &frozen, 0).is_none());
+        assert!(count::again(&hand.pool, &frozen, 0).is_empty());
         assert_eq!(hand.pool.segments().live(), (live, 0));
         assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
     }

@@ -9,7 +9,9 @@ use crate::Compression;
 use crate::checkpoint::{self, Frozen, Marks};
 use crate::committer::{Committer, Turn};
 use crate::door::{Door, Outcome};
+use crate::format::PAGE_BYTES;
 use crate::format::catalogue::{Change, Traits};
+use crate::map::Leaf;
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::store::RealDirectory;
@@ -44,7 +46,16 @@ fn create(
         block_bytes: BLOCK as u32,
         blocks,
     };
-    let mut answer = pool.ask(Change::Create(traits));
+    change(pool, committer, Change::Create(traits));
+}
+
+/// Changes the catalogue.
+fn change(
+    pool: &Arc<Pool<RealDirectory>>,
+    committer: &mut Committer<RealDirectory>,
+    change: Change,
+) {
+    let mut answer = pool.ask(change);
     while committer.turn() == Turn::Worked {}
     assert!(answer.take().unwrap().status.is_ok());
 }
@@ -85,6 +96,28 @@ impl Hand {
         create(&self.pool, &mut self.committer, name, (blocks, 0));
         let live = self.pool.find(name).unwrap();
         self.door = Door::open(&self.pool, live, Compression::None, 8);
+    }
+
+    /// Makes a snapshot.
+    pub(crate) fn snapshot(&mut self, of: &str, name: &str) {
+        let traits = self.pool.find(of).unwrap().listed();
+        let (origin, name, is_snapshot) = (traits.id, name.to_owned(), true);
+        self.change(Change::Copy(Traits { origin, name, is_snapshot, ..traits }));
+    }
+
+    /// Changes the catalogue.
+    pub(crate) fn change(&mut self, what: Change) {
+        change(&self.pool, &mut self.committer, what);
+    }
+
+    /// Lets a leaf rot, which is on disk, and drops it from memory.
+    pub(crate) fn rot(&self, leaf: &Leaf) {
+        let mut page = self.pool.memory().take_beyond(PAGE_BYTES);
+        page.fill(0xff);
+        self.pool.segments().write(leaf.home().unwrap().address(), &[&page]).unwrap();
+        while leaf.is_here() {
+            leaf.evict();
+        }
     }
 
     /// Begins something, and waits for it.

@@ -1,6 +1,6 @@
 //! A record: what a queue hands to the committer, and what comes back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -145,7 +145,7 @@ pub struct Moved {
     /// Segments whose pages are to be written again, elsewhere.
     pub pages: Vec<u32>,
     /// Leaves of maps that have rotted, by where they are: what they named is given up.
-    pub lost: Vec<Entry>,
+    pub lost: HashSet<Entry>,
     /// The spans of maps that have some there: by family and number.
     pub spans: BTreeSet<(u32, usize)>,
     /// How many pages of maps that changes at most.

@@ -121,7 +121,7 @@ pub(crate) fn pages<D: Directory>(
     volumes: &Volumes,
     spans: &Spans,
     is_left: impl Fn(Entry) -> bool,
-    lost: &[Entry],
+    lost: &HashSet<Entry>,
     maps: &mut Apply<'_, D>,
 ) {
     each_node(volumes, spans, |node, changed| {

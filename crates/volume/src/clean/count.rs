@@ -29,23 +29,27 @@ use crate::store::Directory;
 const AT_ONCE: usize = 64;
 const LEAVES_AT_ONCE: usize = 1024;
 
+/// What is given up by one record, in pages that it changes: as the next checkpoint has to find
+/// room for these, and everybody waits while they are changed, more of them come one by one.
+const LOST_PAGES: u64 = 256;
+
 /// What a walk through all leaves has come to.
 enum Counted {
     /// So many bytes count in each segment.
     Exact(Vec<u64>),
     /// Some leaves have rotted.
-    Lost(Moved),
+    Lost(Vec<Moved>),
     /// Somebody cannot wait for it.
     Broken,
 }
 
 /// Counts again if more bytes may not count than are bearable; answers what is to be given up
 /// before that is possible.
-pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64) -> Option<Moved> {
+pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64) -> Vec<Moved> {
     let whole = &frozen.whole;
     if whole.unknown_bytes <= bearable {
         has_counted(pool, frozen);
-        return None;
+        return Vec::new();
     }
     let segments = pool.segments();
     let is_again = pool.recount() == Recount::Broken;
@@ -57,15 +61,15 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
         Ok(Counted::Exact(exact)) => {
             segments.recount(&exact, &whole.live, whole.unknown_bytes);
             has_counted(pool, frozen);
-            None
+            Vec::new()
         }
         // Who waits for it waits for the next one.
-        Ok(Counted::Lost(lost)) => Some(lost),
-        Ok(Counted::Broken) => None,
+        Ok(Counted::Lost(lost)) => lost,
+        Ok(Counted::Broken) => Vec::new(),
         Err(error) => {
             tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
             has_counted(pool, frozen);
-            None
+            Vec::new()
         }
     }
 }
@@ -130,7 +134,7 @@ fn count_by<'scope, D: Directory>(
         }
     }
     let mut marks = Marks::new(pool.segments().bytes());
-    let mut lost = Moved { round: pool.segments().round(), ..Moved::default() };
+    let mut lost = Lost { round: pool.segments().round(), ..Lost::default() };
     for (number, nodes) in &spans {
         let at_once = (LEAVES_AT_ONCE / nodes.len().max(1)).clamp(1, AT_ONCE);
         for from in (0..FAN).step_by(at_once) {
@@ -149,7 +153,7 @@ fn count_by<'scope, D: Directory>(
                     match known.unwrap_or_else(|| pool.segments().page(leaf)) {
                         Ok(page) => pages.push(page),
                         Err(error) if pool.segments().is_lost(&error) => {
-                            give_up(frozen, (*number, at), leaf, error, &mut lost)?;
+                            lost.give_up(frozen, (*number, at), leaf, error)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -158,38 +162,57 @@ fn count_by<'scope, D: Directory>(
             }
         }
     }
-    Ok(match lost.lost.is_empty() {
+    Ok(match lost.records.is_empty() {
         true => Counted::Exact(marks.into_bytes()),
-        false => Counted::Lost(lost),
+        false => Counted::Lost(lost.records),
     })
 }
 
-/// Notes that a leaf has rotted, in this place of its maps.
-fn give_up(
-    frozen: &Frozen,
-    (number, at): (usize, usize),
-    leaf: &Arc<Leaf>,
-    error: VolumeError,
-    lost: &mut Moved,
-) -> Result<(), VolumeError> {
-    let has = |map: &map::Frozen| {
-        let node = map.get(number).and_then(Option::as_ref);
-        node.and_then(|node| node.leaf(at)).is_some_and(|it| Arc::ptr_eq(it, leaf))
-    };
-    let maps = frozen.volumes.iter().filter(|(.., map)| has(map));
-    let names: Vec<&str> = maps.clone().map(|(traits, ..)| &*traits.name).collect();
-    let (names, first) = (names.join(", "), first_block(number, at));
-    tracing::error!("{names}: {FAN} blocks from {first} on: {error}");
-    match leaf.home() {
-        Some(home) => lost.lost.push(home),
-        None => return Err(error),
+/// Leaves that have rotted.
+#[derive(Default)]
+struct Lost {
+    /// How many checkpoints had begun when they were found.
+    round: u64,
+    records: Vec<Moved>,
+    /// Nodes that the last record changes: each is one page, however many of its leaves are lost
+    /// and maps have it.
+    nodes: HashSet<*const Node>,
+}
+
+impl Lost {
+    /// Notes that a leaf has rotted, in this place of its maps.
+    fn give_up(
+        &mut self,
+        frozen: &Frozen,
+        (number, at): (usize, usize),
+        leaf: &Arc<Leaf>,
+        error: VolumeError,
+    ) -> Result<(), VolumeError> {
+        let Some(home) = leaf.home() else { return Err(error) };
+        let node = |map: &map::Frozen| {
+            let node = map.get(number)?.as_ref()?;
+            node.leaf(at).is_some_and(|it| Arc::ptr_eq(it, leaf)).then_some(Arc::as_ptr(node))
+        };
+        let maps = frozen
+            .volumes
+            .iter()
+            .filter_map(|(traits, copied, map)| Some((&*traits.name, copied.family, node(map)?)));
+        let names: Vec<&str> = maps.clone().map(|(name, ..)| name).collect();
+        let (names, first) = (names.join(", "), first_block(number, at));
+        tracing::error!("{names}: {FAN} blocks from {first} on: {error}");
+        if self.records.last().is_none_or(|last| last.page_count >= LOST_PAGES) {
+            self.records.push(Moved { round: self.round, ..Moved::default() });
+            self.nodes.clear();
+        }
+        let last = self.records.last_mut().expect("there is one by now");
+        last.lost.insert(home);
+        last.page_count += 1;
+        for (_, family, node) in maps {
+            last.page_count += u64::from(self.nodes.insert(node));
+            last.spans.insert((family, number));
+        }
+        Ok(())
     }
-    lost.page_count += 1;
-    for (_, copied, _) in maps {
-        lost.page_count += 1;
-        lost.spans.insert((copied.family, number));
-    }
-    Ok(())
 }
 
 /// Counts the blocks of leaves in the same place of their maps. What they share counts once.
@@ -207,5 +230,59 @@ fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
                 marks.entry(&entry);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_core::Status;
+
+    use super::*;
+    use crate::clean::{Cleaner, Itself};
+    use crate::hand::Hand;
+
+    /// Each snapshot that had a leaf was said to need another page of each node for it: for many
+    /// leaves there was never so much room, and none of them was given up.
+    #[test]
+    fn many_rotten_leaves_of_many_snapshots_are_given_up() {
+        const LEAVES: u64 = 300;
+        const ROTTEN: usize = 290;
+        let mut hand = Hand::of("rotten", 100, 100);
+        hand.take("w", LEAVES * FAN as u64);
+        (0..LEAVES).for_each(|leaf| hand.write(leaf * FAN as u64, 1));
+        for number in 0..10 {
+            hand.snapshot("w", &format!("w@{number}"));
+            // The second node is another one in each of them.
+            hand.write((LEAVES - 1) * FAN as u64, 1);
+        }
+        hand.checkpoint();
+        let map = hand.pool.find("w").unwrap().map.freeze();
+        let leaves: Vec<_> = map.iter().flatten().flat_map(|node| node.leaves()).collect();
+        for (_, leaf) in &leaves[..ROTTEN] {
+            hand.rot(leaf);
+        }
+        let pool = Arc::clone(&hand.pool);
+        let count = |hand: &mut Hand| {
+            pool.segments().doubt(1);
+            let (frozen, marks) = hand.checkpoint();
+            pool.want_count(Some(frozen.round));
+            let mut pages = Vec::new();
+            let carry = |moved: Moved| {
+                pages.push(moved.page_count);
+                hand.committer.move_blocks(moved)
+            };
+            let carrier = Itself { carry, is_done: true };
+            Cleaner::new(&pool, &frozen, &marks, carrier).count_again();
+            pages
+        };
+        let pages = count(&mut hand);
+        // The first node is in two records, the second ones in one.
+        assert_eq!(pages.iter().sum::<u64>(), ROTTEN as u64 + 2 + 11);
+        assert_eq!((pages.len(), pages[0]), (2, LOST_PAGES));
+        assert!(count(&mut hand).is_empty());
+        assert_eq!(pool.segments().unknown_bytes(), 0);
+        let mut read = |leaf: usize| hand.door.read((leaf * FAN * 4096) as u64, 4096, |_| {});
+        assert_eq!((read(0), read(ROTTEN - 1)), (Status::Protection, Status::Protection));
+        assert_eq!(read(ROTTEN), Status::Ok);
     }
 }
