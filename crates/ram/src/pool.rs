@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! Cache ─ alloc ▸ its Shard ─ hole of the class, else a larger one, else the open segment
-//!               ▸ a hole of the Shard that has most of them, if that is much
+//!               ▸ a hole of another Shard: of those that have one, the Shard that has most free
 //!               ▸ its Shard ─ a segment that is begun
 //!       ─ retire ▸ its Shard's list ─ look at the pins ▸ hole in the object's own Shard
 //! Arena: pages in use and their limit.   Memory: one range of addresses.
@@ -17,7 +17,10 @@
 //! A shard's lock is taken for a moment, by the one or two channels that have it; other channels
 //! come to it with what they freed, in batches, for holes when it has many and their own shard is
 //! full, and when the limit leaves them no other way. Without the second, whoever overwrites what
-//! another channel has written would take as much memory again before any segment is empty.
+//! another channel has written would take as much memory again before any segment is empty. If all
+//! data lie in one shard, as they do when one channel has written them, all others come there for
+//! holes. They wait for one another only while an eighth of it is free; else who finds somebody at
+//! it begins a segment of his own, and so what is overwritten comes to be in all shards.
 //!
 //! **Bounds.** Pages in use never exceed the limit; retired objects, holes and what was asked for
 //! ahead lie in them and so count. A shard's list of retired objects has 16 and twice the number of
@@ -292,13 +295,19 @@ impl Pool {
         }
     }
 
-    /// The shard but this one that has the most free places; `None` if no other one has as many as
-    /// a segment.
-    fn freest_but(&self, shard: u32) -> Option<u32> {
+    /// Of the shards but this one that have a hole for so many units, and as many free places as a
+    /// segment, the one with most. Those that somebody is at are not asked: he may be long.
+    fn freest_but(&self, shard: u32, units: u32) -> Option<Other> {
         let others = (0u32..).zip(&self.shards).filter(|(number, _)| *number != shard);
-        let free = others.map(|(number, shard)| (shard.with(|shard| shard.free_units()), number));
-        let (free, number) = free.max()?;
-        (free >= u64::from(self.layout.segment_units())).then_some(number)
+        let fitting = others.filter_map(|(number, shard)| {
+            let look = |shard: &mut Shard| {
+                let free = shard.fits(units).then(|| shard.free_units())?;
+                Some((free, Other { shard: number, has_much: shard.has_much() }))
+            };
+            shard.try_with(look).ok().flatten()
+        });
+        let (free, other) = fitting.max_by_key(|(free, _)| *free)?;
+        (free >= u64::from(self.layout.segment_units())).then_some(other)
     }
 
     fn ground(&self, purpose: Purpose) -> Ground<'_> {
@@ -392,8 +401,26 @@ pub struct Cache {
     pool: Arc<Pool>,
     shard: u32,
     /// The shard whose holes are used when its own is full.
-    other: Option<u32>,
+    other: Option<Other>,
     scratch: Scratch,
+}
+
+/// A shard that is not the channel's own.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    shard: u32,
+    /// [`Shard::has_much`], when somebody looked last.
+    has_much: bool,
+}
+
+/// What asking another shard has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Place(u64),
+    /// It has no hole that fits.
+    Nothing,
+    /// Somebody is at it.
+    Taken,
 }
 
 impl Cache {
@@ -459,22 +486,43 @@ impl Cache {
 
     /// A place when the shard's open segment is full: a hole of another shard that has many, or a
     /// segment that is begun.
-    #[cold]
+    #[inline(never)]
     fn alloc_beyond(&mut self, len_bytes: usize, purpose: Purpose) -> Option<u64> {
         if purpose == Purpose::Move {
             return None;
         }
-        let pool = &*self.pool;
-        let alloc = |number: u32, reach| {
-            let ground = pool.ground(purpose);
-            pool.shards[number as usize].with(|shard| shard.alloc(len_bytes, reach, ground))
-        };
-        if let Some(place) = self.other.and_then(|other| alloc(other, Reach::Holes)) {
+        let mut found = self.alloc_in_other(len_bytes, purpose);
+        if found == Found::Nothing {
+            let units = self.pool.layout.units_of(len_bytes);
+            self.other = self.pool.freest_but(self.shard, units);
+            found = self.alloc_in_other(len_bytes, purpose);
+        }
+        if let Found::Place(place) = found {
             return Some(place);
         }
-        self.other = pool.freest_but(self.shard);
-        let place = self.other.and_then(|other| alloc(other, Reach::Holes));
-        place.or_else(|| alloc(self.shard, Reach::Fresh))
+        let pool = &*self.pool;
+        let shard = &pool.shards[self.shard as usize];
+        shard.with(|shard| shard.alloc(len_bytes, Reach::Fresh, pool.ground(purpose)))
+    }
+
+    /// A hole of the other shard. It is waited for only while much of it is free: if all data lie
+    /// in one shard, whoever overwrites them moves them to his own, in place of meeting everybody
+    /// else at that one's lock for as long as they are written.
+    fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose) -> Found {
+        let Some(other) = &mut self.other else { return Found::Nothing };
+        let pool = &*self.pool;
+        let alloc = |shard: &mut Shard| {
+            let place = shard.alloc(len_bytes, Reach::Holes, pool.ground(purpose));
+            (place, shard.has_much())
+        };
+        let shard = &pool.shards[other.shard as usize];
+        let (place, has_much) = match shard.try_with(alloc) {
+            Ok(found) => found,
+            Err(alloc) if other.has_much => shard.with(alloc),
+            Err(_) => return Found::Taken,
+        };
+        other.has_much = has_much;
+        place.map_or(Found::Nothing, Found::Place)
     }
 
     /// The same when the shard has nothing left: what is retired is given back, and the other
@@ -528,5 +576,87 @@ impl Cache {
         for number in 0..self.pool.shards.len() {
             self.pool.reclaim(number, &mut self.scratch);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const OBJECT: usize = 2048;
+    const SEGMENT: usize = 64 << 10;
+    /// Long enough for whoever does not wait, however busy the machine is.
+    const LONG: Duration = Duration::from_secs(30);
+    /// Most often enough for a thread to come to a lock.
+    const SHORT: Duration = Duration::from_millis(20);
+
+    /// A shard of 64 segments that has holes, as many as so many segments; and a channel of the
+    /// other shard, which is empty.
+    fn with_holes(segments: usize) -> (Arc<Pool>, u32, Cache) {
+        let mut config = PoolConfig::new(64 << 20, 4096);
+        config.shards = NonZeroU32::new(2);
+        config.segment_bytes = Some(SEGMENT);
+        let pool = Pool::new(&config).unwrap();
+        let (mut full, empty) = (pool.cache(), pool.cache());
+        let objects = 64 * SEGMENT / OBJECT;
+        let objects: Vec<_> = (0..objects).map(|_| full.alloc(&[1; OBJECT]).unwrap()).collect();
+        for &object in objects.iter().step_by(64 / segments) {
+            // SAFETY: nobody knows it, and it is freed once.
+            unsafe { full.free(object) };
+        }
+        assert_eq!(pool.usage().free_bytes, (segments * SEGMENT) as u64);
+        (pool, full.shard, empty)
+    }
+
+    fn shard_of_next(cache: &mut Cache) -> u32 {
+        let object = cache.alloc(&[2; OBJECT]).unwrap();
+        cache.pool.layout.shard(object.place())
+    }
+
+    /// The same by a thread, while a shard is held until that has ended or so much time is over.
+    fn shard_of_next_beside(held: u32, cache: &mut Cache, time: Duration) -> u32 {
+        let pool = Arc::clone(&cache.pool);
+        let end = Instant::now() + time;
+        thread::scope(|scope| {
+            let next = pool.shards[held as usize].with(|_| {
+                let next = scope.spawn(|| shard_of_next(cache));
+                while !next.is_finished() && Instant::now() < end {
+                    thread::park_timeout(Duration::from_millis(1));
+                }
+                next
+            });
+            next.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn another_shard_that_somebody_is_at_is_left_alone() {
+        let (_, full, mut cache) = with_holes(2);
+        let own = cache.shard;
+        assert_eq!(shard_of_next(&mut cache), full);
+        assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
+        // Its own segment is full again: it goes to the holes.
+        for _ in 1..SEGMENT / OBJECT {
+            assert_eq!(shard_of_next(&mut cache), own);
+        }
+        assert_eq!(shard_of_next(&mut cache), full);
+    }
+
+    #[test]
+    fn a_shard_that_somebody_is_at_is_not_asked_what_it_has() {
+        let (_, full, mut cache) = with_holes(16);
+        let own = cache.shard;
+        assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
+    }
+
+    #[test]
+    fn another_shard_of_which_much_is_free_is_waited_for() {
+        let (_, full, mut cache) = with_holes(16);
+        assert_eq!(shard_of_next(&mut cache), full);
+        assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
     }
 }

@@ -88,7 +88,7 @@ impl Holes {
     }
 
     /// The first class from `units` on that has a hole.
-    fn first_from(&self, units: u32) -> Option<u32> {
+    pub(super) fn first_from(&self, units: u32) -> Option<u32> {
         let mut index = units as usize / 64;
         let mut word = self.occupied.get(index)? & u64::MAX << (units % 64);
         while word == 0 {

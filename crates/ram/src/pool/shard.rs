@@ -179,6 +179,18 @@ impl Shard {
         self.tally.granted - self.tally.units
     }
 
+    /// Whether an eighth of it is free.
+    #[inline]
+    pub(super) fn has_much(&self) -> bool {
+        self.free_units() * 8 >= self.tally.granted
+    }
+
+    /// Whether it may have a hole for so many units: one of a segment that is gone deceives.
+    #[inline]
+    pub(super) fn fits(&self, units: u32) -> bool {
+        self.holes.first_from(units).is_some()
+    }
+
     /// Whether an allocation is to fail, as was asked for.
     #[inline]
     pub(super) fn strikes(&mut self) -> bool {
