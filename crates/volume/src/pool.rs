@@ -326,6 +326,12 @@ impl<D: Directory> Pool<D> {
         }
     }
 
+    /// Blocks were counted behind this checkpoint: whoever waits for that does so no longer, unless
+    /// it has asked for it since.
+    pub(crate) fn has_counted(&self, round: u64) {
+        self.wanted.update(|wanted| wanted.filter(|wanted| *wanted > round));
+    }
+
     /// Notes whether a thread runs the committer: what takes long is done beside it then.
     pub fn set_running(&self, running: bool) {
         self.running.update(|_| running);

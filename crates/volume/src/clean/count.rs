@@ -48,7 +48,7 @@ enum Counted {
 pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64) -> Vec<Moved> {
     let whole = &frozen.whole;
     if whole.unknown_bytes <= bearable {
-        has_counted(pool, frozen);
+        pool.has_counted(frozen.round);
         return Vec::new();
     }
     let segments = pool.segments();
@@ -60,7 +60,7 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
     match counted_now {
         Ok(Counted::Exact(exact)) => {
             segments.recount(&exact, &whole.live, whole.unknown_bytes);
-            has_counted(pool, frozen);
+            pool.has_counted(frozen.round);
             Vec::new()
         }
         // Who waits for it waits for the next one.
@@ -68,16 +68,9 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
         Ok(Counted::Broken) => Vec::new(),
         Err(error) => {
             tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
-            has_counted(pool, frozen);
+            pool.has_counted(frozen.round);
             Vec::new()
         }
-    }
-}
-
-/// Whoever waits until blocks are counted does so no longer, if it has asked for it before.
-fn has_counted<D: Directory>(pool: &Pool<D>, frozen: &Frozen) {
-    if pool.wanted_count().is_some_and(|round| frozen.round >= round) {
-        pool.want_count(None);
     }
 }
 
@@ -236,6 +229,7 @@ fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
 #[cfg(test)]
 mod tests {
     use blockyard_core::Status;
+    use blockyard_sync::counter::Counter;
 
     use super::*;
     use crate::clean::{Cleaner, Itself};
@@ -284,5 +278,31 @@ mod tests {
         let mut read = |leaf: usize| hand.door.read((leaf * FAN * 4096) as u64, 4096, |_| {});
         assert_eq!((read(0), read(ROTTEN - 1)), (Status::Protection, Status::Protection));
         assert_eq!(read(ROTTEN), Status::Ok);
+    }
+
+    /// Who wanted a count in the moment in which another one ended went on without one.
+    #[test]
+    fn who_wants_a_later_count_waits_for_it() {
+        const ROUNDS: u64 = 400_000;
+        let mut hand = Hand::new("wanted");
+        let mut frozen = hand.committer.freeze();
+        let (pool, counted) = (&hand.pool, &Counter::default());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while frozen.round < ROUNDS {
+                    frozen.round = counted.get();
+                    _ = again(pool, &frozen, u64::MAX);
+                }
+            });
+            let mut missed = 0;
+            for round in 1..=ROUNDS {
+                pool.want_count(Some(round));
+                // Nobody has counted since.
+                missed += u64::from((0..8).any(|_| pool.wanted_count() != Some(round)));
+                counted.add(1);
+            }
+            assert_eq!(missed, 0);
+        });
+        assert_eq!(pool.wanted_count(), None);
     }
 }
