@@ -68,6 +68,13 @@ impl Marks {
         }
     }
 
+    /// A block is needed, unless it was lost.
+    pub fn block(&mut self, entry: &Entry) {
+        if !entry.is_lost() {
+            self.entry(entry);
+        }
+    }
+
     /// So many bytes of a segment are needed.
     pub fn segment(&mut self, number: u32, bytes: u32) {
         let number = number as usize;

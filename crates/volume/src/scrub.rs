@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::check::Report;
 use crate::error::VolumeError;
 use crate::running::Running;
+use crate::store::Directory;
 use crate::verify::Verifier;
 
 /// Longest sleep for the sake of a rate.
@@ -43,7 +44,7 @@ impl Pace {
     }
 }
 
-impl Running {
+impl<D: Directory> Running<D> {
     /// Reads every block of every volume and snapshot, what they share once, and the pages of their
     /// maps. What is written meanwhile may be left out. `rate` is in bytes a second, 0 for as fast
     /// as can be. `progress` is told the bytes that were verified and how many there are about, and

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
+use crate::format::entry::Entry;
 use crate::map::{Leaf, Map, Page};
 use crate::running::Running;
 use crate::segments::Segments;
@@ -32,7 +33,8 @@ impl Running {
         for (number, node) in live.map.freeze().iter().enumerate() {
             for (at, leaf) in node.iter().flat_map(|node| node.leaves()) {
                 let page = page_now(self.pool().segments(), &live.map, (number, at), leaf)?;
-                for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
+                let is_there = |entry: &&Entry| !entry.is_hole() && !entry.is_lost();
+                for entry in page.entries().iter().filter(is_there) {
                     usage.blocks += 1;
                     usage.stored_bytes += u64::from(entry.stored_bytes());
                 }

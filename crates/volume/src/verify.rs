@@ -53,6 +53,9 @@ pub(crate) struct Verifier<'a, D: Directory> {
     stored: Buffer,
     plain: Buffer,
     seen: Seen,
+    /// Of pages that were lost with their blocks, by what names these and by their number in the
+    /// map, which blocks were told.
+    lost: HashMap<(Entry, u64), [u64; FAN / 64]>,
     /// What is damaged in one copy and whole in another is written again.
     mends: bool,
     /// Bytes of pages that were verified.
@@ -74,6 +77,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             stored: memory.take_beyond(STORED_MAX as usize),
             plain: memory.take_beyond(BLOCK_BYTES_MAX as usize),
             seen: Seen::default(),
+            lost: HashMap::new(),
             mends,
             page_bytes: 0,
             named: BTreeMap::new(),
@@ -104,7 +108,9 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 // What cannot be read was told just now, or has moved meanwhile.
                 let Ok(page) = self.segments.page(leaf) else { continue };
                 for (block, entry) in (first..).zip(page.entries()) {
-                    if !entry.is_hole() && self.seen.note(entry.address()) {
+                    if entry.is_lost() {
+                        self.lost(now, block, entry);
+                    } else if !entry.is_hole() && self.seen.note(entry.address()) {
                         self.block(now, block_bytes, block, entry);
                     }
                 }
@@ -123,11 +129,32 @@ impl<'a, D: Directory> Verifier<'a, D> {
             self.name(now, block, entry);
             return;
         };
-        // It may have moved, or been written again, since the map was looked at.
-        let Some(live) = now() else { return };
+        if let Some(live) = self.still(now, block, entry) {
+            self.tell(&live, block, entry, what);
+        }
+    }
+
+    /// A block is told that was lost with the page of the map that named it.
+    fn lost(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
+        let (leaf, at) = (block / FAN as u64, block as usize % FAN);
+        let is_told = |told: &[u64; FAN / 64]| told[at / 64] >> (at % 64) & 1 == 1;
+        if self.lost.get(&(*entry, leaf)).is_some_and(is_told) {
+            return;
+        }
+        if let Some(live) = self.still(now, block, entry) {
+            self.lost.entry((*entry, leaf)).or_default()[at / 64] |= 1 << (at % 64);
+            let what = "it was lost with the page of the map that named it".to_owned();
+            self.tell(&live, block, entry, what);
+        }
+    }
+
+    /// The volume, if it still has a block there: it may have moved, or been written again, since
+    /// the map was looked at.
+    fn still(&self, now: &Now<'_>, block: u64, entry: &Entry) -> Option<Arc<Live>> {
+        let live = now()?;
         let (span, at) = Map::place(block);
         if span >= live.map.span_count() {
-            return;
+            return None;
         }
         let found = live.map.with(span, |span| span.find(at));
         let is_there = match found {
@@ -138,9 +165,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             }
             _ => false,
         };
-        if is_there {
-            self.tell(&live, block, entry, what);
-        }
+        is_there.then_some(live)
     }
 
     /// Notes a block that is whole.

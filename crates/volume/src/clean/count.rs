@@ -211,7 +211,7 @@ impl Lost {
 /// Counts the blocks of leaves in the same place of their maps. What they share counts once.
 fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
     if let [page] = pages {
-        page.entries().iter().for_each(|entry| marks.entry(entry));
+        page.entries().iter().for_each(|entry| marks.block(entry));
         return;
     }
     let mut known: HashSet<Entry> = HashSet::with_capacity(pages.len());
@@ -220,7 +220,7 @@ fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
         for page in pages {
             let entry = page.entries()[at];
             if known.insert(entry) {
-                marks.entry(&entry);
+                marks.block(&entry);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Where something is, how long it is, how it is compressed, and its checksum: 16 bytes. A block in
 //! a leaf of the map, a page in a node, and the catalogue in the superblock are named alike.
 
-use super::UNIT;
+use super::{PAGE_BYTES, UNIT};
 use crate::bytes::{put_u64, u64_at};
 
 /// Length of an entry on disk.
@@ -79,6 +79,18 @@ impl Entry {
     #[inline]
     pub fn is_hole(&self) -> bool {
         self.word & PRESENT == 0
+    }
+
+    /// A block that was lost with the page of the map that named it, of this checksum: at the
+    /// beginning of all, where there is a head of a group or a page, and never a block.
+    pub(crate) fn lost(page_crc: u64) -> Entry {
+        Entry::new(0, PAGE_BYTES as u32, Codec::Raw, !page_crc)
+    }
+
+    /// Whether this, which names a block, is one that was lost.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        !self.is_hole() && self.address() == 0
     }
 
     /// Where it is, in bytes from the pool's beginning.

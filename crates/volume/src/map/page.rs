@@ -19,7 +19,7 @@ use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
 use crate::bytes::{put_u64, u64_at};
-use crate::format::entry::{Codec, ENTRY_BYTES, Entry};
+use crate::format::entry::{ENTRY_BYTES, Entry};
 use crate::format::{FAN, PAGE_BYTES};
 
 const _: () = assert!(FAN * ENTRY_BYTES == PAGE_BYTES, "a page is full of entries");
@@ -52,11 +52,9 @@ impl Page {
         &self.entries
     }
 
-    /// What stands in for a page that has rotted: none of its blocks can be had. Each is said to be
-    /// where that page is, with a checksum that nothing there has.
+    /// What stands in for a page that has rotted: none of its blocks can be had.
     pub(crate) fn lost(home: Entry) -> Page {
-        let entry = Entry::new(home.address(), PAGE_BYTES as u32, Codec::Raw, !home.crc());
-        Page { entries: [entry; FAN], ..Page::default() }
+        Page { entries: [Entry::lost(home.crc()); FAN], ..Page::default() }
     }
 
     /// Whether a block was written behind the birth of its leaf.

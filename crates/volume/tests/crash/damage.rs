@@ -4,13 +4,15 @@
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
 use blockyard_sim::seed::Seed;
+use blockyard_volume::check::check_in;
 use blockyard_volume::door::Door;
 use blockyard_volume::format::catalogue::Change;
 use blockyard_volume::format::group;
 use blockyard_volume::record::Body;
-use blockyard_volume::{Compression, FormatError, VolumeError};
+use blockyard_volume::store::mirror::assemble::Terms;
+use blockyard_volume::{Compression, FormatError, Running, VolumeError};
 
-use crate::rig::{Rig, Shape, Step, format};
+use crate::rig::{Rig, Shape, Step, USE, format};
 use crate::simulated::{Fault, Simulated};
 use crate::{rig, shape, work};
 
@@ -317,8 +319,12 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
 
 /// A pool whose map has three leaves of which one is in memory at a time, full of blocks.
 fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
-    let mut shape = Shape::tiny();
-    shape.blocks = 600;
+    three_leaves_in(directory, segments_max, false)
+}
+
+/// The same in one copy or two.
+fn three_leaves_in(directory: &Directory, segments_max: usize, mirror: bool) -> (Rig, Shape) {
+    let mut shape = Shape { mirror, blocks: 600, ..Shape::tiny() };
     shape.options.checkpoint_bytes = 256 << 10;
     shape.options.segments_max = segments_max;
     format(directory, &shape);
@@ -334,21 +340,32 @@ pub(crate) fn fill_three_leaves(rig: &mut Rig) {
     }
 }
 
-/// Changes a bit of a leaf of the volume's map, behind a checkpoint: in the files of one copy, or
-/// of all that there is.
-pub(crate) fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize, side: &str) {
+/// Makes a checkpoint.
+fn checkpoint(rig: &mut Rig) {
     let mut answer = rig.pool.ask_for(Body::Checkpoint);
     rig.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+}
+
+/// Changes a bit behind this place.
+fn rot(directory: &Directory, name: &str, offset: u64) {
+    let file = directory.open(name).unwrap();
+    let mut byte = [0];
+    file.read_at(offset + 9, &mut byte).unwrap();
+    file.write_at(offset + 9, &[byte[0] ^ 4]).unwrap();
+}
+
+/// Changes a bit of a leaf of the volume's map, behind a checkpoint: in the files of one copy, or
+/// of all that there is. Answers where that is.
+pub(crate) fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize, side: &str) -> u64 {
+    checkpoint(rig);
     // It has the leaf in memory now.
     assert!(rig.door.read(leaf as u64 * 256 * 512, 512, |_| {}).is_ok());
     let nodes = rig.pool.find("v").unwrap().map.freeze();
     let home = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().home().unwrap();
     let (segment, offset) = rig.pool.segments().split(home.address());
-    let file = directory.open(&format!("{side}segment-{segment:08x}")).unwrap();
-    let mut byte = [0];
-    file.read_at(offset + 9, &mut byte).unwrap();
-    file.write_at(offset + 9, &[byte[0] ^ 4]).unwrap();
+    rot(directory, &format!("{side}segment-{segment:08x}"), offset);
+    home.address()
 }
 
 /// The blocks that cannot be read.
@@ -387,9 +404,7 @@ fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
         assert_eq!(rig.take(Step::Discard { first: first + 1, count: 1, fua: true }), Status::Ok);
         gone.drain(..2);
         if round == 1 {
-            let mut answer = rig.pool.ask_for(Body::Checkpoint);
-            rig.run();
-            assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+            checkpoint(&mut rig);
         }
     }
 }
@@ -420,6 +435,68 @@ fn space_comes_back_where_a_leaf_has_rotten() {
     assert_eq!(lost(&mut rig), gone);
     assert_eq!(rig.take(Step::Discard { first: 512, count: 88, fua: true }), Status::Ok);
     assert!(lost(&mut rig).is_empty());
+}
+
+/// What lies where a page of the map was that was lost was taken for seen, as blocks of that page
+/// were said to be there: `check` skipped it, and scrubbing, which mends it.
+#[test]
+fn what_lies_where_a_lost_page_was_is_looked_at() {
+    for (mirror, wants_page) in [(false, false), (false, true), (true, false), (true, true)] {
+        let directory = Directory::default();
+        let (mut rig, shape) = three_leaves_in(&directory, 100, mirror);
+        let sides: &[&str] = if mirror { &["a/", "b/"] } else { &[""] };
+        let mut place = 0;
+        for side in sides {
+            place = rot_leaf(&directory, &mut rig, 1, side);
+        }
+        // An opening that finds a block of it in the log has another page in its place.
+        assert_eq!(rig.take(Step::Write { first: 300, count: 1, fua: true }), Status::Ok);
+        drop(rig);
+        let mut rig = Rig::open(&directory, &shape);
+        let is_there = |rig: &mut Rig| {
+            let node = rig.pool.find("v").unwrap().map.freeze()[0].clone().unwrap();
+            let leaf = node.leaf(2).unwrap();
+            let page = rig.pool.segments().page(leaf).unwrap();
+            let mut blocks = page.entries().iter().filter(|entry| !entry.is_hole());
+            match wants_page {
+                true => leaf.home().is_some_and(|home| home.address() == place),
+                false => blocks.any(|entry| entry.address() == place),
+            }
+        };
+        // All of the rest is written again and again, in groups of several lengths.
+        let is_used = (0..20_000_u64).any(|round| {
+            let (first, count) = ([0, 512][round as usize % 2] + round / 2 % 80, 1 + round % 7);
+            assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
+            if round.is_multiple_of(16 + round / 256 % 64) {
+                checkpoint(&mut rig);
+            }
+            is_there(&mut rig)
+        });
+        assert!(is_used, "nothing came to lie at {place}: {mirror} {wants_page}");
+        checkpoint(&mut rig);
+        assert!(is_there(&mut rig));
+        let (segment, offset) = rig.pool.segments().split(place);
+        drop(rig);
+        rot(&directory, &format!("{}segment-{segment:08x}", sides[0]), offset);
+        let check = || {
+            let store = rig::store(&directory, &shape, Terms::Look).unwrap();
+            let report = check_in(store, &mut |_| {}).unwrap();
+            let lost = report.damage.iter().filter(|it| (256..512).contains(&it.block)).count();
+            assert_eq!(lost, 255, "blocks of the lost page, each of them once");
+            let here = report.damage.iter().filter(|it| it.address == place).count();
+            assert_eq!(report.damaged, (lost + here) as u64);
+            here
+        };
+        assert_eq!(check(), 1, "{mirror} {wants_page}");
+        if mirror {
+            let store = rig::store(&directory, &shape, USE).unwrap();
+            let running = Running::start(store, shape.options).unwrap();
+            let report = running.scrub(0, &mut |_, _| true).unwrap();
+            assert_eq!((report.damaged, report.mended), (255, 1));
+            drop(running);
+            assert_eq!(check(), 0);
+        }
+    }
 }
 
 /// Either superblock is enough: where one of them is lost, the pool opens with everything that was
@@ -462,9 +539,7 @@ fn damage_is_told_while_pages_of_the_map_come_and_go() {
     for first in [0, 300] {
         assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
-    let mut answer = rig.pool.ask_for(Body::Checkpoint);
-    rig.run();
-    assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+    checkpoint(&mut rig);
     let block = 1_u64.to_le_bytes().repeat(512 / 8);
     for name in directory.names() {
         let file = directory.open(&name).unwrap();

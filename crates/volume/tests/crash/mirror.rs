@@ -12,11 +12,10 @@ use blockyard_volume::format::catalogue::Change;
 use blockyard_volume::store::mirror::assemble::Terms;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
-use crate::rig::{Rig, Shape, Step, assemble, format, pair};
+use crate::rig::{Rig, Shape, Step, USE, assemble, format, pair};
 use crate::simulated::{Fault, Simulated};
 use crate::{each_moment, look, shape, work};
 
-const USE: Terms = Terms::Use { degraded: false };
 const DEGRADED: Terms = Terms::Use { degraded: true };
 
 fn mirrored(random: &mut fastrand::Rng) -> Shape {

@@ -9,6 +9,7 @@ use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::door::{Door, Outcome};
 use blockyard_volume::format::NODE_BLOCKS;
 use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::format::entry::Entry;
 use blockyard_volume::store::Copies;
 use blockyard_volume::store::mirror::Mirror;
 use blockyard_volume::store::mirror::assemble::{Given, Terms};
@@ -187,6 +188,9 @@ pub(crate) struct Rig {
     snapshots: Vec<(blockyard_sync::mailbox::Owner<blockyard_volume::record::Reply>, usize)>,
 }
 
+/// Both copies, where there are two.
+pub(crate) const USE: Terms = Terms::Use { degraded: false };
+
 /// The two copies of a directory.
 pub(crate) fn pair(directory: &Directory, depth: usize) -> [Simulated; 2] {
     ["a/", "b/"].map(|side| Simulated::new(directory).with_depth(depth).with_prefix(side))
@@ -203,10 +207,13 @@ pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Sto
 }
 
 /// What a rig stands on.
-fn store(directory: &Directory, shape: &Shape) -> Result<Store, VolumeError> {
+pub(crate) fn store(
+    directory: &Directory,
+    shape: &Shape,
+    terms: Terms,
+) -> Result<Store, VolumeError> {
     if shape.mirror {
-        let pair = pair(directory, shape.depth).map(Some);
-        return assemble(pair, Terms::Use { degraded: false });
+        return assemble(pair(directory, shape.depth).map(Some), terms);
     }
     Ok(Store::One(Simulated::new(directory).with_depth(shape.depth)))
 }
@@ -220,7 +227,7 @@ fn open_pool(
 
 /// Makes a pool with an empty volume `v`.
 pub(crate) fn format(directory: &Directory, shape: &Shape) {
-    let store = store(directory, &Shape { depth: 1, ..*shape }).unwrap();
+    let store = store(directory, &Shape { depth: 1, ..*shape }, USE).unwrap();
     let (pool, mut committer) = open_pool(store, shape).unwrap();
     let traits = Traits {
         id: 0,
@@ -241,7 +248,7 @@ pub(crate) fn format(directory: &Directory, shape: &Shape) {
 impl Rig {
     /// Opens the pool of a directory.
     pub(crate) fn open(directory: &Directory, shape: &Shape) -> Rig {
-        let store = store(directory, shape);
+        let store = store(directory, shape, USE);
         store.and_then(|store| Rig::of(store, directory, shape)).unwrap_or_else(|error| {
             panic!("the pool does not open: {error}");
         })
@@ -429,11 +436,12 @@ impl Rig {
         let segments = self.pool.segments();
         let mut named: BTreeMap<u32, u64> = BTreeMap::new();
         let mut seen = HashSet::new();
+        let is_somewhere = |entry: &&Entry| !entry.is_hole() && !entry.is_lost();
         for traits in self.pool.list() {
             let map = self.pool.find(&traits.name).unwrap().map.freeze();
             for (_, leaf) in map.iter().flatten().flat_map(|node| node.leaves()) {
                 let page = segments.page(leaf).unwrap();
-                for entry in page.entries().iter().filter(|entry| !entry.is_hole()) {
+                for entry in page.entries().iter().filter(|entry| is_somewhere(entry)) {
                     if seen.insert(*entry) {
                         let (segment, _) = segments.split(entry.address());
                         *named.entry(segment).or_default() += u64::from(entry.stored_bytes());
