@@ -5,25 +5,27 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use blockyard_ram::{Access, New, Pool, PoolConfig, Store};
-use blockyard_sync::entry_words::{Entries, Kind, Word};
+use blockyard_sync::entry_words::{Entries, Kind, PLACE_BYTES, Word};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 const BLOCKS: u64 = 3;
+const SEGMENT: usize = 4096;
 
 fn store() -> Arc<Store> {
-    store_of(false)
+    store_of(BLOCKS, false)
 }
 
-fn store_of(counted: bool) -> Arc<Store> {
-    let mut config = PoolConfig::new(BLOCKS * 256, 256);
+fn store_of(blocks: u64, counted: bool) -> Arc<Store> {
+    let mut config = PoolConfig::new(blocks * 256, 256);
     config.counted = counted;
     config.seats_max = 9;
     config.shards = NonZeroU32::new(2);
-    config.segment_bytes = Some(4096);
-    Store::new(Entries::new(BLOCKS).unwrap(), Pool::new(&config).unwrap())
+    config.segment_bytes = Some(SEGMENT);
+    Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
 }
 
 /// Runs a body in interleavings drawn by two ways of drawing them.
@@ -107,7 +109,7 @@ fn a_storm_of_eight() {
 #[test]
 fn a_storm_of_eight_that_share() {
     draw(|| {
-        let store = store_of(true);
+        let store = store_of(BLOCKS, true);
         let work = |number: u8| {
             let store = Arc::clone(&store);
             move || {
@@ -189,4 +191,69 @@ fn seven_writers_of_parts() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         access.read(0, |_, bytes| assert_eq!(count(bytes), 21));
     });
+}
+
+/// Channels of one shard fill holes of the other one, and give back there what they overwrite,
+/// while that is read and compacted.
+#[test]
+fn holes_of_another_shard_are_filled_while_it_is_compacted() {
+    const MANY: u64 = 40;
+    const WRITTEN: u64 = 6;
+    // Small pools have every second segment for a shard.
+    let shard = |word: Word| word.place() / (SEGMENT as u64 / PLACE_BYTES) % 2;
+    // Not shuttle's: they count over all draws.
+    static FILLED: AtomicU64 = AtomicU64::new(0);
+    static MOVED: AtomicU64 = AtomicU64::new(0);
+    draw(move || {
+        let store = store_of(MANY, false);
+        // Shards in turns.
+        let mut accesses: Vec<_> = (0..6).map(|_| store.access().unwrap()).collect();
+        let mut first = accesses.remove(0);
+        for block in 0..MANY {
+            let bytes = bytes(180 + block as u8);
+            first.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+        }
+        let full = shard(store.word(0));
+        assert!((0..MANY).all(|block| shard(store.word(block)) == full));
+        for block in (1..MANY).step_by(2) {
+            first.replace(block, New::Word(Word::NOTHING)).unwrap();
+        }
+        first.reclaim();
+        let work = |(number, mut access): (usize, Access)| {
+            move || {
+                for step in 0..4 {
+                    let block = thread_rng().gen_range(0..WRITTEN);
+                    match number {
+                        // Those of the other shard.
+                        0 | 2 | 4 => {
+                            let bytes = bytes(150 + number as u8 * 8 + step);
+                            access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+                            access.reclaim();
+                        }
+                        1 if step < 2 => {
+                            let moved = access.compact(|| false).objects_moved;
+                            MOVED.fetch_add(moved, Relaxed);
+                        }
+                        1 => {}
+                        _ => {
+                            read(&mut access, block);
+                        }
+                    }
+                }
+            }
+        };
+        let threads = accesses.into_iter().enumerate().map(work).map(thread::spawn);
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Every second one was empty, so it is the other channels who have written there.
+        let words = (1..WRITTEN).step_by(2).map(|block| store.word(block));
+        let objects = words.filter(|word| word.kind() == Kind::Object);
+        FILLED.fetch_add(objects.filter(|&word| shard(word) == full).count() as u64, Relaxed);
+        first.reclaim();
+        let held = (0..MANY).filter(|&block| read(&mut first, block).is_some()).count();
+        let usage = store.pool().usage();
+        assert_eq!((usage.objects, usage.retired_bytes), (held as u64, 0));
+    });
+    let (filled, moved) = (FILLED.load(Relaxed), MOVED.load(Relaxed));
+    assert!(filled > 0 && moved > 0, "nothing was shown");
 }
