@@ -104,7 +104,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         end
     }
 
-    /// A volume will be promised something: what it owns was not counted exactly.
+    /// What a volume that is promised something owns was not counted exactly: it is now.
     pub(crate) fn count_owned(&self, live: &Live) {
         self.segments.count_owned(&live.map, 0, live.map.span_count() as u64 * NODE_BLOCKS);
         live.own(live.map.owned());
@@ -144,16 +144,26 @@ impl<'a, D: Directory> Apply<'a, D> {
     ) -> Result<(), VolumeError> {
         let home = leaf.home().filter(|_| self.segments.is_lost(&error));
         let Some(home) = home else { return Err(error) };
-        let at = live.map.with(number, |span| {
+        let (at, is_own) = live.map.with(number, |span| {
             let mut leaves = span.node().into_iter().flat_map(|node| node.leaves());
-            leaves.find(|(_, it)| Arc::ptr_eq(it, leaf)).map(|(at, _)| at)
+            let at = leaves.find(|(_, it)| Arc::ptr_eq(it, leaf)).map(|(at, _)| at);
+            (at, span.owns(leaf))
         });
         let (name, first) = (&live.traits.name, first_block(number, at.unwrap_or(0)));
         tracing::error!("{name}: {FAN} blocks from {first} on are lost: {error}");
-        // What was known to be its alone is not any more.
-        self.tally.owned -= leaf.fresh_count().map_or(FAN as i64, i64::from);
+        let fresh = leaf.fresh_count();
         self.tally.unknown(leaf_bytes(live));
         leaf.fill(&Arc::new(Page::lost(home)));
+        // What was its alone is not any more.
+        match fresh {
+            _ if !is_own => {}
+            // How much of what is counted that was nobody knows: an opening has time to look.
+            None if live.reserved_bytes() > 0 => {
+                self.count_owned(live);
+                self.tally.owned = 0;
+            }
+            fresh => self.tally.owned -= fresh.map_or(FAN as i64, i64::from),
+        }
         Ok(())
     }
 }

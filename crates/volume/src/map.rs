@@ -119,14 +119,19 @@ impl Span {
     pub(crate) fn uncounted(&self, first: u32, end: u32) -> Vec<Arc<Leaf>> {
         let whole = (first as usize).div_ceil(FAN)..end as usize / FAN;
         let leaves = whole.filter_map(|at| self.node.as_ref()?.leaf(at));
-        let own = leaves.filter(|leaf| self.stamp(0, 0).owns(leaf));
+        let own = leaves.filter(|leaf| self.owns(leaf));
         own.filter(|leaf| leaf.fresh_count().is_none()).cloned().collect()
+    }
+
+    /// Whether a leaf is this map's alone.
+    pub(crate) fn owns(&self, leaf: &Leaf) -> bool {
+        self.stamp(0, 0).owns(leaf)
     }
 
     /// Blocks that are this map's alone, as far as that is known.
     fn owned(&self) -> u64 {
         let leaves = self.node.iter().flat_map(|node| node.leaves().map(|(_, leaf)| leaf));
-        let own = leaves.filter(|leaf| self.stamp(0, 0).owns(leaf));
+        let own = leaves.filter(|leaf| self.owns(leaf));
         own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
     }
 

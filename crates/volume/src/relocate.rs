@@ -161,6 +161,20 @@ pub(crate) fn pages<D: Directory>(
         }
         soil(node, copy, maps.tally())
     });
+    if !lost.is_empty() {
+        count_owned(volumes, spans);
+    }
+}
+
+/// Leaves in these spans are lost: what was a volume's alone there is not any more. All others were
+/// read to find them, so that it is known of each what is.
+fn count_owned(volumes: &Volumes, spans: &Spans) {
+    let families: BTreeSet<u32> = spans.iter().map(|(family, _)| *family).collect();
+    // A snapshot owns nothing.
+    let owners = volumes.by_id.values().filter(|live| !live.traits.is_snapshot);
+    for live in owners.filter(|live| families.contains(&live.family)) {
+        live.own(live.map.owned());
+    }
 }
 
 /// A copy of a node takes its place, if there is one: a page for the next checkpoint, unless the

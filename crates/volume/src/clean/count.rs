@@ -144,7 +144,11 @@ fn count_by<'scope, D: Directory>(
                 for leaf in leaves {
                     let known = read.remove(&ptr::from_ref::<Leaf>(leaf));
                     match known.unwrap_or_else(|| pool.segments().page(leaf)) {
-                        Ok(page) => pages.push(page),
+                        Ok(page) => {
+                            // Where leaves are lost it is counted what volumes own.
+                            leaf.note_fresh(&page);
+                            pages.push(page);
+                        }
                         Err(error) if pool.segments().is_lost(&error) => {
                             lost.give_up(frozen, (*number, at), leaf, error)?;
                         }
