@@ -122,6 +122,8 @@ fn beside(algo: &str) -> (&'static str, &'static str) {
         "recomp_algo" => ("recomp_level", "recomp_dict"),
         "recomp_algo2" => ("recomp_level2", "recomp_dict2"),
         "recomp_algo3" => ("recomp_level3", "recomp_dict3"),
+        // A snapshot's own.
+        "load" => ("load", "load"),
         _ => ("level", "dict"),
     }
 }

@@ -81,6 +81,14 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
         let text = refused(RamConfig { dedup, ..plain() }).to_string();
         assert!(text.ends_with("it is damaged: block 77 does not decompress"), "{text}");
     }
+    // Nor do its codecs' own parameters blame those of the device.
+    for (level, dictionary) in [(Some(99), None), (None, Some([7; 4]))] {
+        let dictionary = dictionary.map(|bytes| Arc::from(&bytes[..]));
+        let codecs = vec![CodecConfig { level, dictionary, ..zstd() }];
+        let writer = Writer::new(Vec::new(), &Header { codecs, ..header.clone() }).unwrap();
+        std::fs::write(&file, writer.finish().unwrap()).unwrap();
+        assert_eq!(refused(plain()).field(), "load");
+    }
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(plain()).field(), "load");
     // A file that cannot be written is an error, and leaves what was there.

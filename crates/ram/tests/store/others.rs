@@ -95,3 +95,36 @@ fn holes_that_fit_are_found_beside_many_that_do_not() {
     check_most(&store, usage.used_bytes);
     check_accounts(&mut accesses[2], 2);
 }
+
+/// What is copied into another shard's holes touches nothing that is read, moved or given back
+/// there meanwhile; for Miri, which sees two threads at the same bytes.
+#[test]
+fn holes_of_another_shard_are_filled_while_it_is_read_and_compacted() {
+    let blocks = if cfg!(miri) { 300 } else { 8000 };
+    let store = store(blocks, |config| config.segment_bytes = Some(SEGMENT as usize));
+    let (mut first, mut other) = (store.access().unwrap(), store.access().unwrap());
+    let fill = |access: &mut Access, block, number| {
+        let bytes = stamped(block, number, BLOCK / 4);
+        access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
+    };
+    (0..blocks).for_each(|block| fill(&mut first, block, 1));
+    for block in (0..blocks).step_by(2) {
+        first.replace(block, New::Word(Word::NOTHING)).unwrap();
+    }
+    first.reclaim();
+    let used = store.pool().usage().used_bytes;
+    fill(&mut other, 0, 2);
+    assert_eq!(store.pool().usage().used_bytes, used, "it lies in a hole");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (turn, block) in shuffled(blocks).into_iter().enumerate() {
+                read(&mut first, block);
+                if turn % (blocks as usize / 4) == 0 {
+                    first.compact(|| false);
+                }
+            }
+        });
+        shuffled(blocks).into_iter().rev().for_each(|block| fill(&mut other, block, 3));
+    });
+    check_accounts(&mut other, 3);
+}
