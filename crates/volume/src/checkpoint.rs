@@ -20,6 +20,7 @@ use crate::pool::Pool;
 use crate::roots::{self, Contents, Roots};
 use crate::segments::{Segments, Want};
 use crate::store::{Directory, StoreFile};
+use crate::thread::give_way;
 
 /// What is written at once, in bytes.
 const WRITE_BYTES: usize = 256 << 10;
@@ -46,6 +47,17 @@ pub struct Frozen {
     pub whole: Whole,
     /// The volumes and snapshots, each with the number of the last copy of its map.
     pub volumes: Vec<(Traits, Copied, Arc<map::Frozen>)>,
+}
+
+impl Frozen {
+    /// Lets go of the maps, and of those of their pages that nobody else has.
+    pub(crate) fn let_go(self) {
+        let maps = self.volumes.into_iter().filter_map(|(.., map)| Arc::into_inner(map));
+        for node in maps.flatten() {
+            give_way();
+            drop(node);
+        }
+    }
 }
 
 /// The segments that something needs, and how many bytes of it are there.
@@ -116,6 +128,7 @@ impl Marks {
             if !nodes.insert(ptr::from_ref::<Node>(node)) {
                 continue;
             }
+            give_way();
             node.home().iter().for_each(|home| self.entry(home));
             for (_, leaf) in node.leaves() {
                 if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
@@ -361,6 +374,7 @@ impl<'a, D: Directory> Pages<'a, D> {
             self.flush()?;
         }
         self.room(PAGE_BYTES)?;
+        give_way();
         let address = self.next();
         let bytes = &mut self.buffer[self.filled..self.filled + PAGE_BYTES];
         print(bytes);
@@ -445,6 +459,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         let mut leaves: Vec<&(Arc<Leaf>, Entry)> = self.leaves.values().collect();
         leaves.sort_unstable_by_key(|(_, home)| home.address());
         for (leaf, home) in leaves {
+            give_way();
             leaf.settle(*home);
             // It can be dropped from now on.
             self.pool.segments().leaves().keep(leaf);

@@ -518,6 +518,7 @@ impl<D: Directory> Committer<D> {
                 pool.set_cleaning(true);
                 clean::beside(&pool, &frozen, &marks);
             }
+            frozen.let_go();
             pool.set_phase(Phase::Rests);
         };
         self.pool.set_cleaning(false);

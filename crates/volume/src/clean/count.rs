@@ -23,6 +23,7 @@ use crate::pool::{Pool, Recount};
 use crate::record::Moved;
 use crate::recovery::crew::{Crew, THREADS};
 use crate::store::Directory;
+use crate::thread::give_way;
 
 /// So many leaves of each map are looked at at once, and so many of all of them where these are
 /// many.
@@ -142,6 +143,7 @@ fn count_by<'scope, D: Directory>(
             for (at, leaves) in places {
                 let mut pages = Vec::with_capacity(leaves.len());
                 for leaf in leaves {
+                    give_way();
                     let known = read.remove(&ptr::from_ref::<Leaf>(leaf));
                     match known.unwrap_or_else(|| pool.segments().page(leaf)) {
                         Ok(page) => {

@@ -10,6 +10,7 @@ use crate::pool::Pool;
 use crate::relocate::Spans;
 use crate::segments::Want;
 use crate::store::Directory;
+use crate::thread::give_way;
 
 /// Those of some segments with pages for which the next checkpoint finds room, if what is in them
 /// is written again: their pages, and each node that names one. Answers how many these are, too.
@@ -28,6 +29,7 @@ pub(super) fn that_fit<D: Directory>(
         if !nodes.insert(Arc::as_ptr(node)) {
             continue;
         }
+        give_way();
         let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
         for (_, leaf) in node.leaves() {
             let Some(number) = leaf.home().map(segment) else { continue };
@@ -61,6 +63,7 @@ pub(super) fn bring<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u
     for (_, copied, map) in &frozen.volumes {
         for (number, node) in map.iter().enumerate() {
             let Some(node) = node else { continue };
+            give_way();
             let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
             let mut is_any = node.home().is_some_and(is_left);
             for (_, leaf) in left {

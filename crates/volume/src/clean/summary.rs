@@ -14,6 +14,7 @@ use crate::format::group::{self, Kind};
 use crate::map::{Leaf, Map, Node, Page};
 use crate::pool::Pool;
 use crate::store::{Directory, StoreFile};
+use crate::thread::give_way;
 
 /// A block that lies, or lay, in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,7 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<B
         let round = pool.segments().round();
         let clean = nodes.iter().filter(|(_, node)| !node.is_dirty(round)).count() as u64;
         for (at, blocks) in leaves {
+            give_way();
             let pages = pages(pool, &nodes, (span, at), &blocks, &mut is_read);
             let has = |block: &Block, (family, page, _): &Found| {
                 let slot = (block.number % FAN as u64) as usize;

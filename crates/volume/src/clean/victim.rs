@@ -12,6 +12,7 @@ use crate::format::group::head_bytes;
 use crate::format::{FAN, NODE_BLOCKS};
 use crate::pool::Pool;
 use crate::store::Directory;
+use crate::thread::give_way;
 
 /// What is read or written at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
@@ -86,6 +87,7 @@ impl Victim {
         let (mut leaves, mut nodes) = (HashSet::new(), HashSet::new());
         let mut whole = Vec::new();
         for block in blocks {
+            give_way();
             let len = block.entry.stored_bytes() as usize;
             if (filled + len > size && done > 0) || whole.len() >= MOVES_MAX {
                 break;
