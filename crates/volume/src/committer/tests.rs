@@ -69,3 +69,28 @@ fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
     pool.set_recount(Recount::Again);
     assert!(committer.is_overrun());
 }
+
+/// A thread that panicked while it counted held writes back for ever: nobody joined it, because
+/// nobody wrote.
+#[test]
+fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
+    let mut hand = Hand::new("ended");
+    let Hand { pool, committer, .. } = &mut hand;
+    let mut tally = crate::map::Tally::new(pool.segments().bytes());
+    tally.dirtied = 2 * committer.dirty_max() / 4096;
+    pool.segments().tally(&tally);
+    pool.set_recount(Recount::Again);
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let count = move || _ = ends.recv();
+    let thread = Thread::start(pool.segments().directory(), "volume-checkpoint", count).unwrap();
+    committer.checkpoint = Some(thread);
+    committer.hold_back();
+    committer.end_search();
+    assert!(committer.search.is_on);
+    drop(end);
+    while !committer.checkpoint.as_ref().is_none_or(Thread::is_ended) {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    committer.end_search();
+    assert!(!committer.search.is_on && !committer.is_held_back());
+}

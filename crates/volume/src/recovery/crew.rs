@@ -17,9 +17,13 @@ pub(crate) const THREADS: usize = 16;
 /// Something to do.
 type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 
+/// How the thread of a number is started.
+type Spawn = fn(usize) -> Builder;
+
 /// The threads, none until somebody has something for them.
 pub(crate) struct Crew<'scope, 'env: 'scope> {
     scope: &'scope Scope<'scope, 'env>,
+    builder: Spawn,
     /// None if there is no thread.
     jobs: OnceCell<Option<Sender<Job<'scope>>>>,
 }
@@ -27,7 +31,7 @@ pub(crate) struct Crew<'scope, 'env: 'scope> {
 impl<'scope, 'env> Crew<'scope, 'env> {
     /// Threads of this scope.
     pub(crate) fn new(scope: &'scope Scope<'scope, 'env>) -> Crew<'scope, 'env> {
-        Crew { scope, jobs: OnceCell::new() }
+        Crew { scope, builder: |_| Builder::new(), jobs: OnceCell::new() }
     }
 
     /// Lets one of them do something, or does it where the system has no thread. It does not wait
@@ -37,9 +41,10 @@ impl<'scope, 'env> Crew<'scope, 'env> {
             let (jobs, taken) = channel();
             let taken = Arc::new(Mutex::new(taken));
             let mut count = 0;
-            for _ in 0..THREADS {
+            for number in 0..THREADS {
                 let taken = Arc::clone(&taken);
-                let started = Builder::new().spawn_scoped(self.scope, move || work(&taken));
+                let builder = (self.builder)(number);
+                let started = builder.spawn_scoped(self.scope, move || work(&taken));
                 if let Err(error) = started {
                     tracing::warn!("{count} threads read, and no more: {error}");
                     break;
@@ -90,5 +95,47 @@ fn work(jobs: &Mutex<Receiver<Job<'_>>>) {
 impl fmt::Debug for Crew<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crew").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::OnceLock;
+    use std::thread::current;
+
+    use super::*;
+
+    /// For a thread that no system gives: nobody has so much memory for its stack.
+    fn refused() -> Builder {
+        Builder::new().stack_size(1 << 60)
+    }
+
+    /// A thread that the system refused was a panic, of an opening or of a count, and nothing more
+    /// was written to a pool.
+    #[test]
+    fn what_is_asked_is_done_by_as_many_threads_as_there_are() {
+        assert!(refused().spawn(|| ()).is_err());
+        let crews: [(usize, Spawn); 3] = [
+            (0, |_| refused()),
+            (2, |number| if number < 2 { Builder::new() } else { refused() }),
+            (THREADS, |_| Builder::new()),
+        ];
+        for (count, builder) in crews {
+            let parts: Vec<OnceLock<_>> = (0..100).map(|_| OnceLock::new()).collect();
+            std::thread::scope(|scope| {
+                let crew = Crew { builder, ..Crew::new(scope) };
+                let done = crew.each(parts.iter(), |part| {
+                    _ = part.set(current().id());
+                    Ok(())
+                });
+                assert!(done.is_ok());
+                let told = crew.each([7].into_iter(), |_| Err(VolumeError::NoSpace));
+                assert!(matches!(told, Err(VolumeError::NoSpace)));
+            });
+            let by: HashSet<_> = parts.iter().map(|part| *part.get().unwrap()).collect();
+            assert!(by.len() <= count.max(1), "{} of {count}", by.len());
+            assert_eq!(by.contains(&current().id()), count == 0);
+        }
     }
 }
