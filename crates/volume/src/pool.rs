@@ -348,21 +348,17 @@ impl<D: Directory> Pool<D> {
         self.make(move |segments| segments.prepare(ready, bytes));
     }
 
-    /// Lets a thread try again to make a segment where one could not be made, if there may be room
-    /// now; says whether it does.
+    /// Lets a thread try again to make a segment where one could not be made; says whether it has
+    /// begun to.
     pub(crate) fn try_again(self: &Arc<Self>) -> bool {
-        let may = self.segments.may_try_again();
-        if may {
-            self.make(|segments| segments.try_again());
-        }
-        may && self.is_preparing()
+        self.make(|segments| segments.try_again())
     }
 
-    /// Lets a thread make segments, unless one does.
-    fn make(self: &Arc<Self>, what: impl FnOnce(&Segments<D>) + Send + 'static) {
+    /// Lets a thread make segments, unless one does; says whether it has begun to.
+    fn make(self: &Arc<Self>, what: impl FnOnce(&Segments<D>) + Send + 'static) -> bool {
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
         if maker.as_ref().is_some_and(|thread| !thread.is_ended()) {
-            return;
+            return false;
         }
         let pool = Arc::downgrade(self);
         let make = move || {
@@ -372,8 +368,12 @@ impl<D: Directory> Pool<D> {
         };
         match Thread::start(self.segments.directory(), "volume-segments", make) {
             Ok(thread) => *maker = Some(thread),
-            Err(error) => tracing::warn!("no thread to make segments: {error}"),
+            Err(error) => {
+                tracing::warn!("no thread to make segments: {error}");
+                return false;
+            }
         }
+        true
     }
 
     /// Whether a thread makes segments.
@@ -540,5 +540,24 @@ impl<D: Directory> Pool<D> {
 impl<D: Directory> fmt::Debug for Pool<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("segments", &self.segments).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::hand::Hand;
+
+    /// A thread that had just failed to make a segment was taken for one that tries again, and none
+    /// did: a write was refused though there was room by then.
+    #[test]
+    fn who_is_there_already_does_not_try_again() {
+        let hand = Hand::new("tries");
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        assert!(hand.pool.make(move |_| _ = ends.recv()));
+        assert!(!hand.pool.try_again() && hand.pool.is_preparing());
+        drop(end);
+        hand.pool.end_preparing();
+        assert!(hand.pool.try_again());
+        hand.pool.end_preparing();
     }
 }

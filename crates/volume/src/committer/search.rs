@@ -200,9 +200,12 @@ impl<D: Directory> Committer<D> {
         let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
         if is_over || self.pool.pace().phase() == Phase::Rests {
             self.join();
-            if !self.search.is_retried && self.pool.try_again() {
-                self.search.is_retried = true;
-                return self.park(true);
+            if !self.search.is_retried && self.pool.segments().may_try_again() {
+                // One that could not make any may be there still: it does not try again.
+                self.search.is_retried = self.pool.try_again();
+                if self.pool.is_preparing() {
+                    return self.park(true);
+                }
             }
             checkpoint::repeat(&self.pool);
             self.group.admitted = self.is_admitted();

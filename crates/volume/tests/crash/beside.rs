@@ -243,6 +243,29 @@ fn the_log_makes_no_segment_where_writes_look_for_space() {
     assert!(store.made_by("volume-segments") > 8, "it is tried again");
 }
 
+/// Where it had been tried again with success to make a segment it was not tried the next time: a
+/// write was refused, with room on the file system.
+#[test]
+fn it_is_tried_again_each_time_to_make_a_segment() {
+    let mut shape = shape(1000);
+    shape.options.checkpoint_bytes = 1 << 20;
+    let (store, running) = start(&shape);
+    let (mut waiting, mut other) = (door(&running), door(&running));
+    let mut writes = 0_u32..1000;
+    for round in 0..3 {
+        let closed = Closed::new(&store);
+        let waits = writes.find(|number| {
+            begin(&mut waiting, u64::from(number % 600) * 2048, 2048, *number, *number);
+            flush(&mut other);
+            waiting.take().map(|reply| assert_eq!(reply.status, Status::Ok)).is_none()
+        });
+        store.fail(Fault::FullOnce);
+        drop(closed);
+        let end = answer(&mut waiting);
+        assert_eq!(end, (waits.unwrap(), Status::Ok), "{round}: {:?}", running.pool().counts());
+    }
+}
+
 /// A full pool with all of its threads, and writes, discards and snapshots at once: each of them is
 /// answered, what was answered is there, and room is made.
 #[test]

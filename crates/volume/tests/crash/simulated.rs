@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     MisdirectedReads(u64),
     /// So many files more can be made.
     Full(u64),
+    /// The next file cannot be made, and those behind it can.
+    FullOnce,
     /// So many writes succeed, and none after them.
     FailingWrites(u64),
     /// So many syncs succeed, and none after them.
@@ -305,12 +307,12 @@ impl Directory for Simulated {
         state.created += 1;
         let name_of = std::thread::current().name().unwrap_or_default().to_owned();
         *state.made.entry(name_of).or_default() += 1;
-        if let Fault::Full(after) = state.fault
-            && state.created > after
-        {
-            return Err(io::Error::from_raw_os_error(28)); // ENOSPC
-        }
-        if len > self.outside_bytes() {
+        let is_full = match state.fault {
+            Fault::Full(after) => state.created > after,
+            Fault::FullOnce => state.created == 1,
+            _ => false,
+        };
+        if is_full || len > self.outside_bytes() {
             return Err(io::Error::from_raw_os_error(28)); // ENOSPC
         }
         let file = self.directory.create(&self.name(name), len, SECTOR);
