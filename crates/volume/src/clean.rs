@@ -496,6 +496,7 @@ mod tests {
     use super::*;
     use crate::hand::{BLOCK, FULL, Hand};
     use crate::map::Tally;
+    use crate::options::Options;
 
     /// Segments of a pool that comes to its end here.
     const SHORT: usize = 37;
@@ -594,6 +595,35 @@ mod tests {
         assert_eq!(chosen(&mut hand), 0, "not half of it is");
         write(&mut hand, 1..5);
         assert!(chosen(&mut hand) > 20);
+    }
+
+    /// Where segments are longer than half of what is written between checkpoints, as many as are
+    /// made ahead were room enough: a pool that grew was cleaned when it could grow no more.
+    #[test]
+    fn what_is_made_ahead_is_no_room_to_leave_garbage_for() {
+        for checkpoint_bytes in [16 << 10, 64 << 10, 120 << 10] {
+            let options = Options { checkpoint_bytes, segments_max: 1000, ..Options::default() };
+            let mut hand = Hand::by("ahead", 10, options);
+            let pool = Arc::clone(&hand.pool);
+            // Nothing is cleaned yet.
+            pool.set_hurried(true);
+            for (time, number) in (0..5).flat_map(|time| (0..14).map(move |it| (time, it))) {
+                hand.write(number * FULL + time, FULL - time);
+            }
+            pool.set_hurried(false);
+            let (frozen, marks) = hand.checkpoint();
+            let segments = pool.segments();
+            while segments.free() > segments.reserved() {
+                assert!(segments.take(Want::Checkpoint).is_some());
+            }
+            pool.set_running(true);
+            pool.prepare(0);
+            pool.end_preparing();
+            pool.set_running(false);
+            assert!(segments.free() > segments.reserved() && !is_scarce(&pool));
+            let victims = choose(&pool, &frozen, &marks, &BTreeSet::new()).victims;
+            assert!(victims.len() > 10, "{checkpoint_bytes}: {victims:?} of {:?}", pool.counts());
+        }
     }
 
     /// What is on its way into a segment does not count there yet. Where it was discarded as soon

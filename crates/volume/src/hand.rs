@@ -67,17 +67,17 @@ impl Hand {
 
     /// So many segments are there, of so many at most.
     pub(crate) fn of(name: &str, made: usize, segments_max: usize) -> Hand {
+        Hand::by(name, made, Options { segments_max, ..Options::default() })
+    }
+
+    /// The same by options, of which it has some itself.
+    pub(crate) fn by(name: &str, made: usize, options: Options) -> Hand {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("blockyard-{name}-{process}-{next}"));
         // Of a process of this number that was killed.
         _ = std::fs::remove_dir_all(&path);
-        let options = Options {
-            segment_bytes: 64 << 10,
-            segments_max,
-            memory_bytes: 256 << 10,
-            ..Options::default()
-        };
+        let options = Options { segment_bytes: 64 << 10, memory_bytes: 256 << 10, ..options };
         let directory = RealDirectory::take(&path).unwrap();
         let (pool, mut committer) = Pool::open(directory, options).unwrap();
         while pool.segments().counts().all < made && pool.segments().grow() {}
