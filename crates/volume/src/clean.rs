@@ -540,6 +540,44 @@ mod tests {
         assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
     }
 
+    /// A count that was too small stayed so: its segment was taken for empty some day, and written
+    /// over.
+    #[test]
+    fn a_count_that_was_too_small_is_put_right() {
+        let mut hand = Hand::new("too-small");
+        for number in 0..3 {
+            hand.write(number * FULL, FULL);
+        }
+        let pool = Arc::clone(&hand.pool);
+        let (segments, number) = (pool.segments(), hand.segment(0));
+        let (whole, _) = segments.live();
+        let live = whole.iter().zip(0..).map(|(live, at)| if at == number { 0 } else { *live });
+        segments.set_live(live.collect(), 1);
+        // Nothing seems to count there, and nobody needs it.
+        hand.checkpoint();
+        assert!(!segments.used_before(u64::MAX).contains(&number));
+        let free = segments.free();
+        let frozen = hand.committer.freeze();
+        // What comes behind that moment counts as well, and what goes.
+        hand.write(3 * FULL, FULL);
+        hand.discard(FULL, 4);
+        let (now, _) = segments.live();
+        assert!(count::again(&pool, &frozen, 0).is_empty());
+        let (found, _) = segments.live();
+        assert_eq!((found[number as usize], segments.raised()), (FULL * BLOCK, 1));
+        let others = |live: &[u64]| {
+            let others = live.iter().enumerate().filter(|(at, _)| *at != number as usize);
+            others.map(|(_, live)| *live).collect::<Vec<u64>>()
+        };
+        assert_eq!(others(&found), others(&now));
+        assert!(segments.used_before(u64::MAX).contains(&number));
+        assert_eq!(segments.free() + 2, free, "it is not to be had, and one was written");
+        let frozen = hand.committer.freeze();
+        segments.doubt(1);
+        assert!(count::again(&pool, &frozen, 0).is_empty());
+        assert_eq!(segments.live().0, found);
+    }
+
     /// Where somebody wrote all the time, a segment of which more was counted than was found was
     /// looked at behind each checkpoint again, in vain.
     #[test]

@@ -326,6 +326,13 @@ impl<D: Directory> Pool<D> {
         }
     }
 
+    /// Somebody wants them counted behind the next one, whatever is known of them.
+    pub(crate) fn want_count_anyhow(&self) {
+        self.segments.doubt(1);
+        let round = self.segments.round() + 1;
+        self.wanted.update(|wanted| (*wanted).max(Some(round)));
+    }
+
     /// Blocks were counted behind this checkpoint: whoever waits for that does so no longer, unless
     /// it has asked for it since.
     pub(crate) fn has_counted(&self, round: u64) {
@@ -463,6 +470,11 @@ impl<D: Directory> Pool<D> {
     /// runs the committer. What has failed others are told.
     pub(crate) fn settle(&self) {
         _ = self.demand(Body::Flush);
+    }
+
+    /// Waits for a checkpoint; says how it has ended.
+    pub(crate) fn checkpoint(&self) -> Status {
+        self.demand(Body::Checkpoint)
     }
 
     /// Asks the committer for something and waits for the answer, in turn: there is a place in its

@@ -16,6 +16,9 @@ const SLEEP_MAX: Duration = Duration::from_millis(500);
 /// So many bytes at once, whatever the rate.
 const BURST_BYTES: u64 = 4 << 20;
 
+/// How often is looked whether blocks are counted.
+const COUNT_LOOK: Duration = Duration::from_millis(5);
+
 /// A rate that is kept by sleeping.
 struct Pace {
     bytes_per_second: u64,
@@ -46,9 +49,10 @@ impl Pace {
 
 impl<D: Directory> Running<D> {
     /// Reads every block of every volume and snapshot, what they share once, and the pages of their
-    /// maps. What is written meanwhile may be left out. `rate` is in bytes a second, 0 for as fast
-    /// as can be. `progress` is told the bytes that were verified and how many there are about, and
-    /// says whether to go on.
+    /// maps. What is written meanwhile may be left out. Where less of a segment is counted than was
+    /// found in it, blocks are counted again, which mends that. `rate` is in bytes a second, 0 for
+    /// as fast as can be. `progress` is told the bytes that were verified and how many there are
+    /// about, and says whether to go on.
     ///
     /// # Errors
     /// If `progress` wants no more.
@@ -61,7 +65,7 @@ impl<D: Directory> Running<D> {
         let used = pool.segments().counts();
         let total = (used.all - used.free - used.idle) as u64 * u64::from(pool.segments().bytes());
         let mut pace = Pace { bytes_per_second: rate, since: Instant::now(), from: 0 };
-        let mut verifier = Verifier::new(pool.segments(), true);
+        let (mut verifier, mut verified) = (Verifier::new(pool.segments(), true), 0);
         pool.settle();
         let names: Vec<String> = pool.list().into_iter().map(|traits| traits.name).collect();
         for name in &names {
@@ -72,6 +76,7 @@ impl<D: Directory> Running<D> {
             drop(live);
             let now = || pool.volumes().by_id.get(&id).cloned();
             let goes_on = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
+                verified = bytes;
                 pace.keep(bytes);
                 progress(bytes, total.max(bytes))
             });
@@ -80,6 +85,29 @@ impl<D: Directory> Running<D> {
             }
             verifier.report.volumes += 1;
         }
+        if verifier.is_too_little_counted() {
+            self.count_again(&mut || progress(verified, total.max(verified)))?;
+        }
         Ok(verifier.report)
+    }
+
+    /// Has blocks counted again: of some segments less counts than they have, or seems to. Who is
+    /// asked says whether to go on.
+    fn count_again(&self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), VolumeError> {
+        let pool = self.pool();
+        let raised = pool.segments().raised();
+        pool.want_count_anyhow();
+        while pool.wanted_count().is_some() && pool.is_running() {
+            if !goes_on() {
+                return Err(VolumeError::Stopped);
+            }
+            std::thread::sleep(COUNT_LOOK);
+        }
+        // An opening is to know it, too.
+        if pool.segments().raised() > raised && !pool.checkpoint().is_ok() {
+            let title = pool.segments().directory().title();
+            tracing::warn!("{title}: what was counted again is in no checkpoint yet");
+        }
+        Ok(())
     }
 }

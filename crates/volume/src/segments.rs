@@ -229,16 +229,32 @@ impl<D: Directory> Segments<D> {
     /// Somebody has counted: of each segment so many bytes counted when the counts were `before`,
     /// with so many that were unknown.
     pub fn recount(&self, counted: &[u64], before: &[u64], unknown_bytes: u64) {
+        let at = |counts: &[u64], number| counts.get(number).copied().unwrap_or(0);
+        let few = |number: &usize| at(counted, *number) > at(before, *number);
+        let few: Vec<usize> = (0..counted.len()).filter(few).collect();
+        for number in &few {
+            let (title, bytes) = (self.directory.title(), at(counted, *number));
+            let before = at(before, *number);
+            tracing::error!("{title}: {bytes} bytes of segment {number} count, and not {before}");
+        }
         let mut table = self.table();
         // What could not be emptied may be empty now.
         table.spoiled.clear();
         table.unknown_bytes = table.unknown_bytes.saturating_sub(unknown_bytes);
+        let len = table.live.len().max(counted.len().min(table.states.len()));
+        table.live.resize(len, 0);
         for (number, live) in table.live.iter_mut().enumerate() {
-            let at = |counts: &[u64]| counts.get(number).copied().unwrap_or(0);
-            // What was too many then is too many now.
-            *live = live.saturating_sub(at(before).saturating_sub(at(counted)));
+            // What was too many then is too many now, and what was too few.
+            *live = (*live + at(counted, number)).saturating_sub(at(before, number));
         }
         table.counted = table.live.iter().sum();
+        table.keep_counted();
+        table.raised += few.len();
+    }
+
+    /// In how many segments too little was counted, as far as was found since the opening.
+    pub(crate) fn raised(&self) -> usize {
+        self.table().raised
     }
 
     /// The segments that are there, all of them used.

@@ -194,6 +194,14 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
+    /// Whether that may be so of any: where maps are changed meanwhile what they have named may not
+    /// count any more.
+    pub(crate) fn is_too_little_counted(&self) -> bool {
+        let is_less =
+            |(segment, named): (&u32, &Named)| self.segments.live_bytes(*segment) < named.bytes;
+        self.named.iter().any(is_less)
+    }
+
     /// Verifies a page; says whether what it names is still to be verified: what was seen before
     /// names the same.
     fn page(&mut self, now: &Now<'_>, first: u64, home: Option<Entry>, kind: What) -> bool {

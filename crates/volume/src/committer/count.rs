@@ -36,10 +36,11 @@ impl<D: Directory> Committer<D> {
         None
     }
 
-    /// Has blocks counted again for those that wait for it, or lets these go on. It is done beside
-    /// the writes where there are threads.
+    /// Has blocks counted again for those that wait for it, or others who want that, or lets these
+    /// go on. It is done beside the writes where there are threads.
     pub(super) fn count_for_them(&mut self) {
-        if self.uncounted.is_empty() {
+        if self.uncounted.is_empty() && self.pool.wanted_count().is_none() {
+            self.count_tries = 0;
             return;
         }
         let gives_up = self.stopping || self.pool.is_poisoned() || self.count_tries >= TRIES;

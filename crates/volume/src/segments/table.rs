@@ -78,6 +78,8 @@ pub(super) struct Table {
     pub(super) live: Vec<u64>,
     /// The sum of these.
     pub(super) counted: u64,
+    /// How many of them were found to be too little.
+    pub(super) raised: usize,
     /// Bytes of them that may not count any more.
     pub(super) unknown_bytes: u64,
     /// Pages that were changed since the last checkpoint began.
@@ -113,6 +115,7 @@ impl Table {
             spoiled: BTreeSet::new(),
             live: vec![0; count],
             counted: 0,
+            raised: 0,
             unknown_bytes: 0,
             dirtied: 0,
             coming: (0, 0),
@@ -171,6 +174,18 @@ impl Table {
             *free += usize::from(*state == State::Free);
             *idle += usize::from([State::Idle, State::Discarded].contains(state));
         }
+    }
+
+    /// What counts keeps its segment from being free, also if that was not known.
+    pub(super) fn keep_counted(&mut self) {
+        let live = std::mem::take(&mut self.live);
+        self.change_all(|number, state| match state {
+            State::Free | State::Idle if live.get(number as usize).is_some_and(|it| *it > 0) => {
+                State::Used { round: 0 }
+            }
+            state => state,
+        });
+        self.live = live;
     }
 
     /// A superblock stands for the checkpoint of this round, and the other one for that before.

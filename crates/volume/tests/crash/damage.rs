@@ -318,7 +318,7 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
 }
 
 /// A pool whose map has three leaves of which one is in memory at a time, full of blocks.
-fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
+pub(crate) fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
     three_leaves_in(directory, segments_max, false)
 }
 
@@ -341,7 +341,7 @@ pub(crate) fn fill_three_leaves(rig: &mut Rig) {
 }
 
 /// Makes a checkpoint.
-fn checkpoint(rig: &mut Rig) {
+pub(crate) fn checkpoint(rig: &mut Rig) {
     let mut answer = rig.pool.ask_for(Body::Checkpoint);
     rig.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));

@@ -9,6 +9,7 @@
 mod beside;
 mod catalogue;
 mod concurrent;
+mod counts;
 mod damage;
 mod every_way;
 mod full;
