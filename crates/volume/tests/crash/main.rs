@@ -16,6 +16,7 @@ mod full;
 mod late;
 mod long;
 mod mirror;
+mod once;
 mod promise;
 mod rig;
 mod simulated;

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     FailingSyncs(u64),
     /// A read with this number, and every one so many behind it, fails.
     FailingReads(u64),
+    /// A read with this number fails, and no other.
+    FailingRead(u64),
 }
 
 #[derive(Debug, Default)]
@@ -244,6 +246,11 @@ impl Simulated {
         *self.room.lock().unwrap() = Some(bytes);
     }
 
+    /// How many reads there were since something was to go wrong.
+    pub(crate) fn reads(&self) -> u64 {
+        self.state.lock().unwrap().reads
+    }
+
     /// Lets something go wrong from now on.
     pub(crate) fn fail(&self, fault: Fault) {
         *self.state.lock().unwrap() = State { fault, ..State::default() };
@@ -365,9 +372,12 @@ impl StoreFile for SimulatedFile {
         {
             offset = (offset + 4096) % (self.file.len() - into.len() as u64 + 1) / 512 * 512;
         }
-        if let Fault::FailingReads(every) = state.fault
-            && state.reads.is_multiple_of(every)
-        {
+        let fails = match state.fault {
+            Fault::FailingReads(every) => state.reads.is_multiple_of(every),
+            Fault::FailingRead(number) => state.reads == number,
+            _ => false,
+        };
+        if fails {
             return Err(io::Error::from_raw_os_error(5)); // EIO
         }
         drop(state);
