@@ -181,6 +181,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
         let Hand { access, plain, packer, tally, .. } = hand;
+        self.store.fetch_to_replace(block);
         let new = packer.pack(&self.form, plain);
         let Ok(old) = access.replace(block, new) else { return Status::NoSpc };
         self.form.replaced(tally, old, word_of(&new));

@@ -35,6 +35,24 @@ pub(crate) fn fetch_ahead(from: *const u8, len_bytes: usize) {
     }
 }
 
+/// Fetches a range into the cache for who writes it some time later. Other processors lose it, who
+/// may be reading it.
+#[inline]
+pub(crate) fn fetch_to_write(from: *const u8, len_bytes: usize) {
+    for line in (0..len_bytes).step_by(LINE_BYTES) {
+        let line = from.wrapping_add(line);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: as in `fetch_line`. The library's prefetch for writing is one for reading, unless
+        // the build is for newer processors only; one that does not know this does nothing.
+        unsafe {
+            use std::arch::asm;
+            asm!("prefetchw [{}]", in(reg) line, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = line;
+    }
+}
+
 #[inline(always)]
 fn fetch_line(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -258,6 +258,14 @@ impl Pool {
         self.memory.fetch(self.layout.start(object.place()), self.layout.object_bytes(object));
     }
 
+    /// Fetches what may be an object into the cache, for who is going to free it: one of the next
+    /// objects is written where it lies.
+    #[inline]
+    pub fn fetch_to_free(&self, object: Object) {
+        let at = self.layout.start(object.place());
+        self.memory.fetch_to_write(at, self.layout.object_bytes(object));
+    }
+
     /// An object's bytes, as long as it is pinned.
     ///
     /// # Safety

@@ -97,6 +97,19 @@ impl Store {
         fetch(self.entries.address(block), size_of::<Word>());
     }
 
+    /// Fetches what a block's word refers to into the cache, for who is going to replace it, but
+    /// has other work to do before: what it leaves is a hole soon, which one of the next objects is
+    /// copied to. The exchange that shows that one would wait until all of its lines are there.
+    #[inline]
+    pub fn fetch_to_replace(&self, block: u64) {
+        let word = self.entries.load(block);
+        if !word.is_shared()
+            && let Some(object) = Object::of(word)
+        {
+            self.pool.fetch_to_free(object);
+        }
+    }
+
     /// A turn of idle tracking for one block.
     pub fn grow_older(&self, block: u64) {
         self.entries.grow_older(block);

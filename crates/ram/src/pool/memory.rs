@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 
-use crate::fetch::fetch;
+use crate::fetch::{fetch, fetch_to_write};
 
 /// What the system counts memory in.
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -55,6 +55,12 @@ impl Memory {
     #[inline]
     pub(super) fn fetch(&self, at: u64, len_bytes: usize) {
         fetch(self.address(at, len_bytes), len_bytes);
+    }
+
+    /// The same for a range, or the first page of it, that is going to be written.
+    #[inline]
+    pub(super) fn fetch_to_write(&self, at: u64, len_bytes: usize) {
+        fetch_to_write(self.address(at, len_bytes), len_bytes.min(PAGE_BYTES));
     }
 
     /// An object's bytes.
