@@ -499,24 +499,31 @@ impl Cache {
         if purpose == Purpose::Move {
             return None;
         }
-        let mut found = self.alloc_in_other(len_bytes, purpose);
+        // Who recompresses has time, and is to take no page that he need not.
+        let waits = purpose == Purpose::Shrink;
+        let mut found = self.alloc_in_other(len_bytes, purpose, waits);
         if found == Found::Nothing {
             let units = self.pool.layout.units_of(len_bytes);
             self.other = self.pool.freest_but(self.shard, units);
-            found = self.alloc_in_other(len_bytes, purpose);
+            found = self.alloc_in_other(len_bytes, purpose, waits);
         }
         if let Found::Place(place) = found {
             return Some(place);
         }
         let pool = &*self.pool;
         let shard = &pool.shards[self.shard as usize];
-        shard.with(|shard| shard.alloc(len_bytes, Reach::Fresh, pool.ground(purpose)))
+        let place = shard.with(|shard| shard.alloc(len_bytes, Reach::Fresh, pool.ground(purpose)));
+        if place.is_none() && found == Found::Taken {
+            // The limit is met: waiting for one is less than going through all.
+            found = self.alloc_in_other(len_bytes, purpose, true);
+        }
+        if let Found::Place(place) = found { Some(place) } else { place }
     }
 
-    /// A hole of the other shard. It is waited for only while much of it is free: if all data lie
-    /// in one shard, whoever overwrites them moves them to his own, in place of meeting everybody
-    /// else at that one's lock for as long as they are written.
-    fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose) -> Found {
+    /// A hole of the other shard. Unless `waits` says so it is waited for only while much of it is
+    /// free: if all data lie in one shard, whoever overwrites them moves them to his own, in place
+    /// of meeting everybody else at that one's lock for as long as they are written.
+    fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose, waits: bool) -> Found {
         let Some(other) = &mut self.other else { return Found::Nothing };
         let pool = &*self.pool;
         let alloc = |shard: &mut Shard| {
@@ -526,7 +533,7 @@ impl Cache {
         let shard = &pool.shards[other.shard as usize];
         let (place, has_much) = match shard.try_with(alloc) {
             Ok(found) => found,
-            Err(alloc) if other.has_much => shard.with(alloc),
+            Err(alloc) if waits || other.has_much => shard.with(alloc),
             Err(_) => return Found::Taken,
         };
         other.has_much = has_much;
@@ -625,13 +632,22 @@ mod tests {
         cache.pool.layout.shard(object.place())
     }
 
-    /// The same by a thread, while a shard is held until that has ended or so much time is over.
     fn shard_of_next_beside(held: u32, cache: &mut Cache, time: Duration) -> u32 {
+        shard_beside(held, cache, time, shard_of_next)
+    }
+
+    /// The same by a thread, while a shard is held until that has ended or so much time is over.
+    fn shard_beside(
+        held: u32,
+        cache: &mut Cache,
+        time: Duration,
+        shard_of: fn(&mut Cache) -> u32,
+    ) -> u32 {
         let pool = Arc::clone(&cache.pool);
         let end = Instant::now() + time;
         thread::scope(|scope| {
             let next = pool.shards[held as usize].with(|_| {
-                let next = scope.spawn(|| shard_of_next(cache));
+                let next = scope.spawn(|| shard_of(cache));
                 while !next.is_finished() && Instant::now() < end {
                     thread::park_timeout(Duration::from_millis(1));
                 }
@@ -666,5 +682,29 @@ mod tests {
         let (_, full, mut cache) = with_holes(16);
         assert_eq!(shard_of_next(&mut cache), full);
         assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
+    }
+
+    #[test]
+    fn at_the_limit_another_shard_is_waited_for_before_all_are_gone_through() {
+        let (pool, full, mut cache) = with_holes(2);
+        pool.set_limit(Some(pool.usage().used_bytes));
+        assert_eq!(shard_of_next(&mut cache), full);
+        let object = cache.alloc(&[3; OBJECT]).unwrap();
+        // SAFETY: nobody knows it, so it is in no word, and it is retired once.
+        unsafe { cache.retire(object) };
+        assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
+        let retired = pool.shards[cache.shard as usize].with(|shard| shard.retired.len());
+        assert_eq!(retired, 1, "what was retired was looked through");
+    }
+
+    #[test]
+    fn what_becomes_smaller_waits_for_another_shard() {
+        let (_, full, mut cache) = with_holes(2);
+        assert_eq!(shard_of_next(&mut cache), full);
+        let smaller = |cache: &mut Cache| {
+            let object = cache.alloc_smaller(&[2; OBJECT]).unwrap();
+            cache.pool.layout.shard(object.place())
+        };
+        assert_eq!(shard_beside(full, &mut cache, SHORT, smaller), full);
     }
 }
