@@ -1,0 +1,73 @@
+//! What nobody asks to be durable is so after a while all the same: a cut of the power has it.
+
+use std::time::Duration;
+
+use blockyard_sim::directory::Directory;
+use blockyard_volume::Running;
+use blockyard_volume::door::{Door, Outcome};
+
+use crate::rig::{Rig, Shape, Store, USE, format, store};
+
+/// How often is looked, and what is between two looks: together two minutes, where a second is
+/// promised. A busy machine is no fault.
+const LOOKS_MAX: usize = 6000;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The number that the first write leaves in its block.
+const FIRST: u64 = 7;
+
+/// A write that is not to be durable, answered.
+fn write(door: &mut Door<Store>, block: u64, number: u64) {
+    let fill = |_: usize, into: &mut [u8]| {
+        into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
+    };
+    assert!(matches!(door.write(block * 512, 512, &fill, 0, false), Outcome::Taken));
+    let reply = loop {
+        match door.take() {
+            Some(reply) => break reply,
+            None => door.mailbox().bell().sleep(PAUSE, || door.is_any()),
+        }
+    };
+    assert!(reply.status.is_ok());
+}
+
+/// Writes a block and waits until a cut has it, while others are written or not.
+fn becomes_durable(busy: bool) {
+    let mut shape = Shape::tiny();
+    // Neither how much is written makes it durable, nor a checkpoint.
+    shape.options.segment_bytes = 1 << 20;
+    shape.options.sync_bytes = 1 << 40;
+    shape.options.checkpoint_bytes = 1 << 40;
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let pool = Running::start(store(&directory, &shape, USE).unwrap(), shape.options).unwrap();
+    let live = pool.pool().find("v").unwrap();
+    let mut door = Door::open(pool.pool(), live, shape.compression, 64);
+    write(&mut door, 0, FIRST);
+    let mut seen = 0;
+    for _ in 0..LOOKS_MAX {
+        let changes = directory.changes();
+        changes[seen..].iter().for_each(|change| medium.apply(change));
+        seen = changes.len();
+        let found = medium.cut(|_, _| 0);
+        if Rig::open(&found, &shape).contents().0[0] == FIRST {
+            return;
+        }
+        if busy {
+            write(&mut door, 1, FIRST + 1);
+        }
+        std::thread::park_timeout(PAUSE);
+    }
+    panic!("busy: {busy}: nothing has made it durable");
+}
+
+#[test]
+fn what_nobody_asks_for_is_durable_after_a_while() {
+    becomes_durable(false);
+}
+
+#[test]
+fn it_is_durable_while_others_write_too() {
+    becomes_durable(true);
+}
