@@ -37,9 +37,9 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     for &jobs in depths {
         let settings = settings.clone();
         let body = move |round: &Round<'_>| {
-            let path = WRITE_POOL.fresh(&settings)?;
-            let pool = pool_place::running(&path, Options::default())?;
-            measure(&pool, jobs, round)
+            let pool = traffic::with_room(&settings)?;
+            let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: jobs as usize };
+            traffic::uncleaned(&pool, &*pool_place::volume(&pool)?, ios, round)
         };
         cells.push(Cell::new(VOLUME, DEVICE_BYTES.name, jobs, body).overhead(OVERHEAD));
     }

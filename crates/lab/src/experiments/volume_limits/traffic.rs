@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_volume::Options;
+use blockyard_core::Disk;
+use blockyard_volume::{Options, Running};
 
 use super::*;
 use crate::experiments::sync_writes::Clients;
@@ -41,6 +43,11 @@ pub(super) static WRITE_POOL: PoolShape = PoolShape {
     volume_bytes: 128 << 20,
     pool_bytes: 1536 << 20,
 };
+/// The same with so much room that nothing is ever cleaned: the 8192 blocks of a segment have all
+/// been overwritten, and it is free by itself, when the volume was written some 12 times.
+static ROOMY_POOL: PoolShape = PoolShape { name: "pool-roomy", pool_bytes: 3 << 30, ..WRITE_POOL };
+/// Where nothing is cleaned the device gets no more for each byte, with 32 writes in flight.
+const BYTES_WITH_ROOM: f64 = 1.1;
 
 /// All cells.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
@@ -130,14 +137,65 @@ fn latency(settings: &Settings, round: &Round<'_>, beside: bool) -> Result<Sampl
 
 /// Durable writes over a volume that is full, and maybe has a snapshot of it.
 fn writes(settings: &Settings, round: &Round<'_>, snapshot: bool) -> Result<Sample, LabError> {
-    let path = WRITE_POOL.fresh(settings)?;
-    let pool = pool_place::running(&path, Options::default())?;
+    let pool = with_room(settings)?;
     let disk = pool_place::volume(&pool)?;
     pool_place::fill(&*disk, round.stop)?;
     if snapshot {
         pool.snapshot(&format!("{}@live", pool_place::VOLUME)).map_err(failed("a snapshot"))?;
     }
     let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 32 };
+    let mut sample = uncleaned(&pool, &*disk, ios, round)?;
+    let bytes = sample.values.iter().find(|(metric, _)| *metric == AMPLIFICATION);
+    if let Some((_, bytes)) = bytes.filter(|(_, bytes)| *bytes > BYTES_WITH_ROOM) {
+        let words = format!(
+            "{}, with a snapshot: {snapshot}: {bytes:.2} device bytes per byte, of \
+             {BYTES_WITH_ROOM} at most: the two do not compare.",
+            WRITE_4K.name
+        );
+        sample.notes.push(words);
+    }
+    Ok(sample)
+}
+
+/// A pool with an empty volume, in which nothing is cleaned.
+pub(super) fn with_room(settings: &Settings) -> Result<Arc<Running>, LabError> {
+    pool_place::running(&ROOMY_POOL.fresh(settings)?, Options::default())
+}
+
+/// What I/Os of one thread are worth in a pool that is not cleaned meanwhile.
+pub(super) fn uncleaned(
+    pool: &Running,
+    disk: &dyn Disk,
+    ios: Ios,
+    round: &Round<'_>,
+) -> Result<Sample, LabError> {
     let (commit, delay) = (Commit::Group, Duration::ZERO);
-    Clients { threads: 1, ios, pool: &WRITE_POOL, commit, delay }.measure(&*disk, round)
+    let clients = Clients { threads: 1, ios, pool: &ROOMY_POOL, commit, delay };
+    let before = pool.pool().activity();
+    let sample = clients.measure(disk, round)?;
+    let after = pool.pool().activity();
+    not_cleaned(before.moved_bytes, after.moved_bytes)?;
+    Ok(sample)
+}
+
+/// Refuses a figure of a pool that was cleaned.
+fn not_cleaned(before: u64, after: u64) -> Result<(), LabError> {
+    if after > before {
+        let why =
+            format!("cleaning has moved {} bytes meanwhile, and was to move none", after - before);
+        return Err(LabError::failed("a pool with room", why));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_of_a_pool_that_was_cleaned_is_refused() {
+        assert!(not_cleaned(7, 7).is_ok());
+        let error = not_cleaned(7, 9).unwrap_err().to_string();
+        assert!(error.contains("moved 2 bytes"), "{error}");
+    }
 }
