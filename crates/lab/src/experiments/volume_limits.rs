@@ -35,6 +35,11 @@ const WRITE_4K: Workload = Workload {
     name: "write-4k",
     about: "4 KiB durable writes over a full volume, jobs in flight in one thread",
 };
+const ASYNC_4K: Workload = Workload {
+    name: "async-4k",
+    about: "4 KiB writes anywhere that nobody asks to be durable, jobs in flight in one thread, as \
+            fast as they are taken; on the raw file fio's io_uring past the page cache",
+};
 const DEVICE_BYTES: Workload = Workload {
     name: "device-bytes",
     about: "4 KiB durable writes, jobs in flight in one thread, before anything is cleaned",
@@ -55,6 +60,13 @@ const SNAPSHOT_1T: Workload = Workload {
     about: "the same of a volume of 1 TiB in blocks of 16 KiB, with a few in every part of its map",
 };
 const DISCARD: Workload = Workload { name: "discard-1t", about: "a discard of 1 TiB, and a flush" };
+const CLONE: Workload = Workload {
+    name: "clone-1t",
+    about: "a clone of a snapshot of a volume of 1 TiB in blocks of 16 KiB, with a few in every \
+            part of its map, written anew everywhere since; and of a volume of 1 GiB with as many",
+};
+const ROLLBACK: Workload =
+    Workload { name: "rollback-1t", about: "the same volumes, rolled back to their snapshots" };
 const REOPEN: Workload = Workload {
     name: "reopen-1g",
     about: "the server of a pool was killed with 1 GiB of log behind the last checkpoint: from \
@@ -69,6 +81,8 @@ const OPEN_1000: Workload = Workload {
 
 /// Wall time of what is done once.
 const TIME: Metric = Metric::less("time", "ns");
+/// The same for a volume of 1 GiB beside one of 1 TiB.
+const TIME_GIB: Metric = Metric::less("time_of_1g", "ns");
 /// See [`SNAPSHOT`].
 const PAUSE_P50: Metric = Metric::less("pause_p50", "ns");
 const PAUSE_P99: Metric = Metric::less("pause_p99", "ns");
@@ -76,6 +90,8 @@ const PAUSE_P99: Metric = Metric::less("pause_p99", "ns");
 const WITHOUT_P50: Metric = Metric::less("pause_p50_without", "ns");
 const WITHOUT_P99: Metric = Metric::less("pause_p99_without", "ns");
 const ADDED_P99: Metric = Metric::less("pause_p99_added", "ns");
+/// The longest I/O.
+const LONGEST: Metric = Metric::less("latency_longest", "ns");
 /// Durable writes beside which reads were measured.
 const WRITES: Metric = Metric::more("writes", "1/s");
 
@@ -87,6 +103,8 @@ const AIM_FULL: f64 = 0.5;
 const MOST_BYTES: f64 = 1.15;
 const MOST_BYTES_FULL: f64 = 2.5;
 const SECOND: f64 = 1e9;
+/// What a disk of 640 MB/s takes for all the memory that a pool has for writes.
+const LONGEST_WRITE: f64 = SECOND / 10.0;
 
 /// The experiment.
 pub fn build(settings: &Settings) -> Experiment {
@@ -98,11 +116,14 @@ pub fn build(settings: &Settings) -> Experiment {
         READ_1M,
         READ_LATENCY,
         WRITE_4K,
+        ASYNC_4K,
         DEVICE_BYTES,
         OVERWRITE,
         SNAPSHOT,
         SNAPSHOT_1T,
         DISCARD,
+        CLONE,
+        ROLLBACK,
         REOPEN,
         REOPEN_4K,
         OPEN_1000,
@@ -156,6 +177,8 @@ fn comparisons() -> Vec<Comparison> {
         ratio(VOLUME, WITH_SNAPSHOT, Metric::IOPS, WRITE_4K, AIM_SNAPSHOT),
         ratio(VOLUME, FULL, Metric::IOPS, OVERWRITE, AIM_FULL),
         Comparison::new(VOLUME, FULLER, Metric::IOPS).under(OVERWRITE.name),
+        Comparison::new(RAW, VOLUME, Metric::IOPS).under(ASYNC_4K.name),
+        at_most("100 ms", LONGEST_WRITE, VOLUME, LONGEST, ASYNC_4K),
         at_most("1.15 bytes", MOST_BYTES, VOLUME, AMPLIFICATION, DEVICE_BYTES).from_jobs(16),
         at_most("2.5 bytes", MOST_BYTES_FULL, FULL, AMPLIFICATION, OVERWRITE),
         at_most("1 ms", SECOND / 1000.0, VOLUME, PAUSE_P99, SNAPSHOT),

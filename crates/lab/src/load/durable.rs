@@ -25,6 +25,8 @@ pub enum Ask {
     Read,
     /// Writes anywhere, each of which is to be durable when it is answered.
     DurableWrite,
+    /// Writes anywhere, which nobody asks to be durable.
+    Write,
     /// Writes one behind the other, and a flush behind every so many of them.
     Stream(u32),
 }
@@ -149,7 +151,7 @@ impl Durable {
             let bio = match self.ios.ask {
                 Ask::Read => Bio::read(at, sectors, buf),
                 Ask::DurableWrite => Bio::write(at, sectors, buf).with_flags(Flags::FUA),
-                Ask::Stream(_) => Bio::write(at, sectors, buf),
+                Ask::Write | Ask::Stream(_) => Bio::write(at, sectors, buf),
             };
             self.bios.push(bio.with_user_data(slot));
         }
@@ -235,6 +237,7 @@ mod tests {
         for (ask, op) in [
             (Ask::Read, Op::Read),
             (Ask::DurableWrite, Op::Write),
+            (Ask::Write, Op::Write),
             (Ask::Stream(8), Op::Write),
             (Ask::Stream(8), Op::Flush),
         ] {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Disk, Flags, Op, SECTOR_BYTES, Sector};
-use blockyard_volume::{Options, Running, Volume, VolumeConfig};
+use blockyard_volume::{Options, Running, Volume, VolumeConfig, VolumeError};
 
 use super::space::Folder;
 use super::traffic::WRITE_POOL;
@@ -21,6 +21,8 @@ use crate::tools::pool_place::{self, PoolShape};
 use crate::tools::server::Server;
 
 const OVERHEAD: Duration = Duration::from_millis(600);
+/// What writing two volumes twice takes.
+const OVERHEAD_LARGE: Duration = Duration::from_secs(3);
 /// What writing 1 GiB by a server takes, and opening it again; and the same in small writes.
 const OVERHEAD_REOPEN: Duration = Duration::from_millis(2500);
 const OVERHEAD_REOPEN_SMALL: Duration = Duration::from_secs(6);
@@ -35,6 +37,9 @@ const SPANS_MAX: usize = 1 << 21;
 /// A bio of the large discard.
 const DISCARD_BYTES: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
+const GIB: u64 = 1 << 30;
+/// The volume of a GiB beside that of a TiB.
+const SMALL: &str = "v1";
 /// Blocks that are there before it.
 const SCATTERED: u64 = 4096;
 /// The log that is to be recovered.
@@ -68,6 +73,8 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
         vec![(SNAPSHOT, 32, snapshot, OVERHEAD), (DISCARD, 1, discard, OVERHEAD)];
     if !settings.quick {
         all.push((SNAPSHOT_1T, 32, snapshot_large, OVERHEAD));
+        all.push((CLONE, 1, clone, OVERHEAD_LARGE));
+        all.push((ROLLBACK, 1, rollback, OVERHEAD_LARGE));
         all.push((REOPEN, 1, reopen::<LOG_WRITE_BYTES>, OVERHEAD_REOPEN));
         all.push((REOPEN_4K, 1, reopen::<LOG_SMALL_BYTES>, OVERHEAD_REOPEN_SMALL));
         all.push((OPEN_1000, 1, open_many, OVERHEAD));
@@ -213,14 +220,15 @@ fn pauses(ends: &mut [Instant], spans: &[Span]) -> Vec<Duration> {
     spans.iter().filter_map(pause).collect()
 }
 
-/// Writes blocks anywhere on a disk of a TiB, in every part of its map.
+/// Writes blocks anywhere on a disk; of a TiB in every part of its map.
 fn scatter(disk: &dyn Disk, round: &Round<'_>) -> Result<(), LabError> {
     let opened = disk.open().map_err(failed("opening a volume"))?;
     let mut io = Io::new(opened, 16 << 10);
     let mut rng = fastrand::Rng::with_seed(round.seed);
     let block = vec![1; 16 << 10];
+    let blocks = disk.geometry().sectors * SECTOR_BYTES / block.len() as u64;
     for _ in 0..SCATTERED {
-        let at = rng.u64(..TIB / block.len() as u64) * block.len() as u64;
+        let at = rng.u64(..blocks) * block.len() as u64;
         let written = io.write(Sector(at / SECTOR_BYTES), &block, Flags::NONE);
         written.map_err(failed("a write"))?;
     }
@@ -240,6 +248,44 @@ fn discard(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     }
     io.run(Bio::flush()).map_err(failed("a flush"))?;
     Ok(Sample::of(TIME, began.elapsed().as_nanos() as f64))
+}
+
+fn clone(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    with_snapshots(settings, round, |pool, name| {
+        pool.clone_of(&format!("{name}@then"), &format!("{name}-clone"))
+    })
+}
+
+fn rollback(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
+    with_snapshots(settings, round, |pool, name| pool.rollback(&format!("{name}@then")))
+}
+
+/// How long it takes to do this with a volume of a TiB that has a snapshot and was written anew
+/// everywhere since, and with one of a GiB.
+fn with_snapshots(
+    settings: &Settings,
+    round: &Round<'_>,
+    what: fn(&Running, &str) -> Result<(), VolumeError>,
+) -> Result<Sample, LabError> {
+    let pool = pool_place::running(&LARGE_POOL.fresh(settings)?, Options::default())?;
+    pool.create(SMALL, GIB, LARGE_POOL.block_bytes).map_err(failed("a volume"))?;
+    let names = [pool_place::VOLUME, SMALL];
+    for name in names {
+        let config = VolumeConfig { name: name.to_owned(), ..pool_place::config() };
+        let volume = Volume::open_in(Arc::clone(&pool), config).map_err(failed("a volume"))?;
+        let disk = pool_place::disk(volume);
+        scatter(&*disk, round)?;
+        pool.snapshot(&format!("{name}@then")).map_err(failed("a snapshot"))?;
+        scatter(&*disk, &Round { seed: !round.seed, ..*round })?;
+    }
+    // None is a device any more: such a volume is not rolled back.
+    let mut times = [0.0; 2];
+    for (time, name) in times.iter_mut().zip(names) {
+        let began = Instant::now();
+        what(&pool, name).map_err(failed("a change of a volume"))?;
+        *time = began.elapsed().as_nanos() as f64;
+    }
+    Ok(Sample::of(TIME, times[0]).with(TIME_GIB, times[1]))
 }
 
 /// A pool whose server is killed behind writes of this length, opened again.

@@ -72,7 +72,39 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
         let body = move |round: &Round<'_>| writes(&settings, round, with_snapshot);
         cells.push(Cell::new(variant, WRITE_4K.name, 32, body).overhead(OVERHEAD_FILL));
     }
+    cells.extend(asynchronous(settings, 32));
     cells
+}
+
+/// Writes that nobody asks to be durable, more than the disk takes.
+fn asynchronous(settings: &Settings, jobs: u32) -> [Cell; 2] {
+    let ours = settings.clone();
+    let volume = move |round: &Round<'_>| {
+        let pool = with_room(&ours)?;
+        let ios = Ios { ask: Ask::Write, len: 4096, depth: jobs as usize };
+        uncleaned(&pool, &*pool_place::volume(&pool)?, ios, round).map(longest)
+    };
+    let settings = settings.clone();
+    let raw = move |round: &Round<'_>| {
+        let bytes = READ_POOL.volume_bytes;
+        let file = pool_place::raw_file(&settings, bytes)?;
+        let fio = Fio::new("--ioengine=io_uring --rw=randwrite --direct=1 --norandommap")
+            .option("bs", 4096)
+            .option("size", bytes)
+            .option("iodepth", jobs)
+            .option("filename", file.display());
+        Ok(longest(fio.run(round.warm_up, round.duration, round.stop)?.sample(usize::MAX)))
+    };
+    let volume = Cell::new(VOLUME, ASYNC_4K.name, jobs, volume).overhead(OVERHEAD);
+    [volume, Cell::new(RAW, ASYNC_4K.name, jobs, raw).overhead(OVERHEAD_FIO)]
+}
+
+/// With the longest I/O as a value.
+fn longest(mut sample: Sample) -> Sample {
+    let points = sample.latency.iter().flat_map(|latency| &latency.0);
+    let longest = points.last().map(|(_, ns)| *ns);
+    sample.values.extend(longest.map(|ns| (LONGEST, ns)));
+    sample
 }
 
 /// A pool whose volume was filled once in this run.
