@@ -91,7 +91,9 @@ const W_NBD_4K: Workload = Workload {
     name: "nbd-4k",
     about: "4 KiB writes with FUA anywhere, over NBD: jobs in flight in all",
 };
-const W_NBD_1M: Workload = Workload { name: "nbd-1m", about: "the same of 1 MiB" };
+const W_NBD_16K: Workload =
+    Workload { name: "nbd-16k", about: "the same of 16 KiB, our own servers alone" };
+const W_NBD_1M: Workload = Workload { name: "nbd-1m", about: "as nbd-4k, of 1 MiB" };
 
 /// A disk whose writes take longer.
 #[derive(Debug)]
@@ -159,7 +161,8 @@ const MANY: u32 = 32;
 pub fn build(settings: &Settings) -> Experiment {
     let mut cells = in_process::cells(settings);
     cells.extend(over_nbd::cells(settings));
-    let mut workloads = vec![W_4K, W_16K, W_1M, W_RESTORE, W_RESTORE_3MS, W_NBD_4K, W_NBD_1M];
+    let mut workloads =
+        vec![W_4K, W_16K, W_1M, W_RESTORE, W_RESTORE_3MS, W_NBD_4K, W_NBD_16K, W_NBD_1M];
     for delayed in &DELAYED {
         workloads.extend([delayed.small, delayed.large, delayed.nbd_large]);
         workloads.extend(delayed.nbd_small);
@@ -256,7 +259,7 @@ fn comparisons() -> Vec<Comparison> {
         bandwidth(RAW, GROUP).under(W_RESTORE.name),
         bandwidth(SERIAL, GROUP).under(W_RESTORE_3MS.name),
     ];
-    for workload in [W_4K, W_16K, W_1M, W_NBD_4K, W_NBD_1M] {
+    for workload in [W_4K, W_16K, W_1M, W_NBD_4K, W_NBD_16K, W_NBD_1M] {
         all.push(iops(SERIAL, TASKQ).under(workload.name));
         all.push(iops(SERIAL, GROUP).under(workload.name));
     }

@@ -77,6 +77,8 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     } else {
         for in_flight in [1, MANY] {
             add(W_NBD_4K.name, &mut of(&[]), SMALL, in_flight);
+            let ours = &[SERIAL, TASKQ, LOG_TASKQ, GROUP];
+            add(W_NBD_16K.name, &mut of(ours), MIDDLE, in_flight);
         }
         add(W_NBD_1M.name, &mut of(&[]), LARGE, 4);
     }
