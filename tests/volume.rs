@@ -75,6 +75,20 @@ fn what_does_not_fit_is_refused_by_name() {
     drop(Yard::serve(&[&uri(&pool, "v0", "&size=1G")]));
     let run = refused(&uri(&pool, "v0", "&size=2G"));
     assert!(run.err.contains("size: `2G` will not do: wanted 1073741824"), "{run}");
+    // A directory that is somebody else's stays as it is.
+    let path = pool.file("theirs");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(format!("{path}/lock"), "hi\n").unwrap();
+    let create = ["volume", "create", &path, "v0", "--size", "1G", "--force"];
+    for run in [
+        refused(&format!("volume:///v0?path={path}&size=1G")),
+        refused(&format!("volume:///v0?path={}&path2={path}&size=1G", pool.file("other"))),
+        blockyard(&create).fails(),
+    ] {
+        assert!(run.err.contains(&path) && run.err.contains("it holds `lock`"), "{run}");
+        assert_eq!(std::fs::read(format!("{path}/lock")).unwrap(), b"hi\n");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1);
+    }
     let run = refused("volume:///v0?path=/proc/pool&size=1G");
     assert!(run.err.contains("cannot make `/proc/pool`"), "{run}");
 }

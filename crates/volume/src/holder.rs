@@ -10,9 +10,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Longest text that is read, in bytes.
-const LEN_MAX: u64 = 8192;
-
 /// A process that has a pool open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
@@ -23,6 +20,9 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// Longest text that is read, in bytes.
+    pub(crate) const LEN_MAX: u64 = 8192;
+
     /// This process.
     pub fn this(control: Option<&Path>) -> Holder {
         Holder { pid: Some(std::process::id()), control: control.map(Path::to_owned) }
@@ -41,7 +41,8 @@ impl Holder {
     /// Reads what the one that has locked the file has written there; empty where it has not.
     pub fn read(lock: &Path) -> Holder {
         let mut text = Vec::new();
-        let read = File::open(lock).and_then(|file| file.take(LEN_MAX).read_to_end(&mut text));
+        let read =
+            File::open(lock).and_then(|file| file.take(Holder::LEN_MAX).read_to_end(&mut text));
         match read {
             Ok(_) => Holder::parse(&String::from_utf8_lossy(&text)),
             Err(_) => Holder::default(),

@@ -134,11 +134,11 @@ impl Running {
             std::thread::sleep(CLOSE_LOOK);
         };
         let directory = taken.put_together(given.degraded)?;
-        if !directory.is_direct() {
-            let path = directory.path().display();
+        let running = Running::start(directory, options)?;
+        if !running.pool.segments().directory().is_direct() {
+            let path = running.path().display();
             tracing::warn!("{path}: no direct I/O there; through the page cache");
         }
-        let running = Running::start(directory, options)?;
         running.forget_all();
         opening.done(&running);
         Ok(running)

@@ -2,10 +2,14 @@
 //!
 //! It is held open, and names are looked for in what is held: a directory that is moved or renamed
 //! meanwhile is the same one, and one that was removed is noticed.
+//!
+//! A pool is made in a directory that holds nothing else. Where there is something else, and no
+//! pool, not even the lock is made.
 
 use std::fs::{File, TryLockError};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,11 +20,15 @@ use super::lock::Lock;
 use super::{Purpose, RealFile, StoreFile};
 use crate::buffer::Memory;
 use crate::error::VolumeError;
-use crate::format::superblock;
+use crate::format::{label, superblock};
 use crate::holder::Holder;
 
 /// The file that is locked.
 const LOCK: &str = "lock";
+
+/// What a directory may have in which a pool is made, beside segments and the lock of one whose
+/// making was not finished: itself, what a file system brings along, and files that were begun.
+const EMPTY: [&str; 5] = [".", "..", "lost+found", "superblock.new", "copy.new"];
 
 /// Zeros that are written at once.
 const ZEROS: usize = 1 << 20;
@@ -35,6 +43,10 @@ pub(crate) struct Folder {
     /// Locked until it is dropped, or the process dies and its last write has landed. Not there if
     /// nobody ever was here.
     lock: Option<Arc<Lock>>,
+    /// Whether the lock says who has it: its bytes are nobody else's.
+    signs: bool,
+    /// What is there of somebody else, where there is no pool.
+    foreign: Option<String>,
 }
 
 impl Folder {
@@ -42,12 +54,16 @@ impl Folder {
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Folder, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
         let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
+        let foreign = match purpose {
+            Purpose::Look => None,
+            _ => foreign(&open).map_err(VolumeError::io(doing("list")))?,
+        };
         let (flags, what) = match purpose {
             Purpose::Look => (OFlags::RDONLY, "read"),
             _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
         };
-        let lock = match at(&open, LOCK, flags) {
-            Ok(lock) => Some(lock),
+        let lock = match foreign.is_none().then(|| at(&open, LOCK, flags)).transpose() {
+            Ok(lock) => lock,
             Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
                 None
             }
@@ -62,8 +78,17 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
         };
         // Some file systems in memory refuse this; there nothing survives a power cut anyway.
-        let direct = at(&open, LOCK, OFlags::RDONLY | OFlags::DIRECT).is_ok();
-        let folder = Folder { open, direct, purpose, lock };
+        let direct = match foreign {
+            None => at(&open, LOCK, OFlags::RDONLY | OFlags::DIRECT).is_ok(),
+            // Of a file without a name, which is nowhere.
+            Some(_) => at(&open, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT).is_ok(),
+        };
+        let signs = purpose != Purpose::Look && lock.as_ref().is_some_and(|lock| is_ours(lock));
+        if purpose != Purpose::Look && lock.is_some() && !signs {
+            let shown = path.display();
+            tracing::warn!("{shown}/{LOCK} has bytes of somebody else, and keeps them");
+        }
+        let folder = Folder { open, direct, purpose, lock, signs, foreign };
         // Nothing depends on it, and a pool on a full disk has to open.
         if let Err(error) = folder.hold(&Holder::this(None)) {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
@@ -76,10 +101,20 @@ impl Folder {
         self.lock.as_ref()
     }
 
+    /// Makes sure that a pool may be made here, where there is none.
+    pub(crate) fn claim(&self, path: &Path) -> Result<(), VolumeError> {
+        let Some(foreign) = &self.foreign else { return Ok(()) };
+        let wanted = format!(
+            "an empty directory to make a pool in (one that is not there is made); it holds \
+             `{foreign}`"
+        );
+        Err(VolumeError::Invalid { field: "path", value: path.display().to_string(), wanted })
+    }
+
     /// Lets others know who has the directory, and where that can be asked.
     pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
         match &self.lock {
-            Some(lock) if self.purpose != Purpose::Look => holder.write(lock),
+            Some(lock) if self.signs => holder.write(lock),
             _ => Ok(()),
         }
     }
@@ -162,9 +197,7 @@ impl Folder {
     }
 
     pub(crate) fn names(&self) -> io::Result<Vec<String>> {
-        let entries = Dir::read_from(&self.open)?;
-        let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-        entries.map(|entry| Ok(name(entry?))).collect()
+        names(&self.open)
     }
 }
 
@@ -175,6 +208,59 @@ impl Drop for Folder {
         _ = self.hold(&Holder::default());
     }
 }
+
+fn names(open: &File) -> io::Result<Vec<String>> {
+    let entries = Dir::read_from(open)?;
+    let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    entries.map(|entry| Ok(name(entry?))).collect()
+}
+
+/// What a directory has of somebody else; nothing if it has a pool, or a copy of one.
+fn foreign(open: &File) -> io::Result<Option<String>> {
+    let names = names(open)?;
+    let may_lock = at(open, LOCK, LOOKING).is_ok_and(|lock| is_ours(&lock));
+    let is_begun = |name: &str| {
+        let name = name.strip_suffix(".new").unwrap_or(name);
+        name.strip_prefix("segment-").is_some_and(|it| u32::from_str_radix(it, 16).is_ok())
+    };
+    let is_foreign = |name: &&String| match name.as_str() {
+        LOCK => !may_lock,
+        name => !EMPTY.contains(&name) && !is_begun(name),
+    };
+    let Some(foreign) = names.iter().filter(is_foreign).min() else { return Ok(None) };
+    // What is damaged, or cannot be read, an opening finds.
+    let is_pool = [superblock::FILE, label::FILE].into_iter().any(|file| {
+        names.iter().any(|name| name == file)
+            && (names.iter().any(|name| name == LOCK) && may_lock
+                || at(open, file, LOOKING).map_or(true, |file| is_marked(&file)))
+    });
+    Ok((!is_pool).then(|| foreign.clone()))
+}
+
+/// Whether a file begins as a superblock does, or a label, or its second slot.
+fn is_marked(file: &File) -> bool {
+    let slots = [0, superblock::SLOT_BYTES as u64];
+    slots.into_iter().any(|slot| {
+        let mut mark = [0; 8];
+        let read = file.read_exact_at(&mut mark, slot);
+        let is_short = read.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::UnexpectedEof);
+        !is_short && (read.is_err() || superblock::is_marked(&mark) || label::is_marked(&mark))
+    })
+}
+
+/// Whether an open lock has what a process of ours writes there: nothing, or who it is; zeros,
+/// where the power was cut.
+fn is_ours(lock: &File) -> bool {
+    let mut text = Vec::new();
+    let read = lock.metadata().and_then(|it| match it.is_file() {
+        true => lock.take(Holder::LEN_MAX).read_to_end(&mut text),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    });
+    read.is_ok() && (text.iter().all(|byte| *byte == 0) || text.starts_with(b"pid "))
+}
+
+/// How a file is opened that is only looked at: whatever it is, that does not wait.
+const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
 /// Opens a name in a directory.
 fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {

@@ -207,13 +207,14 @@ impl Directory for RealDirectory {
 
     fn claim(&self) -> Result<(), VolumeError> {
         match &self.home {
-            Home::Folder(_) => Ok(()),
+            Home::Folder(folder) => folder.claim(&self.path),
             Home::Disk(disk) => disk.claim(),
         }
     }
 
     fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
         match &self.home {
+            Home::Folder(folder) if is_new => folder.claim(&self.path).map(|()| wanted),
             Home::Folder(_) => Ok(wanted),
             Home::Disk(disk) => disk.divide(wanted, is_new),
         }

@@ -1,0 +1,137 @@
+//! A pool is made in a directory that holds nothing else, and what somebody else has there is left
+//! as it is.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod place;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use blockyard_volume::store::is_pool;
+use blockyard_volume::store::mirror::places::attach;
+use blockyard_volume::{Options, Places, Running};
+
+use place::Place;
+
+fn place(name: &str) -> Place {
+    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn options() -> Options {
+    Options { segment_bytes: 4 << 20, ..Options::default() }
+}
+
+/// The files of a directory.
+fn held(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(path).unwrap().map(Result::unwrap);
+    let held = |it: fs::DirEntry| (it.file_name().into_string().unwrap(), fs::read(it.path()));
+    entries.map(held).map(|(name, bytes)| (name, bytes.unwrap_or_default())).collect()
+}
+
+fn refused(opened: Result<std::sync::Arc<Running>, blockyard_volume::VolumeError>) -> String {
+    opened.unwrap_err().to_string()
+}
+
+/// A pool was made between other files, and a file `lock` among them emptied for good.
+#[test]
+fn a_directory_with_other_things_becomes_no_pool() {
+    let place = place("other-things");
+    let cases: [&[(&str, &str)]; 5] = [
+        &[("notes", "mine\n")],
+        &[("lock", "hi\n")],
+        &[("lock", ""), ("a", "1"), ("b", "2")],
+        &[("lock", "pid 1\n"), ("lock.new", "x"), ("segment-00000000", "")],
+        &[("copy.new", ""), ("segment-x", "mine\n")],
+    ];
+    for (case, name) in cases.into_iter().zip(["notes", "lock", "a", "lock.new", "segment-x"]) {
+        let path = place.fresh();
+        fs::create_dir(&path).unwrap();
+        for (name, text) in case {
+            fs::write(path.join(name), text).unwrap();
+        }
+        let before = held(&path);
+        for consent in [false, true] {
+            let error = refused(Running::open(&path, Options { consent, ..options() }));
+            let wanted = format!(
+                "path: `{}` will not do: wanted an empty directory to make a pool in (one that is \
+                 not there is made); it holds `{name}`",
+                path.display()
+            );
+            assert_eq!(error, wanted);
+            assert_eq!(held(&path), before);
+        }
+    }
+    // It is refused as before, and nothing is made beside it.
+    let path = place.fresh();
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("superblock"), "somebody's".repeat(1000)).unwrap();
+    let before = held(&path);
+    let error = refused(Running::open(&path, options()));
+    assert!(error.contains("`superblock` does not begin with the mark of one"), "{error}");
+    assert_eq!(held(&path), before);
+}
+
+#[test]
+fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
+    let place = place("begun");
+    let path = place.fresh();
+    fs::create_dir_all(path.join("lost+found")).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    let path = place.fresh();
+    fs::create_dir(&path).unwrap();
+    for name in ["segment-00000000.new", "superblock.new", "copy.new"] {
+        fs::write(path.join(name), "begun").unwrap();
+    }
+    // A power cut may leave zeros there.
+    fs::write(path.join("lock"), [0; 6]).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    assert!(is_pool(&path));
+}
+
+/// Pools were made between other things before that was refused, and may have been put there.
+#[test]
+fn a_pool_that_is_there_opens_whatever_is_beside_it() {
+    let place = place("beside");
+    let path = place.fresh();
+    drop(Running::open(&path, options()).unwrap());
+    for lock in [Some("hi\n"), Some("pid 1\n"), None] {
+        fs::write(path.join("notes"), "mine\n").unwrap();
+        match lock {
+            Some(text) => fs::write(path.join("lock"), text).unwrap(),
+            None => fs::remove_file(path.join("lock")).unwrap(),
+        }
+        let running = Running::open(&path, options()).unwrap();
+        let said = fs::read_to_string(path.join("lock")).unwrap();
+        let ours = format!("pid {}\n", std::process::id());
+        assert_eq!(said, if lock == Some("hi\n") { "hi\n" } else { &ours });
+        drop(running);
+        let left = fs::read_to_string(path.join("lock")).unwrap();
+        assert_eq!(left, if lock == Some("hi\n") { "hi\n" } else { "" });
+        assert_eq!(fs::read_to_string(path.join("notes")).unwrap(), "mine\n");
+    }
+}
+
+#[test]
+fn neither_copy_is_made_between_other_things() {
+    let place = place("copies");
+    let (first, second) = (place.fresh(), place.fresh());
+    fs::create_dir(&second).unwrap();
+    fs::write(second.join("lock"), "hi\n").unwrap();
+    let before = held(&second);
+    let both = Places { path2: Some(second.clone()), ..Places::of(&first) };
+    let error = refused(Running::open_places(&both, options()));
+    assert!(error.contains(&second.display().to_string()), "{error}");
+    assert!(error.contains("it holds `lock`") && !is_pool(&first), "{error}");
+    assert_eq!(held(&second), before);
+    drop(Running::open(&first, options()).unwrap());
+    let error = attach(&first, &second, true).unwrap_err().to_string();
+    assert!(error.contains("it holds `lock`"), "{error}");
+    assert_eq!(held(&second), before);
+    // Nobody has noted anything: it is a pool of one copy as before.
+    drop(Running::open(&first, options()).unwrap());
+    fs::remove_file(second.join("lock")).unwrap();
+    attach(&first, &second, false).unwrap();
+    fs::write(second.join("notes"), "mine\n").unwrap();
+    drop(Running::open_places(&both, options()).unwrap());
+}
