@@ -99,7 +99,7 @@ pub enum VolumeError {
         why: String,
     },
     /// No space.
-    #[error("the pool has no space left; remove volumes or snapshots, or make room at `path`")]
+    #[error("the pool has no space left; remove volumes or snapshots, or make room where it is")]
     NoSpace,
     /// A write or a sync has failed, so nothing more is written until the pool is opened again.
     #[error("the pool is read-only since a write or a sync failed; open it again")]

@@ -158,7 +158,9 @@ fn make<D: Directory>(
     }
     while segments.counts().all < FIRST_SEGMENTS {
         if !segments.grow() {
-            return Err(VolumeError::NoSpace);
+            let wanted = u64::from(segment_bytes) * FIRST_SEGMENTS as u64;
+            let error = io::Error::other(format!("wanted room for {wanted} bytes, to begin with"));
+            return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
         }
     }
     let doing = || VolumeError::io(format!("cannot make `{title}/{FILE}`"));
