@@ -377,6 +377,55 @@ impl Drop for Mounted {
     }
 }
 
+/// What a killed export had as its moment stayed in the pool for good, and held all that was
+/// overwritten since.
+#[test]
+fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let fill = "import random\nh.pwrite(random.Random(1).randbytes(8 << 20), 0)\nh.flush()";
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
+    nbdsh(&yard.uri("v0"), fill);
+    let volume =
+        |verb: &str, rest: &[&str]| blockyard(&[&["volume", verb, &path][..], rest].concat()).ok();
+    // The reader of its pipe stalls, so it is in the middle of it.
+    let killed = |during: &dyn Fn()| {
+        let mut child = Command::new(crate::yard::BLOCKYARD)
+            .args(["volume", "export", &path, "v0", "-"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = child.stdout.take().unwrap();
+        out.read_exact(&mut [0; 4096]).unwrap();
+        during();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    let one = || {
+        let listed = volume("list", &["--json"]).json();
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    };
+    killed(&one);
+    one();
+    let said = (0..2000).any(|_| {
+        std::thread::park_timeout(std::time::Duration::from_millis(10));
+        yard.complained().contains("sending ends")
+    });
+    assert!(said, "{}", yard.complained());
+    kill(yard);
+    let volumes = || volume("check", &["--json"]).json()["volumes"].as_u64();
+    assert_eq!(volumes(), Some(1));
+    // It has the pool itself.
+    killed(&|| ());
+    one();
+    assert_eq!(volumes(), Some(2), "nobody has seen what is left");
+    volume("show", &[]);
+    assert_eq!(volumes(), Some(1));
+    volume("destroy", &["v0"]);
+}
+
 #[test]
 fn a_full_file_system_is_told_and_loses_nothing() {
     let place = Place::new();
@@ -395,6 +444,23 @@ fn a_full_file_system_is_told_and_loses_nothing() {
              else: assert h.pread(4096, i << 22) == bytes([i + 1]) * 4096\n\
          assert full > 0",
     );
+    // A stream or an image that does not fit leaves a file of its name as it was.
+    blockyard(&["volume", "snapshot", &path, "v0@full"]).ok();
+    for (verb, name) in [("send", "v0@full"), ("export", "v0@full")] {
+        let file = format!("{}/file", small.0);
+        std::fs::write(&file, "old").unwrap();
+        let line = ["volume", verb, &path, name, "--output", &file];
+        let line = if verb == "send" { line.to_vec() } else { [&line[..4], &line[5..]].concat() };
+        let refused = blockyard(&line).fails();
+        assert!(refused.err.contains(&format!("{file}: No space left")), "{refused}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
+        assert!(!std::path::Path::new(&format!("{file}.unfinished")).exists());
+        std::fs::remove_file(&file).unwrap();
+    }
+    blockyard(&["volume", "destroy", &path, "v0@full"]).ok();
+    let refused =
+        blockyard(&["volume", "create", &format!("{path}2"), "v0", "--size", "1G"]).fails();
+    assert!(refused.err.contains(&format!("cannot make a pool in `{path}2`")), "{refused}");
     // A stream that does not fit leaves nothing of itself.
     let other = place.file("other");
     let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());

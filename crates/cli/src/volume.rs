@@ -6,6 +6,7 @@ mod image;
 mod pool;
 mod progress;
 mod stream;
+mod written;
 
 use std::io::Write;
 

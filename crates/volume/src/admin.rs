@@ -4,6 +4,7 @@
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
 use crate::format::catalogue::{Change, Traits, is_name};
+use crate::pool::ON_ITS_WAY;
 use crate::running::Running;
 use crate::store::Directory;
 
@@ -109,6 +110,19 @@ impl<D: Directory> Running<D> {
         let (name_of, guid) = (name.to_owned(), self.fresh_guid()?);
         let traits = Traits { name: name_of, is_snapshot: true, origin: origin.id, guid, ..origin };
         self.pool().change(name, Change::Copy(traits))
+    }
+
+    /// Makes a snapshot of a volume that nobody sees, to be gone at the next opening; answers its
+    /// name.
+    pub(crate) fn snapshot_unseen(&self, volume: &str) -> Result<String, VolumeError> {
+        volume_name(volume)?;
+        let (origin, guid) = (self.traits(volume)?, self.fresh_guid()?);
+        // What is received for a volume has one of these marks and the volume's name.
+        let name = format!("{ON_ITS_WAY}{ON_ITS_WAY}{guid:016x}");
+        let named = name.clone();
+        let traits = Traits { name, is_snapshot: true, origin: origin.id, guid, ..origin };
+        self.pool().change(volume, Change::Copy(traits))?;
+        Ok(named)
     }
 
     /// Makes a volume with the contents of a snapshot, whose blocks the two share.

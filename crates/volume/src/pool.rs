@@ -34,7 +34,9 @@ use crate::thread::Thread;
 
 pub use volumes::Volumes;
 
-/// What the name of a volume begins with that is received and not complete. No other name does.
+/// What the name of a volume begins with that is received and not complete, and that of a snapshot
+/// that is made to be sent and nothing else. No other name does. Nobody sees them, and an opening
+/// removes them.
 pub(crate) const ON_ITS_WAY: char = '%';
 
 /// Records of the control plane at once.

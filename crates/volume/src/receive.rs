@@ -173,7 +173,7 @@ impl Running {
         }
     }
 
-    /// Removes what was received and never complete.
+    /// Removes what was received and never complete, and what was made to be sent.
     pub(crate) fn forget_all(&self) {
         let volumes = self.pool().volumes();
         let names = volumes.by_id.values().map(|live| live.traits.name.clone());
@@ -182,10 +182,10 @@ impl Running {
         names.iter().for_each(|name| self.forget(name));
     }
 
-    fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         let Ok(id) = self.pool().find(name).map(|live| live.traits.id) else { return };
         if let Err(error) = self.pool().change(name, Change::Destroy { id }) {
-            tracing::warn!("what was received in part stays until the pool is opened: {error}");
+            tracing::warn!("what was on its way stays until the pool is opened: {error}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! docs/format.md describes it.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use blockyard_core::Status;
 
@@ -50,9 +50,40 @@ pub struct Sending<D: Directory> {
     _base: Option<Arc<Live>>,
     head: Head,
     changes: Changes,
+    /// Behind all that looks at it.
+    passing: Option<Passing>,
+}
+
+/// A snapshot that goes with its sending. Where the pool is closed before, the next opening takes
+/// it away.
+struct Passing {
+    running: Weak<Running>,
+    name: String,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.upgrade() {
+            running.forget(&self.name);
+        }
+    }
 }
 
 impl Sending<crate::store::Backing> {
+    /// Prepares to send a volume as it is at this moment. Nothing stays of that moment, however the
+    /// sending ends.
+    ///
+    /// # Errors
+    /// If there is no such volume, or no space for that.
+    pub fn begin_now(running: &Arc<Running>, volume: &str) -> Result<Self, VolumeError> {
+        let name = running.snapshot_unseen(volume)?;
+        let passing = Passing { running: Arc::downgrade(running), name };
+        let mut sending = Sending::of(running.pool(), &passing.name, None)?;
+        sending.head.name = format!("{volume}@now");
+        sending.passing = Some(passing);
+        Ok(sending)
+    }
+
     /// Prepares to send as [`Running::send`] does.
     ///
     /// # Errors
@@ -96,7 +127,8 @@ impl<D: Directory> Sending<D> {
             let read = move |leaf: &Leaf| pool.segments().page(leaf);
             Changes::between(base, live.map.freeze(), live.traits.blocks, read)
         };
-        Ok(Sending { pool: Arc::clone(pool), live, _base: older, head, changes })
+        let pool = Arc::clone(pool);
+        Ok(Sending { pool, live, _base: older, head, changes, passing: None })
     }
 
     /// Sends it.
@@ -108,7 +140,8 @@ impl<D: Directory> Sending<D> {
         out: &mut dyn Write,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Sent, VolumeError> {
-        let Sending { pool, live, head, changes, .. } = self;
+        // First, so that it goes last.
+        let Sending { passing: _passing, pool, live, head, changes, .. } = self;
         let size = u64::from(head.block_bytes);
         let mut door = Door::open(&pool, Arc::clone(&live), Compression::None, 1);
         let mut stream = Printer::begin(out, &head)?;
@@ -128,7 +161,7 @@ impl<D: Directory> Sending<D> {
                 let len = (part * size) as usize;
                 let status = door.read(at * size, len, |bytes| payload.extend_from_slice(bytes));
                 if status != Status::Ok {
-                    let name = live.traits.name.clone();
+                    let name = head.name.clone();
                     return Err(VolumeError::Unreadable { name, first: at, count: part, status });
                 }
                 stream.record(Kind::Data, at, part, &payload)?;

@@ -66,7 +66,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 25] = [
+pub const PATHS: [&str; 26] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -87,6 +87,7 @@ pub const PATHS: [&str; 25] = [
     "/v1/volumes",
     "/v1/volumes/{verb}",
     "/v1/volumes/send",
+    "/v1/volumes/export",
     "/v1/volumes/receive",
     "/v1/volumes/scrub",
     "/v1/stats",
@@ -117,6 +118,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes", get(volumes::list))
         .route("/v1/volumes/{verb}", post(volumes::work))
         .route("/v1/volumes/send", post(volumes::send))
+        .route("/v1/volumes/export", post(volumes::export))
         .route("/v1/volumes/receive", post(volumes::receive))
         .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/stats", get(stats))

@@ -274,6 +274,14 @@ impl Client {
         self.stream("/v1/volumes/send", request)
     }
 
+    /// The stream of a volume as it is at this moment, or of a snapshot.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn export(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
+        self.stream("/v1/volumes/export", request)
+    }
+
     /// Scrubs a pool: lines of JSON, each a [`crate::volumes::ScrubLine`].
     ///
     /// # Errors

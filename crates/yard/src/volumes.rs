@@ -262,7 +262,7 @@ pub struct VolumeRequest {
 }
 
 /// Verbs, and the fields that each takes beside `pool` and `name`.
-const VERBS: [(&str, &[&str]); 8] = [
+const VERBS: [(&str, &[&str]); 9] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes"]),
     ("snapshot", &[]),
     ("clone", &["new"]),
@@ -270,6 +270,7 @@ const VERBS: [(&str, &[&str]); 8] = [
     ("resize", &["size_bytes", "reservation_bytes"]),
     ("destroy", &[]),
     ("send", &["from"]),
+    ("export", &[]),
     ("scrub", &["rate_bytes"]),
 ];
 

@@ -2,15 +2,16 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use blockyard_volume::VolumeError;
 use blockyard_volume::image::{Exported, Image, export as write_image};
 use blockyard_yard::size::Bytes;
-use blockyard_yard::volumes::VolumeRequest;
 use serde_json::json;
 
 use super::pool::{Make, Pool};
 use super::progress::Progress;
 use super::refused;
-use super::stream::{Source, Written};
+use super::stream::Source;
+use super::written::{Written, file_failed};
 use crate::args::{ImageFormat, VolumeExportArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -28,27 +29,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = Pool::find(&args.at.pool, Make::Never)?;
-    let name = &args.at.name;
-    if name.contains('@') {
-        return write(args, &pool, name, format, out);
-    }
-    // A volume may change meanwhile; a snapshot does not.
-    let snapshot = format!("{name}@export-{}", std::process::id());
-    let request = || VolumeRequest { name: snapshot.clone(), ..VolumeRequest::default() };
-    pool.work("snapshot", request())?;
-    let done = write(args, &pool, &snapshot, format, out);
-    let gone = pool.work("destroy", request());
-    done.and_then(|()| gone.map(drop))
-}
-
-fn write(
-    args: &VolumeExportArgs,
-    pool: &Pool,
-    snapshot: &str,
-    format: ImageFormat,
-    out: &mut impl Write,
-) -> Result<(), Failure> {
-    let mut source = Source::open(pool, snapshot, None)?;
+    let mut source = Source::export(&pool, &args.at.name)?;
     let mut progress = Progress::new("exported");
     let mut tell = |bytes| progress.tell(bytes, None);
     if args.file.as_os_str() == "-" {
@@ -66,7 +47,10 @@ fn write(
             ImageFormat::Raw => Image::Raw(&written.file),
             ImageFormat::Qcow2 => Image::Qcow2(&written.file),
         };
-        let exported = write_image(&mut source, image, &mut tell).map_err(refused)?;
+        let exported = write_image(&mut source, image, &mut tell).map_err(|error| match error {
+            VolumeError::Io { source, .. } => file_failed(&args.file, &source),
+            error => refused(error),
+        })?;
         written.finish()?;
         Ok(exported)
     });

@@ -1,13 +1,14 @@
 //! `volume send` and `volume receive`.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use blockyard_volume::VolumeError;
 use blockyard_volume::send::{Sending, Sent};
+use blockyard_volume::store::Backing;
+use blockyard_volume::{Running, VolumeError};
 use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::{ReceivedView, VolumeRequest};
 use serde_json::json;
@@ -15,6 +16,7 @@ use serde_json::json;
 use super::pool::{Make, Pool, text};
 use super::progress::Progress;
 use super::refused;
+use super::written::{Written, file_failed};
 use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -31,20 +33,36 @@ pub(super) struct Source {
 
 impl Source {
     /// The stream of a snapshot.
-    pub(super) fn open(pool: &Pool, name: &str, from: Option<&str>) -> Result<Source, Failure> {
-        let running = match pool {
+    pub(super) fn send(pool: &Pool, name: &str, from: Option<&str>) -> Result<Source, Failure> {
+        match pool {
             Pool::There(client, path) => {
-                let request = VolumeRequest {
-                    pool: Some(text(path)?),
-                    name: name.to_owned(),
-                    from: from.map(str::to_owned),
-                    ..VolumeRequest::default()
-                };
-                return Ok(Source { read: Box::new(client.send(&request)?), thread: None });
+                let request = VolumeRequest { from: from.map(str::to_owned), ..of(path, name)? };
+                Ok(Source { read: Box::new(client.send(&request)?), thread: None })
             }
-            Pool::Here(running) => running,
-        };
-        let sending = Sending::begin(running, name, from).map_err(refused)?;
+            Pool::Here(running) => {
+                Source::run(running, Sending::begin(running, name, from).map_err(refused)?)
+            }
+        }
+    }
+
+    /// The stream of a snapshot, or of a volume as it is at this moment.
+    pub(super) fn export(pool: &Pool, name: &str) -> Result<Source, Failure> {
+        match pool {
+            Pool::There(client, path) => {
+                let read = client.export(&of(path, name)?)?;
+                Ok(Source { read: Box::new(read), thread: None })
+            }
+            Pool::Here(running) => {
+                let sending = match name.contains('@') {
+                    true => Sending::begin(running, name, None),
+                    false => Sending::begin_now(running, name),
+                };
+                Source::run(running, sending.map_err(refused)?)
+            }
+        }
+    }
+
+    fn run(running: &Arc<Running>, sending: Sending<Backing>) -> Result<Source, Failure> {
         let failed = |error: io::Error| Failure::new(Code::Failed, format!("a pipe: {error}"));
         let (read, mut write) = io::pipe().map_err(failed)?;
         let running = Arc::clone(running);
@@ -76,37 +94,10 @@ impl Read for Source {
     }
 }
 
-/// A file that is written, and gone again if it is not finished.
-pub(super) struct Written<'a> {
-    path: &'a Path,
-    pub(super) file: File,
-    finished: bool,
-}
-
-impl<'a> Written<'a> {
-    pub(super) fn create(path: &'a Path) -> Result<Written<'a>, Failure> {
-        let failed = |error| Failure::new(Code::Failed, format!("{}: {error}", path.display()));
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        Ok(Written { path, file: options.open(path).map_err(failed)?, finished: false })
-    }
-
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
-        self.finished = true;
-        let synced = self.file.sync_all();
-        synced.map_err(|error| {
-            Failure::new(Code::Failed, format!("{}: {error}", self.path.display()))
-        })
-    }
-}
-
-impl Drop for Written<'_> {
-    fn drop(&mut self) {
-        if !self.finished && self.path.is_file() {
-            // Half of it is of no use; where it stays it is refused when it is read.
-            let _ = std::fs::remove_file(self.path);
-        }
-    }
+/// What is asked of a yard about something in a pool.
+fn of(path: &Path, name: &str) -> Result<VolumeRequest, Failure> {
+    let (pool, name) = (Some(text(path)?), name.to_owned());
+    Ok(VolumeRequest { pool, name, ..VolumeRequest::default() })
 }
 
 pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -115,11 +106,12 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = Pool::find(&args.at.pool, Make::Never)?;
-    let mut source = Source::open(&pool, &args.at.name, args.from.as_deref())?;
+    let mut source = Source::send(&pool, &args.at.name, args.from.as_deref())?;
     let done = match &args.output {
-        None => copy(&mut source, out),
+        None => copy(&mut source, out, Failure::from),
         Some(path) => Written::create(path).and_then(|mut written| {
-            let bytes = copy(&mut source, &mut written.file)?;
+            let failed = |error| file_failed(path, &error);
+            let bytes = copy(&mut source, &mut written.file, failed)?;
             written.finish()?;
             Ok(bytes)
         }),
@@ -144,7 +136,11 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     }
 }
 
-fn copy(source: &mut Source, out: &mut impl Write) -> Result<u64, Failure> {
+fn copy(
+    source: &mut Source,
+    out: &mut impl Write,
+    failed: impl Fn(io::Error) -> Failure,
+) -> Result<u64, Failure> {
     let mut progress = Progress::new("sent");
     let mut part = vec![0; PART_BYTES];
     let mut bytes = 0;
@@ -155,29 +151,31 @@ fn copy(source: &mut Source, out: &mut impl Write) -> Result<u64, Failure> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(Failure::new(Code::Failed, format!("stream: {error}"))),
         };
-        out.write_all(&part[..len])?;
+        out.write_all(&part[..len]).map_err(&failed)?;
         bytes += len as u64;
         progress.tell(bytes, None);
     }
-    out.flush()?;
+    out.flush().map_err(&failed)?;
     Ok(bytes)
 }
 
 pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let mut input: Box<dyn Read> =
-        match &args.input {
-            Some(path) => Box::new(File::open(path).map_err(|error| {
-                Failure::new(Code::Failed, format!("{}: {error}", path.display()))
-            })?),
-            None if io::stdin().is_terminal() => {
-                let text =
-                    "receive: standard input is a terminal; wanted a pipe, a file, or --input FILE";
-                return Err(Failure::new(Code::Usage, text));
-            }
-            None => Box::new(io::stdin()),
-        };
+    let mut total = None;
+    let mut input: Box<dyn Read> = match &args.input {
+        Some(path) => {
+            let file = File::open(path).map_err(|error| file_failed(path, &error))?;
+            total = file.metadata().ok().filter(Metadata::is_file).map(|it| it.len());
+            Box::new(file)
+        }
+        None if io::stdin().is_terminal() => {
+            let text =
+                "receive: standard input is a terminal; wanted a pipe, a file, or --input FILE";
+            return Err(Failure::new(Code::Usage, text));
+        }
+        None => Box::new(io::stdin()),
+    };
     let (at, mut progress) = (&args.at, Progress::new("received"));
-    let mut tell = |bytes| progress.tell(bytes, None);
+    let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
     let received = match Pool::find(&at.pool, Make::IfMissing { consent: false })? {
         Pool::Here(running) => {

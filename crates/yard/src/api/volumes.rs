@@ -8,6 +8,7 @@ use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use blockyard_volume::send::Sending;
+use blockyard_volume::store::Backing;
 
 use super::stream::{incoming, outgoing, pass_on};
 use super::{Answer, Name, Refusal, Shared, blocking, path, query, read};
@@ -60,8 +61,31 @@ pub(super) async fn send(
         Ok((Sending::begin(&pool, &request.name, request.from.as_deref())?, request.name))
     })
     .await?;
+    Ok(answered(sending))
+}
+
+/// The stream of a volume as it is at this moment, or of a snapshot.
+pub(super) async fn export(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let request: VolumeRequest = read(body)?;
+    let axum::Json(sending) = blocking(move || {
+        request.check("export")?;
+        let (pool, name) = (control.yard.pool(request.pool.as_deref())?, request.name);
+        let sending = match name.contains('@') {
+            true => Sending::begin(&pool, &name, None),
+            false => Sending::begin_now(&pool, &name),
+        };
+        Ok((sending?, name))
+    })
+    .await?;
+    Ok(answered(sending))
+}
+
+/// The answer that is a stream. Who does not want it any more is found out by whoever makes it.
+fn answered((sending, name): (Sending<Backing>, String)) -> Response {
     let (answer, mut out) = outgoing();
-    let (sending, name) = sending;
     tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
         Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
         Err(error) => {
@@ -69,7 +93,7 @@ pub(super) async fn send(
             out.fail(io::Error::other(error));
         }
     });
-    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response())
+    ([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response()
 }
 
 /// Takes the stream of a snapshot.
