@@ -86,6 +86,7 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 bench: deps build fio gate ## all measurements of docs/measuring.md, which takes about an hour
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
 	./target/release/blockyard lab all
+	./target/release/blockyard lab scale ram-locks --cores 4
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)
@@ -94,8 +95,9 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 	BLOCKYARD_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --locked -p blockyard-yard \
 		--test scheduler_soak -- --nocapture --test-threads=1 $(DEVICE)
 
-# Each prints what it did; a round that fails prints how to do it again.
-crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, errors and damage
+# Each prints what it did; a round that fails prints how to do it again. Ten disks are cut five times
+# each under the tests' own client, and ten more under fio, which verifies.
+crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, 50 under fio, errors and damage
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
 	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \

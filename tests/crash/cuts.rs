@@ -24,7 +24,7 @@ const FEW: u64 = 4;
 const CUTS: u64 = 5;
 
 /// Cuts of a disk on which fio writes, each behind so many writes and syncs at most.
-const FIO_CUTS: u64 = 2;
+const FIO_CUTS: u64 = 5;
 const FIO_OPERATIONS: u64 = 300;
 
 const VOLUME_BYTES: u64 = 8 << 20;
