@@ -36,7 +36,7 @@ use crate::record::{Body, Moved, Record};
 use crate::segments::Want;
 use crate::store::tasks::Chosen;
 use crate::store::{Commit, Directory, Parcel};
-use crate::thread::Thread;
+use crate::thread::{self, Thread};
 
 use flight::Flight;
 use group::{Group, may_follow};
@@ -514,6 +514,9 @@ impl<D: Directory> Committer<D> {
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let run = move || {
+            let of = Arc::downgrade(&pool);
+            let is_waited_for = |pool: Arc<Pool<D>>| pool.is_hurried() || clean::is_scarce(&pool);
+            thread::be_patient(move || of.upgrade().is_none_or(is_waited_for));
             if let Some(marks) = checkpoint::run(&pool, &frozen) {
                 pool.set_cleaning(true);
                 clean::beside(&pool, &frozen, &marks);
