@@ -278,7 +278,7 @@ fn retire(page: &Page, at: usize, tally: &mut Tally) {
     if page.is_fresh(at) {
         tally.died(entry);
         tally.owned -= 1;
-    } else if !entry.is_hole() {
+    } else if !entry.is_hole() && !entry.is_lost() {
         tally.unknown(entry.stored_bytes().into());
     }
 }

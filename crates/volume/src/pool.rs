@@ -333,6 +333,7 @@ impl<D: Directory> Pool<D> {
         self.segments.doubt(1);
         let round = self.segments.round() + 1;
         self.wanted.update(|wanted| (*wanted).max(Some(round)));
+        self.mail.bell().ring();
     }
 
     /// Blocks were counted behind this checkpoint: whoever waits for that does so no longer, unless

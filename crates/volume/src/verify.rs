@@ -62,6 +62,8 @@ pub(crate) struct Verifier<'a, D: Directory> {
     page_bytes: u64,
     /// What maps name, by segment.
     named: BTreeMap<u32, Named>,
+    /// How much was counted of each when this began.
+    before: Vec<u64>,
     pub(crate) report: Report,
 }
 
@@ -81,6 +83,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             mends,
             page_bytes: 0,
             named: BTreeMap::new(),
+            before: segments.live().0,
             report: Report::default(),
         }
     }
@@ -194,12 +197,13 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// Whether that may be so of any: where maps are changed meanwhile what they have named may not
-    /// count any more.
+    /// Whether that may be so of any, where maps are changed meanwhile: what they have named may
+    /// not count any more, but it did when this began, unless it came later.
     pub(crate) fn is_too_little_counted(&self) -> bool {
-        let is_less =
-            |(segment, named): (&u32, &Named)| self.segments.live_bytes(*segment) < named.bytes;
-        self.named.iter().any(is_less)
+        self.named.iter().any(|(segment, named)| {
+            let before = self.before.get(*segment as usize).copied().unwrap_or(0);
+            self.segments.live_bytes(*segment).max(before) < named.bytes
+        })
     }
 
     /// Verifies a page; says whether what it names is still to be verified: what was seen before
@@ -357,5 +361,30 @@ mod tests {
         let what =
             format!("its segment {segment} has 16384 bytes of blocks, and 12288 are counted");
         assert_eq!(damage.what, what);
+    }
+
+    /// Each scrub of a pool in use had all blocks counted again.
+    #[test]
+    fn what_has_gone_since_a_scrub_began_is_no_count_that_is_too_small() {
+        let mut hand = Hand::new("verify-gone");
+        hand.write(3, 4);
+        hand.checkpoint();
+        let (pool, live) = (Arc::clone(&hand.pool), hand.pool.find("v").unwrap());
+        let segments = pool.segments();
+        let begin = || {
+            let mut verifier = Verifier::new(segments, true);
+            let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
+            assert!(verifier.volume(live.traits.block_bytes, &frozen, &now, &mut |_| true));
+            verifier
+        };
+        let verifier = begin();
+        let before = segments.live_bytes(hand.segment(3));
+        hand.discard(3, 1);
+        assert_eq!(segments.live_bytes(hand.segment(4)), before - 4096, "it went");
+        assert!(!verifier.is_too_little_counted());
+        let (mut counted, unknown) = segments.live();
+        counted[hand.segment(4) as usize] -= 4096;
+        segments.set_live(counted, unknown);
+        assert!(begin().is_too_little_counted());
     }
 }
