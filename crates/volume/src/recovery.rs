@@ -144,6 +144,7 @@ fn make<D: Directory>(
     let division = directory.divide(Division { align, segment_bytes }, true)?;
     let Division { align, segment_bytes } = directory.divide(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
+    let segments = segments.with_map_cache(options.map_cache_bytes);
     let directory = segments.directory();
     if let Some(first) = segments.files().first() {
         // Of a pool that was never finished there is nothing in it.

@@ -27,19 +27,28 @@ impl<D: Directory> Door<D> {
     }
 
     /// Brings the pages for some blocks into memory, which are in one span. A page that is damaged
-    /// is found before anything is in the log.
+    /// is found before anything is in the log. Each is brought once: where the cache has room for
+    /// one, the next drives it out again, and whoever needs it brings it himself.
     pub(super) fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;
-        loop {
-            let away = || self.volume.map.with(number, |span| span.away(from, to));
-            let Some(Away(leaf)) = away() else { return Ok(()) };
-            if let Err(status) = self.fetch(&leaf)
-                && away().is_some_and(|Away(now)| Arc::ptr_eq(&now, &leaf))
-            {
-                return Err(status);
+        let mut block = from;
+        while block < to {
+            let next = to.min((block / FAN as u32 + 1) * FAN as u32);
+            let away = || self.volume.map.with(number, |span| span.away(block, next));
+            while let Some(Away(leaf)) = away() {
+                match self.fetch(&leaf) {
+                    Ok(()) => break,
+                    Err(status) if away().is_some_and(|Away(now)| Arc::ptr_eq(&now, &leaf)) => {
+                        return Err(status);
+                    }
+                    // It has moved.
+                    Err(_) => {}
+                }
             }
+            block = next;
         }
+        Ok(())
     }
 
     /// The same for blocks that become zeros: leaves that go as a whole are not read, but counted
@@ -54,5 +63,28 @@ impl<D: Directory> Door<D> {
             self.pool.segments().count_owned(&self.volume.map, first, end - first);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use crate::hand::Hand;
+
+    /// A write of blocks in two leaves read one, and drove the other out by that, for ever.
+    #[test]
+    fn a_cache_of_one_leaf_is_enough_for_a_write_of_two() {
+        let options = Options { map_cache_bytes: 4096, ..Options::default() };
+        let mut hand = Hand::by("one-leaf", 60, options);
+        hand.take("w", 40 * 256);
+        for number in 1..40 {
+            hand.write(number * 256 - 4, 8);
+        }
+        for number in 1..40 {
+            hand.checkpoint();
+            hand.write(number * 256 - 4, 8);
+        }
+        let live = hand.pool.find("w").unwrap();
+        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "there is room for one");
     }
 }
