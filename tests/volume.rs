@@ -426,6 +426,57 @@ fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     volume("destroy", &["v0"]);
 }
 
+/// What could not be read in the middle ended the stream, and half of one replaced a whole one.
+#[test]
+fn a_stream_that_ends_early_replaces_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let (pool, file) = (place.file("pool"), place.file("backup"));
+    let yard = Yard::serve(&[&format!("volume:///v0?path={pool}&size=64M&compress=none")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd\n\
+         for i in range(16): h.pwrite(bytes([i + 1]) * (1 << 20), i << 20, nbd.CMD_FLAG_FUA)",
+    );
+    drop(yard);
+    blockyard(&["volume", "snapshot", &pool, "v0@whole"]).ok();
+    let send = || blockyard(&["volume", "send", &pool, "v0@whole", "--output", &file]);
+    std::fs::write(&file, "old").unwrap();
+    let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o640);
+    send().ok();
+    let whole = std::fs::read(&file).unwrap();
+    assert!(whole.len() > 16 << 20);
+    let now = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(now & 0o777, 0o640, "who might read it may");
+    // The last of the blocks of 4 KiB.
+    let is_it = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 16);
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(&pool).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if let Some(at) = (0..bytes.len() / 4096).rfind(|at| is_it(&bytes[at * 4096..][..4096])) {
+            bytes[at * 4096] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, 1);
+    send().fails();
+    assert!(std::fs::read(&file).unwrap() == whole, "it was replaced");
+    assert!(!std::path::Path::new(&format!("{file}.blockyard-unfinished")).exists());
+    let fifo = place.file("fifo");
+    run(&["mkfifo", &fifo]).ok();
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || std::fs::read(fifo).unwrap().len()
+    });
+    blockyard(&["volume", "snapshot", &pool, "v0@again"]).ok();
+    let line = ["volume", "send", &pool, "v0@again", "--from", "v0@whole", "--output", &fifo];
+    blockyard(&line).ok();
+    assert!(reader.join().unwrap() > 0, "a pipe has no sync");
+}
+
 #[test]
 fn a_full_file_system_is_told_and_loses_nothing() {
     let place = Place::new();
@@ -454,7 +505,7 @@ fn a_full_file_system_is_told_and_loses_nothing() {
         let refused = blockyard(&line).fails();
         assert!(refused.err.contains(&format!("{file}: No space left")), "{refused}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
-        assert!(!std::path::Path::new(&format!("{file}.unfinished")).exists());
+        assert!(!std::path::Path::new(&format!("{file}.blockyard-unfinished")).exists());
         std::fs::remove_file(&file).unwrap();
     }
     blockyard(&["volume", "destroy", &path, "v0@full"]).ok();

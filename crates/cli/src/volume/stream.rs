@@ -108,15 +108,16 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     let pool = Pool::find(&args.at.pool, Make::Never)?;
     let mut source = Source::send(&pool, &args.at.name, args.from.as_deref())?;
     let done = match &args.output {
-        None => copy(&mut source, out, Failure::from),
+        None => copy(&mut source, out, Failure::from).map(|bytes| (None, bytes)),
         Some(path) => Written::create(path).and_then(|mut written| {
             let failed = |error| file_failed(path, &error);
             let bytes = copy(&mut source, &mut written.file, failed)?;
-            written.finish()?;
-            Ok(bytes)
+            Ok((Some(written), bytes))
         }),
     };
-    let bytes = source.finish(done)?;
+    // What ends early because it could not be sent is not whole.
+    let (written, bytes) = source.finish(done)?;
+    written.map_or(Ok(()), Written::finish)?;
     if args.at.pool.talk.json {
         let said = json!({
             "name": args.at.name,

@@ -1,13 +1,16 @@
 //! A file that has its name only when it is whole.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{File, Metadata, Permissions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
 use crate::failure::{Code, Failure};
+
+/// What is put behind the name of a file that is not whole. Nobody else calls one so.
+const UNFINISHED: &str = ".blockyard-unfinished";
 
 /// A file that is written: a regular one beside the one that it is to be, which stays as it is
 /// until then; and gone again if it is not finished.
@@ -26,18 +29,24 @@ pub(super) fn file_failed(path: &Path, error: &io::Error) -> Failure {
 
 impl<'a> Written<'a> {
     pub(super) fn create(path: &'a Path) -> Result<Written<'a>, Failure> {
-        let beside = match path.metadata() {
-            Ok(found) if !found.is_file() => None,
+        let found = path.metadata().ok();
+        let beside = match &found {
+            Some(found) if !found.is_file() => None,
             // Where it is a link, what that leads to is replaced.
-            _ => Some(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
+            Some(_) => Some(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
+            None if path.is_symlink() => {
+                let error = io::Error::other("it is a link to what is not there");
+                return Err(file_failed(path, &error));
+            }
+            None => Some(path.to_owned()),
         };
         let beside = beside.map(|into| {
             let mut name = into.clone().into_os_string();
-            name.push(".unfinished");
+            name.push(UNFINISHED);
             (PathBuf::from(name), into)
         });
         let (opened, file) = match &beside {
-            Some((unfinished, _)) => (unfinished.as_path(), begin(unfinished)),
+            Some((unfinished, _)) => (unfinished.as_path(), begin(unfinished, found.as_ref())),
             None => (path, File::options().read(true).write(true).open(path)),
         };
         let file = file.map_err(|error| file_failed(opened, &error))?;
@@ -46,26 +55,42 @@ impl<'a> Written<'a> {
 
     /// Gives the file its name, durably.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        let named = self.file.sync_all().and_then(|()| {
-            let Some((unfinished, into)) = &self.beside else { return Ok(()) };
-            std::fs::rename(unfinished, into)?;
-            self.is_finished = true;
-            match into.parent() {
-                Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
-                _ => File::open(".")?.sync_all(),
-            }
-        });
-        named.map_err(|error| file_failed(self.path, &error))
+        self.name().map_err(|error| file_failed(self.path, &error))
+    }
+
+    fn name(&mut self) -> io::Result<()> {
+        let Some((unfinished, into)) = &self.beside else {
+            return or_none(self.file.sync_all());
+        };
+        self.file.sync_all()?;
+        std::fs::rename(unfinished, into)?;
+        self.is_finished = true;
+        let folder = into.parent().filter(|folder| !folder.as_os_str().is_empty());
+        or_none(File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()))
     }
 }
 
-/// Makes a file that is empty, or takes one over that was left. No link is followed.
-fn begin(path: &Path) -> io::Result<File> {
+/// Not everything has a sync: a pipe has none, nor has a directory in each file system, or that may
+/// be written and not read.
+fn or_none(synced: io::Result<()>) -> io::Result<()> {
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match synced {
+        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => {
+            Ok(())
+        }
+        synced => synced,
+    }
+}
+
+/// Makes a file that is empty, or takes one over that was left. No link is followed. Who may read
+/// what it replaces may read it, and nobody else.
+fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
-    let is_free = file.try_lock().is_ok();
+    // Some file systems have no locks.
+    let is_free = !matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     let (opened, named) = (file.metadata()?, path.symlink_metadata()?);
     // Whoever had it may have given it its own name since it was opened.
     let is_same = (opened.dev(), opened.ino()) == (named.dev(), named.ino());
@@ -73,6 +98,11 @@ fn begin(path: &Path) -> io::Result<File> {
         return Err(io::Error::other("it is no regular file, or somebody else writes it just now"));
     }
     file.set_len(0)?;
+    if let Some(replaced) = replaced {
+        let is_given = fchown(&file, Some(replaced.uid()), Some(replaced.gid())).is_ok();
+        let most = if is_given { 0o777 } else { 0o700 };
+        file.set_permissions(Permissions::from_mode(replaced.mode() & most))?;
+    }
     Ok(file)
 }
 
