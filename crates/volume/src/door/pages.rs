@@ -73,7 +73,7 @@ mod tests {
 
     /// A write of blocks in two leaves read one, and drove the other out by that, for ever.
     #[test]
-    fn a_cache_of_one_leaf_is_enough_for_a_write_of_two() {
+    fn a_cache_of_least_length_is_enough_for_a_write_of_two_leaves() {
         let options = Options { map_cache_bytes: 4096, ..Options::default() };
         let mut hand = Hand::by("one-leaf", 60, options);
         hand.take("w", 40 * 256);
@@ -84,7 +84,13 @@ mod tests {
             hand.checkpoint();
             hand.write(number * 256 - 4, 8);
         }
+        // Parts of two blocks, of which the rest is read.
+        for number in 1..40 {
+            hand.checkpoint();
+            let at = number * 256 * 4096 - 512;
+            hand.ask(|door| door.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
+        }
         let live = hand.pool.find("w").unwrap();
-        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "there is room for one");
+        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "there is room for two");
     }
 }

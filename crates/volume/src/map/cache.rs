@@ -14,6 +14,9 @@ use crate::format::PAGE_BYTES;
 /// Leaves that are looked at for one that comes in.
 const LOOKS: usize = 8;
 
+/// A write of parts of two blocks needs the leaves of both at once.
+const LEAVES_MIN: usize = 2;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Cache {
@@ -23,10 +26,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache of so many bytes.
+    /// A cache of so many bytes, or what one write needs.
     pub fn new(limit_bytes: u64) -> Cache {
         let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / PAGE_BYTES;
-        Cache { limit: limit.max(1), ring: Mutex::default() }
+        Cache { limit: limit.max(LEAVES_MIN), ring: Mutex::default() }
     }
 
     /// A leaf with a home is in memory now.
