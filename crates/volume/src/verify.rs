@@ -62,7 +62,7 @@ pub(crate) struct Verifier<'a, D: Directory> {
     page_bytes: u64,
     /// What maps name, by segment.
     named: BTreeMap<u32, Named>,
-    /// How much was counted of each when this began.
+    /// How much was counted of each when a volume was looked at, at most.
     before: Vec<u64>,
     pub(crate) report: Report,
 }
@@ -83,7 +83,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
             mends,
             page_bytes: 0,
             named: BTreeMap::new(),
-            before: segments.live().0,
+            before: Vec::new(),
             report: Report::default(),
         }
     }
@@ -98,6 +98,11 @@ impl<'a, D: Directory> Verifier<'a, D> {
         now: &Now<'_>,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> bool {
+        // What was written since this began lies in segments of which less counted then.
+        let live = self.segments.live().0;
+        self.before.resize(self.before.len().max(live.len()), 0);
+        let counts = self.before.iter_mut().zip(live);
+        counts.for_each(|(before, now)| *before = now.max(*before));
         for (number, node) in (0..).zip(frozen) {
             let Some(node) = node else { continue };
             if !self.page(now, number * NODE_BLOCKS, node.home(), What::Node) {

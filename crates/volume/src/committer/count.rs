@@ -45,7 +45,7 @@ impl<D: Directory> Committer<D> {
         }
         let gives_up = self.stopping || self.pool.is_poisoned() || self.count_tries >= TRIES;
         if gives_up || self.pool.wanted_count().is_none() {
-            if self.count_tries >= TRIES {
+            if self.count_tries >= TRIES && self.pool.wanted_count().is_some() {
                 let title = self.pool.segments().directory().title();
                 tracing::warn!("{title}: blocks were to be counted, and {TRIES} times were not");
             }
