@@ -4,7 +4,7 @@
 use crate::attach::Loop;
 use crate::place::Place;
 use crate::run::{nbdsh, ok, run};
-use crate::yard::{Yard, blockyard};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 fn uri(pool: &Place, name: &str, more: &str) -> String {
     format!("volume:///{name}?path={}{more}", pool.file("pool"))
@@ -124,6 +124,45 @@ fn syncs_are_seen_from_outside() {
     let syncs = seen.lines().filter(is_sync).count();
     // One after the other, each FUA and each flush needs one of its own.
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
+}
+
+/// As in many containers: io_uring is refused. Calls that block do the same work, and the log says
+/// so; who asks for io_uring by name is told.
+#[test]
+fn where_io_uring_is_refused_calls_that_block_do() {
+    let pool = Place::new();
+    let trace = pool.file("trace");
+    // The tracer is a grandchild (`-D`): the process is the server's own.
+    let refusing = "strace -D -f -qq -e trace=io_uring_setup -e inject=io_uring_setup:error=EPERM";
+    let tracer: Vec<&str> = refusing.split(' ').chain(["-o", &trace]).collect();
+    let device = uri(&pool, "v0", "&size=64M");
+    let yard = Yard::serve_below(Place::new(), &tracer, &[&device]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd, random\n\
+         h.pwrite(random.Random(1).randbytes(1 << 20), 4096)\n\
+         h.flush()\n\
+         h.pwrite(b'x' * 4096, 32 << 20, nbd.CMD_FLAG_FUA)\n\
+         assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
+         assert h.pread(4096, 32 << 20) == b'x' * 4096",
+    );
+    let said = yard.complained();
+    assert!(said.contains("io_uring is refused here"), "{said}");
+    let traced = std::fs::read_to_string(&trace).unwrap_or_default();
+    assert!(traced.contains("(INJECTED)"), "nothing was refused: {traced}");
+    kill(yard);
+    let asked = format!("{device}&store=uring");
+    let socket = format!("unix:{}", pool.file("nbd"));
+    let line = [&tracer[..], &[BLOCKYARD, "serve", &asked, "--nbd", &socket]].concat();
+    run(&line).fails().says(&["cannot use io_uring for", "`store=threads` does not"]);
+    // Who has io_uring finds what the others have written.
+    let yard = Yard::serve(&[&device]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import random\n\
+         assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
+         assert h.pread(4096, 32 << 20) == b'x' * 4096",
+    );
 }
 
 /// To look at a pool nothing has to be written to it.

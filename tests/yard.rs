@@ -71,12 +71,26 @@ impl Yard {
         }
     }
 
+    /// As [`Yard::serve`], below a program that sees what it does and gives it its own process.
+    #[allow(dead_code)] // One of the programs that have this module asks for it.
+    pub(crate) fn serve_below(place: Place, tracer: &[&str], devices: &[&str]) -> Yard {
+        let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
+        let line = [&["serve", "--nbd", &nbd, "--control", &control], devices].concat();
+        let ready = Yard::spawn_below(place, tracer, &line).ready();
+        ready.unwrap_or_else(|(status, text)| panic!("{line:?} ended with {status}: {text}"))
+    }
+
     fn spawn(place: Place, args: &[&str]) -> Yard {
+        Yard::spawn_below(place, &[], args)
+    }
+
+    fn spawn_below(place: Place, tracer: &[&str], args: &[&str]) -> Yard {
+        let line = [tracer, &[BLOCKYARD], args].concat();
         let notices = UnixDatagram::bind(place.file("notices")).expect("the place is new");
         notices.set_read_timeout(Some(LOOK)).expect("a look is longer than nothing");
         let file = |name: &str| File::create(place.file(name)).expect("the place is ours");
-        let child = Command::new(BLOCKYARD)
-            .args(args)
+        let child = Command::new(line[0])
+            .args(&line[1..])
             .env("NOTIFY_SOCKET", place.file("notices"))
             .env("XDG_RUNTIME_DIR", place.path())
             .env("XDG_STATE_HOME", place.path())
@@ -84,7 +98,7 @@ impl Yard {
             .stdout(file("out"))
             .stderr(file("err"))
             .spawn()
-            .unwrap_or_else(|error| panic!("{BLOCKYARD}: {error}"));
+            .unwrap_or_else(|error| panic!("{}: {error}", line[0]));
         Yard { child, notices, place }
     }
 
