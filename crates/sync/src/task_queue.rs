@@ -9,8 +9,9 @@
 //! Cost       about 25 ns to hand over where no worker sleeps.
 //! Before     the submitter does the work.
 //!
-//! The entry is a part of the request and comes along with it: to hand work over allocates nothing,
-//! and there is nothing that could be full.
+//! The entry comes along with the task: to hand work over allocates nothing, and there is nothing
+//! that could be full. Whoever hands over has an entry for each task that can be under way: the
+//! log of volumes has as many as workers, made once.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,7 +20,7 @@ use std::sync::{Arc, PoisonError};
 use crate::atomics::{Condvar, Mutex, MutexGuard};
 use crate::cell::RoomCell;
 
-/// A place in the list, which a request brings along.
+/// A place in the list, which whoever hands a task over brings along.
 pub struct Entry<T>(RoomCell<Inside<T>>);
 
 struct Inside<T> {
