@@ -15,6 +15,7 @@ mod doors;
 mod engine;
 mod fio;
 mod info;
+mod left;
 mod place;
 mod qemu;
 mod ram;

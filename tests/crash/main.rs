@@ -10,6 +10,8 @@
 #[allow(dead_code)] // As below.
 #[path = "../attach.rs"]
 mod attach;
+#[path = "../left.rs"]
+mod left;
 #[allow(dead_code)] // Other tests of the program use the rest.
 #[path = "../place.rs"]
 mod place;
