@@ -1,10 +1,8 @@
 //! After open, the way from push to reap allocates nothing: counted by the allocator itself.
-#![allow(clippy::disallowed_types, clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
@@ -13,28 +11,8 @@ use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::ZoneGates;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, NullConfig};
+use blockyard_sim::allocations::Counting;
 use common::Rig;
-
-/// The system's allocator, which counts what each thread asks for.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is that of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory came from `System` with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -58,7 +36,7 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
     let mut before = 0;
     for round in 0..64u64 {
         if round == 1 {
-            before = ALLOCATIONS.get();
+            before = Counting::made();
         }
         for kind in 0..9 {
             bios.clear();
@@ -101,7 +79,7 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
             assert!(good || !(6..8).contains(&kind) || !all_good, "kind {kind}, round {round}");
         }
     }
-    ALLOCATIONS.get() - before
+    Counting::made() - before
 }
 
 /// A rig whose channel goes through a gate.

@@ -1,37 +1,14 @@
 //! After open, the way from push to reap allocates nothing of the language's allocator, from the
 //! first write on. Memory for data comes from the system, and the pool's tables have their
 //! addresses.
-#![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use blockyard_core::channel::{Channel, ChannelConfig};
 use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Composed, Disk, Op, Region, Sector};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
-
-/// The system's allocator, which counts what each thread asks for.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is that of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory came from `System` with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use blockyard_sim::allocations::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -54,7 +31,7 @@ fn allocations(config: RamConfig) -> u64 {
     let mut data = vec![0; ROOM as usize];
     let mut bios = Vec::with_capacity(BATCH);
     let mut out = Vec::with_capacity(BATCH);
-    let before = ALLOCATIONS.get();
+    let before = Counting::made();
     for turn in 0..128u64 {
         let round = turn % 64;
         // From all zeros to all noise: same-filled, compressible, huge.
@@ -80,7 +57,7 @@ fn allocations(config: RamConfig) -> u64 {
             send(&mut *channel, &bios, &mut out);
         }
     }
-    ALLOCATIONS.get() - before
+    Counting::made() - before
 }
 
 fn send(channel: &mut dyn Channel, bios: &[Bio], out: &mut Vec<blockyard_core::Completion>) {

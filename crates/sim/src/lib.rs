@@ -4,6 +4,7 @@
 //! Nothing here is in the product. The model is written from the standards and from null_blk's
 //! documented behaviour, not from our own state machine, so that the two can disagree.
 
+pub mod allocations;
 pub mod clock;
 pub mod contract;
 pub mod deadline;

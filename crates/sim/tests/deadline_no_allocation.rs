@@ -1,35 +1,12 @@
 //! After it is made, the order of the scheduler `deadline` allocates nothing, however full it gets:
 //! counted by the allocator itself.
-#![allow(clippy::unwrap_used, unsafe_code)] // A test may, and an allocator is unsafe.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![allow(clippy::unwrap_used)] // A test may.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{Deadline, DeadlineConfig, Item, Kind, Tunables};
 use blockyard_core::{Limits, Nanos, Op, Prio, Sector, ZoneGeometry};
+use blockyard_sim::allocations::Counting;
 use blockyard_sim::seed::Seed;
-
-/// The system's allocator, which counts what each thread asks for.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is that of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory came from `System` with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -96,7 +73,7 @@ fn config(zoned: bool) -> DeadlineConfig {
 fn churn(order: &mut Deadline<Plain>, rng: &mut fastrand::Rng) -> usize {
     let (mut refused, mut taken) = (Vec::with_capacity(1), 0);
     let mut at_device: Vec<Plain> = Vec::with_capacity(IN_FLIGHT_MAX);
-    let before = ALLOCATIONS.get();
+    let before = Counting::made();
     for round in 0..6000 {
         // Filling has the better of it, then emptying.
         let (inserts, takes) = if round / 500 % 2 == 0 { (24, 8) } else { (4, 40) };
@@ -121,7 +98,7 @@ fn churn(order: &mut Deadline<Plain>, rng: &mut fastrand::Rng) -> usize {
             order.completed(plain.kind());
         }
     }
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(Counting::made() - before, 0);
     taken
 }
 

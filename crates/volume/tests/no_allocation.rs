@@ -1,37 +1,15 @@
 //! To hand a parcel to the workers of `commit=taskq`, and to take it back, allocates nothing:
 //! counted by the allocator itself.
-#![allow(clippy::unwrap_used, unsafe_code)] // A test may.
+#![allow(clippy::unwrap_used)] // A test may.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
+use blockyard_sim::allocations::Counting;
 use blockyard_sync::bell::Bell;
 use blockyard_volume::buffer::Memory;
 use blockyard_volume::store::tasks::Tasks;
 use blockyard_volume::store::{Durability, Lane, Parcel, StoreFile};
-
-/// The system's allocator, which counts what each thread asks for.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is that of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory came from `System` with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -75,7 +53,7 @@ fn workers_are_handed_parcels_without_memory() {
         parcels.push(parcel);
     }
     // From the first one on.
-    let before = ALLOCATIONS.get();
+    let before = Counting::made();
     for count in ROUNDS.into_iter().cycle().take(100) {
         for at in 0..count as u64 {
             let parcel = parcels.pop().unwrap();
@@ -88,5 +66,5 @@ fn workers_are_handed_parcels_without_memory() {
             parcels.push(parcel.unwrap());
         }
     }
-    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations");
+    assert_eq!(Counting::made() - before, 0, "allocations");
 }
