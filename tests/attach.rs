@@ -10,6 +10,16 @@ pub(crate) fn unmount_lazily(dir: &str) {
     let _ = run(&["umount", "--lazy", "--quiet", dir]);
 }
 
+/// What is mounted in a directory, which is taken away when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Unmount(pub(crate) String);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        unmount_lazily(&self.0);
+    }
+}
+
 /// A loop device on a file, which goes when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Loop(pub(crate) String);
@@ -42,7 +52,7 @@ impl Drop for Loop {
 
 /// A mounted block device, unmounted when this is dropped.
 #[derive(Debug)]
-pub(crate) struct FileSystem(String);
+pub(crate) struct FileSystem(Unmount);
 
 impl FileSystem {
     pub(crate) fn mount(kind: &str, device: &str, dir: &str) -> FileSystem {
@@ -50,21 +60,15 @@ impl FileSystem {
             std::fs::create_dir(dir).unwrap();
         }
         run(&["mount", "--types", kind, device, dir]).ok();
-        FileSystem(dir.to_owned())
+        FileSystem(Unmount(dir.to_owned()))
     }
 
     pub(crate) fn unmount(self) {
         // The kernel lets go of what a ring had a moment after its process has ended.
-        let tried = (0..500).map(|_| run(&["umount", &self.0]));
+        let tried = (0..500).map(|_| run(&["umount", &self.0.0]));
         let is_busy = |tried: &crate::run::Run| tried.code == Some(32);
         let mut left = tried.skip_while(is_busy);
         left.next().expect("it is busy for ever").ok();
         std::mem::forget(self);
-    }
-}
-
-impl Drop for FileSystem {
-    fn drop(&mut self) {
-        unmount_lazily(&self.0);
     }
 }

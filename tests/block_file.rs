@@ -4,7 +4,7 @@
 use blockyard_lab::error::LabError;
 use blockyard_lab::tools::fuse_parameter::FuseParameter;
 
-use crate::attach::{FileSystem, Loop, unmount_lazily};
+use crate::attach::{FileSystem, Loop, Unmount, unmount_lazily};
 use crate::place::Place;
 use crate::run::Run;
 use crate::yard::Yard;
@@ -78,8 +78,10 @@ impl Way {
 /// A yard whose devices are mounted as files. However the test ends, nothing stays mounted.
 #[derive(Debug)]
 struct Mounted {
-    yard: Yard,
     dir: String,
+    /// Goes before the yard does.
+    _mount: Unmount,
+    yard: Yard,
 }
 
 impl Mounted {
@@ -91,30 +93,20 @@ impl Mounted {
     }
 
     fn serve_in(place: Place, dir: String, args: &[&str]) -> Mounted {
-        // Should the server mount and then not come up.
-        let unmount = Unmount(&dir);
-        let yard = Yard::serve_in(place, &[args, &["--fuse", &dir]].concat());
-        std::mem::forget(unmount);
-        Mounted { yard, dir }
+        let args = [args, &["--fuse", &dir]].concat();
+        Mounted::by(place, dir.clone(), &args)
+    }
+
+    /// The same where the arguments say what is mounted there.
+    fn by(place: Place, dir: String, args: &[&str]) -> Mounted {
+        // The server may mount and then not come up.
+        let mount = Unmount(dir.clone());
+        Mounted { dir, _mount: mount, yard: Yard::serve_in(place, args) }
     }
 
     /// The path of a device's file.
     fn file(&self, device: &str) -> String {
         format!("{}/{device}", self.dir)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        unmount_lazily(&self.dir);
-    }
-}
-
-struct Unmount<'d>(&'d str);
-
-impl Drop for Unmount<'_> {
-    fn drop(&mut self) {
-        unmount_lazily(self.0);
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 
+use crate::attach::unmount_lazily;
 use crate::place::Place;
 use crate::run::{Run, nbdsh, ok, run, within};
 use crate::user::{NOBODY, Opened};
@@ -45,7 +46,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // A yard that is killed cannot unmount; one that a test has unmounted need not.
         let _ = self.0.command(&["zonefs", "unmount", "z"]);
-        let _ = run(&["umount", "--lazy", "--quiet", &self.0.place.file("m")]);
+        unmount_lazily(&self.0.place.file("m"));
     }
 }
 
@@ -270,7 +271,7 @@ impl Drop for Own {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-        let _ = run(&["umount", "--lazy", "--quiet", &self.1]);
+        unmount_lazily(&self.1);
     }
 }
 

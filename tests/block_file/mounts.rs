@@ -8,7 +8,7 @@ use super::{Loop, Mounted, Way, python, unmount_lazily};
 use crate::place::Place;
 use crate::run::{bounded, finish, run};
 use crate::user::{NOBODY, Opened};
-use crate::yard::{BLOCKYARD, Yard, blockyard};
+use crate::yard::{BLOCKYARD, blockyard};
 
 const N0: &str = "null:///n0?size=1G";
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
@@ -254,8 +254,7 @@ fn a_configuration_can_mount() {
         "[serve]\nfuse = \"{dir}\"\n[[device]]\nname = \"n0\"\nkind = \"null\"\nsize = \"1G\"\n"
     );
     let config = place.write("yard.toml", &text);
-    let yard = Yard::serve_in(place, &["--config", &config]);
-    let mounted = Mounted { yard, dir };
+    let mounted = Mounted::by(place, dir, &["--config", &config]);
     assert_eq!(names(&mounted), ["n0"]);
     assert!(mounted.yard.printed().contains(&format!("files in {}", mounted.dir)));
 }

@@ -13,9 +13,9 @@ use fuser::{
     ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
 };
 
+use crate::attach::unmount_lazily;
 use crate::disk::{Disk, Look, ROOT};
 use crate::place::Place;
-use crate::run::run;
 
 /// What the kernel may remember for how long.
 const TTL: Duration = Duration::ZERO;
@@ -101,7 +101,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // Nobody who waits for one can end.
         self.release();
-        let _ = run(&["umount", "--lazy", "--quiet", &self.dir]);
+        unmount_lazily(&self.dir);
         // Who still has a file open keeps the session; nobody waits for that.
         std::mem::forget(self.session.take());
     }

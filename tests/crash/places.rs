@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 
 use fastrand::Rng;
 
-use crate::attach::{FileSystem, Loop, unmount_lazily};
+use crate::attach::{FileSystem, Loop, Unmount};
 use crate::client::Client;
 use crate::place::Place;
 use crate::run::ok;
@@ -43,22 +43,13 @@ fn check(client: &mut Client, numbers: impl Iterator<Item = u64>) {
     }
 }
 
-/// A file system that goes with the test.
-struct Mount(String);
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        unmount_lazily(&self.0);
-    }
-}
-
 #[test]
 fn a_full_file_system_in_memory_refuses_writes_and_loses_nothing() {
     let place = Place::new();
     let dir = place.file("small");
     fs::create_dir(&dir).unwrap();
     ok(&["mount", "-t", "tmpfs", "-o", "size=256M", "small", &dir]);
-    let mount = Mount(dir);
+    let mount = Unmount(dir);
     refuses_writes_and_loses_nothing(&mount.0);
 }
 

@@ -1,0 +1,244 @@
+//! What leaves a pool and comes into another: streams and images, whole or cut short.
+
+use super::{kill, uri};
+use crate::attach::Unmount;
+use crate::place::Place;
+use crate::run::{nbdsh, ok, run};
+use crate::yard::{Yard, blockyard};
+
+#[test]
+fn a_snapshot_goes_to_another_pool_and_into_images() {
+    let pool = Place::new();
+    let (path, there) = (pool.file("pool"), pool.file("there"));
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=256M")]);
+    let image = pool.file("image");
+    ok(&["mke2fs", "-q", "-t", "ext4", &image, "256M"]);
+    ok(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &yard.uri("v0")]);
+    let same = |format: &str, file: &str, other: &str| {
+        ok(&["qemu-img", "compare", "-f", format, "-F", "raw", file, other]);
+    };
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    volume(&["snapshot", &path, "v0@a"]).ok();
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'new' * 32768, 200 << 20)\nh.flush()");
+    // By a yard into a file, and from that into a pool that is made for it.
+    let (whole, more) = (pool.file("whole"), pool.file("more"));
+    let sent = volume(&["send", &path, "v0@a", "-o", &whole, "--json"]).ok().json();
+    let bytes = std::fs::metadata(&whole).unwrap().len();
+    assert_eq!(sent["stream_bytes"], bytes, "{sent}");
+    let received = volume(&["receive", &there, "copy", "-i", &whole, "--json"]).ok().json();
+    assert_eq!(received["name"], "copy@a", "{received}");
+    let (raw, qcow2) = (pool.file("raw"), pool.file("a.qcow2"));
+    volume(&["export", &there, "copy@a", &raw]).ok();
+    same("raw", &raw, &image);
+    volume(&["export", &path, "v0@a", &qcow2]).ok();
+    ok(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
+    same("qcow2", &qcow2, &image);
+    // A volume in use, as it is at one moment; nothing stays of that moment.
+    volume(&["export", &path, "v0", &raw]).ok();
+    same("raw", &raw, &yard.uri("v0"));
+    assert!(!volume(&["list", &path]).ok().out.contains("export"));
+    // What has changed, through a pipe into a pool that another yard has open.
+    volume(&["snapshot", &path, "v0@b"]).ok();
+    let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
+    let said = pool.file("said");
+    let script = format!(
+        "set -e -o pipefail; '{bin}' volume send '{path}' v0@b --from v0@a --json 2>'{said}' | \
+         tee '{more}' | '{bin}' volume receive '{there}' copy",
+        bin = crate::yard::BLOCKYARD
+    );
+    ok(&["bash", "-c", &script]);
+    let size = std::fs::metadata(&more).unwrap().len();
+    assert!(size < 200_000, "{size} bytes for 96 KiB");
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(said.contains(&format!("\"stream_bytes\": {size}")), "{said}");
+    let add = format!("volume:///copy?path={there}");
+    blockyard(&["add", &add, "--control", &other.control()]).ok();
+    same("raw", &raw, &other.uri("copy"));
+    // What was cut or damaged on the way is refused, and nothing has changed.
+    let bytes = std::fs::read(&whole).unwrap();
+    std::fs::write(&more, &bytes[..bytes.len() / 2]).unwrap();
+    let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
+    assert!(refused.err.contains("`stream` ends after"), "{refused}");
+    std::fs::write(&more, "something else".repeat(100)).unwrap();
+    let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
+    assert!(refused.err.contains("`stream` does not begin with the mark of one"), "{refused}");
+    let refused = volume(&["receive", &there, "copy", "-i", &whole]).fails();
+    assert!(refused.err.contains("`copy@a` exists already"), "{refused}");
+    let listed = volume(&["list", &there]).ok().out;
+    assert!(!listed.contains("cut"), "{listed}");
+    let refused = volume(&["send", &path, "v0@b", "--from", "v0@x", "-o", &more]).fails();
+    assert!(refused.err.contains("`v0@x` is no volume of this pool"), "{refused}");
+    assert!(!std::path::Path::new(&more).exists() || std::fs::read(&more).unwrap().len() == 1400);
+    // Every block once more, of both, while they are used.
+    let report = volume(&["scrub", &path, "--json"]).ok().json();
+    assert_eq!(report["damaged"], 0, "{report}");
+    let text = volume(&["scrub", &there, "--rate", "1G"]).ok().out;
+    assert!(text.contains("4 volumes and snapshots") && text.contains(" 0 damaged"), "{text}");
+    drop(yard);
+    volume(&["scrub", &path]).ok();
+}
+
+/// What a killed export had as its moment stayed in the pool for good, and held all that was
+/// overwritten since.
+#[test]
+fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let fill = "import random\nh.pwrite(random.Random(1).randbytes(8 << 20), 0)\nh.flush()";
+    let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
+    nbdsh(&yard.uri("v0"), fill);
+    let volume =
+        |verb: &str, rest: &[&str]| blockyard(&[&["volume", verb, &path][..], rest].concat()).ok();
+    // The reader of its pipe stalls, so it is in the middle of it.
+    let killed = |during: &dyn Fn()| {
+        let mut child = Command::new(crate::yard::BLOCKYARD)
+            .args(["volume", "export", &path, "v0", "-"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = child.stdout.take().unwrap();
+        out.read_exact(&mut [0; 4096]).unwrap();
+        during();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    let one = || {
+        let listed = volume("list", &["--json"]).json();
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    };
+    killed(&one);
+    one();
+    let said = (0..2000).any(|_| {
+        std::thread::park_timeout(std::time::Duration::from_millis(10));
+        yard.complained().contains("sending ends")
+    });
+    assert!(said, "{}", yard.complained());
+    kill(yard);
+    let volumes = || volume("check", &["--json"]).json()["volumes"].as_u64();
+    assert_eq!(volumes(), Some(1));
+    // It has the pool itself.
+    killed(&|| ());
+    one();
+    assert_eq!(volumes(), Some(2), "nobody has seen what is left");
+    volume("show", &[]);
+    assert_eq!(volumes(), Some(1));
+    volume("destroy", &["v0"]);
+}
+
+/// What could not be read in the middle ended the stream, and half of one replaced a whole one.
+#[test]
+fn a_stream_that_ends_early_replaces_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let (pool, file) = (place.file("pool"), place.file("backup"));
+    let yard = Yard::serve(&[&format!("volume:///v0?path={pool}&size=64M&compress=none")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd\n\
+         for i in range(16): h.pwrite(bytes([i + 1]) * (1 << 20), i << 20, nbd.CMD_FLAG_FUA)",
+    );
+    drop(yard);
+    blockyard(&["volume", "snapshot", &pool, "v0@whole"]).ok();
+    let send = || blockyard(&["volume", "send", &pool, "v0@whole", "--output", &file]);
+    std::fs::write(&file, "old").unwrap();
+    let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o640);
+    send().ok();
+    let whole = std::fs::read(&file).unwrap();
+    assert!(whole.len() > 16 << 20);
+    let now = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(now & 0o777, 0o640, "who might read it may");
+    // The last of the blocks of 4 KiB.
+    let is_it = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 16);
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(&pool).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if let Some(at) = (0..bytes.len() / 4096).rfind(|at| is_it(&bytes[at * 4096..][..4096])) {
+            bytes[at * 4096] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, 1);
+    send().fails();
+    assert!(std::fs::read(&file).unwrap() == whole, "it was replaced");
+    assert!(!std::path::Path::new(&format!("{file}.blockyard-unfinished")).exists());
+    let fifo = place.file("fifo");
+    run(&["mkfifo", &fifo]).ok();
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || std::fs::read(fifo).unwrap().len()
+    });
+    blockyard(&["volume", "snapshot", &pool, "v0@again"]).ok();
+    let line = ["volume", "send", &pool, "v0@again", "--from", "v0@whole", "--output", &fifo];
+    blockyard(&line).ok();
+    assert!(reader.join().unwrap() > 0, "a pipe has no sync");
+}
+
+#[test]
+fn a_full_file_system_is_told_and_loses_nothing() {
+    let place = Place::new();
+    let small = small(&place, "200M");
+    let path = format!("{}/pool", small.0);
+    let yard = Yard::serve(&[&format!("volume:///v0?path={path}&size=1G&compress=none")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import nbd, errno\n\
+         full = 0\n\
+         for i in range(64):\n    \
+             try: h.pwrite(bytes([i + 1]) * (4 << 20), i << 22, nbd.CMD_FLAG_FUA)\n    \
+             except nbd.Error as error:\n        \
+                 assert error.errnum == errno.ENOSPC, error\n        \
+                 full += 1\n    \
+             else: assert h.pread(4096, i << 22) == bytes([i + 1]) * 4096\n\
+         assert full > 0",
+    );
+    // A stream or an image that does not fit leaves a file of its name as it was.
+    blockyard(&["volume", "snapshot", &path, "v0@full"]).ok();
+    for (verb, name) in [("send", "v0@full"), ("export", "v0@full")] {
+        let file = format!("{}/file", small.0);
+        std::fs::write(&file, "old").unwrap();
+        let line = ["volume", verb, &path, name, "--output", &file];
+        let line = if verb == "send" { line.to_vec() } else { [&line[..4], &line[5..]].concat() };
+        let refused = blockyard(&line).fails();
+        assert!(refused.err.contains(&format!("{file}: No space left")), "{refused}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
+        assert!(!std::path::Path::new(&format!("{file}.blockyard-unfinished")).exists());
+        std::fs::remove_file(&file).unwrap();
+    }
+    blockyard(&["volume", "destroy", &path, "v0@full"]).ok();
+    let refused =
+        blockyard(&["volume", "create", &format!("{path}2"), "v0", "--size", "1G"]).fails();
+    assert!(refused.err.contains(&format!("cannot make a pool in `{path}2`")), "{refused}");
+    // A stream that does not fit leaves nothing of itself.
+    let other = place.file("other");
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    volume(&["create", &other, "big", "--size", "256M"]).ok();
+    let random = Yard::serve(&[&format!("volume:///big?path={other}")]);
+    nbdsh(
+        &random.uri("big"),
+        "import random\n\
+         for i in range(64): h.pwrite(random.Random(i).randbytes(4 << 20), i << 22)\n\
+         h.flush()",
+    );
+    volume(&["snapshot", &other, "big@a"]).ok();
+    let stream = place.file("stream");
+    volume(&["send", &other, "big@a", "-o", &stream]).ok();
+    let refused = volume(&["receive", &path, "big", "-i", &stream]).fails();
+    assert!(refused.err.contains("the pool has no space left"), "{refused}");
+    assert!(!volume(&["list", &path]).ok().out.contains("big"));
+    nbdsh(&yard.uri("v0"), "assert h.pread(4096, 0) == b'\\1' * 4096");
+    kill(yard);
+    volume(&["check", &path]).ok();
+}
+
+/// A file system of so many bytes.
+fn small(place: &Place, size: &str) -> Unmount {
+    let dir = place.file("small");
+    std::fs::create_dir(&dir).unwrap();
+    ok(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", &dir]);
+    Unmount(dir)
+}
