@@ -28,7 +28,7 @@ impl<D: Directory> Door<D> {
 
     /// Brings the pages for some blocks into memory, which are in one span. A page that is damaged
     /// is found before anything is in the log. Each is brought once: where the cache has room for
-    /// one, the next drives it out again, and whoever needs it brings it himself.
+    /// few, the next drives it out again, and whoever needs it brings it himself.
     pub(super) fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;

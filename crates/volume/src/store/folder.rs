@@ -152,8 +152,21 @@ impl Folder {
         access | direct
     }
 
+    /// Opens a file, if it is there.
+    ///
+    /// # Errors
+    /// Also if it begins a pool where there was none when the directory was taken: what lay there
+    /// was somebody else's, and nothing was locked.
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
+        let begins = || [superblock::FILE, label::FILE].contains(&name);
         match at(&self.open, name, self.flags()) {
+            Ok(_)
+                if self.foreign.is_some()
+                    && begins()
+                    && at(&self.open, name, LOOKING).is_ok_and(is_pools) =>
+            {
+                Err(io::Error::other("a pool has been made here this moment; open it again"))
+            }
             Ok(file) => Ok(Some(RealFile::of(file))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -232,13 +245,13 @@ fn foreign(open: &File) -> io::Result<Option<String>> {
     let is_pool = [superblock::FILE, label::FILE].into_iter().any(|file| {
         names.iter().any(|name| name == file)
             && (names.iter().any(|name| name == LOCK) && may_lock
-                || at(open, file, LOOKING).map_or(true, |file| is_marked(&file)))
+                || at(open, file, LOOKING).map_or(true, is_pools))
     });
     Ok((!is_pool).then(|| foreign.clone()))
 }
 
 /// Whether a file begins as a superblock does, or a label, or its second slot.
-fn is_marked(file: &File) -> bool {
+fn is_pools(file: File) -> bool {
     let slots = [0, superblock::SLOT_BYTES as u64];
     slots.into_iter().any(|slot| {
         let mut mark = [0; 8];
@@ -297,4 +310,37 @@ pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
+mod tests {
+    use super::*;
+
+    /// Both would have been at it, the one that made it with the lock, and this one without.
+    #[test]
+    fn a_pool_that_is_made_after_a_directory_was_taken_is_not_opened() {
+        let name = format!("blockyard-folder-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // Of a process of this number that was killed.
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("notes"), "mine\n").unwrap();
+        let folder = Folder::take(&path, Purpose::Use).unwrap();
+        assert!(folder.lock().is_none());
+        for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
+            assert!(folder.open(file).unwrap().is_none());
+            // Whose that is, is found when it is read.
+            std::fs::write(path.join(file), [b'x'; 8192]).unwrap();
+            assert!(folder.open(file).unwrap().is_some());
+            let mut begun = [0; 8192];
+            begun[4096..4104].copy_from_slice(mark);
+            std::fs::write(path.join(file), begun).unwrap();
+            let error = folder.open(file).unwrap_err().to_string();
+            assert_eq!(error, "a pool has been made here this moment; open it again");
+        }
+        drop(folder);
+        assert!(Folder::take(&path, Purpose::Use).unwrap().lock().is_some());
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 }
