@@ -221,6 +221,38 @@ fn a_disk_is_a_pool() {
     device.detach();
 }
 
+/// What one copy has may be older than what the other one has, and is not shown as if it were all.
+#[test]
+fn a_second_copy_by_the_command_line() {
+    let pool = Place::new();
+    let (first, second) = (pool.file("pool"), pool.file("second"));
+    let volume = |args: &[&str]| blockyard(&[&["volume"], args].concat());
+    volume(&["create", &first, "v0", "--size", "64M"]).ok();
+    std::fs::create_dir(&second).unwrap();
+    let attached = volume(&["attach", &first, &second, "--json"]).ok().json();
+    assert!(attached["pool"] == first && attached["copy"] == second, "{attached}");
+    for path in [&first, &second] {
+        let list = volume(&["list", path]).ok();
+        assert!(list.out.contains("v0") && list.err.is_empty(), "{list}");
+    }
+    // Either of them may be the newer one, for all that is known.
+    let away = pool.file("away");
+    std::fs::rename(&second, &away).unwrap();
+    let why = "not in use: it cannot be looked at, and may have been written to without this one";
+    let list = volume(&["list", &first, "--json"]).ok();
+    assert!(list.json()[0]["name"] == "v0" && list.err.contains(why), "{list}");
+    let check = volume(&["check", &first]).fails();
+    assert!(check.out.contains(&format!("{second}: {why}\n")), "{check}");
+    volume(&["snapshot", &first, "v0@a"]).fails().says(&[&second, "may have been written to"]);
+    // One that goes on alone notes that it is the newer one.
+    volume(&["snapshot", &first, "v0@a", "--degraded"]).ok();
+    let list = volume(&["list", &first]).ok();
+    assert!(list.err.contains(&format!("{second}: not in use: missing\n")), "{list}");
+    std::fs::rename(&away, &second).unwrap();
+    let list = volume(&["list", &second]).ok();
+    assert!(list.out.contains("v0@a") && list.err.contains("it was left behind"), "{list}");
+}
+
 #[test]
 fn snapshots_and_clones_by_the_command_line() {
     let pool = Place::new();

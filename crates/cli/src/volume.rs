@@ -16,6 +16,7 @@ use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::Table;
 use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
+use serde_json::json;
 
 use crate::args::{VolumeAt, VolumeAttachArgs, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
 use crate::devices::print_json;
@@ -23,6 +24,7 @@ use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
 use pool::{Make, Pool};
+use progress::Progress;
 
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = VolumeRequest::default;
@@ -61,8 +63,15 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
 
 fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
     raise_files();
-    places::attach(&args.pool, &args.empty, args.force).map_err(refused)?;
-    let (pool, empty) = (args.pool.display(), args.empty.display());
+    let mut progress = Progress::new("compared");
+    let mut tell = |done, total| progress.tell(done, Some(total));
+    let attached = places::attach(&args.pool, &args.empty, args.force, &mut tell);
+    drop(progress);
+    attached.map_err(refused)?;
+    let (pool, empty) = (args.pool.display().to_string(), args.empty.display().to_string());
+    if args.json {
+        return print_json(&json!({ "pool": pool, "copy": empty }), out);
+    }
     Ok(writeln!(out, "{empty}: the second copy of {pool}, and equal to it")?)
 }
 
@@ -109,7 +118,10 @@ fn work_in(
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let volumes = Pool::list(args)?;
+    let (volumes, bad) = Pool::list(args)?;
+    for copy in &bad {
+        eprintln!("blockyard: {}", shown(copy));
+    }
     if args.talk.json {
         return print_json(&volumes, out);
     }

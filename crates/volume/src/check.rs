@@ -64,15 +64,6 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
     check_in(Places::of(path).look()?, progress)
 }
 
-/// The volumes and snapshots of a pool that nobody has open, of which nothing is changed.
-///
-/// # Errors
-/// As [`check`].
-pub fn list(path: &Path) -> Result<Vec<Traits>, VolumeError> {
-    let (volumes, ..) = recovery::look(Places::of(path).look()?, &Options::default())?;
-    Ok(volumes.list())
-}
-
 /// The same in any directory.
 ///
 /// # Errors
@@ -111,4 +102,14 @@ pub(crate) fn verify<D: Directory>(
     let volumes = volumes.by_id.len() as u64;
     let copies = segments.directory().status();
     Ok(Report { volumes, groups, copies, ..verifier.report })
+}
+
+/// The volumes and snapshots of a pool that nobody has open, of which nothing is changed; and how
+/// its copies are, where it has two.
+///
+/// # Errors
+/// As [`check`].
+pub fn list(path: &Path) -> Result<(Vec<Traits>, Vec<CopyStatus>), VolumeError> {
+    let (volumes, _, segments) = recovery::look(Places::of(path).look()?, &Options::default())?;
+    Ok((volumes.list(), segments.directory().status()))
 }

@@ -42,14 +42,15 @@ trait Sink {
     fn finish(&mut self) -> std::io::Result<()>;
 }
 
-/// Writes the image of a stream. `progress` is told the bytes of the image that are done.
+/// Writes the image of a stream. `progress` is told the bytes of the image that are done, and how
+/// many it has.
 ///
 /// # Errors
 /// If the stream is damaged or holds only changes, or the image cannot be written.
 pub fn export(
     input: &mut dyn Read,
     image: Image<'_>,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Exported, VolumeError> {
     let mut incoming = Incoming::begin(input)?;
     if let Some((_, base)) = &incoming.head.base {
@@ -71,7 +72,7 @@ pub fn export(
                 let at = first * block_bytes;
                 sink.put(at, bytes).map_err(failed())?;
                 data_bytes += bytes.len() as u64;
-                progress(at + bytes.len() as u64);
+                progress(at + bytes.len() as u64, size_bytes);
             }
             // A whole one names no zeros; those of a longer snapshot would be zeros anyway.
             Part::Zeros { .. } => {}
@@ -79,7 +80,7 @@ pub fn export(
         }
     }
     sink.finish().map_err(failed())?;
-    progress(size_bytes);
+    progress(size_bytes, size_bytes);
     Ok(Exported { size_bytes, data_bytes })
 }
 

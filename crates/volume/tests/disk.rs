@@ -388,7 +388,9 @@ fn a_second_disk_is_attached() {
     let volume = Volume::open(config(&first, "v0", 64 * MIB)).unwrap();
     assert_eq!(fill(&volume, 10), 10);
     drop(volume);
-    let no = |other: &Path, consent| attach(&first, other, consent).unwrap_err().to_string();
+    let no = |other: &Path, consent| {
+        attach(&first, other, consent, &mut |_, _| {}).unwrap_err().to_string()
+    };
     let directory = place.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
     assert!(no(&directory, true).ends_with("wanted a disk, as `path` is"));
@@ -406,7 +408,7 @@ fn a_second_disk_is_attached() {
     for consent in [false, true] {
         assert!(no(&pool, consent).contains("it holds a pool"));
     }
-    attach(&first, &second, true).unwrap();
+    attach(&first, &second, true, &mut |_, _| {}).unwrap();
     assert!(no(&pool, true).contains("has a second copy"));
     let volume = Volume::open(config(&second, "v0", 0)).unwrap();
     assert_eq!(good(&volume), 2);
@@ -420,10 +422,10 @@ fn a_second_disk_is_attached() {
     drop(running);
     // Another one takes the place of the one that is lost.
     let third = image("third", 200 * MIB);
-    attach(&second, &third, false).unwrap();
+    attach(&second, &third, false, &mut |_, _| {}).unwrap();
     let volume = Volume::open(pair(&second, &third)).unwrap();
     assert_eq!(good(&volume), 2);
     verify(&volume, 20);
-    let error = attach(&second, &third, false).unwrap_err();
+    let error = attach(&second, &third, false, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, VolumeError::InUse { .. }), "{error}");
 }

@@ -54,8 +54,8 @@ fn a_directory_with_other_things_becomes_no_pool() {
         for consent in [false, true] {
             let error = refused(Running::open(&path, Options { consent, ..options() }));
             let wanted = format!(
-                "path: `{}` will not do: wanted an empty directory to make a pool in (one that is \
-                 not there is made); it holds `{name}`",
+                "path: `{}` will not do: wanted an empty directory to make a pool in, for example \
+                 one below it (one that is not there is made); it holds `{name}`",
                 path.display()
             );
             assert_eq!(error, wanted);
@@ -125,13 +125,13 @@ fn neither_copy_is_made_between_other_things() {
     assert!(error.contains("it holds `lock`") && !is_pool(&first), "{error}");
     assert_eq!(held(&second), before);
     drop(Running::open(&first, options()).unwrap());
-    let error = attach(&first, &second, true).unwrap_err().to_string();
+    let error = attach(&first, &second, true, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("it holds `lock`"), "{error}");
     assert_eq!(held(&second), before);
     // Nobody has noted anything: it is a pool of one copy as before.
     drop(Running::open(&first, options()).unwrap());
     fs::remove_file(second.join("lock")).unwrap();
-    attach(&first, &second, false).unwrap();
+    attach(&first, &second, false, &mut |_, _| {}).unwrap();
     fs::write(second.join("notes"), "mine\n").unwrap();
     drop(Running::open_places(&both, options()).unwrap());
 }

@@ -311,12 +311,16 @@ fn a_second_copy_is_attached_and_then_found() {
     assert!(error.to_string().contains("blockyard volume attach"), "{error}");
     fs::create_dir_all(&second).unwrap();
     fs::write(second.join("of somebody"), "").unwrap();
-    let error = attach(&first, &second, false).unwrap_err().to_string();
+    let error = attach(&first, &second, false, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("of somebody"), "{error}");
     fs::remove_file(second.join("of somebody")).unwrap();
-    attach(&first, &second, false).unwrap();
+    let mut told = Vec::new();
+    attach(&first, &second, false, &mut |done, total| told.push((done, total))).unwrap();
+    assert!(told.is_sorted() && told.len() > 2, "{told:?}");
+    let (done, total) = told.pop().unwrap();
+    assert!(done == total && total > SIZE as u64, "{done} of {total}");
     fs::create_dir(path("c")).unwrap();
-    let error = attach(&first, &path("c"), false).unwrap_err();
+    let error = attach(&first, &path("c"), false, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, VolumeError::Copies(CopiesError::Paired { .. })), "{error}");
     // By the name of either.
     let volume = Volume::open_with(one, options()).unwrap();
@@ -329,7 +333,7 @@ fn a_second_copy_is_attached_and_then_found() {
     fs::rename(&first, path("old")).unwrap();
     let alone = Places { degraded: true, ..Places::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
-    attach(&second, &path("c"), false).unwrap();
+    attach(&second, &path("c"), false, &mut |_, _| {}).unwrap();
     let volume = open(&path("c"), &second);
     read(&volume, &model);
     drop(volume);

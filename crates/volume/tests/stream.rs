@@ -255,11 +255,13 @@ fn qemu_finds_the_same_in_both_images() {
         let mut options = std::fs::File::options();
         options.read(true).write(true).create(true).truncate(true).open(path).unwrap()
     };
-    let mut told = 0;
-    let exported = export(&mut &stream[..], Image::Raw(&make(&raw)), &mut |at| told = at).unwrap();
-    assert_eq!((exported.size_bytes, told), ((700 << 20) + 4096, (700 << 20) + 4096));
-    export(&mut &stream[..], Image::Qcow2(&make(&qcow2)), &mut |_| {}).unwrap();
-    export(&mut &stream[..], Image::RawPipe(&mut make(&piped)), &mut |_| {}).unwrap();
+    let mut told = (0, 0);
+    let exported =
+        export(&mut &stream[..], Image::Raw(&make(&raw)), &mut |at, of| told = (at, of)).unwrap();
+    assert_eq!(exported.size_bytes, (700 << 20) + 4096);
+    assert_eq!(told, (exported.size_bytes, exported.size_bytes));
+    export(&mut &stream[..], Image::Qcow2(&make(&qcow2)), &mut |_, _| {}).unwrap();
+    export(&mut &stream[..], Image::RawPipe(&mut make(&piped)), &mut |_, _| {}).unwrap();
     program(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
     program(&["qemu-img", "compare", "-f", "raw", "-F", "qcow2", &raw, &qcow2]);
     program(&["cmp", &raw, &piped]);
@@ -272,14 +274,14 @@ fn qemu_finds_the_same_in_both_images() {
     }
     // What was cut is no image.
     let mut cut = &stream[..stream.len() - 1];
-    let error = export(&mut cut, Image::Qcow2(&make(&qcow2)), &mut |_| {}).unwrap_err();
+    let error = export(&mut cut, Image::Qcow2(&make(&qcow2)), &mut |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("ends after"), "{error}");
     let check = ["check", "-f", "qcow2", &qcow2];
     let refused = std::process::Command::new("qemu-img").args(check).output().unwrap();
     assert!(!refused.status.success());
     here.snapshot("v0@b").unwrap();
     let changes = sent(&here, "v0@b", Some("v0@a"));
-    let error = export(&mut &changes[..], Image::Raw(&make(&raw)), &mut |_| {}).unwrap_err();
+    let error = export(&mut &changes[..], Image::Raw(&make(&raw)), &mut |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("wanted one that builds on nothing"), "{error}");
 }
 

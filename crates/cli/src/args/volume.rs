@@ -79,6 +79,9 @@ pub(crate) struct VolumeAttachArgs {
     /// Use a disk that has something else, which is gone then; never one with a pool
     #[arg(long)]
     pub(crate) force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A pool and a name in it.

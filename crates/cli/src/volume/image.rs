@@ -31,7 +31,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
     let pool = Pool::find(&args.at.pool, Make::Never)?;
     let mut source = Source::export(&pool, &args.at.name)?;
     let mut progress = Progress::new("exported");
-    let mut tell = |bytes| progress.tell(bytes, None);
+    let mut tell = |bytes, total| progress.tell(bytes, Some(total));
     if args.file.as_os_str() == "-" {
         let done = write_image(&mut source, Image::RawPipe(out), &mut tell);
         drop(progress);
@@ -68,7 +68,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
 fn said(args: &VolumeExportArgs, exported: &Exported) -> serde_json::Value {
     json!({
         "name": args.at.name,
-        "file": args.file,
+        "file": args.file.display().to_string(),
         "size_bytes": exported.size_bytes,
         "data_bytes": exported.data_bytes,
     })

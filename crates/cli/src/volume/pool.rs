@@ -7,7 +7,7 @@ use blockyard_volume::device::is_pool;
 use blockyard_volume::{Holder, Options, Places, Running, VolumeError};
 use blockyard_yard::client::Client;
 use blockyard_yard::paths;
-use blockyard_yard::volumes::{self, PoolView, VolumeDone, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{self, CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
 use super::refused;
 use crate::args::VolumePoolArgs;
@@ -51,16 +51,22 @@ impl Pool {
         open(path.clone(), args.degraded, make)
     }
 
-    /// The volumes and snapshots of a pool, of which nothing is changed.
-    pub(super) fn list(args: &VolumePoolArgs) -> Result<Vec<VolumeView>, Failure> {
+    /// The volumes and snapshots of a pool, of which nothing is changed; and of what nobody has
+    /// open the copies that were not looked at.
+    pub(super) fn list(args: &VolumePoolArgs) -> Result<(Vec<VolumeView>, Vec<CopyView>), Failure> {
+        let in_use = |pool: Pool| Ok((pool.volumes(None)?, Vec::new()));
         let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());
         if names_yard || !is_pool(&args.pool) {
-            return Pool::find(args, Make::Never)?.volumes(None);
+            return in_use(Pool::find(args, Make::Never)?);
         }
         raise_files();
         match blockyard_volume::check::list(&args.pool) {
-            Ok(volumes) => Ok(volumes.iter().map(VolumeView::idle).collect()),
-            Err(VolumeError::InUse { path, holder }) => held(path, holder)?.volumes(None),
+            Ok((volumes, copies)) => {
+                let copies = copies.into_iter().map(CopyView::from);
+                let volumes = volumes.iter().map(VolumeView::idle).collect();
+                Ok((volumes, copies.filter(|copy| !copy.good).collect()))
+            }
+            Err(VolumeError::InUse { path, holder }) => in_use(held(path, holder)?),
             Err(error) => Err(refused(error)),
         }
     }

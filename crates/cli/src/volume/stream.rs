@@ -122,7 +122,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         let said = json!({
             "name": args.at.name,
             "from": args.from,
-            "file": args.output,
+            "file": args.output.as_ref().map(|path| path.display().to_string()),
             "stream_bytes": bytes,
         });
         return match &args.output {

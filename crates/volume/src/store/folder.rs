@@ -105,8 +105,8 @@ impl Folder {
     pub(crate) fn claim(&self, path: &Path) -> Result<(), VolumeError> {
         let Some(foreign) = &self.foreign else { return Ok(()) };
         let wanted = format!(
-            "an empty directory to make a pool in (one that is not there is made); it holds \
-             `{foreign}`"
+            "an empty directory to make a pool in, for example one below it (one that is not there \
+             is made); it holds `{foreign}`"
         );
         Err(VolumeError::Invalid { field: "path", value: path.display().to_string(), wanted })
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use blockyard_sync::published::Published;
 
+use super::equal::Tell;
 use super::{Mirror, Shared, Side, State, write_label};
 use crate::buffer::Memory;
 use crate::error::{FormatError, VolumeError};
@@ -240,7 +241,19 @@ impl<D: Directory> Mirror<D> {
     ///
     /// # Errors
     /// If they do not go together, or one is missing that may be the newer one.
-    pub fn assemble(mut given: [Given<D>; 2], terms: Terms) -> Result<Mirror<D>, VolumeError> {
+    pub fn assemble(given: [Given<D>; 2], terms: Terms) -> Result<Mirror<D>, VolumeError> {
+        Mirror::assemble_telling(given, terms, &mut |_, _| {})
+    }
+
+    /// The same; `tell` is told how far a copy is that is made equal.
+    ///
+    /// # Errors
+    /// As [`Mirror::assemble`].
+    pub fn assemble_telling(
+        mut given: [Given<D>; 2],
+        terms: Terms,
+        tell: &mut Tell<'_>,
+    ) -> Result<Mirror<D>, VolumeError> {
         given.iter().try_for_each(|it| check_path(&it.path))?;
         let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
         let (mut labels, mut unread, mut aside) = ([None, None], None, None);
@@ -261,7 +274,7 @@ impl<D: Directory> Mirror<D> {
             return Err(error);
         }
         let mirror = match labels {
-            [Some(first), Some(second)] => pair(given, [first, second], &titles, terms),
+            [Some(first), Some(second)] => pair(given, [first, second], &titles, terms, tell),
             [None, None] => make(given, &titles, terms),
             [Some(label), None] => one(given, 0, label, &titles, terms),
             [None, Some(label)] => one(given, 1, label, &titles, terms),
@@ -310,6 +323,7 @@ fn pair<D: Directory>(
     labels: [(Label, bool); 2],
     titles: &[String; 2],
     terms: Terms,
+    tell: &mut Tell<'_>,
 ) -> Result<Mirror<D>, VolumeError> {
     let [(first, first_whole), (second, second_whole)] = &labels;
     let [first_title, second_title] = titles.clone();
@@ -351,7 +365,7 @@ fn pair<D: Directory>(
             let good = std::array::from_fn(|at| at == fresh);
             let mirror = Mirror::new(given, ordered[fresh], good, writes);
             if writes {
-                mirror.make_equal(1 - fresh)?;
+                mirror.make_equal(1 - fresh, tell)?;
             }
             Ok(mirror)
         }
@@ -393,6 +407,10 @@ fn one<D: Directory>(
     let writes = terms != Terms::Look;
     let good = std::array::from_fn(|at| at == label.number);
     let mirror = Mirror::new(given, &label, good, writes);
+    if label.is_other_good() && !writes {
+        let why = "it cannot be looked at, and may have been written to without this one";
+        mirror.0.state().why[1 - label.number] = Some(why.to_owned());
+    }
     aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
     if writes {
         let shared = &mirror.0;

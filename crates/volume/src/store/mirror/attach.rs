@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::Mirror;
 use super::assemble::{CopiesError, Given, Terms, has_pool, label_empty, newest, read_label};
+use super::equal::Tell;
 use crate::error::VolumeError;
 use crate::format::label::{FILE, Label};
 use crate::format::superblock::Superblock;
@@ -14,7 +15,7 @@ use crate::store::{Directory, Division};
 const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
 
 /// Makes an empty directory the second copy of a pool, and puts both together; see
-/// [`Mirror::assemble`].
+/// [`Mirror::assemble_telling`].
 ///
 /// # Errors
 /// If the one has no pool or two copies, the other one is not empty, or one cannot be written.
@@ -23,6 +24,7 @@ pub fn attach<D: Directory>(
     path: &Path,
     empty: D,
     other: &Path,
+    tell: &mut Tell<'_>,
 ) -> Result<Mirror<D>, VolumeError> {
     let (title, other_title) = (path.display().to_string(), other.display().to_string());
     if !has_pool(&directory)? {
@@ -74,7 +76,7 @@ pub fn attach<D: Directory>(
         Given { directory: Some(directory), path: path.to_owned() },
         Given { directory: Some(empty), path: other.to_owned() },
     ];
-    let mirror = Mirror::assemble(given, Terms::Use { degraded: false })?;
+    let mirror = Mirror::assemble_telling(given, Terms::Use { degraded: false }, tell)?;
     // An opening goes on alone where one cannot be made equal; this was asked for.
     match mirror.status().into_iter().find(|copy| !copy.is_good) {
         None => Ok(mirror),

@@ -20,7 +20,10 @@ use crate::store::{Copies, Directory, Division, StoreFile};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// After so many bytes a line is logged.
-const TELL_BYTES: u64 = 10 << 30;
+const LOG_BYTES: u64 = 10 << 30;
+
+/// Whoever is told how many bytes of the copies were compared, and of how many.
+pub(super) type Tell<'t> = dyn FnMut(u64, u64) + 't;
 
 /// Whether a name is of the pool, and not of one copy alone.
 fn is_shared(name: &str) -> bool {
@@ -94,20 +97,17 @@ fn fresh<D: Directory>(from: &D::File, to: &D, name: &str) -> io::Result<D::File
 }
 
 /// Makes all files of a directory have what those of another one have, but for segments from this
-/// number on. `tell` is told how many bytes were compared.
-fn all<D: Directory>(
-    from: &D,
-    to: &D,
-    segments: usize,
-    tell: &mut dyn FnMut(u64),
-) -> io::Result<u64> {
+/// number on.
+fn all<D: Directory>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) -> io::Result<u64> {
     let end = segment_name(segments);
     let shared = |names: Vec<String>| -> BTreeSet<String> {
         let shared = names.into_iter().filter(|name| is_shared(name));
         shared.filter(|name| name == superblock::FILE || *name < end).collect()
     };
     let (wanted, there) = (shared(from.needed()?), shared(to.needed()?));
-    let (mut written, mut compared, mut told) = (0, 0, 0);
+    let (mut written, mut compared, mut logged) = (0, 0, 0);
+    let lengths = wanted.iter().map(|name| from.open(name)?.map_or(Ok(0), |file| file.len()));
+    let total = lengths.sum::<io::Result<u64>>()?;
     for name in &wanted {
         let Some(source) = from.open(name)? else { continue };
         let len = source.len()?;
@@ -119,9 +119,11 @@ fn all<D: Directory>(
             }
         }
         compared += len;
-        if compared - told >= TELL_BYTES {
-            told = compared;
-            tell(compared);
+        tell(compared, total);
+        if compared - logged >= LOG_BYTES {
+            logged = compared;
+            let (title, done, whole) = (to.title(), compared >> 30, total >> 30);
+            tracing::info!("{title}: {done} of {whole} GiB are equal");
         }
     }
     for name in there.difference(&wanted) {
@@ -166,7 +168,7 @@ impl<D: Directory> Mirror<D> {
 impl<D: Directory> Mirror<D> {
     /// Makes the copy of a number equal to the other one, which has everything. If it cannot be
     /// written, the other one goes on alone.
-    pub(super) fn make_equal(&self, number: usize) -> Result<(), VolumeError> {
+    pub(super) fn make_equal(&self, number: usize, tell: &mut Tell<'_>) -> Result<(), VolumeError> {
         let shared = &self.0;
         let from = 1 - number;
         let (Some(source), Some(target)) =
@@ -194,7 +196,6 @@ impl<D: Directory> Mirror<D> {
                 mended?;
             }
         }
-        let mut tell = |bytes: u64| tracing::info!("{title}: {} GiB are equal", bytes >> 30);
         let made = (|| {
             ready?;
             // From here on it is of no use without the other one.
@@ -202,7 +203,7 @@ impl<D: Directory> Mirror<D> {
                 .note(number, &shared.state(), alone)
                 .map_err(failed(&shared.sides[number].path))?;
             let doing = format!("cannot make `{title}` equal to `{rest}`");
-            all(source, target, segments, &mut tell).map_err(VolumeError::io(doing))
+            all(source, target, segments, tell).map_err(VolumeError::io(doing))
         })();
         let written = match made {
             Ok(written) => written,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::Mirror;
 use super::assemble::{CopiesError, Given, Terms, read_label};
 use super::attach;
+use super::equal::Tell;
 use crate::error::VolumeError;
 use crate::format::label::{BYTES, FILE, Label};
 use crate::options::Options;
@@ -197,11 +198,17 @@ fn same_kind(path: &Path, second: &Path) -> Result<(), VolumeError> {
 }
 
 /// Makes an empty directory, or an empty disk, the second copy of a pool that nobody has open, and
-/// makes it equal. With consent a disk that has something else is overwritten.
+/// makes it equal. With consent a disk that has something else is overwritten. `tell` is told how
+/// many bytes were compared, and of how many.
 ///
 /// # Errors
 /// If somebody has one of them open, or as [`attach::attach`].
-pub fn attach(path: &Path, other: &Path, consent: bool) -> Result<(), VolumeError> {
+pub fn attach(
+    path: &Path,
+    other: &Path,
+    consent: bool,
+    tell: &mut Tell<'_>,
+) -> Result<(), VolumeError> {
     for (field, path, wanted) in [
         ("path", path, "the directory or the disk of a pool"),
         ("path2", other, "an empty directory or disk that is there"),
@@ -216,5 +223,5 @@ pub fn attach(path: &Path, other: &Path, consent: bool) -> Result<(), VolumeErro
     let first = RealDirectory::take(path)?;
     let second = RealDirectory::take_for(other, purpose)?;
     let (path, other) = (first.path().to_owned(), second.path().to_owned());
-    attach::attach(first, &path, second, &other).map(drop)
+    attach::attach(first, &path, second, &other, tell).map(drop)
 }
