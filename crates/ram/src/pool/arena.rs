@@ -4,7 +4,7 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
-use super::RESERVE_PART;
+use super::config::RESERVE_PART;
 
 /// A limit of fewer segments leaves compaction less than one.
 const SEGMENTS_MIN: u64 = 32;

@@ -19,10 +19,11 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::pins::{Guard, Seat};
 
 use super::arena::{Pages, Purpose};
+use super::config::RESERVE_PART;
 use super::layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use super::memory::PAGE_BYTES;
 use super::shard::Candidate;
-use super::{Cache, NoSpace, Object, Pool, RESERVE_PART};
+use super::{Cache, NoSpace, Object, Pool};
 
 /// Segments with less than one part in so many free are left alone.
 const SPARSE: u32 = 64;
