@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -25,7 +26,7 @@ use blockyard_core::{
 use blockyard_sync::mailbox::{Mailbox, Owner};
 use blockyard_volume::buffer::{Buffer, Memory};
 use blockyard_volume::bytes::crc;
-use blockyard_volume::store::StoreFile;
+use blockyard_volume::store::{Doorbell, StoreFile};
 
 /// Workers, as published.
 pub const WORKERS: usize = 32;
@@ -232,6 +233,8 @@ impl<F: StoreFile> Device for TaskWorkers<F> {
             free: (0..DEPTH.into()).collect(),
             buffers: Vec::new(),
             look_at: Nanos(0),
+            doorbell: None,
+            dozed: false,
         })
     }
 
@@ -249,6 +252,10 @@ pub struct TaskQueue<F> {
     /// Of requests that have ended, for others as long.
     buffers: Vec<Buffer>,
     look_at: Nanos,
+    /// The owner sleeps on it, if it has asked for it.
+    doorbell: Option<Doorbell>,
+    /// The owner may be asleep on it.
+    dozed: bool,
 }
 
 impl<F: StoreFile> TaskQueue<F> {
@@ -289,6 +296,12 @@ impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) {
+        if std::mem::take(&mut self.dozed)
+            && let Some(doorbell) = &self.doorbell
+        {
+            self.replies.mailbox().bell().rise();
+            doorbell.hush();
+        }
         while let Some(Ended { slot, data, status }) = self.replies.take() {
             let Some(started) = self.waiting[slot].take() else { continue };
             if let (Op::Read, Some(data), true) = (started.op(), &data, status.is_ok()) {
@@ -308,8 +321,8 @@ impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
     fn due(&self) -> Due {
         match (self.replies.is_any(), self.waits_for_others()) {
             (true, _) => Due::At(Nanos(0)),
-            (false, true) => Due::At(self.look_at),
-            (false, false) => Due::Never,
+            (false, true) if self.doorbell.is_none() => Due::At(self.look_at),
+            (false, _) => Due::Never,
         }
     }
 
@@ -327,6 +340,24 @@ impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
             Due::Never => longest,
         };
         self.replies.mailbox().bell().sleep(longest, || self.replies.is_any());
+    }
+
+    fn descriptor(&mut self) -> Option<RawFd> {
+        if self.doorbell.is_none()
+            && let Ok(doorbell) = Doorbell::new()
+        {
+            self.replies.mailbox().bell().call(doorbell.caller());
+            self.doorbell = Some(doorbell);
+        }
+        self.doorbell.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        if self.replies.is_any() {
+            return false;
+        }
+        self.dozed = true;
+        self.replies.mailbox().bell().doze(|| self.replies.is_any())
     }
 }
 
@@ -354,5 +385,51 @@ impl<F: StoreFile> fmt::Debug for TaskWorkers<F> {
 impl<F> fmt::Debug for TaskQueue<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TaskQueue").field("free", &self.free.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockyard_core::{Bio, BufRef, Region};
+    use blockyard_volume::store::{Directory, RealDirectory};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::os::fd::BorrowedFd;
+
+    /// A server sleeps on it; without one it looks again after a millisecond, and that was all one
+    /// saw of the workers.
+    #[test]
+    #[allow(unsafe_code)] // The channel's descriptor is only a number here.
+    fn who_sleeps_is_woken_by_the_workers() {
+        let path = std::env::temp_dir().join(format!("blockyard-taskq-{}", std::process::id()));
+        // Of a process of this number that was killed.
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        let file = RealDirectory::take(&path).unwrap().create("file", 1 << 20).unwrap();
+        let disk = crate::tools::pool_place::disk(Arc::new(TaskWorkers::open(file).unwrap()));
+        let mut channel = disk.open().unwrap();
+        let region = channel.register(Region::alloc(4096));
+        let bell = channel.descriptor().expect("the system has descriptors");
+        let (mut ended, mut slept) = (Vec::new(), 0);
+        for block in 0..64 {
+            let bio = Bio::new(Op::Write, Sector(block * 8), 8).with_flags(Flags::FUA);
+            assert_eq!(channel.push(&[bio.with_buf(BufRef { region, offset: 0 })]), 1);
+            channel.submit();
+            while ended.len() as u64 <= block {
+                assert!(matches!(channel.due(), Due::Never | Due::At(Nanos(0))), "no time passes");
+                if channel.may_sleep() {
+                    // SAFETY: the channel has it, and lives longer.
+                    let bell = unsafe { BorrowedFd::borrow_raw(bell) };
+                    let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+                    let rung = poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&minute));
+                    assert_eq!(rung.unwrap(), 1, "nobody rang");
+                    slept += 1;
+                }
+                channel.reap(&mut ended);
+            }
+        }
+        assert!(slept > 0 && ended.iter().all(|end| end.status.is_ok()));
+        drop((channel, disk));
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -76,7 +76,7 @@ impl Doorbell {
     }
 
     /// Who is called rings.
-    pub(crate) fn caller(&self) -> Caller {
+    pub fn caller(&self) -> Caller {
         let own = self.clone();
         Caller::new(move || own.ring())
     }
@@ -88,7 +88,7 @@ impl Doorbell {
     }
 
     /// Makes it silent.
-    pub(crate) fn hush(&self) {
+    pub fn hush(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
