@@ -16,7 +16,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres
+.PHONY: help deps build-deps build lab run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -83,10 +83,13 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 	PATH="$(GUNGRAUN_ROOT)/bin:$$PATH" \
 		$(CARGO) bench --locked -p blockyard-null --bench instructions
 
-bench: deps build fio gate ## all measurements of docs/measuring.md, which takes about an hour
+lab: build ## build the measurements, blockyard-lab (docs/lab.md)
+	$(CARGO) build --locked --release -p blockyard-lab
+
+bench: deps lab fio gate ## all measurements of docs/measuring.md, which takes about an hour
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
-	./target/release/blockyard lab all
-	./target/release/blockyard lab scale ram-locks --cores 4
+	./target/release/blockyard-lab all
+	./target/release/blockyard-lab scale ram-locks --cores 4
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)

@@ -1,8 +1,7 @@
 //! Block files: devices as files of a mount, used by ordinary programs and by the kernel's own loop
 //! driver and file systems. These tests mount, so they need root.
 
-use blockyard_lab::error::LabError;
-use blockyard_lab::tools::fuse_parameter::FuseParameter;
+use blockyard_sim::fuse_parameter::FuseParameter;
 
 use crate::attach::{FileSystem, Loop, Unmount, unmount_lazily};
 use crate::place::Place;
@@ -52,7 +51,7 @@ impl Way {
     /// Over io_uring, which a kernel may not have: then nothing can be tested, and that is said.
     fn io_uring() -> Option<Way> {
         match FuseParameter::set(true) {
-            Err(error @ LabError::Missing { .. }) => {
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
                 eprintln!("skipped: {error}");
                 None
             }

@@ -12,7 +12,6 @@ pub(crate) use volume::{
 };
 
 use blockyard_core::zone::check::Target;
-use blockyard_lab::command::LabCommand;
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::param::KINDS;
 use blockyard_yard::spec::DeviceSpec;
@@ -40,7 +39,6 @@ Exit codes:
   1  failed                          5  the yard has no such device
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
   3  a wrong configuration file, or certificates that cannot be used
-  130  `lab run` was ended by Ctrl-C; what it had measured is kept
   `serve --run` exits as the command does
 ";
 
@@ -106,9 +104,6 @@ pub(crate) enum Command {
     Schema,
     /// List every parameter that a kind of device takes
     HelpDevice(HelpDeviceArgs),
-    /// Measure this machine, the devices, the locks they replace and the programs of others
-    #[command(subcommand)]
-    Lab(LabCommand),
     /// Write the man pages into a directory
     Man {
         /// The directory; it must exist

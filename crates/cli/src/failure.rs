@@ -20,8 +20,6 @@ pub(crate) enum Code {
     NoSuchDevice = 5,
     /// The yard, or a device or zone of it, refused.
     Refused = 6,
-    /// Ctrl-C ended `lab run`; what it had measured is kept. 128 + SIGINT, as shells say it.
-    Interrupted = 130,
 }
 
 /// Why a command failed.

@@ -4,7 +4,6 @@ mod args;
 mod config;
 mod devices;
 mod failure;
-mod lab;
 mod manual;
 mod paste;
 mod ram;
@@ -50,7 +49,6 @@ fn main() -> ExitCode {
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),
         Command::Schema => config::print_schema(&mut out),
-        Command::Lab(command) => lab::run(&command, &mut out),
         Command::HelpDevice(args) => manual::help_device(&args, &mut out),
         Command::Man { dir } => manual::man(&dir),
         Command::Completions { shell } => manual::completions(shell, &mut out),

@@ -1,4 +1,4 @@
-//! `blockyard lab`: the command line, and what it does.
+//! `blockyard-lab`: the command line, and what it does.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ pub struct ListArgs {
 #[derive(Args, Debug)]
 #[command(after_help = RUN_HELP)]
 pub struct RunArgs {
-    /// The experiments, as `blockyard lab list` names them
+    /// The experiments, as `blockyard-lab list` names them
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// How they are run.
@@ -98,10 +98,10 @@ Every round takes each variant once, in turns; the verdicts come from the rounds
 run and keeps what was measured; a second Ctrl-C ends it at once.
 
 Examples:
-  blockyard lab run zone-locks --quick
-  blockyard lab run hot-path --only product/
-  blockyard lab run nbd limits --rounds 9 --out results
-  blockyard lab report
+  blockyard-lab run zone-locks --quick
+  blockyard-lab run hot-path --only product/
+  blockyard-lab run nbd limits --rounds 9 --out results
+  blockyard-lab report
 ";
 
 /// How experiments are run.
@@ -216,7 +216,7 @@ fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {
         table.row(row);
     }
     table.print(3, out)?;
-    writeln!(out, "\n`blockyard lab run NAME` runs one, `--quick` for a first look.")?;
+    writeln!(out, "\n`blockyard-lab run NAME` runs one, `--quick` for a first look.")?;
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn plan(how: &HowArgs) -> Result<Plan, CommandError> {
 }
 
 fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
-    let program = std::env::current_exe().map_err(LabError::io("the program's own path"))?;
+    let lab = std::env::current_exe().map_err(LabError::io("the program's own path"))?;
     if let Some(engine) = how.engine.as_ref().filter(|engine| !engine.is_file()) {
         let message = format!("--engine {}: no such file; `make fio` builds it", engine.display());
         return Err(CommandError::Usage(message));
@@ -271,7 +271,8 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
     Ok(Settings {
         quick: how.quick,
         engine,
-        program,
+        program: lab.with_file_name("blockyard"),
+        lab,
         scratch: scratch.to_owned(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
     })
@@ -331,7 +332,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
     let (experiments, processors) = (chosen(names, how, &settings)?, settings.processors as f64);
     let stop = Stop::by_signal().map_err(LabError::io("catching Ctrl-C"))?;
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut results = Results::new(format!("blockyard {}", words.join(" ")), how.quick);
+    let mut results = Results::new(format!("blockyard-lab {}", words.join(" ")), how.quick);
     results.only = how.only.iter().map(ToString::to_string).collect();
     if let Some(load) = results.load_before.filter(|load| *load > processors / 2.0) {
         let advice = "CPU times hold better than throughput";
@@ -361,7 +362,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
         text::print(&results, out)?;
         writeln!(
             out,
-            "\nresults in {}; `blockyard lab report` makes a page of them",
+            "\nresults in {}; `blockyard-lab report` makes a page of them",
             path.display()
         )?;
     }

@@ -241,6 +241,7 @@ mod tests {
             quick: false,
             engine: None,
             program: "".into(),
+            lab: "blockyard-lab".into(),
             scratch: "".into(),
             processors: 2,
         };

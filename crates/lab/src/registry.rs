@@ -42,7 +42,14 @@ mod tests {
 
     fn settings(quick: bool) -> Settings {
         let none = std::path::PathBuf::new();
-        Settings { quick, engine: None, program: none.clone(), scratch: none, processors: 2 }
+        Settings {
+            quick,
+            engine: None,
+            program: none.clone(),
+            lab: "blockyard-lab".into(),
+            scratch: none,
+            processors: 2,
+        }
     }
 
     #[test]

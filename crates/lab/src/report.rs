@@ -28,7 +28,7 @@ pub fn runs(files: &[PathBuf], directory: &Path) -> Result<Vec<Results>, LabErro
         wanted.entry(file).or_default().push(experiment);
     }
     if wanted.is_empty() {
-        let how = "`blockyard lab run NAME` writes them, `--from DIR` says where they are";
+        let how = "`blockyard-lab run NAME` writes them, `--from DIR` says where they are";
         return Err(LabError::missing(format!("results in {}", directory.display()), how));
     }
     let runs = wanted.into_iter().map(|(file, experiments)| {

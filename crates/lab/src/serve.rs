@@ -1,4 +1,4 @@
-//! `blockyard lab serve`: a volume over NBD as the product would not serve it, on a slow disk or
+//! `blockyard-lab serve`: a volume over NBD as the product would not serve it, on a slow disk or
 //! committed as it was before; for experiments, which want servers to be processes of their own.
 
 use std::path::PathBuf;

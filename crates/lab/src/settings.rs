@@ -7,11 +7,13 @@ use std::path::PathBuf;
 pub struct Settings {
     /// A first look: an experiment lists fewer cells, so that it ends in under 30 seconds.
     pub quick: bool,
-    /// fio's engine of this program, if `--engine` named it or it was found beside the program.
+    /// Blockyard's engine for fio, if `--engine` named it or it lies in the program's directory.
     /// Without it, cells that need it end with [`crate::LabError::Missing`].
     pub engine: Option<PathBuf>,
-    /// This program, for servers that a cell starts.
+    /// `blockyard`, for servers that a cell starts.
     pub program: PathBuf,
+    /// `blockyard-lab` itself, for servers that only measurements need.
+    pub lab: PathBuf,
     /// A directory of the run's own for sockets and files; it goes when the run ends.
     pub scratch: PathBuf,
     /// Processors that this process may use.

@@ -11,7 +11,6 @@ pub mod direct;
 pub(crate) mod engine;
 pub mod file_server;
 pub mod fio;
-pub mod fuse_parameter;
 pub mod loop_device;
 pub mod nbd_writer;
 pub mod pool_place;

@@ -1,5 +1,5 @@
 //! The product's deadline policy against what a kernel's mq-deadline decided: every recording in
-//! `tests/oracle` is replayed. `blockyard lab oracle deadline record` makes new ones.
+//! `tests/oracle` is replayed. `blockyard-lab oracle deadline record` makes new ones.
 
 #![allow(clippy::unwrap_used)] // The functions that the tests share are tests too.
 

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod contract;
 pub mod deadline;
 pub mod directory;
+pub mod fuse_parameter;
 pub mod model;
 pub mod reference;
 pub mod refusing;

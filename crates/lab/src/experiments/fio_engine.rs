@@ -121,6 +121,7 @@ mod tests {
             quick: false,
             engine: Some("/l/e.so".into()),
             program: "by".into(),
+            lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
         }

@@ -446,6 +446,7 @@ mod tests {
             quick: false,
             engine: None,
             program: none.clone(),
+            lab: "blockyard-lab".into(),
             scratch: none,
             processors: 1,
         };

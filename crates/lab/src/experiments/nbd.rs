@@ -259,7 +259,14 @@ mod tests {
 
     fn settings(quick: bool) -> Settings {
         let (program, scratch) = ("by".into(), "/tmp".into());
-        Settings { quick, engine: None, program, scratch, processors: 2 }
+        Settings {
+            quick,
+            engine: None,
+            program,
+            lab: "blockyard-lab".into(),
+            scratch,
+            processors: 2,
+        }
     }
 
     #[test]

@@ -367,6 +367,7 @@ mod tests {
             quick: false,
             engine: None,
             program: none.clone(),
+            lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
         };

@@ -189,6 +189,7 @@ mod tests {
             quick: true,
             engine: None,
             program: none.clone(),
+            lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
         };

@@ -160,6 +160,7 @@ mod tests {
             quick: true,
             engine: None,
             program: none.clone(),
+            lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
         };

@@ -271,7 +271,14 @@ mod tests {
 
     fn settings() -> Settings {
         let none = std::path::PathBuf::new();
-        Settings { quick: true, engine: None, program: none.clone(), scratch: none, processors: 2 }
+        Settings {
+            quick: true,
+            engine: None,
+            program: none.clone(),
+            lab: "blockyard-lab".into(),
+            scratch: none,
+            processors: 2,
+        }
     }
 
     /// Every variant is measured, and counted in the room that it has.

@@ -67,7 +67,7 @@ impl LimitValues {
     pub fn get(&self, name: &str, jobs: u32, metric: Metric) -> Result<f64, LabError> {
         let key = (name.to_owned(), jobs, metric.name.to_owned());
         let value = self.0.get(&key).copied();
-        value.ok_or_else(|| missing(name, jobs, "run `blockyard lab run limits`"))
+        value.ok_or_else(|| missing(name, jobs, "run `blockyard-lab run limits`"))
     }
 
     /// With a value, in place of what was there.

@@ -1,4 +1,4 @@
-//! `blockyard lab oracle`: records what a kernel's scheduler decides, and replays it.
+//! `blockyard-lab oracle`: records what a kernel's scheduler decides, and replays it.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -65,8 +65,8 @@ A loop device over a new file gets mq-deadline, fio makes the load, and an insta
 records it. Device, file and instance go when it ends, Ctrl-C included.
 
 Examples:
-  blockyard lab oracle deadline record --list
-  blockyard lab oracle deadline record mixed classes --out traces
+  blockyard-lab oracle deadline record --list
+  blockyard-lab oracle deadline record mixed classes --out traces
 ";
 
 /// `lab oracle deadline replay`.
@@ -114,7 +114,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Workload>, CommandError> {
         find(name).ok_or_else(|| {
             let known = WORKLOADS.iter().map(|workload| workload.name);
             let near = suggestion(name, known);
-            let list = "`blockyard lab oracle deadline record --list` lists them";
+            let list = "`blockyard-lab oracle deadline record --list` lists them";
             CommandError::Usage(format!("no workload is called `{name}`{near}; {list}"))
         })
     };

@@ -1,4 +1,4 @@
-//! `blockyard lab scale`: what the model predicts, with its errors.
+//! `blockyard-lab scale`: what the model predicts, with its errors.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -62,9 +62,9 @@ known (two cores here, the published rows) is printed beside it with the error. 
 describes the model.
 
 Examples:
-  blockyard lab scale zone-locks --cores 96 --sockets 2
-  blockyard lab scale zone-locks --cores 8 --json
-  blockyard lab scale ram-locks --cores 4
+  blockyard-lab scale zone-locks --cores 96 --sockets 2
+  blockyard-lab scale zone-locks --cores 8 --json
+  blockyard-lab scale ram-locks --cores 4
 ";
 
 fn nanoseconds(text: &str) -> Result<f64, String> {
@@ -143,7 +143,7 @@ pub fn run(args: &ScaleArgs, out: &mut impl Write) -> Result<(), CommandError> {
     } else {
         print(&answer, out)?;
         if let Some(path) = kept {
-            writeln!(out, "\nthe predictions are in {}; `blockyard lab report`", path.display())?;
+            writeln!(out, "\nthe predictions are in {}; `blockyard-lab report`", path.display())?;
         }
     }
     Ok(out.flush()?)

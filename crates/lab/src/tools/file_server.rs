@@ -1,15 +1,16 @@
 //! FUSE servers, ours and those of others: how each serves a file, and what CPU time it uses.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
+
+use blockyard_sim::fuse_parameter::FuseParameter;
 
 use crate::error::LabError;
 use crate::scratch::folder;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{Line, Running};
-use crate::tools::fuse_parameter::FuseParameter;
 
 /// A server as data.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ pub struct Kind {
     pub about: &'static str,
     /// The Debian package that has it; empty for this program.
     pub package: &'static str,
-    /// The line that starts it. `PROGRAM` stands for this program, `TARGET` for where it mounts,
+    /// The line that starts it. `PROGRAM` stands for `blockyard`, `TARGET` for where it mounts,
     /// `SIZE` for the bytes of its device.
     pub line: &'static str,
     /// What the mounted file is called below the target; empty if the target is the file.
@@ -85,7 +86,7 @@ impl Kind {
         stop: &Stop,
     ) -> Result<FileServer, LabError> {
         // Until the file is there: a mount that is made looks at it once.
-        let _parameter = self.io_uring.map(FuseParameter::set).transpose()?;
+        let _parameter = self.io_uring.map(fuse_parameter).transpose()?;
         let folder = folder(&settings.scratch)?;
         let target = target(&folder);
         let made = match self.file {
@@ -119,6 +120,16 @@ impl Kind {
             ("SIZE", &size_bytes),
         ])
     }
+}
+
+/// Holds the kernel's parameter for FUSE over io_uring at this value.
+fn fuse_parameter(io_uring: bool) -> Result<FuseParameter, LabError> {
+    FuseParameter::set(io_uring).map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => {
+            LabError::missing("a way to mount FUSE as the cell asks", error.to_string())
+        }
+        _ => LabError::failed("FUSE over io_uring", error),
+    })
 }
 
 fn target(folder: &Path) -> PathBuf {
@@ -157,7 +168,14 @@ mod tests {
         let name = format!("by-lab-{test}-{}", std::process::id());
         let scratch = std::env::temp_dir().join(name);
         fs::create_dir_all(&scratch).unwrap();
-        Settings { quick: true, engine: None, program: program.into(), scratch, processors: 2 }
+        Settings {
+            quick: true,
+            engine: None,
+            program: program.into(),
+            lab: "blockyard-lab".into(),
+            scratch,
+            processors: 2,
+        }
     }
 
     #[test]

@@ -123,6 +123,7 @@ mod tests {
             quick: true,
             engine: None,
             program: "by".into(),
+            lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
         };

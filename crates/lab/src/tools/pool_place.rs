@@ -318,7 +318,14 @@ mod tests {
 
     fn settings(scratch: &Scratch) -> Settings {
         let scratch = scratch.path().to_owned();
-        Settings { quick: true, engine: None, program: "by".into(), scratch, processors: 2 }
+        Settings {
+            quick: true,
+            engine: None,
+            program: "by".into(),
+            lab: "blockyard-lab".into(),
+            scratch,
+            processors: 2,
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Kind {
     pub about: &'static str,
     /// The Debian package that has it; empty for this program.
     pub package: &'static str,
-    /// The line that starts it. `PROGRAM` stands for this program, `SOCKET` for the path of its
+    /// The line that starts it. `PROGRAM` stands for `blockyard`, `SOCKET` for the path of its
     /// socket, `SIZE` for the bytes of its device.
     pub line: &'static str,
     /// Processors that it can keep busy, whatever the number of connections; none if it has a
@@ -159,7 +159,14 @@ mod tests {
         let name = format!("by-lab-{test}-{}", std::process::id());
         let scratch = std::env::temp_dir().join(name);
         fs::create_dir_all(&scratch).unwrap();
-        Settings { quick: true, engine: None, program: "/bin/false".into(), scratch, processors: 2 }
+        Settings {
+            quick: true,
+            engine: None,
+            program: "/bin/false".into(),
+            lab: "blockyard-lab".into(),
+            scratch,
+            processors: 2,
+        }
     }
 
     #[test]

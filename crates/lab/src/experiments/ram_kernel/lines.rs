@@ -134,6 +134,7 @@ mod tests {
             quick: false,
             engine: None,
             program: std::path::PathBuf::new(),
+            lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
         };

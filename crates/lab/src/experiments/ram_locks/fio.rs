@@ -103,6 +103,7 @@ mod tests {
             quick: true,
             engine: None,
             program: std::path::PathBuf::new(),
+            lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
         };

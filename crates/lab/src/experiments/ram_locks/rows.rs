@@ -282,7 +282,7 @@ fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> S
     if processors < PROCESSORS_ENOUGH {
         text.push_str(&format!(
             " On {processors} processors that line goes between {processors} only, and the \
-             published gain, of four, cannot be shown; `blockyard lab scale ram-locks --cores 4` \
+             published gain, of four, cannot be shown; `blockyard-lab scale ram-locks --cores 4` \
              says what a model expects there.",
         ));
     }
@@ -323,6 +323,7 @@ mod tests {
             quick: false,
             engine: None,
             program: none.clone(),
+            lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
         };

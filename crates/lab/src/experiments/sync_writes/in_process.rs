@@ -202,6 +202,7 @@ mod tests {
             quick: true,
             engine: None,
             program: "by".into(),
+            lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
         };

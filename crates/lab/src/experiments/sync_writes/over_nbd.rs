@@ -166,7 +166,6 @@ impl Asked {
         settings: &Settings,
         round: &Round<'_>,
     ) -> Result<(Line, &'static str), LabError> {
-        let program = &settings.program;
         let raw = || pool_place::raw_file(settings, raw_bytes(settings));
         let line = match self.who {
             Who::Ours(commit) => {
@@ -176,11 +175,12 @@ impl Asked {
                         "PROGRAM serve volume:///v0?path=POOL&compress=none --nbd unix:SOCKET \
                          --control none"
                     }
-                    _ => "PROGRAM lab serve POOL --commit COMMIT --delay-us DELAY --nbd SOCKET",
+                    _ => "LAB serve POOL --commit COMMIT --delay-us DELAY --nbd SOCKET",
                 };
                 let us = self.delay.map_or(0, |delayed| delayed.delay.as_micros());
                 Line::new("", line).with(&[
-                    ("PROGRAM", &program.display()),
+                    ("PROGRAM", &settings.program.display()),
+                    ("LAB", &settings.lab.display()),
                     ("POOL", &pool.display()),
                     ("COMMIT", &commit.name()),
                     ("DELAY", &us),
@@ -245,6 +245,7 @@ mod tests {
             quick: true,
             engine: None,
             program: "/bin/false".into(),
+            lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
         };

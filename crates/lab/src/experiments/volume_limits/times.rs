@@ -291,9 +291,9 @@ fn with_snapshots(
 /// A pool whose server is killed behind writes of this length, opened again.
 fn reopen<const LEN: u64>(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     let path = REOPEN_POOL.fresh(settings)?;
-    let line = format!("PROGRAM lab serve POOL --checkpoint-mib {NO_CHECKPOINT_MIB} --nbd SOCKET");
-    let line = Line::new("", &line)
-        .with(&[("PROGRAM", &settings.program.display()), ("POOL", &path.display())]);
+    let line = format!("LAB serve POOL --checkpoint-mib {NO_CHECKPOINT_MIB} --nbd SOCKET");
+    let line =
+        Line::new("", &line).with(&[("LAB", &settings.lab.display()), ("POOL", &path.display())]);
     let server = Server::start(line, settings, round.stop)?;
     let writes = Writes { len: LEN, depth: 16, durable: false };
     let socket = server.socket();

@@ -1,4 +1,4 @@
-//! `blockyard lab` as users start it, on its smallest experiment.
+//! `blockyard-lab` as users start it, on its smallest experiment.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::io::{BufRead, BufReader};
@@ -9,8 +9,8 @@ use blockyard_lab::scratch::Scratch;
 use serde_json::Value;
 
 fn lab(directory: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard"));
-    command.current_dir(directory).arg("lab").args(args).stdin(Stdio::null());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard-lab"));
+    command.current_dir(directory).args(args).stdin(Stdio::null());
     command
 }
 
@@ -70,7 +70,7 @@ fn wrong_words_are_answered_with_the_right_ones() {
         (&["run", "clock", "--only", "wall"], 2, "VARIANT/WORKLOAD"),
         (&["run", "clock", "--rounds", "4"], 2, "at least 5"),
         (&["run", "clock", "--engine", "none.so"], 2, "none.so"),
-        (&["report"], 1, "blockyard lab run"),
+        (&["report"], 1, "blockyard-lab run"),
     ];
     for (args, wanted, said) in cases {
         let (code, out, error) = run(scratch.path(), args);
