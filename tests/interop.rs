@@ -16,6 +16,7 @@ mod engine;
 mod fio;
 mod info;
 mod left;
+mod modes;
 mod place;
 mod qemu;
 mod ram;

@@ -1,6 +1,7 @@
 //! A running `blockyard serve`, from its first sign of life to its last.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -80,13 +81,27 @@ impl Yard {
         ready.unwrap_or_else(|(status, text)| panic!("{line:?} ended with {status}: {text}"))
     }
 
+    /// As [`Yard::start`], below a program that gives the server its own process.
+    #[allow(dead_code)] // One of the programs that have this module asks for it.
+    pub(crate) fn start_below(place: Place, tracer: &[&str], program: &str, args: &[&str]) -> Yard {
+        let ready = Yard::spawn_program(place, &[tracer, &[program]].concat(), args).ready();
+        ready.unwrap_or_else(|(status, text)| panic!("{args:?} ended with {status}: {text}"))
+    }
+
     fn spawn(place: Place, args: &[&str]) -> Yard {
         Yard::spawn_below(place, &[], args)
     }
 
     fn spawn_below(place: Place, tracer: &[&str], args: &[&str]) -> Yard {
-        let line = [tracer, &[BLOCKYARD], args].concat();
+        Yard::spawn_program(place, &[tracer, &[BLOCKYARD]].concat(), args)
+    }
+
+    fn spawn_program(place: Place, program: &[&str], args: &[&str]) -> Yard {
+        let line = [program, args].concat();
         let notices = UnixDatagram::bind(place.file("notices")).expect("the place is new");
+        // The server may be another user's.
+        fs::set_permissions(place.file("notices"), PermissionsExt::from_mode(0o666))
+            .expect("the place is ours");
         notices.set_read_timeout(Some(LOOK)).expect("a look is longer than nothing");
         let file = |name: &str| File::create(place.file(name)).expect("the place is ours");
         let child = Command::new(line[0])

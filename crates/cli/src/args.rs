@@ -4,6 +4,7 @@ mod ram;
 mod volume;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 pub(crate) use volume::{
@@ -12,7 +13,8 @@ pub(crate) use volume::{
 };
 
 use blockyard_core::zone::check::Target;
-use blockyard_yard::endpoint::Endpoint;
+use blockyard_yard::UnixPlace;
+use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::spec::DeviceSpec;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -120,8 +122,13 @@ const SERVE_HELP: &str = "\
 Without URIs and without -c the default yard is served: zoned0 (zoned, in memory, with limits),
 null0 (plain, keeps nothing), mem0 (plain, in memory), smr0 (a shingled disk that speaks SCSI, in
 memory), ram0 (compressed memory) and vol0 (a durable volume, in the state directory); `blockyard
-init` writes it out. Without --nbd, NBD is served on nbd.sock in the runtime directory and on
-127.0.0.1:10809.
+init` writes it out. Without --nbd, NBD is served on nbd.sock in the runtime directory, which only
+its owner may connect to; with `--nbd none` it is not served. TCP is served where --nbd asks for it.
+
+A unix socket has the mode 0600, whatever the umask. To let QEMU in, which libvirt runs as another
+user, name its group: --nbd 'unix:/run/vm/nbd.sock?group=kvm'. The options are owner=USER,
+group=GROUP (which makes the mode 0660) and mode=OCTAL, with & between them; --control and --unix
+take them, too.
 
 The runtime directory is $XDG_RUNTIME_DIR/blockyard, for root /run/blockyard, and as a last resort
 blockyard-UID in the directory for temporary files. The state directory, for volumes without
@@ -159,15 +166,15 @@ pub(crate) struct ServeArgs {
     /// Read devices and places from a configuration; URIs come on top
     #[arg(short, long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Serve NBD at unix:PATH, tcp:HOST:PORT or stdio; may be repeated
+    /// Serve NBD at unix:PATH, tcp:HOST:PORT or stdio; may be repeated; `none` for nowhere
     #[arg(long, value_name = "PLACE")]
-    pub(crate) nbd: Vec<Endpoint>,
+    pub(crate) nbd: Vec<NbdPlace>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
     /// The control socket; `none` for none
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", value_parser = unix_place)]
+    pub(crate) control: Option<UnixPlace>,
     /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
     #[arg(long, value_name = "PLACE")]
     pub(crate) metrics: Option<Endpoint>,
@@ -206,6 +213,29 @@ pub(crate) struct ServeArgs {
     /// Print devices and places as JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `--nbd`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NbdPlace {
+    /// NBD is not served.
+    Nowhere,
+    /// NBD is served there.
+    At(Endpoint),
+}
+
+impl FromStr for NbdPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NbdPlace, String> {
+        match text {
+            "none" => Ok(NbdPlace::Nowhere),
+            text => {
+                let error = |error: EndpointError| format!("{error}, or none");
+                text.parse().map(NbdPlace::At).map_err(error)
+            }
+        }
+    }
 }
 
 /// `--tls`.
@@ -534,6 +564,10 @@ fn targets() -> impl TypedValueParser<Value = Target> {
         let named = Target::ALL.into_iter().find(|target| target.name() == name);
         named.expect("only these are possible")
     })
+}
+
+fn unix_place(text: &str) -> Result<UnixPlace, String> {
+    UnixPlace::read(text).map_err(str::to_owned)
 }
 
 fn device(text: &str) -> Result<DeviceSpec, String> {

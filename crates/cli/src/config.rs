@@ -1,8 +1,10 @@
 //! `init`, `check` and `schema`, and how a configuration's errors are shown.
 
 use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use blockyard_core::owner_only;
 use blockyard_yard::config::{Config, ConfigError, LEN_MAX, TEMPLATE, parse, schema};
 use blockyard_yard::stack;
 use miette::{
@@ -20,7 +22,7 @@ pub(crate) fn init(args: &InitArgs, out: &mut impl Write) -> Result<(), Failure>
     }
     let file = args.file.display();
     let mut options = std::fs::OpenOptions::new();
-    options.write(true);
+    options.write(true).mode(owner_only::FILE_MODE);
     match args.force {
         true => options.create(true).truncate(true),
         false => options.create_new(true),

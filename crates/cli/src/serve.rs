@@ -1,23 +1,24 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use blockyard_core::owner_only;
 use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode, TlsProblem, TlsSettings};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
-use blockyard_yard::endpoint::{Endpoint, PORT, check_socket_path};
+use blockyard_yard::endpoint::{Endpoint, check_socket_path};
 use blockyard_yard::error::counted;
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::yard::{Entry, describe};
-use blockyard_yard::{activation, view::DeviceView};
+use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{ServeArgs, Tls};
+use crate::args::{NbdPlace, ServeArgs, Tls};
 use crate::failure::{Code, Failure};
 use crate::paste;
 use crate::run::{Running, Told};
@@ -26,7 +27,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     if args.exit_with_parent {
         follow_parent(parent)?;
     }
-    let stdio = args.nbd.contains(&Endpoint::Stdio);
+    let stdio = args.nbd.contains(&NbdPlace::At(Endpoint::Stdio));
     start_log(args.log.as_deref(), if stdio || args.run.is_some() { "warn" } else { "info" })?;
     if let Some(dir) = args.state.as_deref().filter(|dir| !dir.as_os_str().is_empty()) {
         let failed =
@@ -97,7 +98,7 @@ fn start_command(
         uri: server.and_then(|server| server.uri(export)),
         export,
         address: server.map_or("", |server| server.local_addr()),
-        control: options.control.as_deref(),
+        control: options.control.as_ref().map(|place| place.path.as_path()),
     };
     Running::start(command, &told, files, daemon.sender())
 }
@@ -153,7 +154,7 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     };
     add_devices(args, &mut config)?;
     let tls = tls(args, &config)?;
-    let stdio = args.nbd.contains(&Endpoint::Stdio);
+    let stdio = args.nbd.contains(&NbdPlace::At(Endpoint::Stdio));
     let activated = activation::is_activated();
     let explicit = !args.nbd.is_empty() || args.unix.as_deref().is_some_and(|path| path != "-");
     let temporary = args.unix.as_deref() == Some("-")
@@ -167,16 +168,16 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     };
     let nbd = nbd_places(args, config.nbd, temp.as_ref().filter(|_| temporary), activated)?;
     let control = match (&args.control, config.control, &temp) {
-        (Some(path), _, _) if path.as_os_str() == config::NO_SOCKET => None,
-        (Some(path), _, _) => Some(path.clone()),
-        (None, Some(path), _) if path.as_os_str() == config::NO_SOCKET => None,
-        (None, Some(path), _) => Some(path),
-        (None, None, Some(temp)) => Some(temp.path().join(paths::CONTROL_SOCKET)),
+        (Some(place), _, _) if place.path.as_os_str() == config::NO_SOCKET => None,
+        (Some(place), _, _) => Some(place.clone()),
+        (None, Some(place), _) if place.path.as_os_str() == config::NO_SOCKET => None,
+        (None, Some(place), _) => Some(place),
+        (None, None, Some(temp)) => Some(temp.path().join(paths::CONTROL_SOCKET).into()),
         (None, None, None) if one_shot => None,
-        (None, None, None) => Some(default_control()?),
+        (None, None, None) => Some(default_control()?.into()),
     };
-    if let Some(path) = &control {
-        check_socket_path(path)
+    if let Some(place) = &control {
+        check_socket_path(&place.path)
             .map_err(|what| Failure::new(Code::Usage, format!("control: {what}")))?;
     }
     if args.run.is_some() && nbd.contains(&Endpoint::Stdio) {
@@ -224,20 +225,30 @@ fn nbd_places(
     temp: Option<&TempDir>,
     activated: bool,
 ) -> Result<Vec<Endpoint>, Failure> {
+    if args.nbd.contains(&NbdPlace::Nowhere) {
+        if args.nbd.len() > 1 {
+            let message = "nbd: `none` and a place are both given; leave one of them out";
+            return Err(Failure::new(Code::Usage, message));
+        }
+        return Ok(Vec::new());
+    }
     if !args.nbd.is_empty() {
         // libnbd's `[ COMMAND ]` passes a listening socket; then that is where the client is, and
         // nobody is at standard input.
-        let places = args.nbd.iter().filter(|place| !(activated && **place == Endpoint::Stdio));
-        return Ok(places.cloned().collect());
+        let places = args.nbd.iter().filter_map(|place| match place {
+            NbdPlace::At(Endpoint::Stdio) if activated => None,
+            NbdPlace::At(place) => Some(place.clone()),
+            NbdPlace::Nowhere => None,
+        });
+        return Ok(places.collect());
     }
     if let Some(temp) = temp {
-        return Ok(vec![Endpoint::Unix(temp.path().join(paths::NBD_SOCKET))]);
+        return Ok(vec![Endpoint::Unix(temp.path().join(paths::NBD_SOCKET).into())]);
     }
     if let Some(path) = &args.unix {
-        let path = PathBuf::from(path);
-        check_socket_path(&path)
+        let place = UnixPlace::read(path)
             .map_err(|what| Failure::new(Code::Usage, format!("unix: {what}")))?;
-        return Ok(vec![Endpoint::Unix(path)]);
+        return Ok(vec![Endpoint::Unix(place)]);
     }
     if activated {
         return Ok(Vec::new());
@@ -245,9 +256,7 @@ fn nbd_places(
     if let Some(configured) = configured {
         return Ok(configured);
     }
-    let socket = runtime_dir()?.join(paths::NBD_SOCKET);
-    let host = "127.0.0.1".to_owned();
-    Ok(vec![Endpoint::Unix(socket), Endpoint::Tcp { host, port: PORT }])
+    Ok(vec![Endpoint::Unix(runtime_dir()?.join(paths::NBD_SOCKET).into())])
 }
 
 fn default_control() -> Result<PathBuf, Failure> {
@@ -316,7 +325,7 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
 /// Prints for each device what it is and how to use it.
 fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    let control = options.control.as_deref();
+    let control = options.control.as_ref().map(|place| place.path.as_path());
     let server = daemon.servers().first();
     if args.json {
         return announce_json(&mut out, control, daemon);
@@ -403,9 +412,24 @@ struct Pidfile(PathBuf);
 
 impl Pidfile {
     fn write(path: &Path) -> Result<Pidfile, Failure> {
-        std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
-            Failure::new(Code::Failed, format!("pidfile {}: {error}", path.display()))
-        })?;
+        let failed = |what: String| {
+            Failure::new(Code::Failed, format!("pidfile: cannot write {}: {what}", path.display()))
+        };
+        let written = owner_only::make_options().open(path).and_then(|mut file| {
+            let mut found = String::new();
+            // A process id has at most 10 digits; what is longer is not one.
+            let read = (&file).take(12).read_to_string(&mut found);
+            let is_ours = found.trim_end().bytes().all(|byte| byte.is_ascii_digit());
+            if read.is_err() || !is_ours {
+                let what = "the file holds something else than a process id; remove it";
+                return Err(io::Error::other(what));
+            }
+            owner_only::narrow(&file)?;
+            file.set_len(0)?;
+            file.rewind()?;
+            file.write_all(format!("{}\n", std::process::id()).as_bytes())
+        });
+        written.map_err(|error| failed(error.to_string()))?;
         Ok(Pidfile(path.to_owned()))
     }
 }

@@ -21,6 +21,7 @@ pub mod geometry;
 pub mod inject;
 pub mod limits;
 pub mod middleware;
+pub mod owner_only;
 pub mod pieces;
 pub mod region;
 pub mod request;

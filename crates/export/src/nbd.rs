@@ -31,6 +31,7 @@ mod status;
 mod sys;
 mod tcp;
 pub mod tls;
+mod unix;
 pub mod wire;
 
 pub use client::ConnectionInfo;
@@ -40,3 +41,4 @@ pub use listener::ListenError;
 pub use server::{Server, ServerError, ServerOptions};
 pub use tcp::listen_tcp;
 pub use tls::{TlsConfig, TlsError, TlsMode};
+pub use unix::{Access, UnixPlace, listen_unix};

@@ -309,7 +309,7 @@ fn half_handshakes_lock_nobody_out() {
 fn sockets_of_dead_servers_are_replaced_and_of_live_ones_not() {
     let directory = Directory::new();
     let start = || {
-        let endpoint = Endpoint::Unix(directory.socket());
+        let endpoint = Endpoint::Unix(directory.socket().into());
         Server::start(Exports::new(), endpoint, ServerOptions::default())
     };
     // A listener that goes leaves its file.

@@ -59,7 +59,7 @@ impl Papers {
         exports.add("disk", Ram::new(64 * MIB), ExportOptions::default()).unwrap();
         let tls = self.config(mode, verify_peer);
         let options = ServerOptions { tls, ..ServerOptions::default() };
-        Server::start(exports, Endpoint::Unix(self.directory.socket()), options).unwrap()
+        Server::start(exports, Endpoint::Unix(self.directory.socket().into()), options).unwrap()
     }
 
     fn greet(&self) -> Client<UnixStream> {
@@ -202,7 +202,7 @@ fn missing_and_mixed_up_files_are_named() {
     let papers = Papers::new();
     let start = |config| {
         let options = ServerOptions { tls: config, ..ServerOptions::default() };
-        let endpoint = Endpoint::Unix(papers.directory.socket());
+        let endpoint = Endpoint::Unix(papers.directory.socket().into());
         match Server::start(Exports::new(), endpoint, options) {
             Err(ServerError::Tls(error)) => error,
             other => panic!("{other:?}"),

@@ -47,7 +47,7 @@ pub fn run(args: &ServeArgs) -> Result<(), LabError> {
     let exports = Exports::new();
     let failed = |error: &dyn ToString| LabError::failed("lab serve", error.to_string());
     exports.add(VOLUME, disk, ExportOptions::default()).map_err(|error| failed(&error))?;
-    let endpoint = Endpoint::Unix(args.nbd.clone());
+    let endpoint = Endpoint::Unix(args.nbd.clone().into());
     let server = Server::start(Arc::clone(&exports), endpoint, ServerOptions::default());
     server.map_err(|error| failed(&error))?.wait();
     Ok(())

@@ -5,7 +5,8 @@
 mod place;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use blockyard_volume::store::is_pool;
@@ -134,4 +135,43 @@ fn neither_copy_is_made_between_other_things() {
     attach(&first, &second, false, &mut |_, _| {}).unwrap();
     fs::write(second.join("notes"), "mine\n").unwrap();
     drop(Running::open_places(&both, options()).unwrap());
+}
+
+/// The permission bits of a file.
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+/// Files of pools were 0644 in directories of 0755: any local user read every volume, and could
+/// keep the pool shut by a lock on `lock`.
+#[test]
+fn a_pool_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
+    let place = place("modes");
+    let path = place.fresh();
+    drop(Running::open(&path, options()).unwrap());
+    let files = || fs::read_dir(&path).unwrap().map(|it| it.unwrap().path());
+    assert_eq!(mode(&path), 0o700);
+    for file in files() {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    }
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    assert_eq!(mode(&path), 0o700);
+    for file in files() {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+}
+
+/// A pool in a file that is used as a disk was as readable as its maker's umask had left the file.
+#[test]
+fn a_file_that_becomes_a_disk_is_its_owners_alone() {
+    let place = place("disk-modes");
+    let path = place.fresh();
+    fs::File::create(&path).unwrap().set_len(128 << 20).unwrap();
+    for given in [0o644, 0o666] {
+        fs::set_permissions(&path, Permissions::from_mode(given)).unwrap();
+        drop(Running::open(&path, options()).unwrap());
+        assert_eq!(mode(&path), 0o600);
+    }
 }

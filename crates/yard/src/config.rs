@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::Endpoint;
+use blockyard_export::nbd::{Endpoint, UnixPlace};
 
 use crate::spec::DeviceSpec;
 
@@ -28,7 +28,7 @@ pub const DEVICES_MAX: usize = 4096;
 /// The default yard: what `blockyard serve` serves without arguments, and `blockyard init` writes.
 pub const TEMPLATE: &str = include_str!("config/template.toml");
 
-/// What stands for no control socket where a path could stand.
+/// What stands for no socket, of NBD or of the control API, where one could stand.
 pub const NO_SOCKET: &str = "none";
 
 /// A configuration, each of its values checked.
@@ -37,7 +37,7 @@ pub struct Config {
     /// Where NBD is served; `None` if the file does not say.
     pub nbd: Option<Vec<Endpoint>>,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not say.
-    pub control: Option<PathBuf>,
+    pub control: Option<UnixPlace>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Endpoint>,
     /// The directory where the devices are mounted as files.

@@ -1,16 +1,15 @@
 //! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use blockyard_export::nbd::{Endpoint, listen_tcp};
+use blockyard_export::nbd::{Endpoint, ListenError, UnixPlace, listen_tcp, listen_unix};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -54,6 +53,9 @@ pub enum ControlError {
         .0.display()
     )]
     NotASocket(PathBuf),
+    /// It cannot listen.
+    #[error("control: {0}")]
+    Listen(ListenError),
     /// The system refused.
     #[error("{what}: {source}")]
     System {
@@ -79,14 +81,14 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Starts it: the API on a unix socket at `path` if there is one, metrics at `metrics`, and
+    /// Starts it: the API on a unix socket at `place` if there is one, metrics at `metrics`, and
     /// signals and the end of standard input sent as [`Event`]s.
     ///
     /// # Errors
     /// If a socket cannot be listened at, or the system refuses a thread.
     pub fn start(
         control: Arc<Control>,
-        path: Option<&Path>,
+        place: Option<&UnixPlace>,
         metrics: Option<&Endpoint>,
         events: Sender<Event>,
     ) -> Result<ControlServer, ControlError> {
@@ -101,9 +103,9 @@ impl ControlServer {
         let mut server = ControlServer { stop, thread: None, sockets: Vec::new(), metrics: None };
         {
             let _inside = runtime.enter();
-            if let Some(path) = path {
+            if let Some(place) = place {
                 let routes = api::routes(Arc::clone(&control));
-                spawn(server.bind(path, &control)?, routes, stopped.clone());
+                spawn(server.bind(place, &control)?, routes, stopped.clone());
             }
             if let Some(place) = metrics {
                 server.serve_metrics(place, control, stopped.clone())?;
@@ -131,10 +133,10 @@ impl ControlServer {
         stopped: watch::Receiver<bool>,
     ) -> Result<(), ControlError> {
         match place {
-            Endpoint::Unix(path) => {
-                let listener = self.bind(path, &control)?;
+            Endpoint::Unix(unix) => {
+                let listener = self.bind(unix, &control)?;
                 spawn(listener, api::metrics_routes(control), stopped);
-                self.metrics = Some(place.to_string());
+                self.metrics = Some(format!("unix:{}", unix.path.display()));
             }
             Endpoint::Tcp { host, port } => {
                 let refused = || system(format!("metrics: {place}"));
@@ -159,10 +161,11 @@ impl ControlServer {
     /// Listens at a path, which is removed in the end.
     fn bind(
         &mut self,
-        path: &Path,
+        place: &UnixPlace,
         control: &Control,
     ) -> Result<tokio::net::UnixListener, ControlError> {
-        let listener = bind_unix(path)?;
+        let listener = bind_unix(place)?;
+        let path = &place.path;
         control.litter.add(path);
         self.sockets.push(path.to_owned());
         let refused = system(format!("control: {}", path.display()));
@@ -185,27 +188,15 @@ impl Drop for ControlServer {
     }
 }
 
-/// Listens at a path, for its owner only. The file of a daemon that is gone is replaced.
-fn bind_unix(path: &Path) -> Result<UnixListener, ControlError> {
-    let refused = || system(format!("control: {}", path.display()));
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            return Err(ControlError::NotASocket(path.to_owned()));
-        }
-        Ok(_) if UnixStream::connect(path).is_ok() => {
-            return Err(ControlError::InUse(path.to_owned()));
-        }
-        Ok(_) => std::fs::remove_file(path).map_err(refused())?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(refused()(error)),
-    }
-    // The mask is the process's: no other thread makes files yet while sockets are bound.
-    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o177));
-    let listener = UnixListener::bind(path);
-    rustix::process::umask(mask);
-    let listener = listener.map_err(refused())?;
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(refused())?;
-    listener.set_nonblocking(true).map_err(refused())?;
+/// Listens at a path. The file of a daemon that is gone is replaced.
+fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
+    let listener = listen_unix(place).map_err(|error| match error {
+        ListenError::InUse(path) => ControlError::InUse(path),
+        ListenError::NotASocket(path) => ControlError::NotASocket(path),
+        error => ControlError::Listen(error),
+    })?;
+    let refused = system(format!("control: {}", place.path.display()));
+    listener.set_nonblocking(true).map_err(refused)?;
     Ok(listener)
 }
 

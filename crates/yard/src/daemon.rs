@@ -1,6 +1,7 @@
 //! A yard that is served: devices, NBD servers, block files and the control plane, started and
 //! ended in order.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use blockyard_export::fuse::{Mount, MountError, MountOptions};
 pub use blockyard_export::nbd::ServerError;
-use blockyard_export::nbd::{Endpoint, Exports, Server, ServerOptions, TlsConfig, TlsMode};
+use blockyard_export::nbd::{
+    Endpoint, Exports, Server, ServerOptions, TlsConfig, TlsMode, UnixPlace,
+};
 
 use crate::activation;
 use crate::api::Control;
@@ -37,7 +40,7 @@ pub struct DaemonOptions {
     /// Whether users other than the daemon's see those files.
     pub fuse_allow_other: bool,
     /// The control socket; none if `None`.
-    pub control: Option<PathBuf>,
+    pub control: Option<UnixPlace>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Endpoint>,
     /// TLS for NBD.
@@ -103,8 +106,8 @@ impl Daemon {
         }
         let control = Arc::new(Control::default());
         let yard = Arc::clone(&control.yard);
-        if let Some(path) = &options.control {
-            yard.set_control(path);
+        if let Some(place) = &options.control {
+            yard.set_control(&place.path);
         }
         for spec in &options.devices {
             let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
@@ -113,7 +116,7 @@ impl Daemon {
         let (sender, events) = channel();
         let plane = ControlServer::start(
             Arc::clone(&control),
-            options.control.as_deref(),
+            options.control.as_ref(),
             options.metrics.as_ref(),
             sender.clone(),
         )?;
@@ -155,7 +158,7 @@ impl Daemon {
         let server = self
             .serve_by(tls, |exports, options| Server::start(exports, endpoint.clone(), options))?;
         match endpoint {
-            Endpoint::Unix(path) => self.litter.add(path),
+            Endpoint::Unix(place) => self.litter.add(&place.path),
             Endpoint::Stdio => {
                 let sender = self.sender.clone();
                 let wait = move || {
@@ -186,6 +189,7 @@ impl Daemon {
         })?);
         for address in server.local_addrs() {
             tracing::info!(address, "serving NBD");
+            warn_of_reach(address, tls);
         }
         self.servers.push(Arc::clone(&server));
         Ok(server)
@@ -256,6 +260,24 @@ impl Drop for Daemon {
         }
         drop(self.control.take());
     }
+}
+
+/// Warns of a place where users other than the owner may connect and are not asked who they are.
+/// The group of a socket was named by the owner: that is an allow list.
+fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
+    let is_open = match address.strip_prefix("unix:") {
+        // A socket that systemd made may have no path that is visible here.
+        Some(path) => std::fs::symlink_metadata(path).is_ok_and(|found| found.mode() & 0o002 != 0),
+        None => address.starts_with("tcp:"),
+    };
+    if !is_open || (tls.mode == config::TlsMode::Require && tls.verify_peer) {
+        return;
+    }
+    tracing::warn!(
+        address,
+        "everybody who can reach this address may read and write every device: clients show no \
+         certificate; use a unix socket, or TLS with mode require and verify_peer"
+    );
 }
 
 fn tls_config(tls: &config::TlsSettings) -> TlsConfig {

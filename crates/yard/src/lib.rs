@@ -29,4 +29,4 @@ pub mod zone_check;
 pub mod zonefs;
 pub mod zones;
 
-pub use blockyard_export::nbd::endpoint;
+pub use blockyard_export::nbd::{UnixPlace, endpoint};

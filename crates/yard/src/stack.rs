@@ -6,7 +6,7 @@
 //! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ gate ▸ Arc<dyn Disk>
 //! ```
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
 use std::io::{self, BufWriter};
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
 use blockyard_core::zone::{WordZones, ZoneSet};
-use blockyard_core::{Composed, Device, Disk};
+use blockyard_core::{Composed, Device, Disk, owner_only};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
@@ -208,9 +208,8 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
         StackError::Refused { field: "trace", message }
     };
     let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
-    let mut options = File::options();
     // What is in it goes only when it is known that no other device is writing it.
-    let file = options.write(true).create(true).truncate(false).open(path).map_err(failed)?;
+    let file = owner_only::make_options().open(path).map_err(failed)?;
     // A terminal or a pipe can take the lines of several devices.
     if file.metadata().map_err(failed)?.is_file() {
         file.try_lock().map_err(|error| match error {
@@ -219,6 +218,11 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
             }
             TryLockError::Error(error) => failed(error),
         })?;
+        if !Trace::may_replace(&file).map_err(failed)? {
+            let what = "holds something else than a trace; remove it, or name another file";
+            return Err(refused(what.to_owned()));
+        }
+        owner_only::narrow(&file).map_err(failed)?;
         file.set_len(0).map_err(failed)?;
     }
     Ok(Trace::new(Box::new(BufWriter::new(file))))
@@ -518,10 +522,11 @@ mod tests {
             uri::parse(&format!("null:///{name}?size=1M&trace={}", path.display())).unwrap()
         };
         let first = open(&spec("a")).unwrap();
-        std::fs::write(&path, "what the first wrote").unwrap();
+        let first_lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
+        std::fs::write(&path, first_lines).unwrap();
         let error = refused(&spec("b").to_string());
         assert!(error.ends_with("is being written by another device; wanted a file of its own"));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "what the first wrote");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), first_lines);
         drop(first);
         drop(open(&spec("b")).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
@@ -529,6 +534,23 @@ mod tests {
         for name in ["a", "b"] {
             assert!(open(&uri::parse(&format!("null:///{name}?trace=/dev/null")).unwrap()).is_ok());
         }
+    }
+
+    /// `trace=/etc/passwd` emptied that file, and a trace was readable to every local user.
+    #[test]
+    fn a_trace_replaces_nothing_but_a_trace() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let temp = TempDir::new().unwrap();
+        let path = temp.path().join("notes");
+        std::fs::write(&path, "precious\n").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        let uri = format!("null:///d?size=1M&trace={}", path.display());
+        let error = refused(&uri);
+        assert!(error.contains("holds something else than a trace; remove it"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious\n");
+        std::fs::write(&path, "").unwrap();
+        drop(open(&uri::parse(&uri).unwrap()).unwrap());
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -27,8 +27,8 @@ fn serve(uris: &[&str]) -> Served {
     let control = temp.path().join("control.sock");
     let options = DaemonOptions {
         devices: uris.iter().map(|text| uri::parse(text).unwrap()).collect(),
-        nbd: vec![Endpoint::Unix(temp.path().join("nbd.sock"))],
-        control: Some(control.clone()),
+        nbd: vec![Endpoint::Unix(temp.path().join("nbd.sock").into())],
+        control: Some(control.clone().into()),
         ..DaemonOptions::default()
     };
     Served { _daemon: Daemon::start(&options).unwrap(), client: Client::new(control), temp }
@@ -318,7 +318,7 @@ fn a_socket_belongs_to_one_daemon_and_goes_with_it() {
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    let options = DaemonOptions { control: Some(path.clone()), ..DaemonOptions::default() };
+    let options = DaemonOptions { control: Some(path.clone().into()), ..DaemonOptions::default() };
     let error = Daemon::start(&options).map(drop).unwrap_err().to_string();
     assert!(error.contains("another yard answers"), "{error}");
     let client = served.client.clone();

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use blockyard_core::owner_only;
 use rustix::fs::OFlags;
 
 use crate::failure::{Code, Failure};
@@ -86,7 +87,7 @@ fn or_none(synced: io::Result<()>) -> io::Result<()> {
 /// what it replaces may read it, and nobody else.
 fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
     let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false);
+    options.read(true).write(true).create(true).truncate(false).mode(owner_only::FILE_MODE);
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
     // Some file systems have no locks.
@@ -97,6 +98,7 @@ fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
     if !opened.is_file() || !is_free || !is_same {
         return Err(io::Error::other("it is no regular file, or somebody else writes it just now"));
     }
+    owner_only::narrow(&file)?;
     file.set_len(0)?;
     if let Some(replaced) = replaced {
         let is_given = fchown(&file, Some(replaced.uid()), Some(replaced.gid())).is_ok();

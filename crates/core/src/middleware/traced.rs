@@ -6,8 +6,10 @@
 #![allow(clippy::disallowed_types)] // The trace file's lock: who traces does not measure.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use super::forward_control_plane;
@@ -20,6 +22,9 @@ use crate::units::Nanos;
 
 /// A queue's text is handed on when it is this long, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
+
+/// What each line begins with: the device's numbers.
+const LINE_START: &str = "  8,0 ";
 
 /// Where the lines of all queues of a device go.
 #[derive(Clone)]
@@ -35,6 +40,16 @@ impl Trace {
     /// A trace into `sink`. A sink that fails ends the trace, not the I/O.
     pub fn new(sink: Box<dyn Write + Send>) -> Trace {
         Trace(Arc::new(Mutex::new(TraceFile { sink, queues: 0, failed: None })))
+    }
+
+    /// Whether a file may be emptied to become a trace: it is empty, or begins as a trace does.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn may_replace(file: &File) -> io::Result<bool> {
+        let mut start = [0; LINE_START.len()];
+        let read = file.read_at(&mut start, 0)?;
+        Ok(start[..read] == LINE_START.as_bytes()[..read])
     }
 
     /// Why the trace ended early, if it did.
@@ -126,7 +141,7 @@ impl Pen {
         let (seconds, nanos) = (now.0 / 1_000_000_000, now.0 % 1_000_000_000);
         let _ = write!(
             self.text,
-            "  8,0 {:4} {:8} {seconds:5}.{nanos:09} {:5} {action:>2} ",
+            "{LINE_START}{:4} {:8} {seconds:5}.{nanos:09} {:5} {action:>2} ",
             self.queue, self.sequence, 0
         );
     }

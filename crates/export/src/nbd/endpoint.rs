@@ -1,8 +1,11 @@
-//! Where a server listens, in words: `unix:PATH`, `tcp:HOST:PORT` or `stdio`.
+//! Where a server listens, in words: `unix:PATH`, `tcp:HOST:PORT` or `stdio`. A unix socket may
+//! have options: [`UnixPlace`].
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
+
+use crate::nbd::unix::UnixPlace;
 
 /// Longest path of a unix socket, in bytes: `sun_path` has 108 with its end mark.
 pub const SOCKET_PATH_LEN_MAX: usize = 107;
@@ -10,14 +13,11 @@ pub const SOCKET_PATH_LEN_MAX: usize = 107;
 /// Of a text that is none of these an error shows so much.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// The port that IANA gave to NBD.
-pub const PORT: u16 = 10809;
-
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// A unix socket at this path. The file of a server that is gone is replaced.
-    Unix(PathBuf),
+    Unix(UnixPlace),
     /// A TCP port, at every address of a host.
     Tcp {
         /// Address or name; an IPv6 address without brackets.
@@ -46,10 +46,7 @@ impl Endpoint {
             return Ok(Endpoint::Stdio);
         }
         match text.split_once(':') {
-            Some(("unix", path)) => {
-                check_socket_path(Path::new(path))?;
-                Ok(Endpoint::Unix(PathBuf::from(path)))
-            }
+            Some(("unix", place)) => UnixPlace::read(place).map(Endpoint::Unix),
             Some(("tcp", address)) => {
                 // The last colon of `[::1]` belongs to the host.
                 let parted = address.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
@@ -104,7 +101,7 @@ impl FromStr for Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+            Endpoint::Unix(place) => write!(f, "unix:{place}"),
             Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
             Endpoint::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
             Endpoint::Stdio => f.write_str("stdio"),
@@ -120,9 +117,14 @@ mod tests {
 
     #[test]
     fn every_form_is_read_and_printed() {
-        for text in
-            ["stdio", "unix:/run/x.sock", "unix:x", "tcp:127.0.0.1:10809", "tcp:[::1]:0", "tcp:a:1"]
-        {
+        for text in [
+            "stdio",
+            "unix:/run/x.sock",
+            "unix:x?group=kvm&mode=0660",
+            "tcp:127.0.0.1:10809",
+            "tcp:[::1]:0",
+            "tcp:a:1",
+        ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }

@@ -3,14 +3,14 @@
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::nbd::endpoint::Endpoint;
 use crate::nbd::sys::{self, Family};
 use crate::nbd::tcp::listen_tcp;
+use crate::nbd::unix::listen_unix;
 
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ impl Listener {
         let system = |source| ListenError::System { endpoint: name.clone(), source };
         let (sockets, path) = match endpoint {
             Endpoint::Stdio => return Ok(None),
-            Endpoint::Unix(path) => (vec![Socket::Unix(bind_unix(&path, system)?)], Some(path)),
+            Endpoint::Unix(place) => (vec![Socket::Unix(listen_unix(&place)?)], Some(place.path)),
             Endpoint::Tcp { host, port } => {
                 let listeners = listen_tcp(&host, port).map_err(system)?;
                 (listeners.into_iter().map(Socket::Tcp).collect(), None)
@@ -183,26 +183,4 @@ fn gone_already(error: &io::Error) -> bool {
         error.kind(),
         ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
     )
-}
-
-/// Binds a unix socket. A file that nobody listens at any more is replaced.
-fn bind_unix(
-    path: &Path,
-    system: impl Fn(io::Error) -> ListenError,
-) -> Result<UnixListener, ListenError> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-        result => return result.map_err(system),
-    }
-    let metadata = std::fs::symlink_metadata(path).map_err(&system)?;
-    if !metadata.file_type().is_socket() {
-        return Err(ListenError::NotASocket(path.to_owned()));
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(ListenError::InUse(path.to_owned())),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-        Err(error) => return Err(system(error)),
-    }
-    std::fs::remove_file(path).map_err(&system)?;
-    UnixListener::bind(path).map_err(system)
 }

@@ -4,10 +4,13 @@
 //! The only file of this exporter with unsafe code. Regions are reached by checked ranges only.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -362,6 +365,93 @@ pub(crate) fn keep_alive(socket: impl AsFd) {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6);
+}
+
+/// Clients that may wait to be accepted.
+const BACKLOG: libc::c_int = 128;
+
+/// Buffer for an entry of the user or group database, which may be long: a group has members.
+const ENTRY_BYTES: usize = 64 << 10;
+
+/// A stream socket of the unix family, bound at a path whose file has `mode`, less the umask. It
+/// does not listen.
+pub(crate) fn bind_unix(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    check(fd as isize)?;
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Linux gives the file the mode of the socket.
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::fchmod(fd, mode as libc::mode_t) } as isize)?;
+    let mut address =
+        libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address lives through the call and its length is passed.
+    check(unsafe { libc::bind(fd, (&raw const address).cast(), len) } as isize)?;
+    Ok(socket)
+}
+
+/// Lets clients connect to a bound socket.
+pub(crate) fn listen(socket: impl AsFd) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::listen(socket.as_fd().as_raw_fd(), BACKLOG) } as isize)?;
+    Ok(())
+}
+
+/// The number of a user, given by name or number; `None` if there is no such user.
+pub(crate) fn user_id(name: &str) -> Option<u32> {
+    if let Ok(id) = name.parse() {
+        return Some(id);
+    }
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut entry = MaybeUninit::<libc::passwd>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the name ends with NUL, the buffer is writable for its length, and all of them live
+    // through the call.
+    let result = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            entry.as_mut_ptr(),
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    // SAFETY: success with a result says that the entry was written.
+    (result == 0 && !found.is_null()).then(|| unsafe { entry.assume_init() }.pw_uid)
+}
+
+/// The number of a group, given by name or number; `None` if there is no such group.
+pub(crate) fn group_id(name: &str) -> Option<u32> {
+    if let Ok(id) = name.parse() {
+        return Some(id);
+    }
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0; ENTRY_BYTES];
+    let mut entry = MaybeUninit::<libc::group>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: as in `user_id`.
+    let result = unsafe {
+        libc::getgrnam_r(
+            name.as_ptr(),
+            entry.as_mut_ptr(),
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    // SAFETY: as in `user_id`.
+    (result == 0 && !found.is_null()).then(|| unsafe { entry.assume_init() }.gr_gid)
 }
 
 /// A flag that a sleeping thread notices.

@@ -57,7 +57,7 @@ impl Rig {
         let directory = Directory::new();
         let exports = Exports::new();
         exports.add("disk", disk, export).unwrap();
-        let endpoint = Endpoint::Unix(directory.socket());
+        let endpoint = Endpoint::Unix(directory.socket().into());
         let server = Server::start(Arc::clone(&exports), endpoint, options).unwrap();
         Rig { server: Some(server), exports, directory }
     }

@@ -271,7 +271,7 @@ mod tests {
         let exports = Exports::new();
         exports.add("d", Arc::clone(&disk), ExportOptions::default()).unwrap();
         let socket = scratch.path().join("s");
-        let endpoint = Endpoint::Unix(socket.clone());
+        let endpoint = Endpoint::Unix(socket.clone().into());
         let _server = Server::start(exports, endpoint, ServerOptions::default()).unwrap();
         let writes = Writes { len: 8192, depth: 5, durable: false };
         let open = |number| NbdWriter::connect(&socket, "d", writes, number).unwrap();

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use blockyard_core::owner_only;
 use rustix::fs::FallocateFlags;
 
 use super::error::MediaError;
@@ -43,15 +44,28 @@ impl Directory {
     /// If it cannot be made, or if another process has it.
     pub fn take(path: &Path) -> Result<Directory, MediaError> {
         let what = |doing: &str| format!("{doing} {}", path.display());
-        std::fs::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
+        owner_only::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
         let lock = path.join(LOCK);
-        let lock =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(lock);
+        let lock = owner_only::make_options().open(lock);
         let lock = lock.map_err(MediaError::io(what("cannot write to")))?;
         match lock.try_lock() {
             Ok(()) => Ok(Directory { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(MediaError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => Err(MediaError::io(what("cannot lock"))(source)),
+        }
+    }
+
+    /// Takes the rights of other users away from a disk that is here: its files hold the disk's
+    /// contents, and a process that may open `lock` may keep the disk shut. What cannot be narrowed
+    /// can still be served.
+    pub(crate) fn narrow(&self) {
+        let shown = self.path.display();
+        match owner_only::narrow_directory(&self.path) {
+            Ok(0) => {}
+            Ok(count) => tracing::warn!(
+                "{shown}: other users had access: set {count} modes to 0700 (directory) and 0600"
+            ),
+            Err(error) => tracing::warn!("{shown}: other users may have access: {error}"),
         }
     }
 }
@@ -72,9 +86,7 @@ impl Store for Directory {
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true);
-        let file = options.open(self.path.join(name))?;
+        let file = owner_only::make_options().truncate(true).open(self.path.join(name))?;
         file.set_len(len)?;
         Ok(file)
     }
@@ -162,6 +174,37 @@ mod tests {
         drop(directory);
         drop(Directory::take(&path).unwrap());
         drop(known);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Files of `smr backing=` were 0644 in a directory of 0755: any local user read the disk.
+    #[test]
+    fn a_disk_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let name = format!("blockyard-smr-modes-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let modes = || {
+            let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+            let all = files.chain([path.clone()]);
+            all.map(|path| (path.metadata().unwrap().mode() & 0o777, path)).collect::<Vec<_>>()
+        };
+        let geometry = super::super::MediaGeometry {
+            bytes: 4 << 20,
+            zone_bytes: 1 << 20,
+            zone_capacity_bytes: 1 << 20,
+            conventional_zones: 0,
+            block_bytes: 4096,
+        };
+        let options = super::super::Options::new(geometry);
+        for _ in 0..2 {
+            drop(super::super::Files::open(&path, &options).unwrap());
+            assert!(modes().len() > 3, "the directory, the lock, data and states of zones");
+            for (mode, path) in modes() {
+                assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+                let loose = if path.is_dir() { 0o755 } else { 0o644 };
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(loose)).unwrap();
+            }
+        }
         std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -139,7 +139,9 @@ impl Files {
     /// If another process has it, if it holds something else or another shape of disk, or if it is
     /// damaged.
     pub fn open(path: &Path, options: &Options) -> Result<Files, MediaError> {
-        Files::open_in(Directory::take(path)?, options)
+        let files = Files::open_in(Directory::take(path)?, options)?;
+        files.store.narrow();
+        Ok(files)
     }
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use blockyard_core::owner_only;
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::file::Syncs;
@@ -158,7 +159,24 @@ impl Disk {
         if head.is_copy() {
             _ = self.is_copy.set(());
         }
+        if self.purpose != Purpose::Look && (head.is_pool() || head.is_copy()) {
+            self.narrow();
+        }
         Ok(())
+    }
+
+    /// Takes the rights of other users away from a file that is used as a disk: its bytes are the
+    /// volumes. The modes of a block device are the system's.
+    fn narrow(&self) {
+        if self.is_device {
+            return;
+        }
+        let shown = self.path.display();
+        match owner_only::narrow(&self.file) {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!("{shown}: other users had access: set its mode to 0600"),
+            Err(error) => tracing::warn!("{shown}: other users may have access: {error}"),
+        }
     }
 
     fn part(&self, base: u64, len: u64) -> RealFile {
@@ -241,6 +259,7 @@ impl Disk {
         }
         let cleared = self.clear(found.as_deref());
         cleared.map_err(VolumeError::io(format!("cannot write to `{shown}`")))?;
+        self.narrow();
         _ = self.is_ready.set(());
         Ok(())
     }

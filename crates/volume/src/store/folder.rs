@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_core::owner_only;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -89,6 +90,9 @@ impl Folder {
             tracing::warn!("{shown}/{LOCK} has bytes of somebody else, and keeps them");
         }
         let folder = Folder { open, direct, purpose, lock, signs, foreign };
+        if folder.signs && folder.has_pool() {
+            narrow(path);
+        }
         // Nothing depends on it, and a pool on a full disk has to open.
         if let Err(error) = folder.hold(&Holder::this(None)) {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
@@ -101,9 +105,18 @@ impl Folder {
         self.lock.as_ref()
     }
 
+    /// Whether it has a pool, or a copy of one.
+    fn has_pool(&self) -> bool {
+        let is_there = |file: &str| rustix::fs::statat(&self.open, file, AtFlags::empty()).is_ok();
+        is_there(superblock::FILE) || is_there(label::FILE)
+    }
+
     /// Makes sure that a pool may be made here, where there is none.
     pub(crate) fn claim(&self, path: &Path) -> Result<(), VolumeError> {
-        let Some(foreign) = &self.foreign else { return Ok(()) };
+        let Some(foreign) = &self.foreign else {
+            narrow(path);
+            return Ok(());
+        };
         let wanted = format!(
             "an empty directory to make a pool in, for example one below it (one that is not there \
              is made); it holds `{foreign}`"
@@ -222,6 +235,19 @@ impl Drop for Folder {
     }
 }
 
+/// Takes the rights of other users away: a process that may open a segment reads every volume, and
+/// one that may open `lock` keeps the pool shut. What cannot be narrowed can still be served.
+fn narrow(path: &Path) {
+    let shown = path.display();
+    match owner_only::narrow_directory(path) {
+        Ok(0) => {}
+        Ok(count) => tracing::warn!(
+            "{shown}: other users had access: set {count} modes to 0700 (directory) and 0600"
+        ),
+        Err(error) => tracing::warn!("{shown}: other users may have access: {error}"),
+    }
+}
+
 fn names(open: &File) -> io::Result<Vec<String>> {
     let entries = Dir::read_from(open)?;
     let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
@@ -277,7 +303,7 @@ const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
 /// Opens a name in a directory.
 fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
-    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+    let mode = Mode::from_raw_mode(owner_only::FILE_MODE);
     let opened = || rustix::fs::openat(open.as_fd(), name, flags | OFlags::CLOEXEC, mode);
     Ok(rustix::io::retry_on_intr(opened)?.into())
 }
@@ -285,7 +311,7 @@ fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
 /// Makes a directory, and those above it that are missing.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.exists()).count();
-    std::fs::create_dir_all(path)?;
+    owner_only::create_dir_all(path)?;
     keep_names(path, missing.max(1))
 }
 

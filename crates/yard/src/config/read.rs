@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::endpoint::{Endpoint, check_socket_path};
+use blockyard_export::nbd::{Endpoint, UnixPlace};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, TlsMode, TlsPlaces};
+use super::{
+    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, TlsMode, TlsPlaces,
+};
 use crate::nearest::nearest;
 use crate::param::{Form, Kind, Param, ParamError, shown};
 use crate::spec::DeviceSpec;
@@ -94,12 +96,13 @@ impl Reader<'_> {
                 "nbd" => {
                     let items: Vec<&Value<'_>> = match value.get_ref() {
                         DeValue::Array(items) => items.iter().collect(),
+                        DeValue::String(word) if word.as_ref() == NO_SOCKET => Vec::new(),
                         _ => vec![value],
                     };
                     let places = items.into_iter().filter_map(|item| self.place("nbd", item));
                     config.nbd = Some(places.collect());
                 }
-                "control" => config.control = self.socket_path("control", value),
+                "control" => config.control = self.socket_place("control", value),
                 "metrics" => config.metrics = self.place("metrics", value),
                 "fuse" => config.fuse = self.string("fuse", value).map(PathBuf::from),
                 "fuse_allow_other" => {
@@ -269,10 +272,9 @@ impl Reader<'_> {
         }
     }
 
-    fn socket_path(&mut self, key: &str, value: &Value<'_>) -> Option<PathBuf> {
-        let path = PathBuf::from(self.string(key, value)?);
-        match check_socket_path(&path) {
-            Ok(()) => Some(path),
+    fn socket_place(&mut self, key: &str, value: &Value<'_>) -> Option<UnixPlace> {
+        match UnixPlace::read(self.string(key, value)?) {
+            Ok(place) => Some(place),
             Err(what) => {
                 self.error(value.span(), format!("{key}: {what}"), None);
                 None

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::TlsMode;
+use super::{NO_SOCKET, TlsMode};
 use crate::param::{Form, KINDS, Kind, Param};
 use crate::spec::NAME_LEN_MAX;
 
@@ -33,14 +33,17 @@ fn serve() -> Value {
         "additionalProperties": false,
         "properties": {
             "nbd": {
-                "description": "Where NBD clients connect",
+                "description": "Where NBD clients connect; `none` for nowhere",
                 "oneOf": [
+                    { "const": NO_SOCKET },
                     { "type": "string", "pattern": listen },
                     { "type": "array", "items": { "type": "string", "pattern": listen } },
                 ],
             },
             "control": {
-                "description": "Path of the control socket; `none` for none",
+                "description":
+                    "Path of the control socket, with ?owner=, group= and mode= if wanted; `none` \
+                     for none",
                 "type": "string",
             },
             "metrics": {
