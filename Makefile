@@ -16,7 +16,7 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build lab run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres
+.PHONY: help deps build-deps build lab run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -109,3 +109,10 @@ crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, 50 unde
 postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
 	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \
 		--nocapture postgres
+
+# Not part of `make test`: it needs network and 2 GB for the images of the guests, the first time some
+# minutes to make them, and then 5 to 10 minutes where QEMU has no KVM.
+guest: deps ## file systems on all devices by the kernel's NBD client, in guests with Linux 6.1 and 6.12
+	$(CARGO) build --locked -p blockyard
+	./tests/guest/guest build
+	./tests/guest/file_systems target/debug/blockyard
