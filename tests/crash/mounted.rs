@@ -20,6 +20,9 @@ use crate::place::Place;
 /// What the kernel may remember for how long.
 const TTL: Duration = Duration::ZERO;
 
+/// How many files there may be; nothing depends on it.
+const FILES: u64 = 1 << 20;
+
 const DIRECT: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
@@ -356,8 +359,9 @@ impl Filesystem for Server {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let blocks = 1 << 20;
-        reply.statfs(blocks, blocks, blocks, blocks, blocks, 4096, 255, 4096);
+        let (all, free) = self.disk().room();
+        let (all, free) = (all / 4096, free / 4096);
+        reply.statfs(all, free, free, FILES, FILES, 4096, 255, 4096);
     }
 }
 

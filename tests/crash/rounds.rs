@@ -25,7 +25,7 @@ pub(crate) fn seeds(few: u64) -> Range<u64> {
     first..first + rounds(few)
 }
 
-/// Says which seed it was, should the test panic while this is there.
+/// The seed of a round. If the test panics while this lives, it prints how to run the round again.
 pub(crate) struct Seed(pub(crate) u64);
 
 impl fmt::Display for Seed {
@@ -37,7 +37,13 @@ impl fmt::Display for Seed {
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the round that failed: {self}");
+            // The thread of a test has its name.
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or_default();
+            eprintln!(
+                "to run the round that failed: {self} cargo test --locked -p blockyard \
+                 --test crash -- --nocapture --exact {name}"
+            );
         }
     }
 }
