@@ -489,8 +489,10 @@ FAULT is one of:
       forgets all rules
   NAME=VALUE
       a fault of the device's own. null devices have badblocks=+START-END and -START-END (sectors,
-      END inclusive), badblocks_once=1, badblocks_partial_io=1, zone_readonly=SECTOR,
-      zone_offline=SECTOR, timeout= and requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1.
+      END inclusive), badblocks_once=1, badblocks_partial_io=1, zone_readonly=SECTOR and
+      zone_offline=SECTOR for the zone of that sector, -SECTOR to repair it (the zone is empty then;
+      giving the fault again changes nothing), timeout= and
+      requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1. smr devices have the zone faults.
       timeout= holds a request for the device's request_timeout_ms, 5 seconds unless its URI says
       otherwise, and then it fails with TIMEOUT. ram devices have nospc=N (one in N writes finds no
       memory; 0: none) and flip=SECTOR (a bit of what is stored there changes), those with a backing

@@ -123,7 +123,9 @@ impl Pair {
             0 => ("zone_offline", ZoneCond::Offline),
             _ => ("zone_readonly", ZoneCond::ReadOnly),
         };
-        self.inject(name, &zone.start.0.to_string());
+        // The primitive below toggles: what is broken so already is repaired.
+        let minus = if zone.cond == cond { "-" } else { "" };
+        self.inject(name, &format!("{minus}{}", zone.start.0));
         let geometry = self.product.disk.geometry().zones.clone().expect("it has zones");
         self.product.model.toggle(geometry.zone_of(zone.start), cond);
     }

@@ -1,10 +1,10 @@
 //! The device: made from a configuration, reported on, and given faults at run time.
-#![allow(clippy::disallowed_types)] // Which hardware queue is next is control plane.
+#![allow(clippy::disallowed_types)] // The next hardware queue and injected faults: control plane.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockyard_core::inject::Injection;
+use blockyard_core::inject::{Injection, ZoneFault, parse_zone_fault};
 use blockyard_core::zone::{WordZones, ZoneCond, ZoneInfo, ZoneLayout, ZoneSet};
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, Sector, ZoneNo};
 use blockyard_sync::tag_budget::TagBudget;
@@ -30,12 +30,14 @@ const TICKS_PER_SECOND: u64 = 50;
 /// | `badblocks` | `+START-END`, `-START-END` | 512-byte sectors, END inclusive, that fail |
 /// | `badblocks_once` | `0`, `1` | a bad block is good again after it was hit |
 /// | `badblocks_partial_io` | `0`, `1` | what lies before a bad block is transferred |
-/// | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
+/// | `zone_readonly`, `zone_offline` | `SECTOR`, `-SECTOR` | breaks its zone; repairs it, emptied |
 /// | `timeout`, `requeue` | a [`crate::FaultAttr`], or nothing for never | as null_blk's |
 /// | `power_cut` | nothing | what is in the write cache is lost; zones keep their write pointers |
 pub struct Null<Z: ZoneSet = WordZones> {
     shared: Arc<Shared<Z>>,
     notes: Vec<String>,
+    /// Held while a fault changes the condition of a zone.
+    zone_faults: Mutex<()>,
 }
 
 /// What the device and its queues share: every I/O reads it, so it has cache lines that nobody
@@ -112,7 +114,7 @@ impl<Z: ZoneSet> Null<Z> {
             queues,
             next_queue: Mutex::new(0),
         };
-        Ok(Null { shared: Arc::new(shared), notes })
+        Ok(Null { shared: Arc::new(shared), notes, zone_faults: Mutex::new(()) })
     }
 
     /// A sentence for each parameter that could not be had as asked, as null_blk corrects them.
@@ -149,13 +151,19 @@ impl<Z: ZoneSet> Null<Z> {
         let (Some(zones), Some(geometry)) = (&shared.zones, &shared.geometry.zones) else {
             return Err(invalid("only zoned devices have zones"));
         };
-        let sector = value.trim().parse().map(Sector).map_err(|_| invalid("a sector"))?;
+        let (sector, fault) = parse_zone_fault(value)
+            .ok_or_else(|| invalid("a sector, or -SECTOR for the zone to be repaired"))?;
         self.check_sector(sector)?;
         let zone = geometry.zone_of(sector);
         if geometry.is_conventional(zone) {
             return Err(invalid("a sector of a sequential zone"));
         }
-        zones.break_zone(zone, cond, &mut Eraser(shared.data.as_ref()));
+        // `ZoneSet::break_zone` toggles, as null_blk does, and only faults enter or leave these
+        // conditions: under the lock a zone that is as asked for stays so.
+        let _held = self.zone_faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if (zones.info(zone).cond == cond) == (fault == ZoneFault::Repair) {
+            zones.break_zone(zone, cond, &mut Eraser(shared.data.as_ref()));
+        }
         Ok(())
     }
 }

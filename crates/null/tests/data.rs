@@ -3,6 +3,7 @@
 
 mod common;
 
+use blockyard_core::zone::ZoneCond;
 use blockyard_core::*;
 use blockyard_null::NullConfig;
 use common::{REGION_BYTES, Rig};
@@ -115,8 +116,8 @@ fn broken_zones_keep_or_lose_their_data_as_in_null_blk() {
     rig.inject("zone_offline", "0").unwrap();
     assert_eq!(rig.read(0, 8), Err(Status::IoErr));
     assert_eq!(extent(&rig, 0, 2048), (2048, NOTHING));
-    rig.inject("zone_offline", "2047").unwrap();
-    assert!(rig.holds(0, 8, 0xff), "the same again makes it empty");
+    rig.inject("zone_offline", "-2047").unwrap();
+    assert!(rig.holds(0, 8, 0xff), "a repaired zone is empty");
     for (name, value) in [("zone_offline", "16384"), ("zone_readonly", "x"), ("no_such", "1")] {
         assert!(rig.inject(name, value).is_err(), "{name} {value}");
     }
@@ -124,6 +125,32 @@ fn broken_zones_keep_or_lose_their_data_as_in_null_blk() {
     assert!(plain.inject("zone_readonly", "0").is_err(), "no zones");
     let conventional = NullConfig { zone_nr_conv: 1, ..zoned(8 << 20, 1 << 20) };
     assert!(Rig::new(conventional).inject("zone_offline", "5").is_err());
+}
+
+/// A script that made a zone read-only before each run found it writable in every second run:
+/// `zone_readonly=SECTOR` on a zone that was read-only emptied it, data and all.
+#[test]
+fn a_zone_fault_given_twice_is_the_fault_given_once() {
+    let mut rig = Rig::new(zoned(8 << 20, 1 << 20));
+    assert_eq!(rig.write(0, 8, 3), Status::Ok);
+    for (name, cond) in [("zone_readonly", ZoneCond::ReadOnly), ("zone_offline", ZoneCond::Offline)]
+    {
+        for value in ["0", "7", "2047"] {
+            rig.inject(name, value).unwrap();
+            assert_eq!(rig.zone(0).cond, cond, "{name}={value}");
+        }
+    }
+    // A repair is of the fault that it names: another fault of the zone, and a zone without one,
+    // stay as they are.
+    rig.inject("zone_readonly", "-0").unwrap();
+    assert_eq!(rig.zone(0).cond, ZoneCond::Offline);
+    rig.inject("zone_offline", "-0").unwrap();
+    assert_eq!(rig.zone(0).cond, ZoneCond::Empty);
+    assert_eq!(rig.write(0, 8, 4), Status::Ok);
+    for name in ["zone_readonly", "zone_offline"] {
+        rig.inject(name, "-0").unwrap();
+        assert!(rig.holds(0, 8, 4), "{name}");
+    }
 }
 
 #[test]

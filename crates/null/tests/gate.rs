@@ -502,8 +502,8 @@ fn what_changes_outside_costs_one_report_of_one_zone() {
     outside.run(Bio::new(Op::ZoneReset, Sector(ZONE), 0)).unwrap();
     yard.reports();
     // What the yard itself does to zones is known to it.
-    for _ in 0..2 {
-        let (name, value) = ("zone_offline".to_owned(), format!("{ZONE}"));
+    for value in [format!("{ZONE}"), format!("-{ZONE}")] {
+        let name = "zone_offline".to_owned();
         yard.disk.inject(&Injection::Device { name, value }).unwrap();
     }
     yard.log();

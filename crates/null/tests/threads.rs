@@ -159,8 +159,12 @@ fn counts_agree_with_the_zones_after_a_storm() {
                     let status = rig.op(op, zone * ZONE, sectors);
                     let counts = device.zones().unwrap().counts().unwrap();
                     assert!(counts.open <= 2 && counts.active <= 4, "seed {seed:#x}: {counts:?}");
-                    if step % 4096 == 0 {
+                    if step % 8192 == 0 {
                         rig.inject("zone_offline", &(zone * ZONE).to_string()).unwrap();
+                    } else if step % 4096 == 0 {
+                        let repair =
+                            |zone| rig.inject("zone_offline", &format!("-{}", zone * ZONE));
+                        assert!((0..ZONES).all(|zone| repair(zone).is_ok()));
                     }
                     let known = [
                         Status::Ok,

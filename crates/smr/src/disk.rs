@@ -16,7 +16,7 @@ mod report;
 
 use std::io;
 
-use blockyard_core::inject::Injection;
+use blockyard_core::inject::{Injection, ZoneFault};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{DeviceError, SECTOR_SHIFT, Sector};
 use blockyard_sync::zone_resources::ZoneCounts;
@@ -100,12 +100,28 @@ impl<M: Media> Disk<M> {
         self.zones.info(slot)
     }
 
-    /// Makes a sequential zone read-only or offline, as a fault of the disk would; one that is so
-    /// already becomes empty again.
+    /// Makes a sequential zone read-only or offline, as a fault of the disk would. A zone that is
+    /// so already stays as it is.
     ///
     /// # Errors
     /// If the medium cannot keep it, or if there is no such zone or it cannot be in that condition.
     pub fn break_zone(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
+        self.check_fault(slot, cond)?;
+        self.zones.change_fault(slot, cond, ZoneFault::Break, &self.media)
+    }
+
+    /// Makes a sequential zone empty that is in this condition, read-only or offline. Any other
+    /// zone stays as it is.
+    ///
+    /// # Errors
+    /// As [`Disk::break_zone`].
+    pub fn repair_zone(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
+        self.check_fault(slot, cond)?;
+        self.zones.change_fault(slot, cond, ZoneFault::Repair, &self.media)
+    }
+
+    /// Refuses a zone that cannot be in this condition of a fault.
+    fn check_fault(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
         let layout = self.layout();
         let exists = slot < layout.slots() && !layout.is_conventional(slot);
         if !exists || !matches!(cond, ZoneCond::ReadOnly | ZoneCond::Offline) {
@@ -117,7 +133,7 @@ impl<M: Media> Disk<M> {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        self.zones.break_zone(slot, cond, &self.media)
+        Ok(())
     }
 
     /// Carries a command out.

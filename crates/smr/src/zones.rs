@@ -6,6 +6,7 @@
 
 use std::io;
 
+use blockyard_core::inject::ZoneFault;
 use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of, zbc};
 use blockyard_core::{SECTOR_SHIFT, Sector};
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
@@ -224,19 +225,28 @@ impl Zones {
         ZoneRecord { cond: view.cond, written_sectors: view.wp.min(whole), erasures }
     }
 
-    /// Makes a sequential zone read-only or offline; one that is so already becomes empty again.
-    /// The medium keeps that.
-    pub(crate) fn break_zone(
+    /// Makes a sequential zone read-only or offline, or a zone that is so empty. The medium keeps
+    /// the new condition. A zone that is as the fault or the repair leaves it stays unchanged.
+    pub(crate) fn change_fault(
         &self,
         slot: u32,
         cond: ZoneCond,
+        fault: ZoneFault,
         media: &impl Media,
     ) -> io::Result<()> {
         debug_assert!(!self.layout.is_conventional(slot), "they do not break");
         let mut last = None;
         let decide = |view| {
             let mut zone = self.zone(slot, view);
-            zone.enter(if zone.cond() == cond { ZoneCond::Empty } else { cond });
+            let to_cond = match (fault, zone.cond() == cond) {
+                (ZoneFault::Break, false) => cond,
+                (ZoneFault::Repair, true) => ZoneCond::Empty,
+                (ZoneFault::Break, true) | (ZoneFault::Repair, false) => {
+                    last = None;
+                    return Ok(Change { through: holding_of(view.cond), to: view });
+                }
+            };
+            zone.enter(to_cond);
             let to = view_of(&zone);
             last = Some(self.record(slot, to));
             // It holds nothing any more, so no limit can forbid it.

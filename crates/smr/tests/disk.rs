@@ -196,9 +196,14 @@ fn a_broken_zone_says_how() {
         assert_eq!(send(&disk, all, Data::None), Ok(0));
     }
     assert_eq!((disk.zone(3).cond, disk.zone(4).cond), (ZoneCond::ReadOnly, ZoneCond::Offline));
-    // The same again mends them.
+    // The fault again, and a repair of the other one, change nothing, and the medium keeps nothing.
+    disk.media().asked();
     disk.break_zone(3, ZoneCond::ReadOnly).unwrap();
-    disk.break_zone(4, ZoneCond::Offline).unwrap();
+    disk.repair_zone(4, ZoneCond::ReadOnly).unwrap();
+    assert_eq!((disk.zone(3).cond, disk.zone(4).cond), (ZoneCond::ReadOnly, ZoneCond::Offline));
+    assert!(disk.media().asked().is_empty());
+    disk.repair_zone(3, ZoneCond::ReadOnly).unwrap();
+    disk.repair_zone(4, ZoneCond::Offline).unwrap();
     for slot in [3, 4] {
         assert_eq!(disk.zone(slot).cond, ZoneCond::Empty);
         assert_eq!(write(&disk, u64::from(slot) * ZONE, 8), Ok(()));

@@ -2,11 +2,11 @@
 //!
 //! | name | value | effect |
 //! | --- | --- | --- |
-//! | `zone_readonly`, `zone_offline` | a sector | its zone changes; once more, and it is empty |
+//! | `zone_readonly`, `zone_offline` | `SECTOR`, `-SECTOR` | breaks its zone; repairs it, emptied |
 
-use blockyard_core::inject::Injection;
+use blockyard_core::DeviceError;
+use blockyard_core::inject::{Injection, ZoneFault, parse_zone_fault};
 use blockyard_core::zone::ZoneCond;
-use blockyard_core::{DeviceError, Sector};
 
 use super::Disk;
 use crate::layout::Part;
@@ -36,7 +36,8 @@ impl<M: Media> Disk<M> {
             let (value, wanted) = (value.to_owned(), wanted.to_owned());
             DeviceError::Invalid { field, value, wanted }
         };
-        let sector = value.trim().parse().map(Sector).map_err(|_| invalid("a sector"))?;
+        let (sector, fault) = parse_zone_fault(value)
+            .ok_or_else(|| invalid("a sector, or -SECTOR for the zone to be repaired"))?;
         let sectors = self.layout().sectors();
         if sector.0 >= sectors {
             return Err(DeviceError::OutOfRange { sector, sectors });
@@ -45,7 +46,11 @@ impl<M: Media> Disk<M> {
         if place.part != Part::Sequential {
             return Err(invalid("a sector of a sequential zone"));
         }
-        self.break_zone(place.slot, cond).map_err(|error| DeviceError::Os {
+        let done = match fault {
+            ZoneFault::Break => self.break_zone(place.slot, cond),
+            ZoneFault::Repair => self.repair_zone(place.slot, cond),
+        };
+        done.map_err(|error| DeviceError::Os {
             what: "the medium does not keep the zone's state",
             errno: error.raw_os_error().unwrap_or(libc::EIO),
         })
@@ -64,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_break_and_are_mended() {
+    fn zones_break_once_and_are_repaired() {
         let config = DiskConfig {
             size: 8 << 20,
             zone_size: 1 << 20,
@@ -76,10 +81,14 @@ mod tests {
         for (name, cond) in
             [("zone_readonly", ZoneCond::ReadOnly), ("zone_offline", ZoneCond::Offline)]
         {
-            inject(&disk, name, "4097").unwrap();
-            assert_eq!(disk.zone(2).cond, cond);
-            inject(&disk, name, "4097").unwrap();
-            assert_eq!(disk.zone(2).cond, ZoneCond::Empty);
+            for _ in 0..2 {
+                inject(&disk, name, "4097").unwrap();
+                assert_eq!(disk.zone(2).cond, cond, "the fault again changes nothing");
+            }
+            for _ in 0..2 {
+                inject(&disk, name, "-4097").unwrap();
+                assert_eq!(disk.zone(2).cond, ZoneCond::Empty);
+            }
             for (value, wanted) in [("x", "a sector"), ("0", "a sector of a sequential zone")] {
                 let error = inject(&disk, name, value).unwrap_err().to_string();
                 assert!(error.contains(wanted), "{error}");
