@@ -290,7 +290,7 @@ impl<D: Directory> Door<D> {
             let read = segments.read_whole(files, entry.address(), stored, &is_whole);
             if let Ok(1..) = read {
                 let (name, address) = (&self.volume.traits.name, entry.address());
-                tracing::warn!("{name}: block {block}, at {address} of the pool, was mended");
+                tracing::debug!("{name}: block {block}, at {address} of the pool, was mended");
             }
             if read.is_ok() && is_whole(stored) {
                 let plain = &mut self.plain[..size];

@@ -40,6 +40,7 @@ pub mod receive;
 pub mod record;
 pub mod recovery;
 mod relocate;
+mod repairs;
 mod roots;
 pub mod running;
 pub mod scrub;

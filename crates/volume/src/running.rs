@@ -245,5 +245,6 @@ impl<D: Directory> Drop for Running<D> {
             tracing::error!("the thread of the log has panicked");
         }
         self.pool.set_running(false);
+        self.pool.segments().log_repairs();
     }
 }

@@ -52,7 +52,7 @@ impl<D: Directory> Running<D> {
     /// maps. What is written meanwhile may be left out. Where less of a segment is counted than was
     /// found in it, blocks are counted again, which mends that. `rate` is in bytes a second, 0 for
     /// as fast as can be. `progress` is told the bytes that were verified and how many there are
-    /// about, and says whether to go on.
+    /// about, and says whether to go on; at the end the two are equal.
     ///
     /// # Errors
     /// If `progress` wants no more.
@@ -62,11 +62,10 @@ impl<D: Directory> Running<D> {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Report, VolumeError> {
         let pool = self.pool();
-        let used = pool.segments().counts();
-        let total = (used.all - used.free - used.idle) as u64 * u64::from(pool.segments().bytes());
         let mut pace = Pace { bytes_per_second: rate, since: Instant::now(), from: 0 };
         let (mut verifier, mut verified) = (Verifier::new(pool.segments(), true), 0);
         pool.settle();
+        let total = pool.segments().stored_bytes();
         let names: Vec<String> = pool.list().into_iter().map(|traits| traits.name).collect();
         for name in &names {
             // It may have been removed meanwhile, or made anew.
@@ -87,6 +86,11 @@ impl<D: Directory> Running<D> {
         }
         if verifier.is_too_little_counted() {
             self.count_again(&mut || progress(verified, total.max(verified)))?;
+        }
+        pool.segments().log_repairs();
+        // What was removed meanwhile, or is free, was not read: all that there is was.
+        if !progress(verified, verified) {
+            return Err(VolumeError::Stopped);
         }
         Ok(verifier.report)
     }

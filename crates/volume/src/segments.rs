@@ -22,6 +22,7 @@ use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::{ADDRESS_END, Entry};
 use crate::map::{Cache, Leaf, Map, Page, Tally};
+use crate::repairs::Repairs;
 use crate::store::{Directory, StoreFile};
 
 pub(crate) use table::RESERVE;
@@ -41,6 +42,7 @@ pub struct Segments<D: Directory> {
     making: Mutex<()>,
     /// Leaves of maps that are in memory.
     leaves: Cache,
+    repairs: Repairs,
     /// How often somebody has begun to change maps, and has counted what became of segments by it.
     /// The committer alone does.
     changes: Counter,
@@ -280,8 +282,9 @@ impl<D: Directory> Segments<D> {
         let table = Table::new(files.len(), count_max, bytes);
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
         let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
-        let changes = Counter::default();
-        let segments = Segments { directory, bytes, files, table, making, leaves, changes };
+        let (changes, repairs) = (Counter::default(), Repairs::default());
+        let segments =
+            Segments { directory, bytes, files, table, making, leaves, repairs, changes };
         segments.look_outside();
         Ok(segments)
     }
@@ -318,6 +321,24 @@ impl<D: Directory> Segments<D> {
     /// Length of a segment in bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes
+    }
+
+    /// Notes that so many copies of what lies at an address were written again.
+    pub(crate) fn repaired(&self, count: usize, address: u64) {
+        if count > 0 {
+            self.repairs.add(count as u64, &self.directory.title(), address);
+        }
+    }
+
+    /// Logs the repairs that are not in the log yet.
+    pub(crate) fn log_repairs(&self) {
+        self.repairs.log_rest(&self.directory.title());
+    }
+
+    /// Bytes of blocks and of pages of maps that are in use.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let table = self.table();
+        table.counted + table.pages * PAGE_BYTES as u64
     }
 
     /// How many there are.

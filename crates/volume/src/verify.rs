@@ -20,6 +20,9 @@ use crate::store::{Directory, StoreFile};
 /// Damage that is told one by one.
 const TOLD_MAX: usize = 1000;
 
+/// Damage that is logged one by one: what follows is in the report.
+const LOGGED_MAX: usize = 20;
+
 /// Addresses that were verified: what volumes share is read once. A bit for each unit.
 #[derive(Debug, Default)]
 struct Seen(HashMap<u64, Box<[u64; 1024]>>);
@@ -242,8 +245,13 @@ impl<'a, D: Directory> Verifier<'a, D> {
 
     fn note(&mut self, volume: String, block: u64, address: u64, what: String) {
         self.report.damaged += 1;
-        tracing::error!("{volume}: block {block}, at {address} of the pool: {what}");
-        if self.report.damage.len() < TOLD_MAX {
+        let told = self.report.damage.len();
+        if told < LOGGED_MAX {
+            tracing::error!("{volume}: block {block}, at {address} of the pool: {what}");
+        } else if told == LOGGED_MAX {
+            tracing::error!("more is damaged: the report names up to {TOLD_MAX} blocks");
+        }
+        if told < TOLD_MAX {
             self.report.damage.push(Damage { volume, block, address, what });
         }
     }
@@ -280,7 +288,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         match file.mend(offset, bytes) {
             Ok(mended @ 1..) => {
                 self.report.mended += mended as u64;
-                tracing::warn!("at {} of the pool: mended: {bad}", entry.address());
+                tracing::debug!("at {} of the pool: mended: {bad}", entry.address());
+                self.segments.repaired(mended, entry.address());
                 None
             }
             // It has moved meanwhile, or is being written.
@@ -301,6 +310,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
         let mended = read_spare(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
         self.report.mended += u64::from(mended);
+        self.segments.repaired(usize::from(mended), entry.address());
         mended.then_some(())
     }
 

@@ -25,7 +25,8 @@ impl Progress {
     /// So many bytes are done, of so many if that is known.
     pub(super) fn tell(&mut self, done: u64, total: Option<u64>) {
         let now = Instant::now();
-        if !self.shows || self.last.is_some_and(|last| now - last < EACH) {
+        let is_end = total == Some(done);
+        if !self.shows || !is_end && self.last.is_some_and(|last| now - last < EACH) {
             return;
         }
         self.last = Some(now);

@@ -143,7 +143,10 @@ impl<D: Directory> Segments<D> {
         let Some(file) = files.get(segment as usize) else { return first.map(|()| 0) };
         if file.copies() < 2 {
             return match read_spare(&**file, offset, into, is_whole) {
-                Some(mended) => Ok(usize::from(mended)),
+                Some(mended) => {
+                    self.repaired(usize::from(mended), address);
+                    Ok(usize::from(mended))
+                }
                 // What is there is told, and not what the spare one has.
                 None => first.and_then(|()| file.read_at(offset, into)).map(|()| 0),
             };
@@ -152,10 +155,12 @@ impl<D: Directory> Segments<D> {
         for copy in 0..file.copies() {
             let read = self.read_copy(files, copy, address, into);
             if read.is_ok() && is_whole(into) {
-                return Ok(file.mend(offset, into).unwrap_or_else(|error| {
+                let mended = file.mend(offset, into).unwrap_or_else(|error| {
                     tracing::error!("segment {segment} offset {offset} is not mended: {error}");
                     0
-                }));
+                });
+                self.repaired(mended, address);
+                return Ok(mended);
             }
             // What is there and not whole is told rather than what cannot be read.
             last = last.or(read);
@@ -177,9 +182,8 @@ pub(crate) fn read_spare<F: StoreFile>(
         return None;
     }
     let written = file.write_at(offset, &[into]).and_then(|()| file.sync());
-    match &written {
-        Ok(()) => tracing::warn!("{} bytes at {offset} are mended from the other copy", into.len()),
-        Err(error) => tracing::error!("what is damaged at {offset} is not mended: {error}"),
+    if let Err(error) = &written {
+        tracing::error!("what is damaged at {offset} is not mended: {error}");
     }
     Some(written.is_ok())
 }

@@ -154,7 +154,7 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
             let title = &shared.sides[number].title;
             match file.write_at(offset, &[&found]).and_then(|()| file.sync()) {
                 Ok(()) => {
-                    tracing::warn!(
+                    tracing::debug!(
                         "{title}/{name}: {} bytes at {offset} were damaged, and are written again \
                          from the other copy",
                         whole.len()
