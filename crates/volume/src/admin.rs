@@ -3,7 +3,9 @@
 
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
-use crate::format::catalogue::{Change, Traits, is_name};
+use crate::format::catalogue::{
+    Change, NAME_MAX, Traits, VOLUME_NAME_MAX, is_name, is_volume_name,
+};
 use crate::pool::ON_ITS_WAY;
 use crate::running::Running;
 use crate::store::Directory;
@@ -13,18 +15,39 @@ pub(crate) fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Resu
     Err(VolumeError::Invalid { field, value, wanted })
 }
 
+/// Refuses what cannot be the name of a volume that is there. One that an earlier version made may
+/// have a name that no device can have.
 pub(crate) fn volume_name(name: &str) -> Result<(), VolumeError> {
     match is_name(name) && !name.contains('@') {
         true => Ok(()),
-        false => invalid("name", name, "letters, digits, `-`, `_` and `.`"),
+        false => invalid("name", name, &volume_name_wanted()),
     }
+}
+
+/// Refuses what cannot be the name of a volume that is made: it has to be a device's name too.
+pub(crate) fn new_volume_name(name: &str) -> Result<(), VolumeError> {
+    match is_volume_name(name) {
+        true => Ok(()),
+        false => invalid("name", name, &volume_name_wanted()),
+    }
+}
+
+/// What the name of a volume has to be.
+pub(crate) fn volume_name_wanted() -> String {
+    format!(
+        "1 to {VOLUME_NAME_MAX} letters, digits, `-`, `_` and `.`, the first a letter or a digit"
+    )
 }
 
 /// The two parts of a snapshot's name.
 pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
+    let wanted = format!(
+        "VOLUME@SNAPSHOT of at most {NAME_MAX} characters, SNAPSHOT of letters, digits, `-`, `_`, \
+         `.`, `:` and `+`, the first neither `-` nor `.`"
+    );
     match name.split_once('@').filter(|_| is_name(name)) {
         Some(parts) => Ok(parts),
-        None => invalid("name", name, "VOLUME@SNAPSHOT"),
+        None => invalid("name", name, &wanted),
     }
 }
 
@@ -79,7 +102,7 @@ impl<D: Directory> Running<D> {
         block_bytes: u32,
         reserved_bytes: u64,
     ) -> Result<(), VolumeError> {
-        volume_name(name)?;
+        new_volume_name(name)?;
         let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
         if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
             return invalid("volblocksize", &block_bytes.to_string(), "4k, 8k, 16k, 32k or 64k");
@@ -131,7 +154,7 @@ impl<D: Directory> Running<D> {
     /// If the name is taken, or there is no such snapshot.
     pub fn clone_of(&self, snapshot: &str, name: &str) -> Result<(), VolumeError> {
         snapshot_name(snapshot)?;
-        volume_name(name)?;
+        new_volume_name(name)?;
         let origin = self.traits(snapshot)?;
         self.is_free(name)?;
         let (name, guid) = (name.to_owned(), 0);

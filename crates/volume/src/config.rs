@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::admin::volume_name_wanted;
 use crate::error::VolumeError;
 use crate::format::catalogue::is_name;
 use crate::store::mirror::places::Places;
@@ -146,8 +147,7 @@ impl VolumeConfig {
             return refused("copies", self.copies.to_string(), "1 or 2");
         }
         if !is_name(&self.name) || self.name.contains('@') {
-            let wanted = "letters, digits, `-`, `_` and `.`";
-            return refused("name", self.name.clone(), wanted);
+            return refused("name", self.name.clone(), &volume_name_wanted());
         }
         let block = self.volblocksize;
         if block != 0 && (!block.is_power_of_two() || !(BLOCK_BYTES_MIN..=65_536).contains(&block))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockyard_core::Status;
 
-use crate::admin::{invalid, snapshot_name, volume_name};
+use crate::admin::{invalid, new_volume_name, snapshot_name, volume_name};
 use crate::changes::Changes;
 use crate::config::{Compression, SIZE_MAX};
 use crate::door::{Door, Outcome};
@@ -219,6 +219,7 @@ impl Place {
         running.is_free(&snapshot)?;
         let volume = volume.to_owned();
         let Some((guid, base)) = &head.base else {
+            new_volume_name(&volume)?;
             running.is_free(&volume)?;
             return Ok(Place { volume, snapshot, present: None });
         };

@@ -17,6 +17,9 @@ const MAGIC: [u8; 8] = *b"BLKYCAT\n";
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 200;
 
+/// Longest name of a volume that is made, in bytes: a device's name is no longer.
+pub const VOLUME_NAME_MAX: usize = 64;
+
 /// Most volumes and snapshots.
 pub const VOLUMES_MAX: usize = 1 << 20;
 
@@ -120,14 +123,24 @@ impl Traits {
     }
 }
 
-/// Whether a name will do: letters, digits, `-`, `_`, `.` and, for a snapshot, one `@`.
+/// Whether a volume or a snapshot may have this name in a pool: letters, digits, `-`, `_`, `.`,
+/// `:`, `+` and, for a snapshot, one `@`.
+///
+/// A volume that is made must have a name that a device can have too: [`is_volume_name`].
 pub fn is_name(name: &str) -> bool {
     let fits = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-'])
-            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:+".contains(&byte))
     };
     name.len() <= NAME_MAX && name.splitn(2, '@').all(fits)
+}
+
+/// Whether a volume may be made with this name: it is the name of the device too.
+pub fn is_volume_name(name: &str) -> bool {
+    name.len() <= VOLUME_NAME_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 /// A change of the catalogue, as the log has it.
@@ -462,8 +475,14 @@ mod tests {
 
     #[test]
     fn names_are_short_and_plain() {
-        for name in ["v0", "a-b_c.d", "v0@2026-11-21", "x:y"] {
+        for name in ["v0", "a-b_c.d", "v0@2026-11-21", "x:y", "v0@2026-11-23T10:00:00+01:00"] {
             assert!(is_name(name), "{name}");
+        }
+        for name in ["v0", "0", "a-b_c.d", &"x".repeat(VOLUME_NAME_MAX)] {
+            assert!(is_volume_name(name) && is_name(name), "{name}");
+        }
+        for name in ["", ".a", "-a", "_a", "a:b", "a+b", "a@b", "\u{e9}", &"x".repeat(65)] {
+            assert!(!is_volume_name(name), "{name}");
         }
         for name in ["", "@", "v0@", "@x", "a/b", ".hidden", "a b", "a@b@c", &"x".repeat(201)] {
             assert!(!is_name(name), "{name}");
