@@ -42,26 +42,41 @@
     return { xs, ys: lines.map((line) => column(line, 1)) };
   }
 
-  // A small line from the least to the greatest of the rounds, through each point.
+  // A small line from the least to the greatest of the rounds, through each point. The scale has
+  // room for both; nothing is drawn outside of the plot whatever the values are.
   function spreads(lines) {
     return (plot) => {
-      const { ctx } = plot;
+      const { ctx, bbox } = plot;
       ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
       ctx.lineWidth = devicePixelRatio;
       lines.forEach((line, at) => {
         if (!plot.series[at + 1].show) return;
         ctx.strokeStyle = line.colour;
         for (const [x, , least, greatest] of line.points) {
           if (least === undefined) continue;
+          const [from, to] = plot.scales.y.distr === 3 ? [Math.max(least, plot.scales.y.min), greatest] : [least, greatest];
           const left = plot.valToPos(x, "x", true);
           ctx.beginPath();
-          ctx.moveTo(left, plot.valToPos(least, "y", true));
-          ctx.lineTo(left, plot.valToPos(greatest, "y", true));
+          ctx.moveTo(left, plot.valToPos(from, "y", true));
+          ctx.lineTo(left, plot.valToPos(to, "y", true));
           ctx.stroke();
         }
       });
       ctx.restore();
     };
+  }
+
+  // Powers of ten of a logarithmic axis; of a short one their doubles and halves too.
+  function decades([least, greatest]) {
+    const steps = Math.log10(greatest / least) > 2 ? [1] : [1, 2, 5];
+    const splits = [];
+    for (let power = Math.floor(Math.log10(least)); power <= Math.log10(greatest); power += 1) {
+      splits.push(...steps.map((step) => step * 10 ** power).filter((value) => value >= least && value <= greatest));
+    }
+    return splits;
   }
 
   function plot(figure, lines, x, y) {
@@ -70,6 +85,8 @@
     const values = lines.flatMap((line) => line.points.flatMap(([, ...seen]) => seen)).filter((value) => value > 0);
     const [least, greatest] = [Math.min(...values), Math.max(...values)];
     const isWide = y.log || greatest / least > 30;
+    // uPlot looks at the medians alone for a range.
+    const range = isWide ? [least / 1.2, greatest * 1.2] : [0, greatest * 1.05];
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
     const font = { labelFont: "600 12px system-ui, sans-serif", font: "12px system-ui, sans-serif" };
     const box = figure.querySelector(".canvas");
@@ -81,18 +98,18 @@
       padding: [12, 16, 0, 0],
       scales: {
         x: { time: false, ...x.scale },
-        y: isWide ? { distr: 3, log: 10 } : { range: [0, greatest * 1.05] },
+        y: isWide ? { distr: 3, log: 10, range } : { range },
       },
       axes: [
         { ...axis, ...font, label: x.label, labelSize: 22, splits: () => x.splits(xs), filter: (_, splits) => splits, values: (_, splits) => splits.map(x.tick) },
-        { ...axis, ...font, label: y.label, labelSize: 22, size: 72, values: (_, splits) => splits.map((value) => quantity(value, y.unit)) },
+        { ...axis, ...font, label: y.label, labelSize: 22, size: 72, ...(isWide ? { splits: () => decades(range), filter: (_, splits) => splits } : {}), values: (_, splits) => splits.map((value) => quantity(value, y.unit)) },
       ],
       series: [
         { label: x.name, value: (_, value) => (value === null ? "" : x.tick(value)) },
         ...lines.map((line) => ({
           label: line.name,
           stroke: line.colour,
-          width: line.marks ? 0 : 2,
+          width: line.marks || line.apart ? 0 : 2,
           dash: line.dash ? [6, 5] : undefined,
           spanGaps: true,
           points: { show: true, size: line.marks ? 9 : 6, fill: line.marks ? colour("--card") : line.colour, width: 1.5 },
@@ -102,6 +119,7 @@
       cursor: { drag: { x: false, y: false } },
       hooks: { draw: [spreads(lines)] },
     }, [xs, ...ys], box);
+    box.drawn = drawn;
     box.watcher = new ResizeObserver(() => {
       if (box.clientWidth > 0 && box.clientWidth !== drawn.width) drawn.setSize(size());
     });
@@ -160,9 +178,13 @@
     const lines = names.flatMap((name) => {
       const own = rows.filter((row) => row.variant === name);
       const known = own.filter((row) => row.known !== null);
+      const unknown = own.filter((row) => row.known === null);
       const stroke = colourOf(info, name);
+      // Where a value is known the prediction is a check of the model, often of another machine: no
+      // line leads through it.
       return [
-        { name: `${name}, predicted`, colour: stroke, dash: true, points: own.map((row) => [row.cores, row.value]) },
+        { name: `${name}, predicted`, colour: stroke, dash: true, points: unknown.map((row) => [row.cores, row.value]) },
+        { name: `${name}, model of what is known`, colour: stroke, apart: true, points: known.map((row) => [row.cores, row.value]) },
         { name: `${name}, known`, colour: stroke, marks: true, points: known.map((row) => [row.cores, row.known]) },
       ];
     });

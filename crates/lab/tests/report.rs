@@ -171,6 +171,86 @@ fn picture(directory: &Path, name: &str, page: &str) -> (PathBuf, Vec<u8>) {
     (file, std::fs::read(&png).unwrap())
 }
 
+/// Of a comparison whose rounds scattered over eight orders of magnitude the report said
+/// `11.7x (95 %: 0.0011x to 124000x)`, and drew all others as lines without a width beside it.
+#[test]
+fn a_ratio_whose_interval_says_nothing_is_no_figure() {
+    let mut runs = sample();
+    let ratio = &mut runs[0].ratios[0];
+    (ratio.median, ratio.low, ratio.high) = (11.7, 0.0011, 124_000.0);
+    let (page, text) = (html::page(&runs).unwrap(), markdown::text(&runs));
+    for report in [&page, &text] {
+        assert!(report.contains("no figure"));
+        assert!(!report.contains("124000x") && !report.contains("0.0011x"));
+    }
+    assert!(!page.contains("data-path=\"/runs/0/ratios/0/median\""));
+    assert!(page.contains("data-path=\"/runs/0/ratios/1/median\""));
+    assert!(!html::page(&sample()).unwrap().contains("no figure"));
+}
+
+/// What a browser finds wrong with a page that it has drawn, a word for each; and how much it has
+/// looked at.
+const LOOK: &str = "<script>(() => {\n\
+    const runs = JSON.parse(document.getElementById('results').textContent).runs;\n\
+    const wrong = [];\n\
+    let [tables, plots, lines] = [0, 0, 0];\n\
+    for (const wide of document.querySelectorAll('.wide')) {\n\
+      tables += 1;\n\
+      if (wide.scrollWidth > wide.clientWidth) wrong.push('cut:' + wide.scrollWidth);\n\
+    }\n\
+    for (const figure of document.querySelectorAll('figure[data-plot]')) {\n\
+      const { drawn } = figure.querySelector('.canvas');\n\
+      const { plot, workload, metric, run, experiment } = figure.dataset;\n\
+      const { min, max } = drawn.scales.y;\n\
+      const wanted = Object.entries({ experiment, workload, metric });\n\
+      const is = (row) => wanted.every(([name, value]) => row[name] === value);\n\
+      const axis = getComputedStyle(figure.querySelector('.u-legend .u-series'));\n\
+      if (axis.display !== 'none') wrong.push('axis');\n\
+      if (plot === 'jobs') {\n\
+        plots += 1;\n\
+        const rows = runs[run].rows.filter(is);\n\
+        if (rows.some((row) => row.min < min || row.max > max)) wrong.push('outside:' + metric);\n\
+      }\n\
+      if (plot === 'predicted') {\n\
+        drawn.series.forEach((series, at) => {\n\
+          if (!series.dash) return;\n\
+          lines += 1;\n\
+          const name = series.label.replace(', predicted', '');\n\
+          const own = runs[run].predictions.filter((row) => is(row) && row.variant === name);\n\
+          const cores = own.filter((row) => row.known !== null).map((row) => row.cores);\n\
+          const value = (cores) => drawn.data[at][drawn.data[0].indexOf(cores)];\n\
+          if (cores.some((cores) => value(cores) !== null)) wrong.push('through:' + name);\n\
+        });\n\
+      }\n\
+    }\n\
+    const root = document.documentElement;\n\
+    root.dataset.wrong = wrong.join(' ');\n\
+    root.dataset.looked = `${tables > 5} ${plots} ${lines}`;\n\
+    })()</script>";
+
+/// A report was drawn with four faults: error bars that ended outside of the plot, tables cut at
+/// the right, the axis in the legend as if it were a series, and the line of a prediction through
+/// points of other machines that were published.
+#[test]
+fn what_the_browser_draws_is_inside_and_means_what_it_says() {
+    let directory = blockyard_lab::scratch::Scratch::new().unwrap();
+    let mut runs = sample();
+    // Rounds far apart, as on a busy machine, and published values of large machines.
+    for row in runs[0].rows.iter_mut().filter(|row| row.metric == "iops") {
+        (row.min, row.max) = (row.min / 40.0, row.max * 6.0);
+    }
+    for prediction in runs[0].predictions.iter_mut().filter(|it| it.cores >= 48) {
+        prediction.known = Some(prediction.value * 0.4);
+        prediction.known_source = Some("published, 2020".to_owned());
+    }
+    let page = html::page(&runs).unwrap().replace("</body>", &format!("{LOOK}</body>"));
+    let (file, _) = picture(directory.path(), "look", &page);
+    let dom = browse(&file, &["--window-size=1000,4000", "--dump-dom"]);
+    let root = between(&dom, "<html", ">").unwrap().0;
+    assert!(root.contains("data-wrong=\"\""), "{root}");
+    assert!(root.contains("data-looked=\"true 2 3\""), "{root}");
+}
+
 #[test]
 fn a_browser_draws_the_page() {
     let directory = blockyard_lab::scratch::Scratch::new().unwrap();

@@ -228,6 +228,19 @@ pub fn percent(fraction: f64) -> String {
     format!("{:.0} %", fraction * 100.0)
 }
 
+/// What stands in the place of a ratio whose interval says nothing.
+pub const NO_FIGURE: &str = "no figure";
+
+/// Widest interval of a ratio that is shown, as its high end over its low one. Beyond two orders of
+/// magnitude the rounds have measured other things than the difference: `0.0011x to 124000x`.
+const INTERVAL_MAX: f64 = 100.0;
+
+/// Whether the interval of a ratio is narrow enough for the ratio to be a figure.
+pub fn has_figure(ratio: &Ratio) -> bool {
+    let ends = ratio.low > 0.0 && ratio.high.is_finite() && ratio.median.is_finite();
+    ends && ratio.high / ratio.low <= INTERVAL_MAX
+}
+
 /// The ratio in words: `product against one-lock: 3.42x in iops (95 %: 3.31x to 3.50x), faster`.
 pub fn sentence(ratio: &Ratio) -> String {
     use crate::quantity::ratio as times;
@@ -241,9 +254,14 @@ pub fn sentence(ratio: &Ratio) -> String {
         let cost = crate::quantity::quantity(cost, &ratio.unit);
         return format!("{after} costs {cost} more than {before} in {metric}");
     }
-    let (median, verdict) = (times(*median), ratio.verdict.name());
-    let mut text = format!("{after} against {before}: {median} in {metric} ({interval})");
-    text.push_str(&format!(", {verdict}"));
+    let verdict = ratio.verdict.name();
+    let mut text = match has_figure(ratio) {
+        true => {
+            let median = times(*median);
+            format!("{after} against {before}: {median} in {metric} ({interval}), {verdict}")
+        }
+        false => format!("{after} against {before}: {NO_FIGURE} in {metric}, {verdict}"),
+    };
     if let Some(published) = ratio.published {
         text.push_str(&format!("; published {}", times(published)));
     }

@@ -1,7 +1,7 @@
 //! The comparisons of the page: each ratio with its interval, drawn on a scale that all share.
 
 use super::{escaped, number, push};
-use crate::report::view::{Section, heading};
+use crate::report::view::{NO_FIGURE, Section, has_figure, heading};
 use crate::results::Ratio;
 use crate::stats::{AimState, Verdict};
 
@@ -19,7 +19,8 @@ pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
     if ratios.is_empty() {
         return;
     }
-    let ends = ratios.iter().flat_map(|(_, ratio)| [ratio.low, ratio.high]);
+    let figures = ratios.iter().filter(|(_, ratio)| has_figure(ratio));
+    let ends = figures.flat_map(|(_, ratio)| [ratio.low, ratio.high]);
     let scale = ends.fold(1.0_f64, |most, end| most.max(end.max(end.recip())));
     let has = |of: &dyn Fn(&Ratio) -> bool| ratios.iter().any(|(_, ratio)| of(ratio));
     let columns = Columns {
@@ -63,6 +64,14 @@ fn row(
 ) {
     let path = |field: &str| format!("/runs/{}/ratios/{at}/{field}", section.run);
     let times = |field: &str, value: f64| number(&path(field), value, "ratio");
+    let (median, spread, bar) = match has_figure(ratio) {
+        true => (
+            times("median", ratio.median),
+            format!("{} to {}", times("low", ratio.low), times("high", ratio.high)),
+            interval(ratio, scale),
+        ),
+        false => (NO_FIGURE.to_owned(), String::new(), String::new()),
+    };
     let (class, verdict) = match ratio.verdict {
         Verdict::Faster => ("faster", "better"),
         Verdict::Slower => ("slower", "worse"),
@@ -74,18 +83,14 @@ fn row(
         page,
         format_args!(
             "<tr><td>{}</td><td class=\"number\">{}</td><td>{} to {}</td><td>{}</td>\
-             <td class=\"number\">{}</td><td class=\"spread\">{} to {}</td>\
-             <td class=\"{class}\">{}</td>\
+             <td class=\"number\">{median}</td><td class=\"spread\">{spread}</td>\
+             <td class=\"{class}\">{bar}</td>\
              <td><span class=\"badge {class}\">{verdict}</span></td>",
             escaped(&ratio.workload),
             number(&path("jobs"), f64::from(ratio.jobs), "count"),
             escaped(&ratio.after),
             escaped(&ratio.before),
             escaped(&heading(&ratio.metric)),
-            times("median", ratio.median),
-            times("low", ratio.low),
-            times("high", ratio.high),
-            interval(ratio, scale),
         ),
     );
     if columns.published {
