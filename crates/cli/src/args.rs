@@ -16,7 +16,8 @@ use blockyard_core::zone::check::Target;
 use blockyard_yard::UnixPlace;
 use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
-use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::size;
+use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -38,8 +39,10 @@ Sizes are binary: 4k is 4096 bytes; 10G, 10GB and 10GiB are the same; 8s is 8 se
 
 Exit codes:
   0  done                            4  no yard answers on the control socket
-  1  failed                          5  the yard has no such device
+  1  failed                          5  there is no such device, volume or pool
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
+  7  `volume check` or `volume scrub` found damage, or a copy that is not in use; or a pool is so
+     damaged that it cannot be opened
   3  a wrong configuration file, or certificates that cannot be used
   `serve --run` exits as the command does
 ";
@@ -53,7 +56,6 @@ Exit codes:
     after_help = AFTER_HELP,
     propagate_version = true,
     arg_required_else_help = true,
-    disable_help_subcommand = true,
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -104,6 +106,12 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print the JSON schema of the configuration
     Schema,
+    /// Print the version of this program
+    Version {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// List every parameter that a kind of device takes
     HelpDevice(HelpDeviceArgs),
     /// Write the man pages into a directory
@@ -264,6 +272,7 @@ pub(crate) struct TalkArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
@@ -283,6 +292,7 @@ pub(crate) struct AddArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     pub(crate) device: String,
     /// Remove it even if clients use it; they are disconnected
     #[arg(short, long)]
@@ -346,13 +356,16 @@ pub(crate) enum Subject {
 #[derive(Args, Debug)]
 pub(crate) struct ZoneArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     pub(crate) device: String,
-    /// First sector of the range, as the report prints it; decimal or 0x-hexadecimal
-    #[arg(short, long, value_name = "SECTOR", value_parser = number)]
-    pub(crate) offset: Option<u64>,
-    /// Length of the range in sectors
-    #[arg(short, long, value_name = "SECTORS", value_parser = number, conflicts_with = "count")]
-    pub(crate) length: Option<u64>,
+    /// Where the range begins: a sector as the report prints it (decimal or 0x-hexadecimal), a size
+    /// such as 2G, or a zone number such as 5z
+    #[arg(short, long, value_name = "OFFSET", value_parser = Distance::parse)]
+    pub(crate) offset: Option<Distance>,
+    /// Length of the range: sectors, a size such as 2G, or zones such as 2z
+    #[arg(short, long, value_name = "LENGTH", value_parser = Distance::parse)]
+    #[arg(conflicts_with = "count")]
+    pub(crate) length: Option<Distance>,
     /// Length of the range in zones
     #[arg(short, long, value_name = "ZONES", value_parser = number)]
     pub(crate) count: Option<u64>,
@@ -379,7 +392,7 @@ Examples:
 #[command(after_help = MKZONEFS_HELP)]
 pub(crate) struct MkzonefsArgs {
     /// A device of a yard by its name, or one of this command's own by its URI
-    #[arg(value_name = "DEVICE|URI")]
+    #[arg(value_name = "DEVICE|URI", value_parser = name_or_uri)]
     pub(crate) device: String,
     /// Overwrite what the device holds
     #[arg(short, long)]
@@ -434,7 +447,7 @@ Without root it needs fusermount3, and allow_other needs `user_allow_other` in /
 #[command(after_help = ZONEFS_MOUNT_HELP)]
 pub(crate) struct ZonefsMountArgs {
     /// A device of a yard by its name, or one of this command's own by its URI
-    #[arg(value_name = "DEVICE|URI")]
+    #[arg(value_name = "DEVICE|URI", value_parser = name_or_uri)]
     pub(crate) device: String,
     /// The directory to mount at
     pub(crate) dir: PathBuf,
@@ -449,6 +462,7 @@ pub(crate) struct ZonefsMountArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ZonefsUnmountArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
@@ -466,6 +480,7 @@ the device was made; with --watch the next ones are of each second.
 #[command(after_help = STATS_HELP)]
 pub(crate) struct StatsArgs {
     /// Only this device
+    #[arg(value_parser = name)]
     pub(crate) device: Option<String>,
     /// Print again every second until Ctrl-C
     #[arg(short, long)]
@@ -509,6 +524,7 @@ Examples:
 #[command(after_help = INJECT_HELP)]
 pub(crate) struct InjectArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     pub(crate) device: String,
     /// The fault
     #[arg(value_name = "FAULT", value_parser = fault)]
@@ -557,8 +573,21 @@ fn kinds() -> clap::builder::PossibleValuesParser {
 fn subject(text: &str) -> Result<Subject, String> {
     match text.contains(':') {
         true => device(text).map(|spec| Subject::Made(Box::new(spec))),
-        false => Ok(Subject::Served(text.to_owned())),
+        false => name(text).map(Subject::Served),
     }
+}
+
+/// The name of a device that is served.
+pub(crate) fn name(text: &str) -> Result<String, String> {
+    match check_name(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(_) => Err(format!("expected {NAME_WANTED}")),
+    }
+}
+
+/// The name of a device that is served, or the URI of one that is made.
+fn name_or_uri(text: &str) -> Result<String, String> {
+    if text.contains(':') { Ok(text.to_owned()) } else { name(text) }
 }
 
 fn targets() -> impl TypedValueParser<Value = Target> {
@@ -581,6 +610,38 @@ fn fault(text: &str) -> Result<String, String> {
     checked.map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
+/// A distance on a zoned device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Distance {
+    /// Sectors of 512 bytes.
+    Sectors(u64),
+    /// Zones of the device.
+    Zones(u64),
+}
+
+impl Distance {
+    fn parse(text: &str) -> Result<Distance, String> {
+        let wanted = || {
+            "expected sectors of 512 bytes (decimal, or hexadecimal after 0x), a size with a unit \
+             in whole sectors, e.g. 2G, or zones, e.g. 5z"
+                .to_owned()
+        };
+        if let Some(zones) = text.strip_suffix('z') {
+            let is_plain = zones.bytes().all(|byte| byte.is_ascii_digit());
+            let zones = zones.parse().ok().filter(|_| is_plain);
+            return zones.map(Distance::Zones).ok_or_else(wanted);
+        }
+        // A bare number counts sectors, as for blkzone; bytes need a unit.
+        if let Ok(sectors) = number(text) {
+            return Ok(Distance::Sectors(sectors));
+        }
+        let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
+        let bytes = size::parse(text).ok().filter(|_| has_unit);
+        let sectors = bytes.filter(|bytes| bytes.is_multiple_of(512)).map(|bytes| bytes / 512);
+        sectors.map(Distance::Sectors).ok_or_else(wanted)
+    }
+}
+
 /// A number as reports print it: decimal, or hexadecimal after 0x.
 fn number(text: &str) -> Result<u64, String> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -601,6 +662,26 @@ mod tests {
     #[test]
     fn the_declaration_holds_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn distances_are_sectors_sizes_or_zones() {
+        for (text, distance) in [
+            ("0x80000", Distance::Sectors(0x80000)),
+            ("524288", Distance::Sectors(524_288)),
+            ("2G", Distance::Sectors(4 << 20)),
+            ("64M", Distance::Sectors(131_072)),
+            ("8s", Distance::Sectors(8)),
+            ("512b", Distance::Sectors(1)),
+            ("0", Distance::Sectors(0)),
+            ("5z", Distance::Zones(5)),
+        ] {
+            assert_eq!(Distance::parse(text), Ok(distance), "{text}");
+        }
+        for text in ["", "z", "-1", "+1z", "0x5z", "100b", "1.5G", "5 z", "99999999999999999999z"] {
+            let error = Distance::parse(text).unwrap_err();
+            assert!(error.contains("e.g. 2G, or zones, e.g. 5z"), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -14,12 +14,15 @@ pub(crate) enum Code {
     Usage = 2,
     /// The configuration or a file that it needs will not do.
     Config = 3,
-    /// Nobody answers on the control socket.
+    /// No yard answers on the control socket, or the socket cannot be used.
     Unreachable = 4,
-    /// The yard has no such device.
+    /// There is no such device, volume or pool.
     NoSuchDevice = 5,
     /// The yard, or a device or zone of it, refused.
     Refused = 6,
+    /// `volume check` or `volume scrub` found damage or a copy that is not in use, or a pool is so
+    /// damaged that it cannot be opened.
+    Damaged = 7,
 }
 
 /// Why a command failed.
@@ -53,9 +56,12 @@ impl From<io::Error> for Failure {
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
         let code = match &error {
-            ClientError::Unreachable { .. } => Code::Unreachable,
+            ClientError::Unreachable { .. } | ClientError::Socket { .. } => Code::Unreachable,
             ClientError::Refused(refusal)
-                if matches!(refusal.code.as_str(), "no_such_device" | "no_such_volume") =>
+                if matches!(
+                    refusal.code.as_str(),
+                    "no_such_device" | "no_such_volume" | "no_such_pool"
+                ) =>
             {
                 Code::NoSuchDevice
             }

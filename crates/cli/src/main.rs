@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),
         Command::Schema => config::print_schema(&mut out),
+        Command::Version { json } => manual::version(json, &mut out),
         Command::HelpDevice(args) => manual::help_device(&args, &mut out),
         Command::Man { dir } => manual::man(&dir),
         Command::Completions { shell } => manual::completions(shell, &mut out),

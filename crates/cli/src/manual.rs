@@ -45,6 +45,14 @@ pub(crate) fn help_device(args: &HelpDeviceArgs, out: &mut impl Write) -> Result
     Ok(())
 }
 
+pub(crate) fn version(json: bool, out: &mut impl Write) -> Result<(), Failure> {
+    let version = env!("CARGO_PKG_VERSION");
+    match json {
+        true => print_json(&json!({ "name": "blockyard", "version": version }), out),
+        false => Ok(writeln!(out, "blockyard {version}")?),
+    }
+}
+
 fn as_json(param: &'static Param) -> serde_json::Value {
     json!({
         "key": param.name,
@@ -56,7 +64,8 @@ fn as_json(param: &'static Param) -> serde_json::Value {
 }
 
 pub(crate) fn man(dir: &Path) -> Result<(), Failure> {
-    clap_mangen::generate_to(Cli::command(), dir)
+    // `help` is the same pages on a terminal.
+    clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), dir)
         .map_err(|error| Failure::new(Code::Failed, format!("{}: {error}", dir.display())))
 }
 

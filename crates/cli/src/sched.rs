@@ -7,7 +7,7 @@ use blockyard_yard::scheduler::{Given, SchedulerRequest, SchedulerView};
 use blockyard_yard::table::Table;
 use clap::{Args, Subcommand};
 
-use crate::args::{DeviceArgs, TalkArgs};
+use crate::args::{DeviceArgs, TalkArgs, name};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
@@ -44,6 +44,7 @@ Examples:
 #[command(after_help = SET_HELP)]
 pub(crate) struct SetArgs {
     /// The device's name
+    #[arg(value_parser = name)]
     device: String,
     /// What to set
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = pair)]

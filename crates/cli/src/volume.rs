@@ -80,7 +80,10 @@ fn refused(error: impl Into<YardError>) -> Failure {
     let error = error.into();
     let code = match &error {
         YardError::Argument { .. } => Code::Usage,
-        YardError::Volume(VolumeError::NoSuchVolume { .. }) => Code::NoSuchDevice,
+        YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoPool { .. }) => {
+            Code::NoSuchDevice
+        }
+        YardError::Volume(VolumeError::Format(error)) if !error.is_of_newer() => Code::Damaged,
         YardError::Volume(
             VolumeError::Exists { .. }
             | VolumeError::Busy { .. }

@@ -9,7 +9,7 @@ use blockyard_yard::view::{ZoneRequest, ZoneView};
 use blockyard_yard::zone_check::{VerdictView, of_disk, of_served};
 use serde_json::json;
 
-use crate::args::{DeviceArgs, Subject, TalkArgs, ZoneArgs, ZoneCheckArgs, ZoneCommand};
+use crate::args::{DeviceArgs, Distance, Subject, TalkArgs, ZoneArgs, ZoneCheckArgs, ZoneCommand};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
@@ -87,11 +87,9 @@ fn print_verdict(verdict: &VerdictView, out: &mut impl Write) -> Result<(), Fail
 
 fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let client = client(&args.talk);
-    let mut from = args.offset.unwrap_or(0);
-    let end = match args.length {
-        Some(length) => from.checked_add(length),
-        None => None,
-    };
+    let range = Range::of(&client, args)?;
+    let mut from = range.offset.unwrap_or(0);
+    let end = range.length.and_then(|length| from.checked_add(length));
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut all: Vec<ZoneView> = Vec::new();
     while left > 0 {
@@ -119,7 +117,8 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
 
 fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let client = client(&args.talk);
-    let mut request = ZoneRequest { from: args.offset, count: zone_count(&client, args)? };
+    let range = Range::of(&client, args)?;
+    let mut request = ZoneRequest { from: range.offset, count: range.zone_count(args) };
     let mut zones = 0;
     loop {
         let done = client.manage(&args.device, verb, &request).map_err(in_options)?;
@@ -144,16 +143,46 @@ fn in_options(error: ClientError) -> Failure {
     ClientError::Refused(refusal).into()
 }
 
-/// The length of the range in zones, if there is one.
-fn zone_count(client: &Client, args: &ZoneArgs) -> Result<Option<u64>, Failure> {
-    let Some(length) = args.length else { return Ok(args.count) };
-    let device = client.device(&args.device)?;
-    let Some(zoned) = device.zoned else {
-        let message = format!("`{}` is not a zoned device", args.device);
-        return Err(Failure::new(Code::Refused, message));
-    };
-    // A shorter last zone counts as one, as for blkzone.
-    Ok(Some(length.div_ceil(zoned.zone_sectors)))
+/// A range of zones, in sectors.
+struct Range {
+    offset: Option<u64>,
+    length: Option<u64>,
+    /// Length of a zone; 0 where nothing needs it.
+    zone_sectors: u64,
+}
+
+impl Range {
+    /// The range that the options name; what is given in zones, and a length, needs the device's.
+    fn of(client: &Client, args: &ZoneArgs) -> Result<Range, Failure> {
+        let in_zones = |distance: Option<Distance>| matches!(distance, Some(Distance::Zones(_)));
+        let zone_sectors = match in_zones(args.offset) || args.length.is_some() {
+            true => zone_sectors(client, &args.device)?,
+            false => 0,
+        };
+        let sectors = |option: &str, distance: Option<Distance>| match distance {
+            None => Ok(None),
+            Some(Distance::Sectors(sectors)) => Ok(Some(sectors)),
+            Some(Distance::Zones(zones)) => {
+                let sectors = zones.checked_mul(zone_sectors).map(Some);
+                let text = format!("invalid {option} `{zones}z`: expected a zone of the device");
+                sectors.ok_or_else(|| Failure::new(Code::Usage, text))
+            }
+        };
+        let (offset, length) =
+            (sectors("--offset", args.offset)?, sectors("--length", args.length)?);
+        Ok(Range { offset, length, zone_sectors })
+    }
+
+    /// The length in zones, if there is one. A shorter last zone counts as one, as for blkzone.
+    fn zone_count(&self, args: &ZoneArgs) -> Option<u64> {
+        args.count.or_else(|| self.length.map(|length| length.div_ceil(self.zone_sectors.max(1))))
+    }
+}
+
+/// Length of a device's zones.
+fn zone_sectors(client: &Client, name: &str) -> Result<u64, Failure> {
+    let not_zoned = || Failure::new(Code::Refused, format!("`{name}` is not a zoned device"));
+    Ok(client.device(name)?.zoned.ok_or_else(not_zoned)?.zone_sectors)
 }
 
 fn print_done(

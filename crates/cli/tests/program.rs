@@ -142,6 +142,20 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
         serde_json::from_str(&served.says(&["zone", "report", "z", "--json"])).unwrap();
     assert_eq!(report[1]["cond"], "full");
     assert_eq!(report[2]["cond"], "explicit-open");
+    // A size, and zones, as for sectors; blkzone's sectors stay bare numbers.
+    let second = "  start: 0x000020000";
+    for offset in ["64M", "1z", "131072s"] {
+        let one = served.says(&["zone", "report", "z", "-o", offset, "-l", "1z"]);
+        assert!(one.starts_with(second) && one.lines().count() == 1, "{offset}: {one}");
+    }
+    assert_eq!(
+        served.says(&["zone", "reset", "z", "-o", "2z", "-l", "128M"]),
+        "z: reset: 2 zones\n"
+    );
+    let (code, _, error) = served.run(&["zone", "reset", "z", "-o", "1.5z"]);
+    assert!(code == 2 && error.contains("e.g. 2G, or zones, e.g. 5z"), "{error}");
+    let (code, _, error) = served.run(&["zone", "reset", "z", "-o", "999999999999999999z"]);
+    assert!(code == 2 && error.contains("invalid --offset `999999999999999999z`"), "{error}");
     assert_eq!(served.says(&["zone", "reset", "z"]), "z: reset: 16 zones\n");
     assert_eq!(served.says(&["zone", "reset-all", "z"]), "z: reset-all: 16 zones\n");
     let (code, _, error) = served.run(&["zone", "open", "z", "-o", "0", "-c", "1"]);
@@ -217,6 +231,126 @@ fn devices_and_faults_come_and_go_at_run_time() {
     }
 }
 
+/// `show ''` printed the control API's answer to a path that it does not have: "there is nothing
+/// here; docs/control-api.md lists the paths".
+#[test]
+fn a_name_that_nothing_can_have_is_refused_before_a_yard_is_asked() {
+    let dir = Dir::new("names");
+    for name in ["", " ", "a b", "a/b", "..", "-x", "\u{e9}", "a:b", &"x".repeat(65)] {
+        for args in [
+            &["show", "--", name][..],
+            &["remove", "--", name],
+            &["stats", "--", name],
+            &["sched", "show", "--", name],
+            &["zone", "reset", "--", name],
+            &["ram", "idle", "--", name],
+        ] {
+            let (code, _, error) = run(blockyard(&dir.0).args(args));
+            let wanted = "1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or a digit";
+            assert!(code == 2 && error.contains(wanted), "{args:?}: {error}");
+        }
+    }
+    for name in ["", "a b", "v@", "@s", "v@a@b", &"x".repeat(201)] {
+        for verb in ["show", "snapshot", "destroy"] {
+            let (code, _, error) = run(blockyard(&dir.0).args(["volume", verb, "p", "--", name]));
+            let wanted = "expected VOLUME or VOLUME@SNAPSHOT of at most 200 characters";
+            assert!(code == 2 && error.contains(wanted), "{verb} {name}: {error}");
+        }
+    }
+}
+
+/// A client's last chance: the refusal said "it goes when they have left", and nothing was to go.
+#[test]
+fn a_refused_remove_says_who_uses_the_device_and_how_to_go_on() {
+    let served = Served::start("busy", &["null:///a?size=1M"]);
+    let mut client = UnixStream::connect(served.dir.0.join("nbd.sock")).unwrap();
+    let mut hello = [0; 18];
+    client.read_exact(&mut hello).unwrap();
+    // NBD_OPT_EXPORT_NAME: the device `a`.
+    client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x01a").unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    let (code, _, error) = served.run(&["remove", "a"]);
+    assert_eq!(code, 6, "{error}");
+    assert!(error.contains("`a` has 1 client ("), "{error}");
+    let rest = "nothing was changed: disconnect and close, and try again, or remove it at once \
+                with --force (`?force=true`), which disconnects them";
+    assert!(error.contains(rest), "{error}");
+    assert_eq!(served.says(&["remove", "--force", "a"]), "a: removed\n");
+}
+
+/// EACCES was told as "no yard answers". A link that leads to itself fails for root too.
+#[test]
+fn a_control_socket_that_cannot_be_used_says_why() {
+    let dir = Dir::new("socket-why");
+    let link = dir.0.join("link");
+    std::os::unix::fs::symlink("link", &link).unwrap();
+    let control = |path: &Path| run(blockyard(&dir.0).arg("list").arg("--control").arg(path));
+    let (code, _, error) = control(&link);
+    assert!(code == 4 && error.contains("cannot use the control socket"), "{error}");
+    assert!(error.contains("(os error 40)"), "{error}");
+    let (code, _, error) = control(&dir.0.join("none"));
+    assert!(code == 4 && error.contains("no yard answers"), "{error}");
+}
+
+/// Exit codes of pools: damage had the code of a wrong option, or of any failure.
+#[test]
+fn a_pool_that_is_not_there_and_one_that_is_damaged_have_codes_of_their_own() {
+    let dir = Dir::new("pool-codes");
+    let pool = dir.0.join("pool");
+    let at = pool.to_str().unwrap().to_owned();
+    let volume = |args: &[&str]| {
+        let (verb, rest) = args.split_first().unwrap();
+        run(blockyard(&dir.0).args(["volume", verb, &at]).args(rest))
+    };
+    for verb in ["list", "check", "scrub"] {
+        let (code, _, error) = volume(&[verb]);
+        assert!(code == 5 && error.contains("holds no pool of volumes"), "{verb}: {error}");
+    }
+    assert_eq!(volume(&["create", "v0", "--size", "1M"]).0, 0);
+    assert_eq!(volume(&["check"]).0, 0);
+    let (code, _, error) = volume(&["create", &"x".repeat(65), "--size", "1M"]);
+    assert!(code == 2 && error.contains("1 to 64 letters"), "{error}");
+    let date = "v0@2026-11-23T10:00:00+01:00";
+    assert_eq!(volume(&["snapshot", date]).0, 0);
+    let (_, list, _) = volume(&["list"]);
+    assert!(list.contains(date), "{list}");
+    // A reader that has enough ends an export as it ends other programs' output.
+    let script = "\"$0\" volume export \"$1\" v0 - --json | head -c 1; echo ${PIPESTATUS[0]}";
+    let shell = Command::new("bash")
+        .args(["-c", script, env!("CARGO_BIN_EXE_blockyard"), &at])
+        .output()
+        .unwrap();
+    assert_eq!(shell.stdout, b"\x000\n", "{}", String::from_utf8_lossy(&shell.stderr));
+    assert_eq!(String::from_utf8_lossy(&shell.stderr), "");
+    let (code, _, error) = volume(&["export", "v0", &format!("{at}.vmdk")]);
+    assert!(code == 2 && error.contains("--format raw"), "{error}");
+    let superblock = pool.join("superblock");
+    let mut bytes = std::fs::read(&superblock).unwrap();
+    bytes.iter_mut().for_each(|byte| *byte ^= 0xff);
+    std::fs::write(&superblock, &bytes).unwrap();
+    for verb in ["list", "check", "scrub"] {
+        let (code, _, error) = volume(&[verb]);
+        assert_eq!(code, 7, "{verb}: {error}");
+    }
+}
+
+#[test]
+fn help_and_version_are_commands_too() {
+    let dir = Dir::new("help");
+    let says = |args: &[&str]| {
+        let (code, out, error) = run(blockyard(&dir.0).args(args));
+        assert_eq!(code, 0, "{args:?}: {error}");
+        out
+    };
+    assert_eq!(says(&["help", "zone", "report"]), says(&["zone", "report", "--help"]));
+    assert_eq!(says(&["help"]), says(&["--help"]));
+    let version = format!("blockyard {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(says(&["version"]), version);
+    assert_eq!(says(&["--version"]), version);
+    let json: Value = serde_json::from_str(&says(&["version", "--json"])).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+}
+
 #[test]
 fn a_wrong_command_line_says_what_would_do() {
     let dir = Dir::new("usage");
@@ -239,7 +373,7 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["serve", "--control", ""], "control"),
         (&["add", "null:///x?bs=1k&bs=1k"], "bs is given twice"),
         (&["inject", "x", "nonsense"], "wanted add,op=OP"),
-        (&["zone", "report", "x", "-o", "1k"], "decimal or hexadecimal"),
+        (&["zone", "report", "x", "-o", "1x"], "hexadecimal after 0x"),
         (&["zone", "report", "x", "-c", "1", "-l", "1"], "cannot be used with"),
         (&["zone", "check", "null:///x?zoned=1&zone_size=3M", "--for", "zns"], "zone_size: `3M`"),
         (&["zone", "check", "null:///x?zone_sise=3M", "--for", "zns"], "zone_sise"),

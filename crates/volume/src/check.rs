@@ -54,12 +54,8 @@ pub struct Report {
 /// # Errors
 /// If there is no pool, somebody has it open, or it is damaged so that it cannot be opened.
 pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, VolumeError> {
-    if !crate::device::is_pool(path) {
-        return Err(VolumeError::Invalid {
-            field: "path",
-            value: path.display().to_string(),
-            wanted: "the directory or the disk of a pool".to_owned(),
-        });
+    if !crate::device::is_pool(path)? {
+        return Err(VolumeError::NoPool { path: path.to_owned() });
     }
     check_in(Places::of(path).look()?, progress)
 }

@@ -222,7 +222,10 @@ fn find_or_make<D: Directory>(
 }
 
 /// Whether a directory or a disk holds a pool.
-pub fn is_pool(path: &Path) -> bool {
+///
+/// # Errors
+/// As [`crate::store::is_pool`].
+pub fn is_pool(path: &Path) -> Result<bool, VolumeError> {
     crate::store::is_pool(path)
 }
 

@@ -22,6 +22,15 @@ pub enum VolumeError {
         /// What would do.
         wanted: String,
     },
+    /// There is no pool.
+    #[error(
+        "`{}` holds no pool of volumes; expected the directory or the disk of a pool",
+        path.display()
+    )]
+    NoPool {
+        /// What was named.
+        path: PathBuf,
+    },
     /// Another process has the pool.
     #[error("path: `{}` is in use by {holder}; wanted a pool of its own", path.display())]
     InUse {
@@ -129,6 +138,13 @@ impl VolumeError {
             VolumeError::Invalid { field, .. } => field,
             _ => "path",
         }
+    }
+}
+
+impl FormatError {
+    /// Whether a newer program has written the bytes: they are not damaged.
+    pub fn is_of_newer(&self) -> bool {
+        matches!(self, FormatError::Version { .. })
     }
 }
 

@@ -17,7 +17,8 @@ pub(crate) mod ring;
 pub mod tasks;
 
 use std::fmt;
-use std::io;
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -93,8 +94,30 @@ pub struct Division {
 }
 
 /// Whether a path names a pool: a directory with a superblock, or a disk with one.
-pub fn is_pool(path: &Path) -> bool {
-    path.join(superblock::FILE).is_file() || disk::is_pool(path)
+///
+/// # Errors
+/// If the system does not say what is there: a pool may be there.
+pub fn is_pool(path: &Path) -> Result<bool, VolumeError> {
+    let superblock = path.join(superblock::FILE);
+    let look = || -> io::Result<bool> {
+        match found(path)? {
+            None => Ok(false),
+            Some(it) if it.is_dir() => Ok(found(&superblock)?.is_some_and(|it| it.is_file())),
+            Some(_) => disk::is_pool(path),
+        }
+    };
+    look().map_err(VolumeError::io(format!("cannot look for a pool at `{}`", path.display())))
+}
+
+/// What a path names; `None` only if the system says that nothing is there.
+pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
+    match path.metadata() {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The place of a pool, by the name that it has after all links: a directory, which is made if
@@ -108,12 +131,12 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
         let (value, wanted) = (path.display().to_string(), wanted.to_owned());
         Err(VolumeError::Invalid { field: "path", value, wanted })
     };
-    match path.metadata() {
-        Ok(it) if it.is_file() => folder::keep_names(path, 1).map_err(|error| doing()(error))?,
-        Ok(_) if disk::Disk::is_one(path) => {}
-        Ok(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
+    match found(path).map_err(|error| doing()(error))? {
+        Some(it) if it.is_file() => folder::keep_names(path, 1).map_err(|error| doing()(error))?,
+        Some(_) if disk::Disk::is_one(path) => {}
+        Some(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
         // What is made there is gone at the next start, and a device was meant.
-        Err(_) if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
+        None if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
             return wrong("a block device that is there");
         }
         _ => folder::make(path).map_err(|error| doing()(error))?,

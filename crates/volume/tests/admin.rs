@@ -95,7 +95,7 @@ fn snapshots_and_clones_keep_what_was() {
 fn a_check_finds_a_changed_bit_and_names_its_block() {
     let (_place, path) = pool("check");
     let nothing = check(&path, &mut |_| {}).unwrap_err().to_string();
-    assert!(nothing.contains("wanted the directory or the disk of a pool"), "{nothing}");
+    assert!(nothing.contains("expected the directory or the disk of a pool"), "{nothing}");
     let volume = open(&path, "v0", 16 << 20);
     for at in 0..16 {
         write(&volume, at << 20, at as u8 + 1);

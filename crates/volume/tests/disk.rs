@@ -186,7 +186,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     let error = refused(device.path(), Options::default());
     assert!(error.contains("wanted an empty disk; it has an ext2, ext3 or ext4"), "{error}");
     assert!(error.contains("--force") && error.contains(device.name()), "{error}");
-    assert!(!is_pool(device.path()));
+    assert!(!is_pool(device.path()).unwrap());
     run("e2fsck", &["-fn", device.name()]);
 
     let at = place.path().join("at");
@@ -199,7 +199,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     run("e2fsck", &["-fn", device.name()]);
 
     drop(Running::open(device.path(), consent()).unwrap());
-    assert!(is_pool(device.path()));
+    assert!(is_pool(device.path()).unwrap());
     // Consent is never one to lose a pool.
     let volume = |options| Volume::open_with(config(device.path(), "v0", MIB), options).unwrap();
     assert_eq!(fill(&volume(Options::default()), 1), 1);
@@ -333,7 +333,7 @@ fn two_disks_have_two_copies() {
     assert_eq!(fill(&volume, 20), 20);
     assert_eq!(good(&volume), 2);
     drop(volume);
-    assert!(is_pool(first.path()) && is_pool(second.path()));
+    assert!(is_pool(first.path()).unwrap() && is_pool(second.path()).unwrap());
     // Either name is enough.
     let alone = Volume::open(config(second.path(), "v0", 0)).unwrap();
     assert_eq!(good(&alone), 2);

@@ -9,6 +9,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use blockyard_volume::check::check;
 use blockyard_volume::store::is_pool;
 use blockyard_volume::store::mirror::places::attach;
 use blockyard_volume::{Options, Places, Running};
@@ -87,7 +88,7 @@ fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
     // A power cut may leave zeros there.
     fs::write(path.join("lock"), [0; 6]).unwrap();
     drop(Running::open(&path, options()).unwrap());
-    assert!(is_pool(&path));
+    assert!(is_pool(&path).unwrap());
 }
 
 /// Pools were made between other things before that was refused, and may have been put there.
@@ -123,7 +124,7 @@ fn neither_copy_is_made_between_other_things() {
     let both = Places { path2: Some(second.clone()), ..Places::of(&first) };
     let error = refused(Running::open_places(&both, options()));
     assert!(error.contains(&second.display().to_string()), "{error}");
-    assert!(error.contains("it holds `lock`") && !is_pool(&first), "{error}");
+    assert!(error.contains("it holds `lock`") && !is_pool(&first).unwrap(), "{error}");
     assert_eq!(held(&second), before);
     drop(Running::open(&first, options()).unwrap());
     let error = attach(&first, &second, true, &mut |_, _| {}).unwrap_err().to_string();
@@ -173,5 +174,23 @@ fn a_file_that_becomes_a_disk_is_its_owners_alone() {
         fs::set_permissions(&path, Permissions::from_mode(given)).unwrap();
         drop(Running::open(&path, options()).unwrap());
         assert_eq!(mode(&path), 0o600);
+    }
+}
+
+/// A user without rights to a pool was told that the directory holds no pool, and made another one.
+/// Only where the system says that nothing is there is nothing there. A link that leads to itself
+/// fails for root too.
+#[test]
+fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {
+    let place = place("folder-no-look");
+    let link = place.path().join("link");
+    std::os::unix::fs::symlink("link", &link).unwrap();
+    assert!(!is_pool(&place.path().join("none")).unwrap());
+    for path in [link.clone(), link.join("pool")] {
+        let error = is_pool(&path).unwrap_err().to_string();
+        let wanted = format!("path: cannot look for a pool at `{}`: ", path.display());
+        assert!(error.starts_with(&wanted) && error.contains("(os error 40)"), "{error}");
+        let error = check(&path, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with(&wanted), "{error}");
     }
 }

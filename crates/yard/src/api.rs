@@ -36,6 +36,9 @@ use crate::yard::{Entry, Yard};
 use crate::zonefs;
 use crate::zones::{self, Verb};
 
+use request::RequestError;
+
+mod request;
 mod stream;
 mod volumes;
 
@@ -157,7 +160,9 @@ impl From<YardError> for Refusal {
         let status = match &error {
             YardError::NoSuchDevice { .. }
             | YardError::NoSuchPool { .. }
-            | YardError::Volume(VolumeError::NoSuchVolume { .. }) => StatusCode::NOT_FOUND,
+            | YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoPool { .. }) => {
+                StatusCode::NOT_FOUND
+            }
             YardError::Taken { .. }
             | YardError::Full { .. }
             | YardError::Busy { .. }
@@ -209,23 +214,38 @@ async fn waited_for<T: Send + 'static>(
 /// Reads a JSON body.
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
     let body = body.map_err(|rejection| {
-        Refusal::new(rejection.status(), "bad_body", format!("body: {}", rejection.body_text()))
+        let message = match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                format!("the body is too long: expected at most {BODY_MAX} bytes")
+            }
+            _ => "cannot read the body".to_owned(),
+        };
+        Refusal::new(rejection.status(), "bad_body", message)
     })?;
-    let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
-    serde_json::from_slice(body).map_err(|error| {
-        Refusal::new(StatusCode::BAD_REQUEST, "bad_body", format!("body: {error}"))
-    })
+    request::read_body(&body).map_err(|error| malformed("bad_body", error))
 }
 
-fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
-    query.map(|Query(value)| value).map_err(|rejection| {
-        Refusal::new(StatusCode::BAD_REQUEST, "bad_query", rejection.body_text())
-    })
+/// The pairs of a query.
+type Asked = Result<Query<Vec<(String, String)>>, QueryRejection>;
+
+fn query<T: DeserializeOwned>(query: Asked) -> Result<T, Refusal> {
+    let Ok(Query(pairs)) = query else {
+        let message = "the query is not KEY=VALUE&KEY=VALUE with percent-encoding";
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "bad_query", message));
+    };
+    request::read_query(&pairs).map_err(|error| malformed("bad_query", error))
+}
+
+fn malformed(code: &str, error: RequestError) -> Refusal {
+    let (code, message) = (code.to_owned(), error.to_string());
+    let RequestError { field, value, .. } = error;
+    Refusal(StatusCode::BAD_REQUEST, ErrorView { code, field, value, message })
 }
 
 fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
-    path.map(|Path(value)| value).map_err(|rejection| {
-        Refusal::new(StatusCode::BAD_REQUEST, "bad_path", rejection.body_text())
+    path.map(|Path(value)| value).map_err(|_| {
+        let message = "the path has a part that is not percent-encoded UTF-8";
+        Refusal::new(StatusCode::BAD_REQUEST, "bad_path", message)
     })
 }
 
@@ -291,12 +311,8 @@ struct RemoveQuery {
     drain_ms: Option<u64>,
 }
 
-async fn remove(
-    State(control): Shared,
-    name: Name,
-    asked: Result<Query<RemoveQuery>, QueryRejection>,
-) -> Answer<DeviceView> {
-    let (name, asked) = (path(name)?, query(asked)?);
+async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<DeviceView> {
+    let (name, asked): (String, RemoveQuery) = (path(name)?, query(asked)?);
     let drain_ms = asked.drain_ms.unwrap_or(DRAIN_MS);
     if drain_ms > DRAIN_MS_MAX {
         return Err(YardError::Argument {
@@ -310,7 +326,10 @@ async fn remove(
         let before = view(&control.yard, &control.yard.find(&name)?);
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
-            return Err(YardError::Busy { name, clients, opens });
+            let connections = all_connections(&control).into_iter();
+            let is_its = |it: &ConnectionView| it.device.as_ref() == Some(&name);
+            let peers = connections.filter(is_its).map(|it| it.peer).collect();
+            return Err(YardError::Busy { name, clients, peers, opens });
         }
         if let Some(dir) = control.yard.zonefs_place(&name).filter(|_| !asked.force) {
             return Err(YardError::Mounted { name, dir: Some(dir) });
@@ -329,12 +348,9 @@ struct ReportQuery {
     count: Option<usize>,
 }
 
-async fn report(
-    State(control): Shared,
-    name: Name,
-    asked: Result<Query<ReportQuery>, QueryRejection>,
-) -> Answer<ZonesView> {
-    let (name, ReportQuery { from, count }) = (path(name)?, query(asked)?);
+async fn report(State(control): Shared, name: Name, asked: Asked) -> Answer<ZonesView> {
+    let (name, asked): (String, ReportQuery) = (path(name)?, query(asked)?);
+    let ReportQuery { from, count } = asked;
     let entry = control.yard.find(&name)?;
     let count = count.unwrap_or(zones::REPORT_MAX);
     Ok(axum::Json(zones::report(entry.disk.as_ref(), from, count)?))
@@ -465,12 +481,8 @@ async fn ram_work(
     .await
 }
 
-async fn ram_blocks(
-    State(control): Shared,
-    name: Name,
-    asked: Result<Query<BlocksQuery>, QueryRejection>,
-) -> Answer<BlocksView> {
-    let (name, asked) = (path(name)?, query(asked)?);
+async fn ram_blocks(State(control): Shared, name: Name, asked: Asked) -> Answer<BlocksView> {
+    let (name, asked): (String, BlocksQuery) = (path(name)?, query(asked)?);
     let entry = control.yard.find(&name)?;
     // A walk over words that may be in no memory yet.
     blocking(move || ram::blocks(&entry, &asked)).await

@@ -49,6 +49,18 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// The socket is there, and cannot be used.
+    #[error(
+        "cannot use the control socket {}: {source}; run the command as the user of the yard, or \
+         name another socket with --control PATH or BLOCKYARD_CONTROL",
+        path.display()
+    )]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The daemon's answer makes no sense.
     #[error("the yard on {} gave no answer that makes sense: {what}", path.display())]
     Nonsense {
@@ -380,7 +392,7 @@ impl Client {
     }
 
     fn connect(&self, timeout: Duration) -> Result<UnixStream, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let unreachable = |source| self.unreachable(source);
         let stream = UnixStream::connect(&self.path).map_err(unreachable)?;
         stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
         stream.set_write_timeout(Some(timeout)).map_err(unreachable)?;
@@ -399,7 +411,7 @@ impl Client {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let mut stream = self.connect(TIMEOUT_LONG)?;
         let head = self.head("POST", path, &format!("Content-Length: {}", body.len()));
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let unreachable = |source| self.unreachable(source);
         let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
         sent.map_err(unreachable)?;
         let answer = Answer::read(stream).map_err(|what| self.nonsense(what))?;
@@ -444,6 +456,25 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.nonsense(error.to_string()))
     }
 
+    /// Why the yard cannot be talked to.
+    fn unreachable(&self, source: io::Error) -> ClientError {
+        let path = self.path.clone();
+        let is_silence = matches!(
+            source.kind(),
+            io::ErrorKind::NotFound
+                | io::ErrorKind::NotADirectory
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::WouldBlock
+                | io::ErrorKind::TimedOut
+        );
+        match is_silence {
+            true => ClientError::Unreachable { path, source },
+            false => ClientError::Socket { path, source },
+        }
+    }
+
     fn nonsense(&self, what: impl Into<String>) -> ClientError {
         ClientError::Nonsense { path: self.path.clone(), what: what.into() }
     }
@@ -461,7 +492,7 @@ impl Client {
         path: &str,
         body: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let unreachable = |source| self.unreachable(source);
         let mut stream = UnixStream::connect(&self.path).map_err(unreachable)?;
         stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;

@@ -20,6 +20,16 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// The first few of the clients that use a device.
+fn listed(peers: &[String]) -> String {
+    const SHOWN_MAX: usize = 3;
+    let more = if peers.len() > SHOWN_MAX { ", ..." } else { "" };
+    match peers {
+        [] => String::new(),
+        peers => format!(" ({}{more})", peers[..peers.len().min(SHOWN_MAX)].join(", ")),
+    }
+}
+
 fn opened(opens: u64) -> String {
     match opens {
         0 => String::new(),
@@ -54,8 +64,10 @@ pub enum YardError {
     },
     /// Clients use the device.
     #[error(
-        "`{name}` has {}{}; it goes when they have left, or at once by `--force` (`?force=true`)",
+        "`{name}` has {}{}{}; nothing was changed: disconnect and close, and try again, or remove \
+         it at once with --force (`?force=true`), which disconnects them",
         counted(*clients, "client"),
+        listed(peers),
         opened(*opens)
     )]
     Busy {
@@ -63,6 +75,8 @@ pub enum YardError {
         name: String,
         /// How many.
         clients: u64,
+        /// Who they are, as far as the servers know.
+        peers: Vec<String>,
         /// How many times its file is open.
         opens: u64,
     },
@@ -255,7 +269,9 @@ impl YardError {
             YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::Volume(VolumeError::Busy { .. } | VolumeError::InUse { .. }) => "busy",
-            YardError::NoSuchPool { .. } => "no_such_pool",
+            YardError::NoSuchPool { .. } | YardError::Volume(VolumeError::NoPool { .. }) => {
+                "no_such_pool"
+            }
             YardError::Volume(VolumeError::NoSuchVolume { .. }) => "no_such_volume",
             YardError::Volume(VolumeError::Exists { .. }) => "taken",
             YardError::Volume(VolumeError::NoSpace) => "no_space",

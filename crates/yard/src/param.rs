@@ -86,6 +86,11 @@ pub enum Form {
         /// Most, in bytes.
         len_max: usize,
     },
+    /// A path. A leading `~/` is the home directory of the user who runs this process.
+    Path {
+        /// Most, in bytes.
+        len_max: usize,
+    },
 }
 
 /// The value of a parameter, checked against its form.
@@ -174,11 +179,7 @@ impl Param {
             }
             Form::Int { .. } => int(text).map(Value::Int),
             Form::Millis { .. } => millis(text).map(Value::Count),
-            Form::Switch => match text.to_ascii_lowercase().as_str() {
-                "1" | "y" | "yes" | "on" | "true" => Some(Value::Switch(true)),
-                "0" | "n" | "no" | "off" | "false" => Some(Value::Switch(false)),
-                _ => None,
-            },
+            Form::Switch => switch(text).map(Value::Switch),
             Form::Choice(words) => {
                 let synonym = SYNONYMS.iter().find(|(other, _)| *other == text);
                 let text = synonym.map_or(text, |(_, word)| word);
@@ -187,6 +188,7 @@ impl Param {
                 words.iter().enumerate().position(is_meant).map(Value::Choice)
             }
             Form::Text { .. } => Some(Value::Text(text.to_owned())),
+            Form::Path { .. } => expand_home(text).map(Value::Text),
         };
         value.filter(|value| self.fits(value)).ok_or_else(|| self.refuse(text))
     }
@@ -202,7 +204,7 @@ impl Param {
             (Form::Int { min, max }, Value::Int(value)) => (min..=max).contains(value),
             (Form::Switch, Value::Switch(_)) => true,
             (Form::Choice(words), Value::Choice(index)) => *index < words.len(),
-            (Form::Text { len_max }, Value::Text(text)) => {
+            (Form::Text { len_max } | Form::Path { len_max }, Value::Text(text)) => {
                 text.len() <= len_max && !text.chars().any(char::is_control)
             }
             _ => false,
@@ -230,13 +232,18 @@ impl Param {
             Form::Millis { min, max } => {
                 format!("wanted milliseconds from {min} to {max}, e.g. 500, 500ms or 5s")
             }
-            Form::Switch => "wanted 1 or 0 (true or false, yes or no, on or off)".to_owned(),
+            Form::Switch => format!("wanted {SWITCH_WORDS}"),
             Form::Choice(words) => {
                 format!("wanted one of {}, or its number from 0 on", words.join(", "))
             }
             Form::Text { len_max } => {
                 format!("wanted at most {len_max} bytes of text without control characters")
             }
+            Form::Path { len_max } => format!(
+                "expected a path of at most {len_max} bytes without control characters; `~/` at \
+                 its beginning is $HOME, and `~USER` is not supported: write the whole path, or \
+                 `./~USER` for a directory of that name"
+            ),
         }
     }
 
@@ -249,6 +256,7 @@ impl Param {
             Form::Switch => "0|1".to_owned(),
             Form::Choice(words) => words.join("|"),
             Form::Text { .. } => "TEXT".to_owned(),
+            Form::Path { .. } => "PATH".to_owned(),
         }
     }
 
@@ -275,6 +283,31 @@ impl fmt::Display for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.placeholder())
     }
+}
+
+/// The words for on and off, in URIs and in TOML.
+pub(crate) const SWITCH_WORDS: &str = "1 or 0 (true or false, yes or no, on or off)";
+
+/// Reads on or off.
+pub(crate) fn switch(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "on" | "true" => Some(true),
+        "0" | "n" | "no" | "off" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+/// A path with the home directory for a leading `~`. `None` for another user's home directory, or
+/// where this one is not known.
+pub(crate) fn expand_home(text: &str) -> Option<String> {
+    expand_tilde(text, std::env::var("HOME").ok().as_deref())
+}
+
+fn expand_tilde(text: &str, home: Option<&str>) -> Option<String> {
+    let Some(rest) = text.strip_prefix('~') else { return Some(text.to_owned()) };
+    let is_own = rest.is_empty() || rest.starts_with('/');
+    let home = home.filter(|home| is_own && home.starts_with('/'))?;
+    Some(format!("{}{rest}", home.trim_end_matches('/')))
 }
 
 /// Reads a number that may have a minus before it, and nothing else.
@@ -365,6 +398,37 @@ mod tests {
         assert!(zoned.parse("2").is_err());
         let trace = null().param("trace").unwrap();
         assert!(trace.parse("a\nb").is_err());
+    }
+
+    /// `path=~/x` in a URI made a directory named `~`: the shell expands `~` only at the beginning
+    /// of a word.
+    #[test]
+    fn a_leading_tilde_is_the_home_directory() {
+        let expand = |text: &str| expand_tilde(text, Some("/h"));
+        for (text, path) in [
+            ("~/x", "/h/x"),
+            ("~", "/h"),
+            ("/a/~/x", "/a/~/x"),
+            ("./~me", "./~me"),
+            ("x~", "x~"),
+            ("", ""),
+        ] {
+            assert_eq!(expand(text).as_deref(), Some(path), "{text}");
+        }
+        assert_eq!(expand("~other/x"), None);
+        for home in [None, Some(""), Some("h")] {
+            assert_eq!(expand_tilde("~/x", home), None, "{home:?}");
+        }
+        let trace = null().param("trace").unwrap();
+        let error = trace.parse("~other/x").unwrap_err().to_string();
+        assert!(error.starts_with("trace: `~other/x` will not do: expected a path"), "{error}");
+        for kind in KINDS {
+            for param in kind.params().filter(|param| matches!(param.form, Form::Text { .. })) {
+                let is_path = ["path", "file", "folder", "directory", "/dev/"];
+                let is_path = is_path.into_iter().any(|word| param.doc.contains(word));
+                assert!(!is_path || param.name == "commit", "{} takes a path", param.name);
+            }
+        }
     }
 
     #[test]

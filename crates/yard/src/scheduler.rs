@@ -36,7 +36,7 @@ pub type SchedulerRequest = BTreeMap<String, Given>;
 
 /// The value of a parameter as JSON gives it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(untagged, expecting = "wanted a string, a whole number, true or false")]
+#[serde(untagged, expecting = "expected text, a whole number, true or false")]
 pub enum Given {
     /// As in a URI.
     Text(String),

@@ -12,12 +12,13 @@ use crate::uri;
 /// Longest name of a device, in bytes.
 pub const NAME_LEN_MAX: usize = 64;
 
+/// What the name of a device has to be.
+pub const NAME_WANTED: &str =
+    "1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or a digit";
+
 /// Why a name will not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "name: `{name}` will not do: wanted 1 to {NAME_LEN_MAX} letters, digits, `.`, `_` or `-`, the \
-     first a letter or a digit"
-)]
+#[error("name: `{name}` will not do: wanted {NAME_WANTED}")]
 pub struct NameError {
     /// What was given, shortened.
     pub name: String,
@@ -186,6 +187,7 @@ mod tests {
         for name in ["n", "null0", "a.b-c_d", "0", &"x".repeat(64)] {
             assert_eq!(check_name(name), Ok(()), "{name}");
         }
+        assert!(NAME_WANTED.starts_with(&format!("1 to {NAME_LEN_MAX} letters")));
         for name in ["", ".", "-x", "..", "a/b", "a b", "\u{e9}", "a\0", &"x".repeat(65)] {
             assert!(check_name(name).is_err(), "{name:?}");
         }

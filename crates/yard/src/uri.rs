@@ -219,8 +219,8 @@ mod tests {
             Form::Int { min, max } => (min..=max).prop_map(|n| n.to_string()).boxed(),
             Form::Switch => prop_oneof![Just("0".to_owned()), Just("1".to_owned())].boxed(),
             Form::Choice(words) => (0..words.len()).prop_map(|i| words[i].to_owned()).boxed(),
-            Form::Text { len_max } => {
-                "\\PC{0,20}".prop_filter("bounded", move |text| text.len() <= len_max).boxed()
+            Form::Text { len_max } | Form::Path { len_max } => {
+                "[^~\\p{C}]{0,20}".prop_filter("bounded", move |text| text.len() <= len_max).boxed()
             }
         }
     }

@@ -48,6 +48,7 @@ Examples:
 #[command(after_help = SET_HELP)]
 pub(crate) struct RamSetArgs {
     /// The device's name
+    #[arg(value_parser = super::name)]
     pub(crate) device: String,
     /// What to set
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = pair)]
@@ -66,6 +67,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 #[derive(Args, Debug)]
 pub(crate) struct RamSelectArgs {
     /// The device's name
+    #[arg(value_parser = super::name)]
     pub(crate) device: String,
     /// Which blocks: all, idle, huge, huge_idle or incompressible
     #[arg(long = "type", value_name = "TYPE")]
@@ -108,6 +110,7 @@ pub(crate) struct RamWritebackArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RamFileArgs {
     /// The device's name
+    #[arg(value_parser = super::name)]
     pub(crate) device: String,
     /// The file; it is replaced as a whole or not at all
     pub(crate) file: PathBuf,
@@ -119,6 +122,7 @@ pub(crate) struct RamFileArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RamBlocksArgs {
     /// The device's name
+    #[arg(value_parser = super::name)]
     pub(crate) device: String,
     /// From this block on
     #[arg(long, value_name = "BLOCK", default_value_t = 0)]

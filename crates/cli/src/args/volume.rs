@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockyard_volume::format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::TalkArgs;
@@ -90,6 +91,7 @@ pub(crate) struct VolumeAt {
     #[command(flatten)]
     pub(crate) pool: VolumePoolArgs,
     /// The name: VOLUME or VOLUME@SNAPSHOT
+    #[arg(value_parser = name)]
     pub(crate) name: String,
 }
 
@@ -99,6 +101,7 @@ pub(crate) struct VolumeShowArgs {
     #[command(flatten)]
     pub(crate) pool: VolumePoolArgs,
     /// The name: VOLUME or VOLUME@SNAPSHOT; the pool without it
+    #[arg(value_parser = name)]
     pub(crate) name: Option<String>,
 }
 
@@ -134,6 +137,7 @@ pub(crate) struct VolumeCloneArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// The name of the new volume
+    #[arg(value_parser = name)]
     pub(crate) new: String,
 }
 
@@ -156,7 +160,7 @@ pub(crate) struct VolumeSendArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// Only what has changed since this older snapshot of the same volume
-    #[arg(long, value_name = "SNAPSHOT")]
+    #[arg(long, value_name = "SNAPSHOT", value_parser = name)]
     pub(crate) from: Option<String>,
     /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
@@ -190,7 +194,8 @@ pub(crate) struct VolumeExportArgs {
     /// The file to write; `-` for standard output, raw only
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Its format [default: qcow2 if the file's name ends so, else raw]
+    /// Its format [default: qcow2 if the file's name ends so, else raw; a name that ends as an
+    /// image of another format does needs this option]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<ImageFormat>,
 }
@@ -203,6 +208,18 @@ pub(crate) struct VolumeScrubArgs {
     /// Read at most so much in a second, e.g. 100M
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) rate: Option<u64>,
+}
+
+/// The name of something in a pool.
+fn name(text: &str) -> Result<String, String> {
+    match is_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "expected VOLUME or VOLUME@SNAPSHOT of at most {NAME_MAX} characters: VOLUME of \
+             letters, digits, `-`, `_` and `.`, at most {VOLUME_NAME_MAX}; SNAPSHOT also of `:` \
+             and `+`"
+        )),
+    }
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

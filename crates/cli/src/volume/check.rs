@@ -61,9 +61,9 @@ fn follow(answer: impl std::io::Read, progress: &mut Progress) -> Result<ScrubVi
         let line = line.map_err(|error| failed(error.to_string()))?;
         let line: ScrubLine =
             serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
-        match line.report {
-            Some(report) => return Ok(report),
-            None => progress.tell(line.verified_bytes, Some(line.total_bytes)),
+        progress.tell(line.verified_bytes, Some(line.total_bytes));
+        if let Some(report) = line.report {
+            return Ok(report);
         }
     }
     Err(failed("the yard has stopped it; its log says why".to_owned()))
@@ -92,5 +92,5 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
         )?;
     }
     let is_degraded = report.copies.iter().any(|copy| !copy.good);
-    if report.damaged > 0 || is_degraded { Err(Failure::Silent(Code::Failed)) } else { Ok(()) }
+    if report.damaged > 0 || is_degraded { Err(Failure::Silent(Code::Damaged)) } else { Ok(()) }
 }

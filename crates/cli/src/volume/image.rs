@@ -1,6 +1,7 @@
 //! `volume export`.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use blockyard_volume::VolumeError;
 use blockyard_volume::image::{Exported, Image, export as write_image};
@@ -18,8 +19,7 @@ use crate::failure::{Code, Failure};
 
 pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<(), Failure> {
     let to_stdout = args.file.as_os_str() == "-";
-    let named = args.file.extension().is_some_and(|ending| ending == "qcow2");
-    let format = args.format.unwrap_or(if named { ImageFormat::Qcow2 } else { ImageFormat::Raw });
+    let format = args.format.map_or_else(|| format_of(&args.file), Ok)?;
     if to_stdout && format == ImageFormat::Qcow2 {
         let text = "export: a qcow2 image is not written in order; wanted a file, or --format raw";
         return Err(Failure::new(Code::Usage, text));
@@ -35,7 +35,13 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
     if args.file.as_os_str() == "-" {
         let done = write_image(&mut source, Image::RawPipe(out), &mut tell);
         drop(progress);
-        let exported = source.finish(done.map_err(refused))?;
+        let exported = source.finish(done.map_err(|error| match error {
+            // A reader that has enough, such as head, leaves early.
+            VolumeError::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+                Failure::OutputClosed
+            }
+            error => refused(error),
+        }))?;
         // The image has the other one.
         return match args.at.pool.talk.json {
             true => print_json(&said(args, &exported), &mut io::stderr()),
@@ -64,6 +70,28 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
     Ok(writeln!(out, "{file}: {} of {size}, {data} written", args.at.name)?)
 }
 
+/// Endings of image formats that are not written.
+const OTHER_FORMATS: [&str; 8] = ["vmdk", "vdi", "vhd", "vhdx", "qed", "qcow", "dmg", "parallels"];
+
+/// The format that a file's name asks for.
+fn format_of(file: &Path) -> Result<ImageFormat, Failure> {
+    let ending = file.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
+    let Some(ending) = ending else { return Ok(ImageFormat::Raw) };
+    if ending == "qcow2" {
+        return Ok(ImageFormat::Qcow2);
+    }
+    if !OTHER_FORMATS.contains(&ending.as_str()) {
+        return Ok(ImageFormat::Raw);
+    }
+    let text = format!(
+        "invalid FILE `{}`: expected a raw or qcow2 image, for no other is written; export \
+         NAME.qcow2 and convert it (qemu-img convert -O FORMAT ...), or write this file with \
+         --format raw or --format qcow2",
+        file.display()
+    );
+    Err(Failure::new(Code::Usage, text))
+}
+
 /// What is said of an image.
 fn said(args: &VolumeExportArgs, exported: &Exported) -> serde_json::Value {
     json!({
@@ -72,4 +100,33 @@ fn said(args: &VolumeExportArgs, exported: &Exported) -> serde_json::Value {
         "size_bytes": exported.size_bytes,
         "data_bytes": exported.data_bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `volume export pool v0 x.vmdk` wrote a raw image without a word, which no hypervisor opens
+    /// as what its name says.
+    #[test]
+    fn a_name_of_another_image_format_is_refused() {
+        for (name, format) in [
+            ("x", ImageFormat::Raw),
+            ("x.raw", ImageFormat::Raw),
+            ("x.img", ImageFormat::Raw),
+            ("x.vmdk.img", ImageFormat::Raw),
+            ("-", ImageFormat::Raw),
+            ("/dev/sda", ImageFormat::Raw),
+            ("x.qcow2", ImageFormat::Qcow2),
+            ("x.QCOW2", ImageFormat::Qcow2),
+        ] {
+            assert_eq!(format_of(Path::new(name)).unwrap(), format, "{name}");
+        }
+        for name in OTHER_FORMATS.map(|ending| format!("a/x.{ending}")) {
+            let Err(Failure::Said(Code::Usage, text)) = format_of(Path::new(&name)) else {
+                panic!("{name} is refused as wrong use");
+            };
+            assert!(text.contains("--format raw") && text.contains("qemu-img"), "{text}");
+        }
+    }
 }

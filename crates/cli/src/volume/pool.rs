@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_volume::device::is_pool;
 use blockyard_volume::{Holder, Options, Places, Running, VolumeError};
-use blockyard_yard::client::Client;
+use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::paths;
 use blockyard_yard::volumes::{self, CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
@@ -56,7 +56,7 @@ impl Pool {
     pub(super) fn list(args: &VolumePoolArgs) -> Result<(Vec<VolumeView>, Vec<CopyView>), Failure> {
         let in_use = |pool: Pool| Ok((pool.volumes(None)?, Vec::new()));
         let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());
-        if names_yard || !is_pool(&args.pool) {
+        if names_yard || !is_pool(&args.pool).map_err(refused)? {
             return in_use(Pool::find(args, Make::Never)?);
         }
         raise_files();
@@ -135,10 +135,8 @@ fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
 
 /// Opens the pool of a directory, or finds the yard that has it open.
 fn open(path: PathBuf, degraded: bool, make: Make) -> Result<Pool, Failure> {
-    if make == Make::Never && !is_pool(&path) {
-        let path = path.display();
-        let text = format!("{path} holds no pool of volumes; wanted its directory or its disk");
-        return Err(Failure::new(Code::Usage, text));
+    if make == Make::Never && !is_pool(&path).map_err(refused)? {
+        return Err(refused(VolumeError::NoPool { path }));
     }
     // Each segment of a pool is an open file.
     raise_files();
@@ -155,15 +153,18 @@ fn open(path: PathBuf, degraded: bool, make: Make) -> Result<Pool, Failure> {
 fn held(path: PathBuf, holder: Holder) -> Result<Pool, Failure> {
     let path = path.canonicalize().unwrap_or(path);
     let usual = paths::control_socket();
+    let mut why = String::new();
     for control in holder.control.iter().chain([&usual]) {
         let client = Client::new(control);
-        if matches!(has(&client, &path), Ok(true)) {
-            return Ok(Pool::There(client, path));
+        match client.volumes(Some(&path), None) {
+            Ok(_) => return Ok(Pool::There(client, path)),
+            Err(error @ ClientError::Socket { .. }) => why += &format!(" ({error})"),
+            Err(_) => {}
         }
     }
     let text = format!(
-        "path: `{}` is in use by {holder}, which does not answer for it; if it is a yard, name its \
-         control socket with --control PATH, else end it",
+        "path: `{}` is in use by {holder}, which does not answer for it{why}; if it is a yard, \
+         name its control socket with --control PATH, else end it",
         path.display()
     );
     Err(Failure::new(Code::Refused, text))

@@ -543,8 +543,11 @@ impl Head {
 }
 
 /// Whether a disk holds a pool.
-pub(crate) fn is_pool(path: &Path) -> bool {
-    matches!(head(path), Ok(Some(head)) if head.is_pool())
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn is_pool(path: &Path) -> io::Result<bool> {
+    Ok(head(path)?.is_some_and(|head| head.is_pool()))
 }
 
 /// The bytes of the label of a disk that is one of two copies.

@@ -3,15 +3,15 @@
 use std::io::{self, Write};
 
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Query, State};
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use blockyard_volume::send::Sending;
 use blockyard_volume::store::Backing;
 
 use super::stream::{incoming, outgoing, pass_on};
-use super::{Answer, Name, Refusal, Shared, blocking, path, query, read};
+use super::{Answer, Asked, Name, Refusal, Shared, blocking, path, query, read};
 use crate::error::YardError;
 use crate::volumes::{
     PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
@@ -21,11 +21,8 @@ use crate::volumes::{
 /// Progress is told each time after so many bytes.
 const TOLD_BYTES: u64 = 16 << 20;
 
-pub(super) async fn list(
-    State(control): Shared,
-    asked: Result<Query<VolumesQuery>, QueryRejection>,
-) -> Answer<Vec<VolumeView>> {
-    let asked = query(asked)?;
+pub(super) async fn list(State(control): Shared, asked: Asked) -> Answer<Vec<VolumeView>> {
+    let asked: VolumesQuery = query(asked)?;
     // A walk through a map.
     blocking(move || control.yard.volumes(&asked)).await
 }
@@ -99,10 +96,10 @@ fn answered((sending, name): (Sending<Backing>, String)) -> Response {
 /// Takes the stream of a snapshot.
 pub(super) async fn receive(
     State(control): Shared,
-    asked: Result<Query<ReceiveQuery>, QueryRejection>,
+    asked: Asked,
     body: Body,
 ) -> Answer<ReceivedView> {
-    let ReceiveQuery { pool, name } = query(asked)?;
+    let ReceiveQuery { pool, name } = query::<ReceiveQuery>(asked)?;
     let (sender, mut input) = incoming();
     let received = blocking(move || {
         let pool = control.yard.pool(pool.as_deref())?;
@@ -128,7 +125,7 @@ pub(super) async fn scrub(
     .await?;
     let (answer, mut out) = outgoing();
     tokio::task::spawn_blocking(move || {
-        let mut told = 0;
+        let (mut told, mut all) = (0, 0);
         let mut line = |line: &ScrubLine| {
             let mut text = serde_json::to_vec(line).expect("lines are plain data");
             text.push(b'\n');
@@ -136,6 +133,7 @@ pub(super) async fn scrub(
         };
         let scrubbed = pool.scrub(rate, &mut |verified_bytes, total_bytes| {
             let tell = verified_bytes >= told + TOLD_BYTES || told == 0;
+            all = verified_bytes;
             if tell {
                 told = verified_bytes.max(1);
             }
@@ -143,10 +141,11 @@ pub(super) async fn scrub(
         });
         match scrubbed {
             Ok(report) => {
-                tracing::info!(pool = %pool.path().display(), damaged = report.damaged, "scrubbed");
+                let (damaged, mended) = (report.damaged, report.mended);
+                tracing::info!(pool = %pool.path().display(), damaged, mended, "scrubbed");
                 let report = Some(ScrubView::from(report));
                 // Who has left has no use for it.
-                let _ = line(&ScrubLine { report, ..ScrubLine::default() });
+                let _ = line(&ScrubLine { verified_bytes: all, total_bytes: all, report });
             }
             Err(error) => tracing::info!(pool = %pool.path().display(), "scrub: {error}"),
         }

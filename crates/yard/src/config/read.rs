@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use blockyard_export::nbd::{Endpoint, UnixPlace};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::{
     Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, TlsMode, TlsPlaces,
 };
 use crate::nearest::nearest;
-use crate::param::{Form, Kind, Param, ParamError, shown};
+use crate::param::{Form, Kind, Param, ParamError, SWITCH_WORDS, expand_home, shown, switch};
 use crate::spec::DeviceSpec;
-use crate::uri::find_kind;
+use crate::uri::{self, find_kind};
 
 /// More errors than these help nobody.
 const ERRORS_MAX: usize = 20;
@@ -104,7 +104,7 @@ impl Reader<'_> {
                 }
                 "control" => config.control = self.socket_place("control", value),
                 "metrics" => config.metrics = self.place("metrics", value),
-                "fuse" => config.fuse = self.string("fuse", value).map(PathBuf::from),
+                "fuse" => config.fuse = self.path("fuse", value),
                 "fuse_allow_other" => {
                     if let Some(on) = self.switch("fuse_allow_other", value) {
                         config.fuse_allow_other = on;
@@ -130,7 +130,7 @@ impl Reader<'_> {
                     }
                 }
                 "certificates" => {
-                    config.tls.certificates = self.string("certificates", value).map(PathBuf::from);
+                    config.tls.certificates = self.path("certificates", value);
                 }
                 "verify_peer" => {
                     if let Some(on) = self.switch("verify_peer", value) {
@@ -154,6 +154,9 @@ impl Reader<'_> {
             self.type_error(device.span(), "device", device.get_ref(), "a table", help);
             return;
         };
+        if let Some(value) = table.get("uri") {
+            return self.device_by_uri(table, value, config);
+        }
         let kind = self.needed(device, table, "kind", "e.g. kind = \"null\"");
         let name = self.needed(device, table, "name", "e.g. name = \"n0\"");
         let kind = kind.and_then(|(kind, span)| match find_kind(kind) {
@@ -168,9 +171,7 @@ impl Reader<'_> {
             Ok(spec) => spec,
             Err(error) => return self.error(name_span, error.to_string(), None),
         };
-        if config.devices.iter().any(|other| other.name() == name) {
-            let help = "every device of a yard has a name of its own".to_owned();
-            self.error(name_span, format!("name: `{name}` is taken already"), Some(help));
+        if self.is_taken(name, &name_span, config) {
             return;
         }
         let mut places = DevicePlaces { name: name_span, values: Vec::new() };
@@ -191,6 +192,34 @@ impl Reader<'_> {
         config.places.push(places);
     }
 
+    /// Whether a device before this one has its name, which is an error.
+    fn is_taken(&mut self, name: &str, span: &Range<usize>, config: &Config) -> bool {
+        let is_taken = config.devices.iter().any(|other| other.name() == name);
+        if is_taken {
+            let help = "every device of a yard has a name of its own".to_owned();
+            self.error(span.clone(), format!("name: `{name}` is taken already"), Some(help));
+        }
+        is_taken
+    }
+
+    /// A device that is given by its URI, which says everything.
+    fn device_by_uri(&mut self, table: &DeTable<'_>, value: &Value<'_>, config: &mut Config) {
+        for key in table.keys().filter(|key| key.get_ref() != "uri") {
+            let message = format!("invalid key `{}` beside `uri`", shown(key.get_ref()));
+            let help = "give the whole device by `uri`, or by `kind`, `name` and parameters";
+            self.error(key.span(), message, Some(help.to_owned()));
+        }
+        let Some(text) = self.string("uri", value) else { return };
+        let spec = match uri::parse(text) {
+            Ok(spec) => spec,
+            Err(error) => return self.error(value.span(), error.to_string(), None),
+        };
+        if !self.is_taken(spec.name(), &value.span(), config) {
+            config.devices.push(spec);
+            config.places.push(DevicePlaces { name: value.span(), values: Vec::new() });
+        }
+    }
+
     fn parameter(&mut self, param: &'static Param, value: &Value<'_>, spec: &mut DeviceSpec) {
         let text = match (param.form, value.get_ref()) {
             (
@@ -198,7 +227,8 @@ impl Reader<'_> {
                 | Form::Sizes(_)
                 | Form::Millis { .. }
                 | Form::Choice(_)
-                | Form::Text { .. },
+                | Form::Text { .. }
+                | Form::Path { .. },
                 DeValue::String(text),
             ) => Some(text.to_string()),
             (
@@ -207,18 +237,16 @@ impl Reader<'_> {
                 | Form::Count { .. }
                 | Form::Int { .. }
                 | Form::Millis { .. }
-                | Form::Switch
                 | Form::Choice(_),
                 DeValue::Integer(number),
-            ) => i128::from_str_radix(number.as_str(), number.radix())
-                .map(|number| number.to_string())
-                .ok(),
-            (Form::Switch, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
+            ) => whole(number),
+            (Form::Switch, other) => switch_text(other),
             _ => None,
         };
         let Some(text) = text else {
             let wanted = toml_form(param.form);
-            let help = Some(param.wanted());
+            // Of a switch this says the whole.
+            let help = (!matches!(param.form, Form::Switch)).then(|| param.wanted());
             return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
         };
         match spec.set_text(param.name, &text) {
@@ -273,7 +301,7 @@ impl Reader<'_> {
     }
 
     fn socket_place(&mut self, key: &str, value: &Value<'_>) -> Option<UnixPlace> {
-        match UnixPlace::read(self.string(key, value)?) {
+        match UnixPlace::read(&self.path_text(key, value)?) {
             Ok(place) => Some(place),
             Err(what) => {
                 self.error(value.span(), format!("{key}: {what}"), None);
@@ -282,14 +310,33 @@ impl Reader<'_> {
         }
     }
 
-    fn switch(&mut self, key: &str, value: &Value<'_>) -> Option<bool> {
-        match value.get_ref() {
-            DeValue::Boolean(on) => Some(*on),
-            other => {
-                self.type_error(value.span(), key, other, "true or false", None);
-                None
-            }
+    fn path(&mut self, key: &str, value: &Value<'_>) -> Option<PathBuf> {
+        self.path_text(key, value).map(PathBuf::from)
+    }
+
+    /// The text of a path; a leading `~/` is the home directory.
+    fn path_text(&mut self, key: &str, value: &Value<'_>) -> Option<String> {
+        let text = self.string(key, value)?;
+        let path = expand_home(text);
+        if path.is_none() {
+            let message = format!("invalid {key} `{}`: expected a path", shown(text));
+            let help = "`~/` at its beginning is $HOME; `~USER` is not supported".to_owned();
+            self.error(value.span(), message, Some(help));
         }
+        path
+    }
+
+    fn switch(&mut self, key: &str, value: &Value<'_>) -> Option<bool> {
+        let Some(text) = switch_text(value.get_ref()) else {
+            self.type_error(value.span(), key, value.get_ref(), SWITCH_WORDS, None);
+            return None;
+        };
+        let on = switch(&text);
+        if on.is_none() {
+            let message = format!("{key}: `{}` will not do", shown(&text));
+            self.error(value.span(), message, Some(format!("wanted {SWITCH_WORDS}")));
+        }
+        on
     }
 
     fn string<'v>(&mut self, key: &str, value: &'v Value<'_>) -> Option<&'v str> {
@@ -345,8 +392,24 @@ fn toml_form(form: Form) -> &'static str {
         Form::Size { .. } | Form::Sizes(_) => "a string or a number of bytes",
         Form::Count { .. } | Form::Int { .. } => "a number without quotes",
         Form::Millis { .. } => "a string or a number of milliseconds",
-        Form::Switch => "true or false",
-        Form::Choice(_) | Form::Text { .. } => "a string",
+        Form::Switch => SWITCH_WORDS,
+        Form::Choice(_) | Form::Text { .. } | Form::Path { .. } => "a string",
+    }
+}
+
+/// A whole number as text.
+fn whole(number: &DeInteger<'_>) -> Option<String> {
+    let number = i128::from_str_radix(number.as_str(), number.radix()).ok()?;
+    Some(number.to_string())
+}
+
+/// On or off as a URI gives it: by a boolean, a number or a word, alike for every switch.
+fn switch_text(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::Boolean(on) => Some(u8::from(*on).to_string()),
+        DeValue::Integer(number) => whole(number),
+        DeValue::String(text) => Some(text.to_string()),
+        _ => None,
     }
 }
 
@@ -356,6 +419,82 @@ mod tests {
 
     use super::super::TEMPLATE;
     use super::*;
+
+    /// `zoned = "yes"` was refused with `found a string, wanted true or false; wanted 1 or 0 (true
+    /// or false, yes or no, on or off)`, which names two rules, and `yes` in the second.
+    #[test]
+    fn a_switch_is_alike_in_a_uri_and_in_a_table() {
+        let table = |rest: &str| format!("[[device]]\nname = \"a\"\nkind = \"null\"\n{rest}\n");
+        for (value, word, on) in [
+            ("true", "true", true),
+            ("1", "1", true),
+            ("\"yes\"", "yes", true),
+            ("\"On\"", "On", true),
+            ("false", "false", false),
+            ("0", "0", false),
+            ("\"no\"", "no", false),
+            ("\"off\"", "off", false),
+        ] {
+            let spec = &parse(&table(&format!("zoned = {value}"))).unwrap().devices[0];
+            assert_eq!(spec.switch("zoned"), on, "{value}");
+            let uri = format!("null:///a?zoned={word}");
+            assert_eq!(spec.switch("zoned"), uri::parse(&uri).unwrap().switch("zoned"));
+            let serve = parse(&format!("[serve]\nfuse_allow_other = {value}\n")).unwrap();
+            assert_eq!(serve.fuse_allow_other, on, "{value}");
+        }
+        let words = "1 or 0 (true or false, yes or no, on or off)";
+        for (value, problem) in [
+            ("\"maybe\"", format!("zoned: `maybe` will not do; wanted {words}")),
+            ("2", format!("zoned: `2` will not do; wanted {words}")),
+            ("[]", format!("zoned: found an array, wanted {words}")),
+        ] {
+            let errors = parse(&table(&format!("zoned = {value}"))).unwrap_err();
+            assert_eq!(errors[0].to_string(), format!("line 4, column 9: {problem}"));
+            let text = format!("[serve]\nfuse_allow_other = {value}\n");
+            let error = parse(&text).unwrap_err()[0].to_string();
+            let problem = problem.replace("zoned", "fuse_allow_other");
+            assert_eq!(error, format!("line 2, column 20: {problem}"));
+        }
+    }
+
+    #[test]
+    fn a_device_may_be_given_by_its_uri() {
+        let text = "[[device]]\nuri = \"null:///a?size=1G&zoned=1\"\n\n\
+                    [[device]]\nname = \"b\"\nkind = \"null\"\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.devices[0], uri::parse("null:///a?size=1G&zoned=1").unwrap());
+        assert_eq!(config.devices[1].name(), "b");
+        let place = config.places[0].of("size");
+        assert_eq!(&text[place], "\"null:///a?size=1G&zoned=1\"");
+        for (text, want) in [
+            (
+                "uri = \"null:///a\"\nsize = 1\n",
+                "line 3, column 1: invalid key `size` beside `uri`",
+            ),
+            ("uri = 5\n", "line 2, column 7: uri: found an integer, wanted a string"),
+            ("uri = \"nul:///a\"\n", "line 2, column 7: `nul` is not a kind of device"),
+            ("uri = \"null:///a?siz=1\"\n", "did you mean `size`?"),
+            (
+                "uri = \"null:///a\"\n[[device]]\nuri = \"null:///a\"\n",
+                "line 4, column 7: name: `a` is taken already",
+            ),
+        ] {
+            let errors = parse(&format!("[[device]]\n{text}")).unwrap_err();
+            assert!(errors[0].to_string().contains(want), "{}", errors[0]);
+        }
+    }
+
+    #[test]
+    fn a_path_may_begin_at_the_home_directory() {
+        let text = "[serve]\ncontrol = \"~nobody/control.sock\"\nfuse = \"~nobody\"\n";
+        let errors = parse(text).unwrap_err();
+        assert_eq!(errors.len(), 2);
+        assert_eq!(
+            errors[1].to_string(),
+            "line 3, column 8: invalid fuse `~nobody`: expected a path; `~/` at its beginning is \
+             $HOME; `~USER` is not supported"
+        );
+    }
 
     #[test]
     fn the_template_is_the_default_yard() {

@@ -19,7 +19,10 @@ pub fn schema() -> Value {
             "device": {
                 "description": "The devices of the yard",
                 "type": "array",
-                "items": { "oneOf": KINDS.iter().map(device).collect::<Vec<_>>() },
+                "items": {
+                    "oneOf":
+                        KINDS.iter().map(device).chain([device_by_uri()]).collect::<Vec<_>>(),
+                },
             },
         },
     })
@@ -57,7 +60,7 @@ fn serve() -> Value {
             },
             "fuse_allow_other": {
                 "description": "Whether other users see those files",
-                "type": "boolean",
+                "oneOf": switch(),
                 "default": false,
             },
         },
@@ -82,8 +85,35 @@ fn tls() -> Value {
             },
             "verify_peer": {
                 "description": "Whether clients must show a certificate that ca-cert.pem signed",
-                "type": "boolean",
+                "oneOf": switch(),
                 "default": false,
+            },
+        },
+    })
+}
+
+/// On or off, in every form that is read.
+fn switch() -> Value {
+    json!([
+        { "type": "boolean" },
+        { "enum": [0, 1] },
+        { "enum": ["1", "0", "true", "false", "yes", "no", "y", "n", "on", "off"] },
+    ])
+}
+
+/// A device by its URI.
+fn device_by_uri() -> Value {
+    let kinds = KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join("|");
+    json!({
+        "description": "A device by its URI",
+        "type": "object",
+        "required": ["uri"],
+        "additionalProperties": false,
+        "properties": {
+            "uri": {
+                "description": "KIND:///NAME?KEY=VALUE&KEY=VALUE",
+                "type": "string",
+                "pattern": format!("^({kinds}):///"),
             },
         },
     })
@@ -146,7 +176,7 @@ fn parameter(param: &Param) -> Value {
             "default": param.default.parse::<u64>().expect("a test parses every default"),
         }),
         Form::Switch => json!({
-            "oneOf": [{ "type": "boolean" }, { "enum": [0, 1] }],
+            "oneOf": switch(),
             "default": param.default == "1",
         }),
         Form::Choice(words) => json!({
@@ -156,7 +186,7 @@ fn parameter(param: &Param) -> Value {
             ],
             "default": param.default,
         }),
-        Form::Text { len_max } => {
+        Form::Text { len_max } | Form::Path { len_max } => {
             json!({ "type": "string", "maxLength": len_max, "default": param.default })
         }
     };

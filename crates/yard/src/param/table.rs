@@ -24,6 +24,9 @@ const fn text(len_max: usize) -> Form {
     Form::Text { len_max }
 }
 
+/// A path of any length that Linux takes.
+const PATH: Form = Form::Path { len_max: 4 * KIB as usize };
+
 /// What Linux holds in an `int` that is not negative.
 const INT: Form = count(0, i32::MAX as u64);
 
@@ -108,7 +111,7 @@ pub const COMMON: &[Param] = &[
         "0",
         "hold every completion back by so many nanoseconds; 0: off",
     ),
-    param("trace", text(4 * KIB as usize), "", "write a line per request to this file; empty: off"),
+    param("trace", PATH, "", "write a line per request to this file; empty: off"),
 ];
 
 const NULL: &[Param] = &[
@@ -189,24 +192,14 @@ const SMR: &[Param] = &[
         "host",
         "what a flush is for: the kernel's cache, nothing, or a cache that a kill loses",
     ),
-    param(
-        "backing",
-        text(4 * KIB as usize),
-        "",
-        "keep data in files of this folder; empty: in memory",
-    ),
+    param("backing", PATH, "", "keep data in files of this folder; empty: in memory"),
     param(
         "timing",
         Form::Switch,
         "0",
         "take the time that a drive would: seeks, rotation, transfer",
     ),
-    param(
-        "device",
-        text(4 * KIB as usize),
-        "",
-        "a real drive instead, e.g. /dev/sg0; takes its own shape",
-    ),
+    param("device", PATH, "", "a real drive instead, e.g. /dev/sg0; takes its own shape"),
 ];
 
 /// Faults of the emulated SMR disk's own.
@@ -249,12 +242,7 @@ const RAM: &[Param] = &[
         "",
         "lz4: acceleration, 1 to 65537; lz4hc: 1 to 12; zstd: -131072 to 22; empty: its default",
     ),
-    param(
-        "dict",
-        text(4 * KIB as usize),
-        "",
-        "a zstd dictionary in a file, as `zstd --train` makes",
-    ),
+    param("dict", PATH, "", "a zstd dictionary in a file, as `zstd --train` makes"),
     param(
         "recomp_algo",
         Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
@@ -262,7 +250,7 @@ const RAM: &[Param] = &[
         "how `blockyard ram recompress` compresses blocks anew",
     ),
     param("recomp_level", text(8), "", "its level, as for level"),
-    param("recomp_dict", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param("recomp_dict", PATH, "", "its dictionary, as for dict"),
     param(
         "recomp_algo2",
         Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
@@ -270,7 +258,7 @@ const RAM: &[Param] = &[
         "another such algorithm, tried where recomp_algo gains nothing, or with --priority 2",
     ),
     param("recomp_level2", text(8), "", "its level, as for level"),
-    param("recomp_dict2", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param("recomp_dict2", PATH, "", "its dictionary, as for dict"),
     param(
         "recomp_algo3",
         Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
@@ -278,16 +266,16 @@ const RAM: &[Param] = &[
         "and one more, tried last, or with --priority 3",
     ),
     param("recomp_level3", text(8), "", "its level, as for level"),
-    param("recomp_dict3", text(4 * KIB as usize), "", "its dictionary, as for dict"),
+    param("recomp_dict3", PATH, "", "its dictionary, as for dict"),
     param("dedup", Form::Switch, "0", "store equal blocks once"),
     param("checksum", Form::Switch, "0", "a CRC-32 with each object; a changed bit is an error"),
     param(
         "backing",
-        text(4 * KIB as usize),
+        PATH,
         "",
         "a file for blocks that `blockyard ram writeback` takes out of memory",
     ),
-    param("load", text(4 * KIB as usize), "", "a file of `blockyard ram save`, to begin with"),
+    param("load", PATH, "", "a file of `blockyard ram save`, to begin with"),
     param(
         "mem_limit",
         size(0, 1 << 46),
@@ -331,14 +319,14 @@ const RAM_HINTS: &[(&str, &str)] = &[
 const VOLUME: &[Param] = &[
     param(
         "path",
-        text(4 * KIB as usize),
+        PATH,
         "",
         "the pool: a directory, which is made if there is none, or a block device; empty: a \
          directory of the volume's name, in the state directory",
     ),
     param(
         "path2",
-        text(4 * KIB as usize),
+        PATH,
         "",
         "the directory or disk of the pool's second copy; empty: the one that the first one knows, \
          or none",
@@ -352,9 +340,9 @@ const VOLUME: &[Param] = &[
     ),
     param(
         "degraded",
-        Form::Choice(&["no", "yes"]),
-        "no",
-        "yes: where one of two copies is not there, and may be newer, the other one will do",
+        Form::Switch,
+        "0",
+        "where one of two copies is not there, and may be newer, the other one will do",
     ),
     param(
         "size",

@@ -59,7 +59,7 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
         path: pool_path(spec),
         path2: spec.text("path2").map(PathBuf::from),
         copies: spec.number("copies") as u8,
-        degraded: spec.choice("degraded") == 1,
+        degraded: spec.switch("degraded"),
         name: spec.name().to_owned(),
         size: spec.number("size"),
         volblocksize: spec.small("volblocksize"),

@@ -28,8 +28,7 @@ pub fn attach<D: Directory>(
 ) -> Result<Mirror<D>, VolumeError> {
     let (title, other_title) = (path.display().to_string(), other.display().to_string());
     if !has_pool(&directory)? {
-        let wanted = "the directory or the disk of a pool".to_owned();
-        return Err(VolumeError::Invalid { field: "path", value: title, wanted });
+        return Err(VolumeError::NoPool { path: path.to_owned() });
     }
     let known = read_label(&directory)?.map(|(label, _)| label);
     if let Some(label) = &known

@@ -1,6 +1,7 @@
 //! Where the copies of a pool are, for real.
 
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::Mirror;
@@ -66,8 +67,12 @@ impl Places {
         let Some(second) = self.second()? else {
             return Ok(Places { path: store::place(&self.path)?, path2: None, degraded });
         };
-        let is_used =
-            |path: &PathBuf| is_pool(path) || path.join(FILE).exists() || Disk::is_one(path);
+        // Where the system does not say what is there, nothing is made.
+        let is_used = |path: &PathBuf| {
+            is_pool(path).unwrap_or(true)
+                || !matches!(store::found(&path.join(FILE)), Ok(None))
+                || Disk::is_one(path)
+        };
         let is_fresh = ![&self.path, &second].into_iter().any(is_used);
         let settled = |path: &PathBuf| match path.canonicalize() {
             Err(_) if is_fresh => store::place(path),
@@ -75,7 +80,7 @@ impl Places {
         };
         let (path, second) = (settled(&self.path)?, settled(&second)?);
         for (field, path) in [("path", &path), ("path2", &second)] {
-            if path.exists() && !is_place(path) {
+            if path.exists() && !is_place(path)? {
                 let wanted = "a directory, a block device or a file".to_owned();
                 let value = path.display().to_string();
                 return Err(VolumeError::Invalid { field, value, wanted });
@@ -120,7 +125,11 @@ impl Places {
         let take = |path: &Path| RealDirectory::take_for(path, purpose);
         let mut failed = None;
         let mut given = |path: &PathBuf| {
-            let directory = match is_place(path).then(|| take(path)).transpose() {
+            let taken = match is_place(path) {
+                Ok(is_place) => is_place.then(|| take(path)).transpose(),
+                Err(error) => Err(error),
+            };
+            let directory = match taken {
                 // A disk that has died may still have a name.
                 Err(error @ VolumeError::Io { .. }) => {
                     tracing::error!("{error}: as if it were not there");
@@ -182,13 +191,20 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
 }
 
 /// Whether a path names what a pool may be on, and that is there.
-fn is_place(path: &Path) -> bool {
-    path.is_dir() || Disk::is_one(path)
+///
+/// # Errors
+/// If the system does not say what is there.
+fn is_place(path: &Path) -> Result<bool, VolumeError> {
+    let doing = || format!("cannot look at `{}`", path.display());
+    let found = store::found(path).map_err(VolumeError::io(doing()))?;
+    Ok(found.is_some_and(|it| it.is_dir() || it.is_file() || it.file_type().is_block_device()))
 }
 
 /// Refuses a directory and a disk together: the one grows, and the other one does not.
 fn same_kind(path: &Path, second: &Path) -> Result<(), VolumeError> {
-    if Disk::is_one(path) == Disk::is_one(second) || !is_place(path) || !is_place(second) {
+    // One that cannot be looked at is said to be so when it is taken.
+    let is_there = |path| is_place(path).unwrap_or(false);
+    if Disk::is_one(path) == Disk::is_one(second) || !is_there(path) || !is_there(second) {
         return Ok(());
     }
     let wanted =
@@ -209,14 +225,13 @@ pub fn attach(
     consent: bool,
     tell: &mut Tell<'_>,
 ) -> Result<(), VolumeError> {
-    for (field, path, wanted) in [
-        ("path", path, "the directory or the disk of a pool"),
-        ("path2", other, "an empty directory or disk that is there"),
-    ] {
-        if !is_place(path) {
-            let (value, wanted) = (path.display().to_string(), wanted.to_owned());
-            return Err(VolumeError::Invalid { field, value, wanted });
-        }
+    if !is_place(path)? {
+        return Err(VolumeError::NoPool { path: path.to_owned() });
+    }
+    if !is_place(other)? {
+        let (value, wanted) =
+            (other.display().to_string(), "an empty directory or disk".to_owned());
+        return Err(VolumeError::Invalid { field: "path2", value, wanted });
     }
     same_kind(path, other)?;
     let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
