@@ -1,7 +1,7 @@
 //! What leaves a pool and comes into another: streams and images, whole or cut short.
 
 use super::{kill, uri};
-use crate::attach::Unmount;
+use crate::attach::{Loop, Unmount};
 use crate::place::Place;
 use crate::run::{nbdsh, ok, run};
 use crate::yard::{Yard, blockyard};
@@ -241,4 +241,79 @@ fn small(place: &Place, size: &str) -> Unmount {
     std::fs::create_dir(&dir).unwrap();
     ok(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", &dir]);
     Unmount(dir)
+}
+
+/// Commands that were refused left a pool of 385 MB: it was made before they were looked at.
+#[test]
+fn what_is_refused_makes_no_pool() {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let (garbage, device) = (place.file("garbage"), format!("volume:///v0?path={pool}"));
+    std::fs::write(&garbage, "something else".repeat(100)).unwrap();
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat()).fails().err;
+    for (said, wanted) in [
+        (volume(&["create", &pool, "a b", "--size", "1G"]), "name: `a b`"),
+        (volume(&["create", &pool, "a", "--size", "20k"]), "size: `20480`"),
+        (volume(&["create", &pool, "a", "--size", "1G", "--volblocksize", "6k"]), "volblocksize"),
+        (
+            volume(&["create", &pool, "a", "--size", "1G", "--reservation", "2G"]),
+            "reservation: `2147483648`",
+        ),
+        (volume(&["receive", &pool, "v0", "-i", &garbage]), "`stream` does not begin"),
+        (volume(&["receive", &pool, "a b", "-i", &garbage]), "name: `a b`"),
+        (Yard::try_serve(&[&device]).unwrap_err().1, "size: "),
+        (Yard::try_serve(&[&format!("{device}&size=20k")]).unwrap_err().1, "size: "),
+    ] {
+        assert!(said.contains(wanted), "{said}");
+        assert!(!std::path::Path::new(&pool).exists(), "{said}");
+    }
+    // A directory that has other things keeps them, and nothing else.
+    std::fs::create_dir(&pool).unwrap();
+    std::fs::write(format!("{pool}/notes"), "mine").unwrap();
+    for device in [format!("{device}&size=1G"), format!("smr:///s?backing={pool}&size=1G")] {
+        Yard::try_serve(&[&device]).unwrap_err();
+        assert_eq!(std::fs::read_dir(&pool).unwrap().count(), 1, "{device}");
+    }
+}
+
+/// `export` to a block device, a pipe that has a name, or `/dev/null` was refused by the system:
+/// these have no length to be changed.
+#[test]
+fn an_image_goes_to_what_is_no_file() {
+    let place = Place::new();
+    let (pool, raw, pipe) = (place.file("pool"), place.file("raw"), place.file("pipe"));
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    let yard = Yard::serve(&[&uri(&place, "v0", "&size=8M")]);
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'some' * 16384, 3 << 20)\nh.flush()");
+    drop(yard);
+    volume(&["export", &pool, "v0", &raw]).ok();
+    let wanted = std::fs::read(&raw).unwrap();
+    assert_eq!(wanted.len(), 8 << 20);
+    volume(&["export", &pool, "v0", "/dev/null"]).ok();
+    ok(&["mkfifo", &pipe]);
+    let read = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read(pipe).unwrap()
+    });
+    volume(&["export", &pool, "v0", &pipe]).ok();
+    assert!(read.join().unwrap() == wanted);
+    let refused = volume(&["export", &pool, "v0", "/dev/null", "--format", "qcow2"]).fails();
+    assert!(refused.err.contains("is not written in order"), "{refused}");
+    // What was on a device before is gone, also where the image has zeros.
+    for (len, is_long_enough) in [(8 << 20, true), (4 << 20, false)] {
+        let file = place.file(&format!("disk-{len}"));
+        std::fs::write(&file, vec![0xff; len]).unwrap();
+        let device = Loop::attach(&file);
+        let exported = volume(&["export", &pool, "v0", &device.0]);
+        if is_long_enough {
+            exported.ok();
+            assert!(std::fs::read(&device.0).unwrap() == wanted);
+            volume(&["export", &pool, "v0", &device.0, "--format", "qcow2"]).ok();
+            let compare = ["qemu-img", "compare", "-f", "qcow2", "-F", "raw", &device.0, &raw];
+            ok(&compare);
+        } else {
+            let error = exported.fails().err;
+            assert!(error.contains("has 4194304 bytes; the image needs 8388608"), "{error}");
+        }
+    }
 }

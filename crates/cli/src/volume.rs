@@ -11,6 +11,8 @@ mod written;
 use std::io::Write;
 
 use blockyard_volume::VolumeError;
+use blockyard_volume::admin::check_new;
+use blockyard_volume::device::is_pool;
 use blockyard_volume::store::mirror::places;
 use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
@@ -35,6 +37,11 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let reservation_bytes = args.reservation;
             let request =
                 VolumeRequest { size_bytes, volblocksize_bytes, reservation_bytes, ..nothing() };
+            // Everything is checked before a pool is made, or a disk is overwritten by one.
+            if !is_pool(&args.at.pool.pool) {
+                let reserved = reservation_bytes.unwrap_or(0);
+                check_new(&args.at.name, args.size, block_bytes, reserved).map_err(refused)?;
+            }
             let make = Make::IfMissing { consent: args.force };
             work_in(Pool::find(&args.at.pool, make)?, &args.at, "create", request, out)
         }

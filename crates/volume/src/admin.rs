@@ -51,6 +51,36 @@ pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
     }
 }
 
+/// Checks the parameters of a volume that is to be made, as far as that needs no pool: what is
+/// refused leaves nothing, not even a pool. `block_bytes` 0: 16 KiB.
+///
+/// # Errors
+/// The first value that is not possible.
+pub fn check_new(
+    name: &str,
+    size: u64,
+    block_bytes: u32,
+    reserved_bytes: u64,
+) -> Result<(), VolumeError> {
+    new_volume_name(name)?;
+    let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
+    if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
+        return invalid("volblocksize", &block_bytes.to_string(), "4k, 8k, 16k, 32k or 64k");
+    }
+    if size == 0 {
+        return invalid("size", "0", "the size of the volume, which does not exist yet");
+    }
+    blocks(size, block_bytes)?;
+    match reserved_bytes <= size {
+        true => Ok(()),
+        false => invalid(
+            "reservation",
+            &reserved_bytes.to_string(),
+            &format!("the size at most, {size}"),
+        ),
+    }
+}
+
 /// A length in whole blocks.
 fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     let unit = u64::from(block_bytes);
@@ -102,11 +132,8 @@ impl<D: Directory> Running<D> {
         block_bytes: u32,
         reserved_bytes: u64,
     ) -> Result<(), VolumeError> {
-        new_volume_name(name)?;
+        check_new(name, size, block_bytes, 0)?;
         let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
-        if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
-            return invalid("volblocksize", &block_bytes.to_string(), "4k, 8k, 16k, 32k or 64k");
-        }
         self.is_free(name)?;
         let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
         self.may_reserve(reserved_bytes, size, 0)?;

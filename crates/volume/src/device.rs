@@ -7,6 +7,7 @@ use std::sync::Arc;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
 
+use crate::admin::check_new;
 use crate::config::{SyncMode, VolumeConfig};
 use crate::door::Door;
 use crate::error::VolumeError;
@@ -80,7 +81,12 @@ impl Volume {
         let commit = config.commit.unwrap_or(options.commit);
         let store = config.store.unwrap_or(options.store);
         let options = Options { map_cache_bytes, commit, store, ..options };
-        let running = Running::open_places(&config.places()?, options)?;
+        let places = config.places()?;
+        // Everything is checked before a pool is made.
+        if !places.has_pool() {
+            check_new(&config.name, config.size, config.volblocksize, config.reservation)?;
+        }
+        let running = Running::open_places(&places, options)?;
         agrees(&running, &config)?;
         Volume::open_in(running, config)
     }
@@ -193,10 +199,6 @@ fn find_or_make<D: Directory>(
     let pool = running.pool();
     let live = match pool.find(&config.name) {
         Ok(live) => live,
-        Err(_) if config.size == 0 => {
-            let wanted = "the size of the volume, which does not exist yet".to_owned();
-            return Err(VolumeError::Invalid { field: "size", value: "0".to_owned(), wanted });
-        }
         Err(_) => {
             let VolumeConfig { name, size, volblocksize, reservation, .. } = config;
             running.create_reserved(name, *size, *volblocksize, *reservation)?;

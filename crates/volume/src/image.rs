@@ -12,15 +12,17 @@ use crate::error::VolumeError;
 use crate::receive::{Incoming, Part};
 
 use qcow2::Qcow2;
-use raw::{Piped, Sparse};
+use raw::{OnDevice, Piped, Sparse};
 
 /// What an image is to be.
 pub enum Image<'a> {
     /// Raw, in a file that is empty: what is zeros takes no space.
     Raw(&'a File),
-    /// Raw, for somebody who reads it in order.
+    /// Raw, on a block device at least as long: zeros are written, or the device is told of them.
+    Device(&'a File),
+    /// Raw, for a reader that takes it in order.
     RawPipe(&'a mut dyn Write),
-    /// qcow2, in a file that is empty.
+    /// qcow2, in a file that is empty, or on a block device.
     Qcow2(&'a File),
 }
 
@@ -62,6 +64,7 @@ pub fn export(
     let failed = || VolumeError::io("cannot write the image");
     let mut sink: Box<dyn Sink + '_> = match image {
         Image::Raw(file) => Box::new(Sparse::new(file, size_bytes).map_err(failed())?),
+        Image::Device(file) => Box::new(OnDevice::new(file, size_bytes).map_err(failed())?),
         Image::RawPipe(out) => Box::new(Piped::new(out, size_bytes)),
         Image::Qcow2(file) => Box::new(Qcow2::new(file, size_bytes).map_err(failed())?),
     };

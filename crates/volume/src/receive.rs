@@ -121,6 +121,25 @@ impl<'a> Incoming<'a> {
     }
 }
 
+/// Reads the head of a stream that is to become the first volume of a pool which is not there yet,
+/// and checks it and the name: what is refused leaves nothing, not even a pool. Answers the bytes.
+///
+/// # Errors
+/// If it cannot be read, or is no stream that builds on nothing.
+pub fn begin_new(name: &str, input: &mut dyn Read) -> Result<Vec<u8>, VolumeError> {
+    match name.contains('@') {
+        true => _ = snapshot_name(name)?,
+        false => volume_name(name)?,
+    }
+    let mut bytes = [0; HEAD_BYTES];
+    fill(input, &mut bytes, 0)?;
+    let head = Head::parse(&bytes).map_err(VolumeError::Stream)?;
+    match head.base {
+        None => Ok(bytes.to_vec()),
+        Some(_) => Err(VolumeError::NoSuchVolume { name: name.to_owned() }),
+    }
+}
+
 /// Reads all of it; `before` bytes of the stream were read before.
 fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
     let mut at = 0;

@@ -1,6 +1,7 @@
 //! `volume export`.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use blockyard_volume::VolumeError;
@@ -17,12 +18,15 @@ use crate::args::{ImageFormat, VolumeExportArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 
+/// Why a qcow2 image is not written to a pipe.
+const NO_ORDER: &str =
+    "export: a qcow2 image is not written in order; wanted a file, or --format raw";
+
 pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<(), Failure> {
     let to_stdout = args.file.as_os_str() == "-";
     let format = args.format.map_or_else(|| format_of(&args.file), Ok)?;
     if to_stdout && format == ImageFormat::Qcow2 {
-        let text = "export: a qcow2 image is not written in order; wanted a file, or --format raw";
-        return Err(Failure::new(Code::Usage, text));
+        return Err(Failure::new(Code::Usage, NO_ORDER));
     }
     if to_stdout && std::io::stdout().is_terminal() {
         let text = "export: standard output is a terminal; wanted a pipe or a file";
@@ -49,9 +53,14 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         };
     }
     let done = Written::create(&args.file).and_then(|written| {
+        let mut file = &written.file;
+        let kind = file.metadata().map_err(|error| file_failed(&args.file, &error))?.file_type();
         let image = match format {
-            ImageFormat::Raw => Image::Raw(&written.file),
-            ImageFormat::Qcow2 => Image::Qcow2(&written.file),
+            ImageFormat::Raw if kind.is_file() => Image::Raw(file),
+            ImageFormat::Raw if kind.is_block_device() => Image::Device(file),
+            ImageFormat::Raw => Image::RawPipe(&mut file),
+            ImageFormat::Qcow2 if kind.is_file() || kind.is_block_device() => Image::Qcow2(file),
+            ImageFormat::Qcow2 => return Err(Failure::new(Code::Usage, NO_ORDER)),
         };
         let exported = write_image(&mut source, image, &mut tell).map_err(|error| match error {
             VolumeError::Io { source, .. } => file_failed(&args.file, &source),

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use blockyard_volume::device::is_pool;
+use blockyard_volume::receive::begin_new;
 use blockyard_volume::send::{Sending, Sent};
 use blockyard_volume::store::Backing;
 use blockyard_volume::{Running, VolumeError};
@@ -176,6 +178,11 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         None => Box::new(io::stdin()),
     };
     let (at, mut progress) = (&args.at, Progress::new("received"));
+    // A pool is made when it is known that there is something to receive.
+    if !is_pool(&at.pool.pool) {
+        let head = begin_new(&at.name, &mut input).map_err(refused)?;
+        input = Box::new(io::Cursor::new(head).chain(input));
+    }
     let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
     let received = match Pool::find(&at.pool, Make::IfMissing { consent: false })? {

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use blockyard_core::owner_only;
@@ -48,7 +48,14 @@ impl<'a> Written<'a> {
         });
         let (opened, file) = match &beside {
             Some((unfinished, _)) => (unfinished.as_path(), begin(unfinished, found.as_ref())),
-            None => (path, File::options().read(true).write(true).open(path)),
+            // A pipe waits for its reader; a block device must have no other user.
+            None => {
+                let is_disk = found.is_some_and(|it| it.file_type().is_block_device());
+                let flags = if is_disk { OFlags::EXCL } else { OFlags::empty() };
+                let mut options = File::options();
+                options.write(true).custom_flags(flags.bits().cast_signed());
+                (path, options.open(path))
+            }
         };
         let file = file.map_err(|error| file_failed(opened, &error))?;
         Ok(Written { path, beside, file, is_finished: false })

@@ -42,7 +42,10 @@ pub(super) struct Qcow2<'a> {
 
 impl<'a> Qcow2<'a> {
     pub(super) fn new(file: &'a File, size_bytes: u64) -> io::Result<Qcow2<'a>> {
-        file.set_len(0)?;
+        // A block device has no length to be changed; what it has is overwritten or named by none.
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
         let tables = size_bytes.div_ceil(CLUSTER * L2_ENTRIES);
         Ok(Qcow2 {
             file,

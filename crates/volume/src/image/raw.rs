@@ -1,8 +1,10 @@
 //! Raw images: the bytes of the disk, one behind the other.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
+
+use rustix::fs::FallocateFlags;
 
 use super::{Sink, is_zero};
 
@@ -44,7 +46,59 @@ impl Sink for Sparse<'_> {
     }
 }
 
-/// Bytes for somebody who cannot seek: zeros too.
+/// A block device, on which what is zeros on the disk may be anything before.
+pub(super) struct OnDevice<'a> {
+    file: &'a File,
+    at: u64,
+    size_bytes: u64,
+}
+
+impl<'a> OnDevice<'a> {
+    pub(super) fn new(mut file: &'a File, size_bytes: u64) -> io::Result<OnDevice<'a>> {
+        let len = file.seek(SeekFrom::End(0))?;
+        if len < size_bytes {
+            let text = format!("the device has {len} bytes; the image needs {size_bytes}");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        Ok(OnDevice { file, at: 0, size_bytes })
+    }
+
+    fn zeros_to(&mut self, end: u64) -> io::Result<()> {
+        if self.at == end {
+            return Ok(());
+        }
+        let zero = || {
+            let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(self.file, flags, self.at, end - self.at)
+        };
+        if rustix::io::retry_on_intr(zero).is_err() {
+            let mut at = self.at;
+            while at < end {
+                let len = (end - at).min(ZEROS.len() as u64);
+                self.file.write_all_at(&ZEROS[..len as usize], at)?;
+                at += len;
+            }
+        }
+        self.at = end;
+        Ok(())
+    }
+}
+
+impl Sink for OnDevice<'_> {
+    fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.zeros_to(at)?;
+        self.file.write_all_at(bytes, at)?;
+        self.at = at + bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.zeros_to(self.size_bytes)?;
+        self.file.sync_all()
+    }
+}
+
+/// Bytes for a reader that cannot seek: zeros too.
 pub(super) struct Piped<'a> {
     out: &'a mut dyn Write,
     at: u64,

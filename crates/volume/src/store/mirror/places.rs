@@ -94,6 +94,12 @@ impl Places {
         Ok(Places { path, path2: Some(second), degraded })
     }
 
+    /// Whether there is a pool, or a copy of one, in one of them.
+    pub(crate) fn has_pool(&self) -> bool {
+        let has = |path: &Path| is_pool(path) || !matches!(known(path), Ok(None));
+        has(&self.path) || self.path2.as_deref().is_some_and(has)
+    }
+
     /// All of them.
     pub(crate) fn all(&self) -> Vec<PathBuf> {
         std::iter::once(&self.path).chain(&self.path2).cloned().collect()
