@@ -157,7 +157,7 @@ fn a_pool_that_is_removed_below_us_is_told() {
     assert_eq!(again(0), EIO);
     check(&mut client, 0..4);
     let said = yard.complained();
-    assert!(said.contains("/pool: it was removed while it was open"), "{said}");
+    assert!(said.contains("/pool: it was removed or replaced while it was open"), "{said}");
 }
 
 /// A pool that is moved is the same one: what it needs is made where it is now.

@@ -13,7 +13,7 @@ use crate::bytes::crc;
 use crate::error::VolumeError;
 use crate::format::catalogue::{self, Listed, Traits, Whole};
 use crate::format::entry::{Codec, ENTRY_BYTES, Entry};
-use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, Superblock};
+use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use crate::format::{FAN, PAGE_BYTES};
 use crate::map::{self, Leaf, Node};
 use crate::pool::Pool;
@@ -200,7 +200,7 @@ pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
     }
     let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let next = Superblock { sequence: superblock.sequence.saturating_add(1), ..*superblock };
-    if let Err(error) = write_superblock(pool.segments(), &next) {
+    if let Err(error) = write_superblock(pool.segments(), &next, Epochs::Of(next.epoch)) {
         pool.poison(&format!("a superblock could not be written: {error}"));
         return false;
     }
@@ -241,12 +241,12 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
         catalogue_crc: crc(&bytes),
         ..superblock
     };
-    write_superblock(pool.segments(), &next)?;
+    write_superblock(pool.segments(), &next, Epochs::Of(next.epoch))?;
     // A log that was moved is named by no group: both slots have to say where it goes on.
     let next = match frozen.log.offset {
         0 => {
             let next = Superblock { sequence: next.sequence.saturating_add(1), ..next };
-            write_superblock(pool.segments(), &next)?;
+            write_superblock(pool.segments(), &next, Epochs::Of(next.epoch))?;
             next
         }
         _ => next,
@@ -277,17 +277,60 @@ fn write_pages<D: Directory>(
     Ok((top, bytes))
 }
 
-/// Writes a superblock to its slot, durably.
+/// The epochs that the slots of the superblock have if no other process has opened the pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Epochs {
+    /// None later than this, which an opening has found: a power cut may have left older ones.
+    UpTo(u64),
+    /// This one in a slot at least, which this process has written to both, and none later.
+    Of(u64),
+}
+
+/// Writes a superblock to its slot, durably, if the slots have these epochs.
+///
+/// # Errors
+/// Also if another process has opened the pool, or an older superblock was put back.
 pub(crate) fn write_superblock<D: Directory>(
     segments: &Segments<D>,
     superblock: &Superblock,
+    epochs: Epochs,
 ) -> io::Result<()> {
+    segments.directory().look()?;
     let file = segments.directory().open(FILE)?.ok_or(io::ErrorKind::NotFound)?;
+    is_owned(&file, epochs)?;
     let memory = crate::buffer::Memory::new(SLOT_BYTES as u64);
     let mut bytes = memory.take_beyond(SLOT_BYTES);
     superblock.print(&mut bytes);
     file.write_at(superblock.slot(), &[&bytes])?;
     file.sync()
+}
+
+/// Checks the epochs of the slots of each copy. A slot that cannot be read says nothing. The locks
+/// keep other processes out; this notices one that came in past them, and a superblock that was
+/// restored.
+fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
+    let whole = SLOTS as usize * SLOT_BYTES;
+    let mut bytes = crate::buffer::Memory::new(whole as u64).take_beyond(whole);
+    for copy in 0..file.copies() {
+        if file.read_copy(copy, 0, &mut bytes).is_err() {
+            continue;
+        }
+        let epochs = || bytes.chunks(SLOT_BYTES).flat_map(Superblock::parse).map(|it| it.epoch);
+        let is_owned = match wanted {
+            Epochs::UpTo(last) => epochs().all(|epoch| epoch <= last),
+            Epochs::Of(own) => {
+                epochs().all(|epoch| epoch <= own)
+                    && (epochs().next().is_none() || epochs().any(|epoch| epoch == own))
+            }
+        };
+        if !is_owned {
+            return Err(io::Error::other(
+                "the superblock is not the one that this process wrote: another process has opened \
+                 the pool, or the superblock was restored",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Writes pages into segments of their own, one behind the other.

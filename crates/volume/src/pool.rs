@@ -246,7 +246,7 @@ impl<D: Directory> Pool<D> {
     /// Looks whether the pool is still there: nothing more is said to be durable then.
     pub(crate) fn look(&self) {
         if let Err(error) = self.segments.directory().look() {
-            self.poison(&format!("it was removed while it was open ({error})"));
+            self.poison(&format!("it was removed or replaced while it was open ({error})"));
         }
     }
 

@@ -23,7 +23,7 @@ use std::thread::Scope;
 
 use crate::apply::Apply;
 use crate::buffer::{ALIGN, Buffer, Memory};
-use crate::checkpoint::{Marks, write_superblock};
+use crate::checkpoint::{Epochs, Marks, write_superblock};
 use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::Change;
 use crate::format::entry::{Codec, Entry};
@@ -133,6 +133,14 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     Ok(Superblock::all(&Superblock::best(copies.iter().map(|bytes| &bytes[..])))?)
 }
 
+/// An epoch for an opening: later than all before, by a random part of 2^32. So two openings of one
+/// state, which the locks prevent, would differ, and each process finds out by its superblock.
+fn fresh_epoch<D: Directory>(directory: &D, last: u64) -> Result<u64, VolumeError> {
+    let id = directory.fresh_id().map_err(VolumeError::io("cannot draw an epoch"))?;
+    let step = crate::bytes::u32_at(&id, 0);
+    Ok(last.saturating_add(1).saturating_add(step.into()))
+}
+
 /// Makes a pool.
 fn make<D: Directory>(
     directory: D,
@@ -171,7 +179,7 @@ fn make<D: Directory>(
         align,
         segment_bytes,
         sequence: 0,
-        epoch: 1,
+        epoch: fresh_epoch(segments.directory(), 0)?,
         log: LogPlace { segment: 0, offset: 0, next, number: 1, chain: 0 },
         catalogue: Entry::HOLE,
         catalogue_bytes: 0,
@@ -204,6 +212,8 @@ fn make<D: Directory>(
 struct Recovery<'a, D: Directory> {
     segments: &'a Segments<D>,
     superblock: Superblock,
+    /// The latest epoch of the superblocks that were found.
+    newest_epoch: u64,
     memory: Arc<Memory>,
     volumes: Volumes,
     marks: Marks,
@@ -232,6 +242,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Recovery {
             segments,
             superblock,
+            newest_epoch: superblock.epoch,
             memory: Memory::new(ALIGN as u64),
             volumes: Volumes { next_id: 1, ..Volumes::default() },
             marks: Marks::new(segments.bytes()),
@@ -263,6 +274,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
                     // What is written next takes the place of the one that is of no use.
                     if let Some(newest) = slots.first() {
                         recovery.superblock.sequence = newest.sequence.saturating_add(1);
+                        recovery.newest_epoch = newest.epoch.max(superblock.epoch);
                         // The log has to have what that one stood for.
                         let durable = newest.log.number.saturating_sub(1);
                         recovery.durable = recovery.durable.max(durable).max(newest.durable);
@@ -282,7 +294,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
     fn run(mut self) -> Result<Recovered, VolumeError> {
         self.replay()?;
         self.fasten()?;
-        let epoch = self.epoch.max(self.superblock.epoch).saturating_add(1);
+        let owned = self.newest_epoch;
+        let epoch = fresh_epoch(self.segments.directory(), self.epoch.max(owned))?;
         let sequence = self.superblock.sequence.saturating_add(2);
         let durable = self.place.number.saturating_sub(1);
         let superblock = Superblock { epoch, sequence, durable, ..self.superblock };
@@ -290,8 +303,8 @@ impl<'a, D: Directory> Recovery<'a, D> {
         // Both slots: what only the older one needed is free from now on, and the newer one may
         // have been in memory only.
         let first = Superblock { sequence: sequence.saturating_sub(1), ..superblock };
-        let written = write_superblock(self.segments, &first)
-            .and_then(|()| write_superblock(self.segments, &superblock));
+        let written = write_superblock(self.segments, &first, Epochs::UpTo(owned))
+            .and_then(|()| write_superblock(self.segments, &superblock, Epochs::Of(epoch)));
         written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
         // What the checkpoint needs, what is in the log behind it, and what both have become.
         let maps: Vec<Frozen> = self.volumes.by_id.values().map(|live| live.map.freeze()).collect();

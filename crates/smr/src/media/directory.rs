@@ -1,15 +1,23 @@
 //! A real directory as a [`Store`], locked against a second process.
+//!
+//! It is held open, and names are looked for in what is held, so that a directory that is renamed
+//! meanwhile is the same one. Three things are locked, so that no file which is deleted, renamed or
+//! restored lets a second process in: the directory itself, its superblock, and the file `lock`.
+#![allow(clippy::disallowed_types)] // The superblock is opened once.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::error::MediaError;
 use super::store::{Store, StoreFile};
+use super::superblock;
 use super::word::Id;
 
 /// The file that is locked.
@@ -25,15 +33,33 @@ const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Locked until it is dropped, or the process dies.
+    /// What names are looked for in, locked until it is dropped, or the process dies.
+    open: File,
+    /// Locked likewise.
     lock: File,
+    /// This process has made the file `lock`, and the directory: they go again if no disk is made.
+    has_made: (bool, bool),
+    /// The superblock, locked likewise, once there is one.
+    superblock: Mutex<Option<File>>,
 }
 
-/// A program that is started just then has every file of this process until it is executed.
+/// A process that is started at that moment has every file of this process until it executes its
+/// program: so the locks are given up, not only closed.
 impl Drop for Directory {
     fn drop(&mut self) {
+        let is_none = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())
+            .is_err_and(|error| error == Errno::NOENT);
+        let (has_made_lock, has_made_path) = self.has_made;
+        if is_none && has_made_lock {
+            _ = self.remove(LOCK);
+            if has_made_path {
+                // One that holds anything stays.
+                _ = std::fs::remove_dir(&self.path);
+            }
+        }
         // What is not unlocked is closed now.
-        _ = self.lock.unlock();
+        let superblock = self.superblock().take();
+        superblock.iter().chain([&self.lock, &self.open]).for_each(|file| _ = file.unlock());
     }
 }
 
@@ -44,14 +70,49 @@ impl Directory {
     /// If it cannot be made, or if another process has it.
     pub fn take(path: &Path) -> Result<Directory, MediaError> {
         let what = |doing: &str| format!("{doing} {}", path.display());
+        let in_use = || MediaError::InUse { path: path.to_owned() };
+        let has_made_path = !path.exists();
         owner_only::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
-        let lock = path.join(LOCK);
-        let lock = owner_only::make_options().open(lock);
+        let open = File::open(path).map_err(MediaError::io(what("cannot open")))?;
+        // Some file systems cannot lock a directory.
+        if matches!(open.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Err(in_use());
+        }
+        let has_made_lock = rustix::fs::statat(&open, LOCK, AtFlags::empty()).is_err();
+        let lock = at(&open, LOCK, OFlags::RDWR | OFlags::CREATE);
         let lock = lock.map_err(MediaError::io(what("cannot write to")))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Directory { path: path.to_owned(), lock }),
-            Err(TryLockError::WouldBlock) => Err(MediaError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(source)) => Err(MediaError::io(what("cannot lock"))(source)),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(in_use()),
+            Err(TryLockError::Error(source)) => {
+                return Err(MediaError::io(what("cannot lock"))(source));
+            }
+        }
+        let has_made = (has_made_lock, has_made_path);
+        let path = path.to_owned();
+        let directory = Directory { path, open, lock, has_made, superblock: Mutex::default() };
+        match directory.lock_superblock() {
+            // What is wrong with it is told where it is read.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(directory),
+            Err(TryLockError::WouldBlock) => Err(in_use()),
+        }
+    }
+
+    fn superblock(&self) -> MutexGuard<'_, Option<File>> {
+        self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens and locks the superblock that is there now, if there is one.
+    fn lock_superblock(&self) -> Result<(), TryLockError> {
+        let Some(file) = self.open(superblock::FILE).map_err(TryLockError::Error)? else {
+            return Ok(());
+        };
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(TryLockError::WouldBlock),
+            _ => {
+                *self.superblock() = Some(file);
+                Ok(())
+            }
         }
     }
 
@@ -70,6 +131,13 @@ impl Directory {
     }
 }
 
+/// Opens a name in a directory.
+fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let opened = || rustix::fs::openat(open, name, flags | OFlags::CLOEXEC, mode);
+    Ok(rustix::io::retry_on_intr(opened)?.into())
+}
+
 impl Store for Directory {
     type File = File;
 
@@ -78,7 +146,7 @@ impl Store for Directory {
     }
 
     fn open(&self, name: &str) -> io::Result<Option<File>> {
-        match OpenOptions::new().read(true).write(true).open(self.path.join(name)) {
+        match at(&self.open, name, OFlags::RDWR) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -86,29 +154,51 @@ impl Store for Directory {
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<File> {
-        let file = owner_only::make_options().truncate(true).open(self.path.join(name))?;
+        let file = at(&self.open, name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
         file.set_len(len)?;
         Ok(file)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        std::fs::rename(self.path.join(from), self.path.join(to))
+        rustix::fs::renameat(&self.open, from, &self.open, to)?;
+        if to == superblock::FILE {
+            self.lock_superblock().map_err(io::Error::from)?;
+        }
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        match std::fs::remove_file(self.path.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        match rustix::fs::unlinkat(&self.open, name, AtFlags::empty()) {
+            Err(error) if error != Errno::NOENT => Err(error.into()),
             _ => Ok(()),
         }
     }
 
+    fn look(&self) -> io::Result<()> {
+        let guard = self.superblock();
+        let Some(locked) = &*guard else { return Ok(()) };
+        let named = match rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()) {
+            Err(error @ (Errno::NOENT | Errno::STALE)) => return Err(error.into()),
+            // Whatever else is wrong says nothing about that.
+            Err(_) => return Ok(()),
+            Ok(named) => named,
+        };
+        let locked = locked.metadata()?;
+        match (locked.dev(), locked.ino()) == (named.st_dev, named.st_ino) {
+            true => Ok(()),
+            false => Err(io::Error::other("another file has the name of the superblock")),
+        }
+    }
+
     fn sync_names(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        self.open.sync_all()
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        let entries = std::fs::read_dir(&self.path)?;
-        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let names = Dir::read_from(&self.open)?.map(|entry| Ok(name(entry?)));
+        let names: Vec<String> = names.collect::<io::Result<_>>()?;
+        Ok(names.into_iter().filter(|name| name != "." && name != "..").collect())
     }
 
     fn boot(&self) -> io::Result<Id> {
@@ -163,17 +253,38 @@ impl StoreFile for File {
 mod tests {
     use super::*;
 
-    /// Whoever else knows the file that is locked, the directory is free when this is gone.
+    fn place(name: &str) -> PathBuf {
+        let name = format!("blockyard-smr-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // Of a process of this number that was killed.
+        _ = std::fs::remove_dir_all(&path);
+        path
+    }
+
+    /// Whichever process has a copy of the descriptor, the directory is free when this is dropped.
     #[test]
     fn it_is_free_when_it_is_dropped() {
-        let name = format!("blockyard-smr-directory-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = place("directory");
         let directory = Directory::take(&path).unwrap();
         assert!(matches!(Directory::take(&path), Err(MediaError::InUse { .. })));
         let known = directory.lock.try_clone().unwrap();
+        let known = (known, directory.open.try_clone().unwrap());
         drop(directory);
         drop(Directory::take(&path).unwrap());
         drop(known);
+    }
+
+    /// `smr:///s?backing=DIR` that was refused left a directory with a file `lock` in it.
+    #[test]
+    fn what_makes_no_disk_leaves_nothing() {
+        let path = place("nothing");
+        drop(Directory::take(&path).unwrap());
+        assert!(!path.exists());
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("notes"), "mine").unwrap();
+        drop(Directory::take(&path).unwrap());
+        let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["notes"]);
         std::fs::remove_dir_all(&path).unwrap();
     }
 
@@ -206,5 +317,33 @@ mod tests {
             }
         }
         std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// The file `lock` of a disk in use was deleted, and a second process opened the disk.
+    #[test]
+    fn no_file_that_is_deleted_or_moved_lets_a_second_process_in() {
+        let (path, moved) = (place("second"), place("second-moved"));
+        let directory = Directory::take(&path).unwrap();
+        directory.create("superblock.new", 4096).unwrap();
+        directory.rename("superblock.new", superblock::FILE).unwrap();
+        let is_refused = |path| matches!(Directory::take(path), Err(MediaError::InUse { .. }));
+        std::fs::remove_file(path.join(LOCK)).unwrap();
+        assert!(is_refused(&path), "its lock was deleted");
+        directory.look().unwrap();
+        std::fs::rename(&path, &moved).unwrap();
+        assert!(is_refused(&moved), "the directory was renamed");
+        // What it makes is where the directory is now.
+        directory.create("live.00", 8).unwrap();
+        assert!(moved.join("live.00").exists() && !path.exists());
+        std::fs::create_dir(&path).unwrap();
+        std::fs::rename(moved.join(superblock::FILE), path.join(superblock::FILE)).unwrap();
+        assert!(is_refused(&path), "its superblock is in another directory");
+        assert!(directory.look().is_err(), "its superblock is gone");
+        std::fs::copy(path.join(superblock::FILE), moved.join(superblock::FILE)).unwrap();
+        assert!(directory.look().is_err(), "its superblock is another file");
+        drop(directory);
+        drop(Directory::take(&moved).unwrap());
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::remove_dir_all(&moved).unwrap();
     }
 }

@@ -288,6 +288,8 @@ impl<S: Store> Files<S> {
         }
         let reached = log.place();
         drop(log);
+        let is_there = self.store.look();
+        is_there.map_err(|error| self.broken("a look at the superblock", &error))?;
         let synced = self.journal.sync();
         synced.map_err(|error| self.broken("a sync of the journal", &error))?;
         locked(&self.log).synced(reached);

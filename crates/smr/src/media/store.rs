@@ -41,6 +41,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If it is there and cannot be removed.
     fn remove(&self, name: &str) -> io::Result<()>;
 
+    /// Fails if the disk was removed or replaced while it is open. Asked before each sync of the
+    /// journal.
+    ///
+    /// # Errors
+    /// What is gone.
+    fn look(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes durable which files there are.
     ///
     /// # Errors

@@ -60,7 +60,8 @@ pub struct Superblock {
     pub segment_bytes: u32,
     /// Counts the superblocks that were written; its parity is the slot.
     pub sequence: u64,
-    /// Counts openings of the pool.
+    /// Which opening of the pool wrote it: later ones have higher numbers, with random steps
+    /// between them.
     pub epoch: u64,
     /// Where the log is to be read from.
     pub log: LogPlace,

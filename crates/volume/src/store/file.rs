@@ -51,7 +51,12 @@ impl Syncs {
 impl RealFile {
     /// All of a file.
     pub(crate) fn of(file: File) -> RealFile {
-        RealFile { file: Arc::new(file), base: 0, len: None, syncs: None }
+        RealFile::sharing(&Arc::new(file))
+    }
+
+    /// All of a file that others have open too.
+    pub(crate) fn sharing(file: &Arc<File>) -> RealFile {
+        RealFile { file: Arc::clone(file), base: 0, len: None, syncs: None }
     }
 
     /// A part of a file, which begins at `base`; with what its syncs have in common with those of

@@ -3,18 +3,24 @@
 //! It is held open, and names are looked for in what is held: a directory that is moved or renamed
 //! meanwhile is the same one, and one that was removed is noticed.
 //!
+//! Three things are locked, so that no file which is deleted, renamed or restored lets a second
+//! process in: the directory itself, its superblock, and the file `lock`, which also says who has
+//! them. A superblock that was removed or replaced meanwhile is noticed ([`Folder::look`]).
+//!
 //! A pool is made in a directory that holds nothing else. Where there is something else, and no
-//! pool, not even the lock is made.
+//! pool, not even the file `lock` is made.
+#![allow(clippy::disallowed_types)] // The superblock is opened once, and replaced when copies are.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
-use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::lock::Lock;
@@ -41,12 +47,19 @@ pub(crate) struct Folder {
     open: File,
     direct: bool,
     purpose: Purpose,
-    /// Locked until it is dropped, or the process dies and its last write has landed. Not there if
-    /// nobody ever was here.
+    /// The directory, locked until this is dropped, or the process dies and its last write has
+    /// landed. `None` where the file system cannot lock a directory.
+    itself: Option<Arc<Lock>>,
+    /// The file `lock`, locked likewise. `None` where there is none and a pool is only looked at,
+    /// or where the directory has other things.
     lock: Option<Arc<Lock>>,
-    /// Whether the lock says who has it: its bytes are nobody else's.
+    /// This process has made the file `lock`, which goes again if no pool is made.
+    has_made_lock: bool,
+    /// Whether the file `lock` says who has it: its bytes are no other program's.
     signs: bool,
-    /// What is there of somebody else, where there is no pool.
+    /// The superblock, locked likewise, once there is one.
+    superblock: Mutex<Option<Lock>>,
+    /// What there is of another program, where there is no pool.
     foreign: Option<String>,
 }
 
@@ -54,7 +67,14 @@ impl Folder {
     /// Takes a directory that is there for this process alone.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Folder, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
+        let in_use = || {
+            let holder = Holder::read(&path.join(LOCK));
+            VolumeError::InUse { path: path.to_owned(), holder }
+        };
         let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
+        let itself = at(&open, ".", OFlags::RDONLY | OFlags::DIRECTORY);
+        let itself = itself.map_err(VolumeError::io(doing("open")))?;
+        let itself = Lock::take_if_able(itself).map_err(|_| in_use())?.map(Arc::new);
         let foreign = match purpose {
             Purpose::Look => None,
             _ => foreign(&open).map_err(VolumeError::io(doing("list")))?,
@@ -63,6 +83,7 @@ impl Folder {
             Purpose::Look => (OFlags::RDONLY, "read"),
             _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
         };
+        let had_lock = rustix::fs::statat(&open, LOCK, AtFlags::empty()).is_ok();
         let lock = match foreign.is_none().then(|| at(&open, LOCK, flags)).transpose() {
             Ok(lock) => lock,
             Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
@@ -70,26 +91,37 @@ impl Folder {
             }
             Err(error) => return Err(VolumeError::io(doing(what))(error)),
         };
+        let has_made_lock = !had_lock && lock.is_some();
         let lock = match lock.map(Lock::take).transpose() {
             Ok(lock) => lock.map(Arc::new),
-            Err(TryLockError::WouldBlock) => {
-                let holder = Holder::read(&path.join(LOCK));
-                return Err(VolumeError::InUse { path: path.to_owned(), holder });
-            }
+            Err(TryLockError::WouldBlock) => return Err(in_use()),
             Err(TryLockError::Error(error)) => return Err(VolumeError::io(doing("lock"))(error)),
         };
-        // Some file systems in memory refuse this; there nothing survives a power cut anyway.
-        let direct = match foreign {
-            None => at(&open, LOCK, OFlags::RDONLY | OFlags::DIRECT).is_ok(),
-            // Of a file without a name, which is nowhere.
-            Some(_) => at(&open, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT).is_ok(),
-        };
+        let direct = is_direct(&open, foreign.is_some());
         let signs = purpose != Purpose::Look && lock.as_ref().is_some_and(|lock| is_ours(lock));
         if purpose != Purpose::Look && lock.is_some() && !signs {
             let shown = path.display();
-            tracing::warn!("{shown}/{LOCK} has bytes of somebody else, and keeps them");
+            tracing::warn!("{shown}/{LOCK} has bytes of another program, and keeps them");
         }
-        let folder = Folder { open, direct, purpose, lock, signs, foreign };
+        let superblock = Mutex::default();
+        let folder = Folder {
+            open,
+            direct,
+            purpose,
+            itself,
+            lock,
+            has_made_lock,
+            signs,
+            superblock,
+            foreign,
+        };
+        if folder.foreign.is_none() {
+            match folder.lock_superblock() {
+                Err(TryLockError::WouldBlock) => return Err(in_use()),
+                // The file is opened again when it is read, and the error told then.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+        }
         if folder.signs && folder.has_pool() {
             narrow(path);
         }
@@ -100,9 +132,39 @@ impl Folder {
         Ok(folder)
     }
 
-    /// What is locked as long as it is this process's.
-    pub(crate) fn lock(&self) -> Option<&Arc<Lock>> {
-        self.lock.as_ref()
+    /// What this process has locked as long as it has the directory.
+    pub(crate) fn locks(&self) -> Vec<Arc<Lock>> {
+        self.itself.iter().chain(&self.lock).cloned().collect()
+    }
+
+    fn superblock(&self) -> MutexGuard<'_, Option<Lock>> {
+        self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens and locks the superblock that is there now, if there is one.
+    fn lock_superblock(&self) -> Result<(), TryLockError> {
+        let found = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty());
+        // What is no regular file is refused where it is read; a pipe would block here.
+        if !found.is_ok_and(|it| FileType::from_raw_mode(it.st_mode).is_file()) {
+            return Ok(());
+        }
+        let file = at(&self.open, superblock::FILE, self.flags()).map_err(TryLockError::Error)?;
+        *self.superblock() = Lock::take_if_able(file)?;
+        Ok(())
+    }
+
+    /// Whether the superblock that is locked is the one that has its name.
+    ///
+    /// # Errors
+    /// If it was removed or replaced, or that cannot be found out.
+    fn is_superblock_same(&self) -> io::Result<bool> {
+        let guard = self.superblock();
+        let Some(locked) = &*guard else { return Ok(true) };
+        let (locked, named) = (
+            locked.metadata()?,
+            rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())?,
+        );
+        Ok((locked.dev(), locked.ino()) == (named.st_dev, named.st_ino))
     }
 
     /// Whether it has a pool, or a copy of one.
@@ -149,11 +211,21 @@ impl Folder {
         Some(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    /// Fails if the pool in it was removed: what is in files that are open lasts as long as they
-    /// are, and not a moment longer.
+    /// Fails if the pool in it was removed or its superblock replaced: what is in files that are
+    /// open lasts as long as they are, and not a moment longer.
     pub(crate) fn look(&self) -> io::Result<()> {
-        match rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()) {
-            Err(error @ (Errno::NOENT | Errno::STALE)) => Err(error.into()),
+        let is_gone = |error: &io::Error| {
+            [Errno::NOENT, Errno::STALE]
+                .map(|it| Some(it.raw_os_error()))
+                .contains(&error.raw_os_error())
+        };
+        if let Err(error) = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())
+            && is_gone(&error.into())
+        {
+            return Err(error.into());
+        }
+        match self.is_superblock_same() {
+            Ok(false) => Err(io::Error::other("another file has the name of its superblock")),
             // Whatever else is wrong says nothing about that.
             _ => Ok(()),
         }
@@ -171,6 +243,11 @@ impl Folder {
     /// Also if it begins a pool where there was none when the directory was taken: what lay there
     /// was somebody else's, and nothing was locked.
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
+        if name == superblock::FILE
+            && let Some(locked) = &*self.superblock()
+        {
+            return Ok(Some(RealFile::sharing(locked.file())));
+        }
         let begins = || [superblock::FILE, label::FILE].contains(&name);
         match at(&self.open, name, self.flags()) {
             Ok(_)
@@ -208,7 +285,11 @@ impl Folder {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(rustix::fs::renameat(&self.open, from, &self.open, to)?)
+        rustix::fs::renameat(&self.open, from, &self.open, to)?;
+        if to == superblock::FILE {
+            self.lock_superblock().map_err(io::Error::from)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
@@ -227,11 +308,15 @@ impl Folder {
     }
 }
 
-/// Who is gone holds nothing.
+/// A process that has left holds nothing, and leaves nothing where it has made no pool.
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left there counts for nothing once the lock is gone.
+        // What is left in the file is ignored once nothing is locked.
         _ = self.hold(&Holder::default());
+        let is_there = |name| rustix::fs::statat(&self.open, name, AtFlags::empty()).is_ok();
+        if self.has_made_lock && ![superblock::FILE, label::FILE].into_iter().any(is_there) {
+            _ = self.remove(LOCK);
+        }
     }
 }
 
@@ -301,6 +386,17 @@ fn is_ours(lock: &File) -> bool {
 /// How a file is opened that is only looked at: whatever it is, that does not wait.
 const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
+/// Whether files of a directory can be opened for direct I/O. Some file systems in memory refuse it;
+/// there nothing survives a power cut anyway. Where the directory has other things, a file without
+/// a name is opened, which leaves nothing.
+fn is_direct(open: &File, is_foreign: bool) -> bool {
+    let opened = match is_foreign {
+        false => at(open, LOCK, OFlags::RDONLY | OFlags::DIRECT),
+        true => at(open, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT),
+    };
+    opened.is_ok()
+}
+
 /// Opens a name in a directory.
 fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     let mode = Mode::from_raw_mode(owner_only::FILE_MODE);
@@ -353,7 +449,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("notes"), "mine\n").unwrap();
         let folder = Folder::take(&path, Purpose::Use).unwrap();
-        assert!(folder.lock().is_none());
+        assert!(folder.lock.is_none());
         for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
             assert!(folder.open(file).unwrap().is_none());
             // Whose that is, is found when it is read.
@@ -366,7 +462,7 @@ mod tests {
             assert_eq!(error, "a pool has been made here this moment; open it again");
         }
         drop(folder);
-        assert!(Folder::take(&path, Purpose::Use).unwrap().lock().is_some());
+        assert!(Folder::take(&path, Purpose::Use).unwrap().lock.is_some());
         std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fs::{File, TryLockError};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::VolumeError;
@@ -24,9 +25,9 @@ const QUIET_MAX: Duration = Duration::from_millis(200);
 /// How often it is tried.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// An open file that this process has locked until this is dropped.
+/// An open file or directory that this process has locked until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lock(File);
+pub(crate) struct Lock(Arc<File>);
 
 impl Lock {
     /// Locks a file.
@@ -35,7 +36,28 @@ impl Lock {
     /// If somebody else has, or the system refuses it.
     pub(crate) fn take(file: File) -> Result<Lock, TryLockError> {
         file.try_lock()?;
-        Ok(Lock(file))
+        Ok(Lock(Arc::new(file)))
+    }
+
+    /// Locks a file or directory; `None` where its file system cannot lock such a thing, as NFS
+    /// cannot lock a directory.
+    ///
+    /// # Errors
+    /// `WouldBlock` if another process has it locked, and no other error.
+    pub(crate) fn take_if_able(file: File) -> Result<Option<Lock>, TryLockError> {
+        match Lock::take(file) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(TryLockError::WouldBlock) => Err(TryLockError::WouldBlock),
+            Err(TryLockError::Error(error)) => {
+                tracing::debug!("a lock is not to be had: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The open file.
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.0
     }
 }
 

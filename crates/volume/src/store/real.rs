@@ -88,11 +88,11 @@ impl RealDirectory {
         &self.path
     }
 
-    /// What is locked as long as it is this process's.
-    fn lock(&self) -> Option<&Arc<Lock>> {
+    /// What this process has locked as long as it has the place.
+    fn locks(&self) -> Vec<Arc<Lock>> {
         match &self.home {
-            Home::Folder(folder) => folder.lock(),
-            Home::Disk(disk) => Some(disk.lock()),
+            Home::Folder(folder) => folder.locks(),
+            Home::Disk(disk) => vec![Arc::clone(disk.lock())],
         }
     }
 
@@ -184,7 +184,7 @@ impl Directory for RealDirectory {
         let is_apart = matches!(&self.home, Home::Folder(_)) || self.is_direct();
         if self.uring && is_apart {
             let scratch = scratch.filter(|file| !file.is_behind_fuse());
-            match RingLane::new(scratch, self.lock()) {
+            match RingLane::new(scratch, self.locks()) {
                 Ok(lane) => return RealLane::Ring(Box::new(lane)),
                 Err(error) => {
                     let path = self.path.display();

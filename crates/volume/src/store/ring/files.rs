@@ -18,33 +18,38 @@ pub(crate) struct Files {
     next: usize,
     /// The file that was asked for last in vain where a slot would be its own, by its descriptor.
     asked: Box<[RawFd]>,
-    /// Is known to the ring as long as the ring has anything to do, in the slot behind the others.
-    lock: Option<Arc<Lock>>,
+    /// The ring knows these as long as it has anything to do, in the slots after the others.
+    locks: Vec<Arc<Lock>>,
 }
 
 impl Files {
-    /// None, with room for so many. Where the ring writes, the lock of the place that it writes to
-    /// lasts as long as any write is under way, whatever becomes of the process: the kernel takes a
+    /// None, with room for so many. Where the ring writes, the locks of the place that it writes to
+    /// last as long as any write is under way, whatever becomes of the process: the kernel takes a
     /// ring down, and lets go of what it knows, when the last of them has ended.
-    pub(crate) fn new(ring: &IoUring, count: u32, lock: Option<&Arc<Lock>>) -> io::Result<Files> {
-        ring.submitter().register_files_sparse(count + 1)?;
-        if let Some(lock) = lock {
-            ring.submitter().register_files_update(count, &[lock.as_raw_fd()])?;
+    pub(crate) fn new(ring: &IoUring, count: u32, locks: Vec<Arc<Lock>>) -> io::Result<Files> {
+        ring.submitter().register_files_sparse(count + locks.len() as u32)?;
+        let descriptors: Vec<RawFd> = locks.iter().map(|lock| lock.as_raw_fd()).collect();
+        if !descriptors.is_empty() {
+            ring.submitter().register_files_update(count, &descriptors)?;
         }
         let (slots, asked) = ((0..count).map(|_| None).collect(), (0..count).map(|_| -1).collect());
-        Ok(Files { slots, next: 0, asked, lock: lock.cloned() })
+        Ok(Files { slots, next: 0, asked, locks })
     }
 
     /// The ring is about to be closed, and has nothing to do; or that is not known.
     pub(crate) fn leave(&mut self, ring: &IoUring, is_idle: bool) {
-        let Some(lock) = self.lock.take() else { return };
+        let locks = std::mem::take(&mut self.locks);
+        if locks.is_empty() {
+            return;
+        }
         if is_idle {
-            // It is taken down later than the file is wanted by somebody else. Should this be
-            // refused, what is unlocked is free all the same.
-            _ = ring.submitter().register_files_update(self.slots.len() as u32, &[-1]);
+            // The kernel takes the ring down later than another process may want the files. Should
+            // this call be refused, the files are free all the same once they are unlocked.
+            let none = vec![-1; locks.len()];
+            _ = ring.submitter().register_files_update(self.slots.len() as u32, &none);
         } else {
-            // This process never unlocks it then.
-            std::mem::forget(lock);
+            // This process never unlocks them then.
+            std::mem::forget(locks);
         }
     }
 

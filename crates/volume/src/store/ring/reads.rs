@@ -63,7 +63,7 @@ impl RingReads {
         ring.submitter().register_eventfd(doorbell.raw())?;
         Ok(RingReads {
             // What is read for a process that is gone is read for nobody.
-            files: Files::new(&ring, FILES, None)?,
+            files: Files::new(&ring, FILES, Vec::new())?,
             ring,
             flights: Vec::new(),
             free: Vec::new(),

@@ -94,18 +94,18 @@ pub struct RingLane {
 }
 
 impl RingLane {
-    /// A lane for the calling thread, which keeps what is locked so. It finds out by a few writes
+    /// A lane for the calling thread, which keeps the locks. It finds out by a few writes
     /// to a file that nobody needs which way is the faster one.
     ///
     /// # Errors
     /// If the system refuses it.
     pub(crate) fn new(
         scratch: Option<&Arc<RealFile>>,
-        lock: Option<&Arc<Lock>>,
+        locks: Vec<Arc<Lock>>,
     ) -> io::Result<RingLane> {
         let ring = open(4 * DEPTH as u32, Owner::Thread)?;
         let mut lane = RingLane {
-            files: Files::new(&ring, FILES, lock)?,
+            files: Files::new(&ring, FILES, locks)?,
             ring,
             flights: VecDeque::new(),
             next: 0,
@@ -534,7 +534,7 @@ mod tests {
         }
         let memory = Memory::new(1 << 20);
         with_file("lane", |directory, file| {
-            let mut lane = RingLane::new(Some(file), None).unwrap();
+            let mut lane = RingLane::new(Some(file), Vec::new()).unwrap();
             for way in [Way::Linked, Way::Itself] {
                 lane.way = way;
                 lane.begin(file, 0, parcel(&memory, 3, 60), Durability::File);
@@ -580,7 +580,7 @@ mod tests {
         }
         let memory = Memory::new(1 << 20);
         with_file("slots", |_, file| {
-            let mut lane = RingLane::new(None, None).unwrap();
+            let mut lane = RingLane::new(None, Vec::new()).unwrap();
             let open = || {
                 let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
                 Arc::new(RealFile::of(null))
@@ -609,7 +609,7 @@ mod tests {
             return eprintln!("io_uring is refused here: {error}");
         }
         with_file("bell", |_, file| {
-            let mut lane = RingLane::new(None, None).unwrap();
+            let mut lane = RingLane::new(None, Vec::new()).unwrap();
             let bell = Bell::new();
             lane.hear(&bell);
             let memory = Memory::new(1 << 20);

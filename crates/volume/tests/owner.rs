@@ -1,0 +1,171 @@
+//! One process has a pool, whatever is deleted, renamed or restored while it has it.
+//!
+//! The test starts itself as the process that has the pool: it opens it, and for each line on its
+//! standard input writes a block durably and says how that went.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod door;
+mod place;
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use blockyard_core::{Flags, Sector};
+use blockyard_volume::{Options, Running, Volume, VolumeConfig};
+
+use door::door;
+use place::Place;
+
+/// Names the directory of the process that has the pool.
+const DIRECTORY: &str = "BLOCKYARD_VOLUME_OWNER_DIRECTORY";
+
+const BLOCK: usize = 4096;
+
+/// So many writes are tried until one fails: many more than there are between two checkpoints.
+const WRITES_MAX: usize = 100_000;
+
+fn options() -> Options {
+    Options { segment_bytes: 1 << 20, checkpoint_bytes: 512 << 10, ..Options::default() }
+}
+
+fn open(path: &Path) -> Result<Arc<Volume>, blockyard_volume::VolumeError> {
+    let config = VolumeConfig { size: 16 << 20, ..VolumeConfig::new(path, "v") };
+    Volume::open_with(VolumeConfig { volblocksize: 4096, ..config }, options())
+}
+
+fn refused(path: &Path) -> String {
+    Running::open(path, options()).unwrap_err().to_string()
+}
+
+/// The process that has the pool.
+#[test]
+fn owner() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let volume = open(Path::new(&directory)).unwrap();
+    let mut io = door(&volume);
+    println!("owner: open");
+    for (number, line) in std::io::stdin().lines().enumerate() {
+        let until_it_fails = line.unwrap() == "until it fails";
+        let mut written = Ok(());
+        for write in number..number + if until_it_fails { WRITES_MAX } else { 1 } {
+            let bytes = vec![write as u8 | 1; BLOCK];
+            written = io.write(Sector(write as u64 % 4096 * 8), &bytes, Flags::FUA);
+            if written.is_err() {
+                break;
+            }
+        }
+        println!("owner: {}", if written.is_ok() { "written" } else { "failed" });
+    }
+}
+
+/// A process that has a pool.
+struct Owner {
+    child: Child,
+    input: Option<ChildStdin>,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Owner {
+    fn start(directory: &Path) -> Owner {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["owner", "--exact", "--nocapture"]).env(DIRECTORY, directory);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut owner = Owner { input: child.stdin.take(), child, said };
+        assert_eq!(owner.next(), "open");
+        owner
+    }
+
+    fn next(&mut self) -> String {
+        let is_it = |line: String| line.split_once("owner: ").map(|(_, text)| text.to_owned());
+        self.said.by_ref().find_map(|line| is_it(line.unwrap())).expect("it says how that went")
+    }
+
+    fn tell(&mut self, line: &str) -> String {
+        writeln!(self.input.as_ref().unwrap(), "{line}").unwrap();
+        self.next()
+    }
+
+    fn end(mut self) {
+        drop(self.input.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// The file `lock` of a pool in use was deleted: a second yard opened the pool, and each wrote its
+/// log over that of the other.
+#[test]
+fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "owner");
+    let (pool, moved, third) = (place.fresh(), place.fresh(), place.fresh());
+    let mut owner = Owner::start(&pool);
+    let in_use = |path: &Path| {
+        let error = refused(path);
+        assert!(error.contains("in use by"), "{error}");
+    };
+    in_use(&pool);
+    std::fs::remove_file(pool.join("lock")).unwrap();
+    in_use(&pool);
+    assert!(!pool.join("lock").exists(), "one that was refused makes nothing");
+    std::fs::write(pool.join("lock"), "").unwrap();
+    in_use(&pool);
+    assert_eq!(owner.tell("write"), "written");
+    // Another directory of the same superblock, as one that was taken apart and put together is.
+    std::fs::create_dir(&third).unwrap();
+    std::fs::hard_link(pool.join("superblock"), third.join("superblock")).unwrap();
+    in_use(&third);
+    // Renamed, and a copy in its place: two pools, and each process has its own.
+    std::fs::rename(&pool, &moved).unwrap();
+    in_use(&moved);
+    copy(&moved, &pool);
+    assert_eq!(owner.tell("write"), "written");
+    let other = open(&pool).unwrap();
+    door(&other).write(Sector(8000), &[7; BLOCK], Flags::FUA).unwrap();
+    drop(other);
+    for _ in 0..300 {
+        assert_eq!(owner.tell("write"), "written");
+    }
+    owner.end();
+    let mut bytes = vec![0; BLOCK];
+    let volume = open(&moved).unwrap();
+    door(&volume).read(Sector(300 * 8), &mut bytes).unwrap();
+    assert_eq!(bytes, [(300 | 1) as u8; BLOCK]);
+    door(&volume).read(Sector(8000), &mut bytes).unwrap();
+    assert_eq!(bytes, [0; BLOCK]);
+}
+
+/// What a process writes after its superblock was put back to an older state, no opening finds.
+#[test]
+fn a_process_whose_superblock_was_replaced_or_restored_stops() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "restored");
+    for replaces in [false, true] {
+        let pool = place.fresh();
+        drop(open(&pool).unwrap());
+        let superblock = pool.join("superblock");
+        let before = std::fs::read(&superblock).unwrap();
+        let mut owner = Owner::start(&pool);
+        assert_eq!(owner.tell("write"), "written");
+        if replaces {
+            // As `cp --remove-destination` does.
+            std::fs::write(pool.join("other"), &before).unwrap();
+            std::fs::rename(pool.join("other"), &superblock).unwrap();
+        } else {
+            std::fs::write(&superblock, &before).unwrap();
+        }
+        assert_eq!(owner.tell("until it fails"), "failed", "replaces: {replaces}");
+        // The directory is still its own.
+        let error = refused(&pool);
+        assert!(error.contains("in use by"), "{error}");
+        owner.end();
+    }
+}
