@@ -38,7 +38,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let request =
                 VolumeRequest { size_bytes, volblocksize_bytes, reservation_bytes, ..nothing() };
             // Everything is checked before a pool is made, or a disk is overwritten by one.
-            if !is_pool(&args.at.pool.pool) {
+            if !is_pool(&args.at.pool.pool).map_err(refused)? {
                 let reserved = reservation_bytes.unwrap_or(0);
                 check_new(&args.at.name, args.size, block_bytes, reserved).map_err(refused)?;
             }

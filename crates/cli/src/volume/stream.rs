@@ -179,7 +179,7 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     };
     let (at, mut progress) = (&args.at, Progress::new("received"));
     // A pool is made when it is known that there is something to receive.
-    if !is_pool(&at.pool.pool) {
+    if !is_pool(&at.pool.pool).map_err(refused)? {
         let head = begin_new(&at.name, &mut input).map_err(refused)?;
         input = Box::new(io::Cursor::new(head).chain(input));
     }

@@ -94,9 +94,9 @@ impl Places {
         Ok(Places { path, path2: Some(second), degraded })
     }
 
-    /// Whether there is a pool, or a copy of one, in one of them.
+    /// Whether there is a pool, or a copy of one, in one of them, or that cannot be found out.
     pub(crate) fn has_pool(&self) -> bool {
-        let has = |path: &Path| is_pool(path) || !matches!(known(path), Ok(None));
+        let has = |path: &Path| is_pool(path).unwrap_or(true) || !matches!(known(path), Ok(None));
         has(&self.path) || self.path2.as_deref().is_some_and(has)
     }
 
