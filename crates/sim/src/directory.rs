@@ -9,6 +9,8 @@
 //! - a file whose name is not durable is gone with all that was synced of it.
 //!
 //! A kill of the process, in contrast, leaves everything.
+//!
+//! What a crash has left may rot before it is read again: bits and sectors of files change at rest.
 #![allow(clippy::disallowed_types)] // The record of operations, in tests only.
 
 use std::collections::BTreeMap;
@@ -252,6 +254,16 @@ impl Directory {
     /// Makes the names durable.
     pub fn sync_names(&self) {
         self.state().changes.push(Change::SyncNames);
+    }
+
+    /// Rots a range of a file at rest: bits change in each of its bytes. It is no operation, and
+    /// what it leaves is durable. Says whether there is such a range.
+    pub fn rot(&self, name: &str, offset: u64, len: usize, bits: u8) -> bool {
+        let mut state = self.state();
+        let Some(file) = state.names.get(name).copied() else { return false };
+        let start = offset as usize;
+        let bytes = start.checked_add(len).and_then(|end| state.files[file].get_mut(start..end));
+        bytes.into_iter().flatten().map(|byte| *byte ^= bits).count() > 0
     }
 
     /// The names of all files.
@@ -600,6 +612,21 @@ mod tests {
         assert_eq!(medium(&directory).choices(), [1, 2], "what came later may be there");
         file.sync().unwrap();
         assert_eq!(durable(&directory), parts([1, 2, 2, 0]));
+    }
+
+    #[test]
+    fn rot_changes_what_a_crash_has_left_and_is_no_operation() {
+        let directory = Directory::default();
+        let file = directory.create("a", 1024, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        let (after, count) = (medium(&directory).kill(), directory.change_count());
+        assert!(after.rot("a", 700, 2, 4));
+        let found = content(&after, "a").unwrap();
+        assert_eq!(found, [&[1; 700][..], &[5; 2], &[1; 322]].concat());
+        assert_eq!(content(&after.medium().cut(|_, _| 0), "a"), Some(found), "it is durable");
+        assert_eq!((after.change_count(), directory.change_count()), (0, count));
+        assert!(!after.rot("a", 1023, 2, 1) && !after.rot("b", 0, 1, 1));
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(crate) struct Meters {
     syncs: Counter,
     checkpoints: Counter,
     number: Counter,
+    recorded: Counter,
     recovered_bytes: Counter,
     /// Counted by whoever makes the checkpoint: one at a time does.
     page_bytes: Counter,
@@ -55,6 +56,11 @@ impl Meters {
                 _ => {}
             }
         }
+    }
+
+    /// It was recorded that groups up to this one are durable.
+    pub(crate) fn recorded(&self, number: u64) {
+        self.recorded.add(number.saturating_sub(self.recorded.get()));
     }
 
     /// So many bytes of log were found behind the checkpoint.
@@ -119,6 +125,8 @@ pub struct Activity {
     pub checkpoints: u64,
     /// The number of the last group: the position of the log.
     pub number: u64,
+    /// The last group when the log has recorded that every group is durable.
+    pub recorded: u64,
     /// Bytes of groups that opening it has found behind the last checkpoint.
     pub recovered_bytes: u64,
     /// Bytes of pages of maps and of the catalogue that checkpoints have written.
@@ -175,6 +183,7 @@ impl<D: Directory> Pool<D> {
             syncs: meters.syncs.get(),
             checkpoints: meters.checkpoints.get(),
             number: meters.number.get(),
+            recorded: meters.recorded.get(),
             recovered_bytes: meters.recovered_bytes.get(),
             page_bytes: meters.page_bytes.get(),
             cold_bytes: meters.cold_bytes.get(),

@@ -198,15 +198,28 @@ pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
     if pool.is_poisoned() || (!frees && pool.segments().is_for_one()) {
         return false;
     }
+    write_again(pool, 0) && frees
+}
+
+/// Writes a superblock that says that groups up to this number are durable, for the last
+/// checkpoint; says whether it is durable. No thread may be writing a checkpoint.
+pub(crate) fn state_durable<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
+    !pool.is_poisoned() && write_again(pool, durable)
+}
+
+/// Writes the last checkpoint's superblock to the other slot too.
+fn write_again<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
     let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
-    let next = Superblock { sequence: superblock.sequence.saturating_add(1), ..*superblock };
+    let sequence = superblock.sequence.saturating_add(1);
+    let durable = superblock.durable.max(durable);
+    let next = Superblock { sequence, durable, ..*superblock };
     if let Err(error) = write_superblock(pool.segments(), &next, Epochs::Of(next.epoch)) {
         pool.poison(&format!("a superblock could not be written: {error}"));
         return false;
     }
     *superblock = next;
     pool.segments().free_idle();
-    frees
+    true
 }
 
 fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {

@@ -12,6 +12,7 @@
 mod count;
 mod flight;
 mod group;
+mod idle;
 mod pace;
 mod publish;
 mod search;
@@ -40,12 +41,17 @@ use crate::thread::{self, Thread};
 
 use flight::Flight;
 use group::{Group, may_follow};
+use idle::QUIET;
 use publish::Names;
 use search::{Room, Search};
 
 /// Longest group, unless a single write is longer. One large write is as fast as several, and where
 /// the disk is slow to answer it is faster.
 const GROUP_BYTES_MAX: u32 = 4 << 20;
+
+/// Groups that a segment holds at least, unless a single write is longer: every head in it names
+/// the segment that the log goes on in, and one of them may rot.
+const SEGMENT_GROUPS: u32 = 2;
 
 /// Most records in a group: the kernel takes 1024 parts in a call.
 const RECORDS_MAX: usize = 1000;
@@ -103,6 +109,8 @@ pub struct Committer<D: Directory> {
     /// Segments with groups that have landed and are not durable.
     unsynced: BTreeSet<u32>,
     unsynced_bytes: u64,
+    /// The last group when it was recorded that all groups are durable.
+    recorded: u64,
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
     /// The same when that began.
@@ -147,6 +155,8 @@ impl<D: Directory> Committer<D> {
             log,
             unsynced: BTreeSet::new(),
             unsynced_bytes: 0,
+            // Opening the pool has written it to both superblocks.
+            recorded: log.last(),
             // A pool that is killed again and again makes checkpoints too.
             since_checkpoint: log.found_bytes,
             frozen_bytes: 0,
@@ -183,12 +193,21 @@ impl<D: Directory> Committer<D> {
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
                     let looks = self.search.is_on || !self.uncounted.is_empty();
-                    let most = if looks { SEARCH_LOOK } else { SETTLE };
+                    let is_waiting = self.unsynced.is_empty() && !self.is_recorded();
+                    let most = match (looks, is_waiting) {
+                        (true, _) => SEARCH_LOOK,
+                        (false, true) => QUIET,
+                        (false, false) => SETTLE,
+                    };
                     bell.sleep(most, || self.mail.is_any());
                     if self.mail.is_any() || self.search.is_on {
                         self.settle_late(&mut loose);
                     } else {
-                        self.settle();
+                        if looks {
+                            self.settle()
+                        } else {
+                            self.rest()
+                        }
                         loose = None;
                     }
                 }
@@ -288,7 +307,7 @@ impl<D: Directory> Committer<D> {
     /// Takes records out of the mailbox, as many as fit.
     fn gather(&mut self) {
         let align = self.pool.align();
-        let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes());
+        let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes() / SEGMENT_GROUPS);
         let alone = self.flights.is_empty();
         let changes_under_way = self.is_change_under_way();
         let options = self.pool.options();
@@ -564,7 +583,10 @@ impl<D: Directory> Committer<D> {
         self.land_all();
         self.join();
         self.pool.end_preparing();
-        if !self.pool.is_poisoned() && (self.since_checkpoint > 0 || !self.unsynced.is_empty()) {
+        let is_behind = self.since_checkpoint > 0 || !self.unsynced.is_empty();
+        if !self.pool.is_poisoned() && (is_behind || !self.is_recorded()) {
+            // If the superblock that is written now is lost, the other one has the log to rely on.
+            self.rest();
             self.checkpoint_now(Cleaning::Nothing);
         }
     }

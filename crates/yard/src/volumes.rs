@@ -129,6 +129,8 @@ pub struct PoolView {
     pub poisoned: bool,
     /// The last group in the log: its position.
     pub log_group: u64,
+    /// The last group when the log has recorded that every group is durable.
+    pub log_recorded: u64,
     /// Groups since it was opened.
     pub groups: u64,
     /// Their lengths: pairs of a bucket's least length in bytes and its count.
@@ -179,6 +181,7 @@ impl PoolView {
             available_bytes: status.available_bytes,
             poisoned: status.poisoned,
             log_group: activity.number,
+            log_recorded: activity.recorded,
             groups: activity.groups,
             group_bytes: sizes.map(|(at, count)| (bucket_floor(at), *count)).collect(),
             log_bytes: activity.log_bytes,

@@ -94,3 +94,52 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
     committer.end_search();
     assert!(!committer.search.is_on && !committer.is_held_back());
 }
+
+/// Where no segment has room for the record that follows the last group, a superblock says what is
+/// durable; but not while another thread writes one.
+#[test]
+fn a_full_pool_records_in_a_superblock_what_is_durable() {
+    let mut hand = Hand::new("recorded");
+    hand.write(0, 1);
+    let Hand { pool, committer, .. } = &mut hand;
+    while pool.segments().take(Want::Checkpoint).is_some() {}
+    let stated = |pool: &Pool<_>| {
+        let superblock = *pool.superblock.lock().unwrap();
+        (superblock.sequence, superblock.durable)
+    };
+    let (before, place) = (stated(pool), committer.log.place);
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let write = move || _ = ends.recv();
+    let thread = Thread::start(pool.segments().directory(), "volume-checkpoint", write).unwrap();
+    committer.checkpoint = Some(thread);
+    committer.rest();
+    assert!(!committer.is_recorded() && stated(pool) == before);
+    drop(end);
+    while !committer.checkpoint.as_ref().is_none_or(Thread::is_ended) {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    for _ in 0..2 {
+        committer.rest();
+        assert!(committer.is_recorded());
+        assert_eq!(stated(pool), (before.0 + 1, committer.log.last()));
+    }
+    assert_eq!(committer.log.place, place, "the log is as long as it was");
+    assert_eq!(pool.activity().recorded, committer.log.last());
+}
+
+/// A client that sends its next durable write when it has the answer to the last one has no other
+/// writes between them, and an idle log has one.
+#[test]
+fn only_an_idle_log_is_written_to() {
+    let mut hand = Hand::new("busy");
+    let before = hand.pool.activity();
+    (0..5).for_each(|first| hand.write(first, 1));
+    let busy = hand.pool.activity();
+    assert_eq!((busy.groups, busy.syncs), (before.groups + 5, before.syncs + 5));
+    assert!(!hand.committer.is_recorded());
+    (0..3).for_each(|_| hand.committer.rest());
+    let idle = hand.pool.activity();
+    assert_eq!((idle.groups, idle.syncs), (busy.groups + 1, busy.syncs + 1));
+    assert_eq!(idle.log_bytes, busy.log_bytes + BLOCK);
+    assert_eq!((idle.number, idle.recorded), (busy.number + 1, busy.number + 1));
+}

@@ -1,14 +1,19 @@
 //! The end of the log, or damage in its middle? A group that was being written when the power was
-//! cut looks like one that has rotted. What tells them apart is what was written later: a group is
-//! durable before a later one says so.
+//! cut looks like one that has rotted. A later group tells them apart: its head says up to which
+//! group the log was durable when that head was written.
 //!
-//! The last group of all has nothing behind it: that it was durable is known only if the pool has
-//! been opened since.
+//! A later group that says nothing of the missing one proves nothing: several groups are in flight
+//! at once, and the disk may have written the later one alone.
+//!
+//! The last groups have no later one until the log is idle and records that they are durable, or
+//! until the pool is opened again.
+
+use std::collections::BTreeSet;
 
 use crate::buffer::Memory;
 use crate::checkpoint::mark_of;
 use crate::error::{FormatError, VolumeError};
-use crate::format::group;
+use crate::format::group::{self, Head};
 use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::segments::Segments;
 use crate::store::Directory;
@@ -27,13 +32,10 @@ pub(super) struct End<'a, D: Directory> {
 
 impl<D: Directory> End<'_, D> {
     /// Refuses the end if the group that is missing there was durable: if groups up to `durable`
-    /// were, or a group behind it, of this epoch or a later one, knows that.
+    /// were, or a later group, of this epoch or a newer one, says so.
     pub(super) fn check(&self, durable: u64, epoch: u64) -> Result<(), VolumeError> {
         let LogPlace { segment, offset, next, number, .. } = self.place;
-        let known = number <= durable
-            || self.is_behind(segment, offset, epoch)
-            || self.is_behind(next, 0, epoch);
-        if !known {
+        if number > durable && !self.is_stated(epoch) {
             return Ok(());
         }
         // Where it is, as far as that can be told: behind the last group if there is room.
@@ -43,12 +45,36 @@ impl<D: Directory> End<'_, D> {
         Err(FormatError::Log { segment, offset, number }.into())
     }
 
-    /// Whether a segment has a group, from an offset on, that says that the missing one was
-    /// durable.
-    fn is_behind(&self, segment: u32, offset: u32, epoch: u64) -> bool {
-        if segment as usize >= self.segments.files().len() {
-            return false;
+    /// Whether a later group says that the missing one was durable. What is looked through are the
+    /// rest of the segment, the one that the log goes on in, and those that later groups name.
+    /// Each segment holds two groups at least, so that one that has rotted hides no segment.
+    fn is_stated(&self, epoch: u64) -> bool {
+        let LogPlace { segment, offset, next, .. } = self.place;
+        let mut places = vec![(next, 0), (segment, offset)];
+        let mut seen = BTreeSet::new();
+        while let Some((segment, offset)) = places.pop() {
+            let is_there = (segment as usize) < self.segments.files().len();
+            if !is_there || !seen.insert(segment) {
+                continue;
+            }
+            let mut named = BTreeSet::new();
+            if self.look_through(segment, offset, epoch, &mut named) {
+                return true;
+            }
+            places.extend(named.into_iter().map(|segment| (segment, 0)));
         }
+        false
+    }
+
+    /// Whether a segment has a group, from an offset on, that says that the missing one was
+    /// durable. `named` gets the segments that later groups name.
+    fn look_through(
+        &self,
+        segment: u32,
+        offset: u32,
+        epoch: u64,
+        named: &mut BTreeSet<u32>,
+    ) -> bool {
         let align = self.superblock.align as usize;
         let end = self.segments.bytes() as usize;
         let chunk = CHUNK_BYTES.min(end);
@@ -59,9 +85,12 @@ impl<D: Directory> End<'_, D> {
             self.read(segment, at, &mut bytes[..len]);
             for place in (0..len).step_by(align) {
                 if group::head_len(&bytes[place..len], self.superblock.align).is_some()
-                    && self.knows(segment, at + place, epoch)
+                    && let Some(head) = self.later(segment, at + place, epoch)
                 {
-                    return true;
+                    if head.durable >= self.place.number {
+                        return true;
+                    }
+                    named.extend(group::names_segment(head.next).then_some(head.next));
                 }
             }
             at += len;
@@ -88,22 +117,20 @@ impl<D: Directory> End<'_, D> {
         }
     }
 
-    /// Whether there is a whole head at a place, of this log, which says so.
-    fn knows(&self, segment: u32, at: usize, epoch: u64) -> bool {
+    /// The head at a place, if it is whole and of a later group of this log than the missing one.
+    fn later(&self, segment: u32, at: usize, epoch: u64) -> Option<Head> {
         let align = self.superblock.align;
         let memory = Memory::new(align.into());
         let mut first = memory.take_beyond(align as usize);
         self.read(segment, at, &mut first);
         let room = self.segments.bytes() as usize - at;
-        let len = group::head_len(&first, align).filter(|len| *len <= room);
-        let Some(len) = len else { return false };
+        let len = group::head_len(&first, align).filter(|len| *len <= room)?;
         let mut bytes = memory.take_beyond(len);
         self.read(segment, at, &mut bytes);
-        group::parse(&bytes, align).is_some_and(|(head, ..)| {
-            head.pool == mark_of(self.superblock)
-                && head.epoch >= epoch
-                && head.number > self.place.number
-                && head.durable >= self.place.number
-        })
+        let (head, ..) = group::parse(&bytes, align)?;
+        let is_later = head.pool == mark_of(self.superblock)
+            && head.epoch >= epoch
+            && head.number > self.place.number;
+        is_later.then_some(head)
     }
 }

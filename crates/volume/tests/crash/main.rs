@@ -19,6 +19,7 @@ mod mirror;
 mod once;
 mod promise;
 mod rig;
+mod rot;
 mod settle;
 mod simulated;
 mod turns;

@@ -10,6 +10,7 @@ use blockyard_volume::door::{Door, Outcome};
 use blockyard_volume::format::NODE_BLOCKS;
 use blockyard_volume::format::catalogue::{Change, Traits};
 use blockyard_volume::format::entry::Entry;
+use blockyard_volume::record::Body;
 use blockyard_volume::store::Copies;
 use blockyard_volume::store::mirror::Mirror;
 use blockyard_volume::store::mirror::assemble::{Given, Terms};
@@ -111,12 +112,15 @@ pub(crate) struct Taken {
 }
 
 /// What was asked of a volume, in the order of the log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     blocks: u64,
     taken: Vec<Taken>,
     /// Which of them were answered, in that order.
     answered: Vec<usize>,
+    /// When the log had recorded that all steps so far are durable: after how many changes of the
+    /// disk, and how many steps.
+    recorded: Vec<(usize, usize)>,
 }
 
 impl History {
@@ -155,6 +159,38 @@ impl History {
             asked && taken.answered.is_some_and(|answered| answered <= moment)
         };
         self.taken.iter().rposition(durable).map_or(0, |last| last + 1)
+    }
+
+    /// How many steps the log had recorded as durable when the disk had seen so many changes.
+    pub(crate) fn recorded(&self, moment: usize) -> usize {
+        let before = self.recorded.iter().take_while(|(changes, _)| *changes <= moment);
+        before.last().map_or(0, |(_, steps)| *steps)
+    }
+
+    /// Looks whether what can be read is the state after at least so many steps, with its
+    /// snapshots; of blocks that cannot be read there is nothing.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub(crate) fn check_some(&self, least: usize, found: &[Option<u64>], snapshots: &[String]) {
+        let is_like = |count| {
+            let (blocks, others) = self.after(count);
+            let mut names = others.iter().map(|(name, _)| name);
+            let is_same = found.iter().zip(&blocks).all(|(it, now)| it.is_none_or(|it| it == *now));
+            is_same && names.len() == snapshots.len() && names.all(|name| snapshots.contains(name))
+        };
+        assert!(
+            (least..=self.taken.len()).any(is_like),
+            "found {found:?} and {snapshots:?}, wanted the state after at least {least} of {:?}; \
+             that is {:?}",
+            self.taken,
+            self.after(least)
+        );
+    }
+
+    /// How many steps have to be there after a crash when the disk had seen so many changes.
+    pub(crate) fn durable(&self, moment: usize) -> usize {
+        self.least(moment)
     }
 
     /// Looks whether what is there is the state after a number of steps that is allowed.
@@ -271,7 +307,7 @@ impl Rig {
     ) -> Result<Rig, VolumeError> {
         let (pool, committer) = open_pool(store, shape)?;
         let door = Door::open(&pool, pool.find("v")?, shape.compression, 64);
-        let history = History { blocks: shape.blocks, taken: Vec::new(), answered: Vec::new() };
+        let history = History { blocks: shape.blocks, ..History::default() };
         let (directory, shape, turns) = (directory.clone(), *shape, None);
         let (waiting, snapshots) = (Vec::new(), Vec::new());
         Ok(Rig { pool, committer, door, directory, history, shape, turns, waiting, snapshots })
@@ -421,6 +457,25 @@ impl Rig {
         end
     }
 
+    /// Lets time pass in which no writer comes.
+    pub(crate) fn rest(&mut self) {
+        let status = self.go_on();
+        assert!(status.is_ok() || status == Status::NoSpc, "{status}");
+        self.committer.rest();
+        let activity = self.pool.activity();
+        if activity.recorded == activity.number && !self.pool.is_poisoned() {
+            let now = self.directory.change_count();
+            self.history.recorded.push((now, self.history.taken.len()));
+        }
+    }
+
+    /// Closes the pool.
+    pub(crate) fn close(&mut self) {
+        self.rest();
+        let _answer = self.pool.ask_for(Body::Stop);
+        while self.committer.turn() != Turn::Stopped {}
+    }
+
     /// Begins a step and waits until it is answered.
     pub(crate) fn take(&mut self, step: Step) -> Status {
         let begun = self.begin(step);
@@ -481,23 +536,43 @@ pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Stat
             error => return Err(error),
         }
     }
-    let number = |block: &[u8]| {
-        let (old, new) = block.split_at(size / 2);
-        let word = |bytes: &[u8]| {
-            let first = &bytes[..4];
-            first.try_into().map(u32::from_le_bytes).unwrap()
-        };
-        let written = u64::from(word(old));
-        let (whole, part) = (written.to_le_bytes().repeat(size / 16), word(new));
-        // A block that was written as a whole has its number everywhere, in eight bytes.
-        if block[..size / 2] == whole && block[size / 2..] == whole {
-            return written;
-        }
-        assert!(new.chunks(4).all(|chunk| chunk == part.to_le_bytes()), "a torn block: {block:?}");
-        assert!(old == whole, "a torn block: {block:?}");
-        u64::from(part) << 32 | written
-    };
     Ok(bytes.chunks(size).map(number).collect())
+}
+
+/// Reads each block of a volume alone; of one that is damaged there is nothing.
+pub(crate) fn read_each(door: &mut Door<Store>, shape: &Shape) -> Vec<Option<u64>> {
+    let size = shape.block_bytes as usize;
+    let read = |block| {
+        let mut bytes = Vec::with_capacity(size);
+        let at = shape.place(block) * size as u64;
+        match door.read(at, size, |part| bytes.extend_from_slice(part)) {
+            Status::Ok => Some(number(&bytes)),
+            status => {
+                assert_eq!(status, Status::Protection);
+                None
+            }
+        }
+    };
+    (0..shape.blocks).map(read).collect()
+}
+
+/// The number that a block holds.
+fn number(block: &[u8]) -> u64 {
+    let size = block.len();
+    let (old, new) = block.split_at(size / 2);
+    let word = |bytes: &[u8]| {
+        let first = &bytes[..4];
+        first.try_into().map(u32::from_le_bytes).unwrap()
+    };
+    let written = u64::from(word(old));
+    let (whole, part) = (written.to_le_bytes().repeat(size / 16), word(new));
+    // A block that was written as a whole has its number everywhere, in eight bytes.
+    if block[..size / 2] == whole && block[size / 2..] == whole {
+        return written;
+    }
+    assert!(new.chunks(4).all(|chunk| chunk == part.to_le_bytes()), "a torn block: {block:?}");
+    assert!(old == whole, "a torn block: {block:?}");
+    u64::from(part) << 32 | written
 }
 
 impl History {
@@ -516,7 +591,7 @@ impl History {
     /// others do not. All steps but those without space were answered.
     pub(crate) fn by_answers(&self) -> History {
         let taken = self.answered.iter().map(|index| self.taken[*index].clone());
-        History { blocks: self.blocks, taken: taken.collect(), answered: Vec::new() }
+        History { blocks: self.blocks, taken: taken.collect(), ..History::default() }
     }
 
     /// A step has not happened, because there was no space for it.

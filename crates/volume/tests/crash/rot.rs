@@ -1,0 +1,327 @@
+//! Rot after a crash: bits and sectors of what was written last change before the pool is opened
+//! again. A log that was idle has recorded what is durable, so that nothing of it is lost without a
+//! word: the opening is refused by name, or each block is what it was or an error. Two copies have
+//! everything.
+
+use blockyard_core::Status;
+use blockyard_sim::directory::{Directory, Medium, SECTOR};
+use blockyard_sim::seed::Seed;
+use blockyard_volume::check::check_in;
+use blockyard_volume::format::group;
+use blockyard_volume::format::superblock::{self, SLOT_BYTES, Superblock};
+use blockyard_volume::store::mirror::assemble::Terms;
+use blockyard_volume::{FormatError, VolumeError};
+
+use crate::rig::{self, History, Rig, Shape, Step, USE, format};
+use crate::{fingerprint, shape, work};
+
+/// Groups at the end of the log in which every bit is flipped.
+const LAST: usize = 6;
+
+/// A part of a file.
+#[derive(Clone, Debug)]
+struct Range {
+    name: String,
+    offset: u64,
+    len: u64,
+}
+
+/// The bytes of a file.
+fn content(directory: &Directory, name: &str) -> Vec<u8> {
+    let file = directory.open(name).unwrap();
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// The last groups of the log, and what counts of both superblocks.
+fn last(directory: &Directory, count: usize) -> Vec<Range> {
+    let mut groups = Vec::new();
+    let mut slots = Vec::new();
+    for name in directory.names() {
+        let bytes = content(directory, &name);
+        if name.ends_with(superblock::FILE) {
+            let slot = |at| Range { name: name.clone(), offset: at, len: superblock::BYTES as u64 };
+            slots.extend([0, SLOT_BYTES as u64].map(slot));
+        }
+        if !name.contains("segment-") {
+            continue;
+        }
+        for offset in (0..bytes.len()).step_by(SECTOR) {
+            if let Some((head, ..)) = group::parse(&bytes[offset..], SECTOR as u32) {
+                let len = u64::from(head.head_bytes + head.payload_bytes);
+                groups
+                    .push((head.number, Range { name: name.clone(), offset: offset as u64, len }));
+            }
+        }
+    }
+    let newest = groups.iter().map(|(number, _)| *number).max().unwrap_or(0);
+    groups.retain(|(number, _)| number + count as u64 > newest);
+    slots.into_iter().chain(groups.into_iter().map(|(_, range)| range)).collect()
+}
+
+/// What came of openings.
+#[derive(Debug, Default)]
+struct Felt {
+    right: u64,
+    errors: u64,
+    refused: u64,
+}
+
+/// Opens what a crash and rot have left: it has at least so many steps, or says what is damaged.
+/// Two copies have all of it.
+fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt: &mut Felt) {
+    let store = rig::store(found, shape, USE);
+    let mut rig = match store.and_then(|store| Rig::of(store, found, shape)) {
+        Ok(rig) => rig,
+        Err(VolumeError::Format(error)) if !shape.mirror => {
+            assert!(matches!(error, FormatError::Log { .. }), "{error}");
+            felt.refused += 1;
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let blocks = rig::read_each(&mut rig.door, shape);
+    let list = rig.pool.list().into_iter().filter(|traits| traits.is_snapshot);
+    let snapshots: Vec<String> = list.map(|traits| traits.name).collect();
+    history.check_some(least, &blocks, &snapshots);
+    let is_whole = blocks.iter().all(Option::is_some);
+    assert!(is_whole || !shape.mirror, "two copies have everything: {blocks:?}");
+    if is_whole { felt.right += 1 } else { felt.errors += 1 }
+}
+
+/// The workload in small: writes without FUA, a flush, and then nothing.
+fn flushed(directory: &Directory, shape: &Shape) -> Rig {
+    format(directory, shape);
+    let mut rig = Rig::open(directory, shape);
+    for first in 0..shape.blocks {
+        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+    }
+    rig.rest();
+    for first in 0..shape.blocks {
+        assert_eq!(rig.take(Step::Write { first, count: 1, fua: false }), Status::Ok);
+    }
+    assert_eq!(rig.take(Step::Flush), Status::Ok);
+    rig
+}
+
+fn few_blocks(mirror: bool) -> Shape {
+    let mut shape = Shape { mirror, blocks: 5, ..Shape::tiny() };
+    // No checkpoint, no other sync than the flush.
+    shape.options.checkpoint_bytes = 1 << 20;
+    shape.options.sync_bytes = 1 << 20;
+    shape
+}
+
+/// Flips each bit of the ranges, or of each byte one, and rots each of their sectors as a whole.
+fn each_rot(ranges: &[Range], every_bit: bool, mut what: impl FnMut(&Range, u64, usize, u8)) {
+    for range in ranges {
+        for at in range.offset..range.offset + range.len {
+            let bits = if every_bit { 0..8 } else { (at % 8) as u8..(at % 8) as u8 + 1 };
+            bits.for_each(|bit| what(range, at, 1, 1 << bit));
+        }
+        let sectors = (range.offset..range.offset + range.len).step_by(SECTOR);
+        sectors.for_each(|at| what(range, at, SECTOR, 0xa5));
+    }
+}
+
+/// 64 writes of 128 KiB and a flush were answered, the pool was idle for 20 s and was killed, and a
+/// bit flipped in a block that was written last: 20 of 20 openings went without a word back to
+/// before the damaged group, with 160 to 1888 of 2048 flushed blocks old, and `check` was clean.
+/// Here every bit of the last groups and of both superblocks flips, after a kill and after power
+/// cuts that also tear a write which was in flight.
+#[test]
+fn every_bit_of_the_last_groups() {
+    let (directory, shape) = (Directory::default(), few_blocks(false));
+    let mut rig = flushed(&directory, &shape);
+    rig.rest();
+    let mut medium = directory.medium();
+    let (moment, recorded) = (directory.change_count(), rig.history.len());
+    assert_eq!(rig.history.recorded(moment), recorded, "an idle log records what is durable");
+    rig.rest();
+    assert_eq!(directory.change_count(), moment, "and only once");
+    // The head or the block of one more write, both, or neither.
+    assert_eq!(rig.take(Step::Write { first: 0, count: 1, fua: false }), Status::Ok);
+    directory.changes()[moment..].iter().for_each(|change| medium.apply(change));
+    let mut images = vec![medium.kill()];
+    assert_eq!(medium.choices(), [1, 2, 2], "the head and the block are not durable");
+    images.extend(
+        (0..3).map(|kept| medium.cut(|at, _| if at > 0 { kept >> (at - 1) & 1 } else { 0 })),
+    );
+    let mut felt = Felt::default();
+    for (number, image) in images.iter().enumerate() {
+        let (ranges, base) = (last(image, LAST), image.medium());
+        assert!(ranges.len() > LAST);
+        each_rot(&ranges, number == 1, |range, at, len, bits| {
+            let found = base.kill();
+            assert!(found.rot(&range.name, at, len, bits));
+            judge(&found, &shape, &rig.history, recorded, &mut felt);
+        });
+    }
+    assert!(felt.right > 0 && felt.errors > 0 && felt.refused > 0, "{felt:?}");
+}
+
+#[test]
+fn two_copies_have_everything_whatever_rots_in_one() {
+    let (directory, shape) = (Directory::default(), few_blocks(true));
+    let rig = flushed(&directory, &shape);
+    // Also where the log has not been idle yet.
+    let (steps, mut images) = (rig.history.len(), vec![directory.medium()]);
+    let (mut rig, mut felt) = (rig, Felt::default());
+    rig.rest();
+    images.push(directory.medium());
+    for base in images {
+        each_rot(&last(&base.kill(), 3), false, |range, at, len, bits| {
+            let found = base.kill();
+            assert!(found.rot(&range.name, at, len, bits));
+            judge(&found, &shape, &rig.history, steps, &mut felt);
+        });
+    }
+    assert!(felt.right > 0);
+}
+
+/// Closes a pool and loses the superblock that was written last.
+fn closed_and_lost(shape: &Shape) -> (Medium, Rig) {
+    let directory = Directory::default();
+    let mut rig = flushed(&directory, shape);
+    rig.close();
+    let name = superblock::FILE;
+    let newest = Superblock::newest(&content(&directory, name)).unwrap();
+    assert!(directory.rot(name, newest.slot() + 20, 1, 1));
+    (directory.medium(), rig)
+}
+
+/// The superblock that a clean stop writes was all that said of the last groups that they are
+/// durable. Where it is lost too, they were left out without a word.
+#[test]
+fn after_a_clean_stop_the_older_superblock_is_enough() {
+    let shape = few_blocks(false);
+    let (base, rig) = closed_and_lost(&shape);
+    let steps = rig.history.len();
+    let mut whole = Felt::default();
+    judge(&base.kill(), &shape, &rig.history, steps, &mut whole);
+    assert_eq!(whole.right, 1, "the log has everything");
+    let mut felt = Felt::default();
+    let groups = last(&base.kill(), LAST).into_iter().filter(|it| it.name != superblock::FILE);
+    each_rot(&groups.collect::<Vec<_>>(), false, |range, at, len, bits| {
+        let found = base.kill();
+        assert!(found.rot(&range.name, at, len, bits));
+        judge(&found, &shape, &rig.history, steps, &mut felt);
+    });
+    assert!(felt.right > 0 && felt.errors > 0 && felt.refused > 0, "{felt:?}");
+}
+
+/// `check` says what an opening says: it called such a pool clean.
+#[test]
+fn check_names_what_has_rotted_in_the_last_groups() {
+    let (directory, shape) = (Directory::default(), few_blocks(false));
+    let mut rig = flushed(&directory, &shape);
+    rig.rest();
+    let base = directory.medium();
+    let ranges = last(&base.kill(), LAST);
+    // The last one is the empty group that nothing follows.
+    let data = ranges.iter().filter(|it| it.len > SECTOR as u64 && it.name != superblock::FILE);
+    let mut seen = [0, 0];
+    for range in data {
+        for (place, named) in [(range.offset + 40, 0), (range.offset + SECTOR as u64 + 9, 1)] {
+            let found = base.kill();
+            assert!(found.rot(&range.name, place, 1, 2));
+            let store = rig::store(&found, &shape, Terms::Look).unwrap();
+            match check_in(store, &mut |_| {}) {
+                Err(VolumeError::Format(FormatError::Log { segment, offset, .. })) => {
+                    assert_eq!(format!("segment-{segment:08x}"), range.name);
+                    assert_eq!((u64::from(offset), named), (range.offset, 0));
+                }
+                Ok(report) => assert_eq!((report.damaged, named), (1, 1)),
+                Err(error) => panic!("{error}"),
+            }
+            seen[named] += 1;
+        }
+    }
+    assert!(seen[0] >= LAST - 1 && seen[1] >= LAST - 1, "{seen:?}");
+}
+
+/// A damaged group whose segment is full was missed: what says that it was durable is segments
+/// further on.
+#[test]
+fn what_is_segments_further_on_is_found() {
+    let (directory, mut shape) = (Directory::default(), few_blocks(false));
+    (shape.block_bytes, shape.blocks) = (2048, 40);
+    let mut rig = flushed(&directory, &shape);
+    rig.rest();
+    let base = directory.medium();
+    let groups: Vec<Range> = last(&base.kill(), shape.blocks as usize + 1);
+    let data = groups.iter().filter(|it| it.len > 2048);
+    assert_eq!(data.clone().count(), shape.blocks as usize, "a group for each block");
+    let mut felt = Felt::default();
+    for range in data {
+        for place in [0, 8, 33, 57, 63, 511] {
+            let found = base.kill();
+            assert!(found.rot(&range.name, range.offset + place, 1, 16));
+            judge(&found, &shape, &rig.history, rig.history.len(), &mut felt);
+        }
+    }
+    assert_eq!(felt.right + felt.errors, 0, "{felt:?}");
+}
+
+/// Runs a workload that is idle now and then, crashes it at every operation, and rots what is left.
+fn rot_everywhere(stream: u64, mirror: bool, felt: &mut Felt) {
+    let mut random = Seed::from_env().rng(stream);
+    // A group is no longer than half a segment, as in the product.
+    let mut shape = Shape { mirror, ..shape(&mut random) };
+    shape.block_bytes = shape.block_bytes.min(1024);
+    let directory = Directory::default();
+    format(&directory, &shape);
+    let mut rig = Rig::open(&directory, &shape);
+    // The opening has recorded that there is a volume.
+    directory.settle();
+    let mut medium = directory.medium();
+    for _ in 0..random.usize(2..5) {
+        let count = random.usize(2..8);
+        work(&mut rig, &mut random, &shape, count);
+        rig.rest();
+    }
+    work(&mut rig, &mut random, &shape, 3);
+    let (history, changes) = (rig.history.clone(), directory.changes());
+    drop(rig);
+    for moment in 0..=changes.len() {
+        let image = match random.u8(..3) {
+            0 => medium.kill(),
+            1 => medium.cut(|_, _| 0),
+            _ => medium.cut(|_, count| random.usize(..count)),
+        };
+        let least = if mirror { history.durable(moment) } else { history.recorded(moment) };
+        let ranges = last(&image, 8);
+        let range = &ranges[random.usize(..ranges.len())];
+        let at = range.offset + random.u64(..range.len);
+        let sector = at - at % SECTOR as u64;
+        let (at, len) = if random.bool() { (at, 1) } else { (sector, SECTOR) };
+        let before = fingerprint(&image);
+        assert!(image.rot(&range.name, at, len, 1 << random.u8(..8)));
+        assert_ne!(fingerprint(&image), before);
+        judge(&image, &shape, &history, least, felt);
+        if let Some(change) = changes.get(moment) {
+            medium.apply(change);
+        }
+    }
+}
+
+#[test]
+fn what_was_recorded_is_never_lost_without_a_word() {
+    let mut felt = Felt::default();
+    for stream in 9000..9200 {
+        let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+        rot_everywhere(stream, false, &mut felt);
+    }
+    assert!(felt.right > 100 && felt.errors > 100 && felt.refused > 100, "{felt:?}");
+}
+
+#[test]
+fn of_two_copies_nothing_durable_is_lost_by_rot_in_one() {
+    let mut felt = Felt::default();
+    for stream in 9500..9540 {
+        let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+        rot_everywhere(stream, true, &mut felt);
+    }
+    assert!(felt.right > 500, "{felt:?}");
+}
