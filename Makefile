@@ -100,11 +100,13 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 
 # Each prints what it did; a round that fails prints how to do it again. Ten disks are cut five times
 # each under the tests' own client, and ten more under fio, which verifies.
-crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, 50 under fio, errors and damage
+crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, 50 under fio, errors, damage, rot
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
 	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		cuts errors nbdkit
+	BLOCKYARD_CRASH_ROUNDS=300 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
+		rot
 
 postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
 	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \

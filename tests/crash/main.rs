@@ -35,5 +35,6 @@ mod mounted;
 mod nbdkit;
 mod places;
 mod postgres;
+mod rot;
 mod rounds;
 mod workload;
