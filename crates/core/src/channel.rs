@@ -57,10 +57,17 @@ pub trait Channel: Send {
     ///
     /// For callers with one bio at a time, or with many that are not worth merging. It is carried
     /// where the device would complete it while it is started, if it needs no splitting and while
-    /// nothing else of the channel is in flight, and it is counted without a latency.
+    /// nothing else of the channel is in flight, and it is counted without a latency: a caller that
+    /// measures it says so by [`Channel::note_latency`].
     fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
         let _ = (op, sector, sectors, buf);
         None
+    }
+
+    /// Adds the latency of a bio that was carried out on the spot to the statistics, for callers
+    /// whose requests cost so much that two looks at the clock do not show.
+    fn note_latency(&mut self, op: Op, latency_ns: u64) {
+        let _ = (op, latency_ns);
     }
 
     /// Appends what is done to `out` and says how many that are.

@@ -506,6 +506,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
         Some(status)
     }
 
+    fn note_latency(&mut self, op: Op, latency_ns: u64) {
+        self.stats.latency(op, latency_ns);
+    }
+
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
         if self.in_flight == 0 {
             return 0;

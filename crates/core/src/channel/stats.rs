@@ -61,6 +61,12 @@ impl ChannelStats {
         }
     }
 
+    /// Counts the latency of one bio that was carried out on the spot.
+    #[inline]
+    pub(crate) fn latency(&self, op: Op, latency_ns: u64) {
+        self.latency[latency_class(op)].add(latency_ns, 1);
+    }
+
     /// Counts one bio that was merged into a request.
     #[inline]
     pub(crate) fn merged(&self, op: Op) {
