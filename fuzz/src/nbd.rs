@@ -53,7 +53,10 @@ pub fn nbd_wire(bytes: &[u8]) {
     parts.check(hello.len());
     let styles = [Style::Simple, Style::Structured, Style::Extended];
     let export = input.choose(&[0, 1, 2]);
-    let rules = Rules::new(&exports.snapshot()[export], input.choose(&styles), input.below(2) == 0);
+    let style = input.choose(&styles);
+    let export = &exports.snapshot()[export];
+    let minimum = export.block_sizes(input.below(2) == 0).minimum;
+    let rules = Rules::new(export, style, input.below(2) == 0, minimum);
     while !input.is_empty() {
         request(&mut input, &rules);
     }
@@ -76,7 +79,8 @@ fn exports() -> Arc<Exports> {
         let null = Null::open(config.clone()).expect("the configuration fits");
         let depth = ChannelConfig { depth: 16 };
         let disk = Composed::new(name.to_owned(), "null", null, depth, NoneScheduler::new);
-        let options = ExportOptions { read_only, description: format!("the disk {name}") };
+        let description = format!("the disk {name}");
+        let options = ExportOptions { read_only, description, ..ExportOptions::default() };
         exports.add(name, Arc::new(disk), options).expect("three names that differ");
     }
     exports
@@ -283,17 +287,18 @@ fn print_request(request: &Request, style: Style) -> Vec<u8> {
     bytes
 }
 
-/// What is carried out lies on the export, in whole blocks, and is allowed.
+/// What is carried out lies on the export, in blocks that the client may use, and is allowed.
 fn check_plan(request: &Request, rules: &Rules) {
-    let Plan::Io { op, sector, sectors, .. } = rules.plan(request) else { return };
-    let end = sector.0.checked_add(sectors).expect("a range of an export");
-    assert!(end * SECTOR_BYTES <= rules.len_bytes, "{request:?} reaches beyond the export");
-    assert!((sector.bytes() | (sectors * SECTOR_BYTES)).is_multiple_of(rules.block_bytes));
+    let Plan::Io { op, offset, len, .. } = rules.plan(request) else { return };
+    let end = offset.checked_add(len).expect("a range of an export");
+    assert!(end <= rules.len_bytes, "{request:?} reaches beyond the export");
+    assert!((offset | len).is_multiple_of(rules.min_block_bytes));
+    assert!(op.name() != "discard" || (offset | len).is_multiple_of(rules.block_bytes));
     assert!(
         !op.is_write() || rules.flags & export_flag::READ_ONLY == 0,
         "{op} on a read-only export"
     );
-    assert!(!op.has_data() || sectors * SECTOR_BYTES <= u64::from(REQUEST_BYTES_MAX));
+    assert!(!op.has_data() || len <= u64::from(REQUEST_BYTES_MAX));
     let asked = match request.command {
         command::READ => op.name() == "read",
         command::WRITE => op.name() == "write",

@@ -6,3 +6,6 @@
 pub mod fuse;
 pub mod nbd;
 mod os;
+mod rmw;
+
+pub use rmw::SharedDisk;

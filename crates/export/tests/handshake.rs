@@ -15,7 +15,8 @@ use common::{Client, Rig};
 
 fn rig() -> Rig {
     let rig = Rig::new(Ram::new(1 << 20));
-    let second = ExportOptions { read_only: true, description: "the second".to_owned() };
+    let description = "the second".to_owned();
+    let second = ExportOptions { read_only: true, description, ..ExportOptions::default() };
     rig.exports.add("second", Ram::new(8192), second).unwrap();
     rig
 }
@@ -51,20 +52,53 @@ fn info_tells_what_go_would_and_goes_nowhere() {
     assert_eq!(client.read(0, 512).data, [0; 512]);
 }
 
+/// The smallest block in the replies to `NBD_OPT_INFO` or `NBD_OPT_GO`.
+fn min_block(infos: &[(u32, Vec<u8>)]) -> u32 {
+    let mut sizes = infos.iter().filter(|(_, data)| data[..2] == [0, 3]);
+    let minimum = u32::from_be_bytes(sizes.next().unwrap().1[2..6].try_into().unwrap());
+    assert!(sizes.next().is_none());
+    minimum
+}
+
 #[test]
-fn block_sizes_are_told_to_who_does_not_ask() {
+fn a_client_that_does_not_ask_for_block_sizes_may_send_any_range() {
     let rig = Rig::new(Ram::with(1 << 20, 4096, Limits::unlimited(8)));
     let mut client = greet(&rig);
     // A name and no requests for information.
     let mut data = wire::server_data("disk", "");
     data.extend_from_slice(&[0, 0]);
+    for (option, minimum) in [(option::INFO, 4096), (option::GO, 1)] {
+        let (reply, infos) = client.option(option, &data);
+        assert_eq!((reply, min_block(&infos)), (option_reply::ACK, minimum));
+    }
+    let mut client = greet(&rig);
+    data.truncate(data.len() - 2);
+    data.extend_from_slice(&[0, 1, 0, 3]);
     for option in [option::INFO, option::GO] {
         let (reply, infos) = client.option(option, &data);
-        assert_eq!(reply, option_reply::ACK);
-        let sizes: Vec<_> = infos.iter().filter(|(_, data)| data[..2] == [0, 3]).collect();
-        assert_eq!(sizes.len(), 1);
-        assert_eq!(sizes[0].1[2..6], 4096u32.to_be_bytes());
+        assert_eq!((reply, min_block(&infos)), (option_reply::ACK, 4096));
     }
+}
+
+#[test]
+fn min_block_refuses_clients_that_do_not_ask_for_block_sizes() {
+    let export = ExportOptions { min_block_bytes: 4096, ..ExportOptions::default() };
+    let rig = Rig::with(Ram::new(1 << 20), export, ServerOptions::default());
+    let mut client = greet(&rig);
+    let mut data = wire::server_data("disk", "");
+    data.extend_from_slice(&[0, 0]);
+    for option in [option::INFO, option::GO] {
+        let (reply, infos) = client.option(option, &data);
+        assert_eq!((reply, min_block(&infos)), (option_reply::ERR_BLOCK_SIZE_REQD, 4096));
+    }
+    // One that asks gets in, on the same connection, and is told the larger block.
+    assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
+    assert_eq!(client.block_sizes, Some((4096, 4096, 32 << 20)));
+    assert_ne!(client.read(0, 512).error, 0);
+    // The old option knows no errors.
+    let mut client = greet(&rig);
+    client.send_option(option::EXPORT_NAME, b"disk");
+    client.assert_closed();
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub mod published;
 pub mod range_lock;
 pub mod rank;
 pub mod ration;
+pub mod rmw_lock;
 pub mod role;
 pub mod sleep_lock;
 pub mod spin_lock;

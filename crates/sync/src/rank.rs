@@ -7,8 +7,6 @@
 pub mod ranks {
     /// What a serving thread of a FUSE mount has of the devices.
     pub const SEAT: u8 = 2;
-    /// Writers of parts of a block.
-    pub const EDGES: u8 = 4;
     /// Who is next in a zone.
     pub const GATE: u8 = 5;
     /// A zone's lock.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use blockyard_core::zone::gate::GateMode;
+use blockyard_export::SharedDisk;
 use blockyard_export::fuse::Files;
 use blockyard_export::nbd::{ExportOptions, Exports};
 use blockyard_ram::Ram;
@@ -161,10 +162,13 @@ impl Yard {
         }
         let options = ExportOptions {
             read_only: disk.limits().read_only,
+            min_block_bytes: spec.number("min_block") as u32, // At most 64 KiB.
             description: describe(&spec, disk.as_ref()),
         };
-        self.exports.add(spec.name(), Arc::clone(&disk), options)?;
-        if let Err(error) = self.files.add(spec.name(), Arc::clone(&disk)) {
+        // One lock for all who write parts of blocks, whichever way they come.
+        let shared = SharedDisk::from(Arc::clone(&disk));
+        self.exports.add(spec.name(), shared.clone(), options)?;
+        if let Err(error) = self.files.add(spec.name(), shared) {
             // It was added just now, and nobody else may remove it while its name is reserved.
             let _ = self.exports.remove(spec.name(), Duration::ZERO);
             return Err(error.into());

@@ -11,24 +11,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use blockyard_core::Disk;
-use blockyard_sync::lock::Lock;
-use blockyard_sync::rank::ranks;
-use blockyard_sync::sleep_lock::SleepLock;
+use blockyard_sync::rmw_lock::RmwLock;
 use fuser::{INodeNo, Notifier};
 
 use crate::fuse::memory::BLOCK_BYTES_MAX;
 use crate::fuse::mount::Transport;
 use crate::fuse::ranges::Shape;
 use crate::fuse::seat::Seats;
+use crate::rmw::SharedDisk;
 
 /// Most files of one table.
 pub const FILES_MAX: usize = 4096;
 
 /// Bits of an inode number that name the slot.
 const SLOT_BITS: u32 = FILES_MAX.trailing_zeros();
-
-/// Keeps writers of parts of a block apart, so that neither writes back what the other replaced.
-pub(crate) type Edges = SleepLock<(), { ranks::EDGES }>;
 
 /// The slot of a file, by its inode number.
 #[inline]
@@ -44,7 +40,8 @@ pub(crate) struct File {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) shape: Shape,
     pub(crate) made: SystemTime,
-    pub(crate) edges: Arc<Edges>,
+    /// The lock of the disk's blocks.
+    pub(crate) lock: Arc<RmwLock>,
 }
 
 /// A file as listings show it.
@@ -179,7 +176,8 @@ impl Files {
     ///
     /// # Errors
     /// If the name is taken or cannot name a file, or the table is full.
-    pub fn add(&self, name: &str, disk: Arc<dyn Disk>) -> Result<(), FileError> {
+    pub fn add(&self, name: &str, disk: impl Into<SharedDisk>) -> Result<(), FileError> {
+        let SharedDisk { disk, lock } = disk.into();
         let owned = || name.to_owned();
         let plain = (1..=255).contains(&name.len()) && !name.contains(['/', '\0']);
         if !plain || matches!(name, "." | "..") {
@@ -201,8 +199,8 @@ impl Files {
         table.made += 1;
         // The root has number 1, so no file is in generation 0.
         let ino = table.made << SLOT_BITS | slot as u64;
-        let (made, edges) = (SystemTime::now(), Arc::new(Edges::new(())));
-        let file = Arc::new(File { ino, name: owned(), disk, shape, made, edges });
+        let made = SystemTime::now();
+        let file = Arc::new(File { ino, name: owned(), disk, shape, made, lock });
         let entry = Some(Entry { file, opens: 0 });
         match table.entries.get_mut(slot) {
             Some(empty) => *empty = entry,

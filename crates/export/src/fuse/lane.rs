@@ -2,9 +2,8 @@
 //!
 //! A serving thread hands a request over with its reply and goes on, whatever the lane has to do
 //! already. The lane keeps as many in flight as it has slots, and answers each when it is done, in
-//! whatever order that is. The kernel bounds how many more can wait in the backlog. Requests
-//! that take several steps (a write of half a block, a hole that is not whole blocks) are carried
-//! out one after another while nothing else of the lane is in flight.
+//! whatever order that is. The kernel bounds how many more can wait in the backlog. Writes and
+//! holes of which an end is inside a block go through the queue of [`crate::rmw`].
 #![allow(unsafe_code)] // Replies are sent from the lane's region.
 
 use std::collections::VecDeque;
@@ -16,29 +15,21 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::channel::Caller;
 use blockyard_core::clock::{Clock, Monotonic};
-use blockyard_core::{
-    Bio, BufRef, Channel, Completion, Due, Flags, Op, Region, RegionId, SECTOR_SHIFT, Sector,
-    Status,
-};
-use blockyard_sync::lock::Lock;
+use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Flags, Op, Region, RegionId, Status};
+use blockyard_sync::rmw_lock::RmwLock;
 use fuser::Errno;
 
-use crate::fuse::files::Edges;
-use crate::fuse::memory::{self, BLOCK_BYTES_MAX, BUFFER_BYTES};
-use crate::fuse::ranges::{Shape, Span, Zeroing};
+use crate::fuse::memory::{self, BUFFER_BYTES};
+use crate::fuse::ranges::{Shape, Zeroing};
 use crate::fuse::status::errno_of;
 use crate::fuse::ticket::Ticket;
 use crate::os;
+use crate::rmw::{self, Partial, RmwQueue, Span};
 
 /// Requests that a lane has in flight at once.
 const SLOTS: u16 = 32;
 /// Longest sleep of a lane with something in flight.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often a lane tries to get its turn while another one writes parts of blocks.
-const TURN: Duration = Duration::from_millis(1);
-/// Where blocks are read to that a write fills in part: after all slots.
-const SCRATCH: u64 = (SLOTS as u64 + 1) * BUFFER_BYTES;
-
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
@@ -84,10 +75,12 @@ impl Lane {
         name: &str,
         mut channel: Box<dyn Channel>,
         shape: Shape,
-        edges: Arc<Edges>,
+        lock: &Arc<RmwLock>,
     ) -> io::Result<Lane> {
-        let region = os::map_region((SCRATCH + 2 * BLOCK_BYTES_MAX) as usize)?;
+        let region = os::map_region(((u64::from(SLOTS) + 1) * BUFFER_BYTES) as usize)?;
         let region_id = channel.register(Arc::clone(&region));
+        let (slots, data) = (usize::from(SLOTS) + 1, (Arc::clone(&region), region_id));
+        let rmw = RmwQueue::new(channel.as_mut(), lock, shape.block_bytes, slots, data)?;
         let (messages, received) = mpsc::channel();
         let own = Sender::clone(&messages);
         // A lane that has ended has nothing that waits.
@@ -100,15 +93,14 @@ impl Lane {
             region: Arc::clone(&region),
             region_id,
             shape,
-            edges,
+            rmw,
             messages: received,
             free: give,
             jobs: (0..=SLOTS).map(|_| None).collect(),
-            waiting: VecDeque::with_capacity(SLOTS.into()),
+            bios: Vec::with_capacity(usize::from(SLOTS) + rmw::BIOS_MAX),
             backlog: VecDeque::new(),
             spare: vec![SLOTS],
-            careful: None,
-            done: Vec::with_capacity(SLOTS.into()),
+            done: Vec::with_capacity(usize::from(SLOTS) + rmw::BIOS_MAX),
             reaped: 0,
             closed: false,
             deadline: Arc::clone(&deadline),
@@ -165,20 +157,19 @@ struct Worker {
     region: Arc<Region>,
     region_id: RegionId,
     shape: Shape,
-    edges: Arc<Edges>,
+    /// Dropped after the channel, which waits for its writes.
+    rmw: RmwQueue,
     messages: Receiver<Message>,
     free: SyncSender<u16>,
     /// By slot.
     jobs: Vec<Option<Job>>,
-    /// Bios for which the channel had no room yet.
-    waiting: VecDeque<Bio>,
+    /// Bios that were made and not yet pushed.
+    bios: Vec<Bio>,
     /// Jobs that wait for a slot, and what they write.
     backlog: VecDeque<(Job, Box<[u8]>)>,
     /// Slots for the backlog. One is never given to the serving thread, so that the backlog goes on
     /// even if that thread holds all the others and sends nothing.
     spare: Vec<u16>,
-    /// A job of several steps, and its slot. It waits for all others, and no new one is taken.
-    careful: Option<u16>,
     done: Vec<Completion>,
     /// How many were done at the last look.
     reaped: usize,
@@ -195,12 +186,6 @@ impl Worker {
             self.draw();
             self.start();
             self.reap();
-            if self.is_idle()
-                && let Some(slot) = self.careful.take()
-            {
-                self.carry_out_carefully(slot);
-                self.reaped += 1;
-            }
         }
         let waiting = self.backlog.drain(..).map(|(job, _)| job);
         // All that was ever sent is there, because the lane sent it before it closed.
@@ -219,7 +204,7 @@ impl Worker {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.channel.in_flight() == 0
+        self.bios.is_empty() && self.channel.in_flight() == 0 && !self.rmw.has_startable()
     }
 
     /// Takes what was handed over, and sleeps until something is to be done. `false` at the end.
@@ -227,7 +212,7 @@ impl Worker {
         if self.is_over() {
             return false;
         }
-        if self.is_idle() && self.careful.is_none() && self.backlog.is_empty() {
+        if self.is_idle() && self.backlog.is_empty() {
             if self.closed {
                 return false;
             }
@@ -238,9 +223,7 @@ impl Worker {
         } else if self.reaped == 0 {
             self.sleep(Instant::now());
         }
-        while self.careful.is_none()
-            && let Ok(message) = self.messages.try_recv()
-        {
+        while let Ok(message) = self.messages.try_recv() {
             self.accept(message);
         }
         true
@@ -248,14 +231,20 @@ impl Worker {
 
     /// Sleeps until something in flight is due, or something new comes if it can be taken.
     fn sleep(&mut self, now: Instant) {
-        let wait = match self.channel.due() {
+        let mut wait = match self.channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())).min(LOOK),
             Due::Never => LOOK,
         };
+        if self.rmw.is_waiting() {
+            wait = wait.min(rmw::LOOK);
+        }
         if wait.is_zero() {
             return;
         }
-        if self.careful.is_some() || self.closed {
+        if self.closed && self.channel.in_flight() == 0 {
+            return thread::sleep(wait);
+        }
+        if self.closed {
             return self.channel.wait(Some(now + wait));
         }
         match self.messages.recv_timeout(wait) {
@@ -276,8 +265,7 @@ impl Worker {
 
     /// Begins what waited for a slot, as far as there are any.
     fn draw(&mut self) {
-        while self.careful.is_none()
-            && !self.backlog.is_empty()
+        while !self.backlog.is_empty()
             && let Some(slot) = self.spare.pop()
             && let Some((job, data)) = self.backlog.pop_front()
         {
@@ -287,36 +275,37 @@ impl Worker {
     }
 
     fn begin(&mut self, slot: u16, job: Job) {
-        let bio = match job.work {
-            Work::Read(span) => Some(Bio::new(Op::Read, span.sector(), span.sectors())),
-            Work::Write(span, flags) => span
-                .is_whole()
-                .then(|| Bio::new(Op::Write, span.sector(), span.sectors()).with_flags(flags)),
-            Work::Flush => Some(Bio::flush()),
+        let buffer = buffer_of(slot);
+        let (op, flags, span) = match job.work {
+            Work::Read(span) => (Op::Read, Flags::NONE, span),
+            Work::Write(span, flags) => (Op::Write, flags, span),
+            Work::Flush => (Op::Flush, Flags::NONE, Span::of(self.shape.block_bytes, 0, 0)),
             Work::Zero(zeroing) => {
-                let [head, (offset, len), tail] = self.shape.parts(&zeroing);
-                (head.1 == 0 && tail.1 == 0).then(|| zero(&zeroing, offset, len))
+                (zeroing.op, zeroing.flags, self.shape.span(zeroing.offset, zeroing.len))
             }
         };
         self.jobs[usize::from(slot)] = Some(job);
-        match bio {
-            Some(bio) => self.waiting.push_back(self.at(bio, buffer_of(slot), slot)),
-            None => self.careful = Some(slot),
+        if op.is_write() && !span.is_whole() {
+            let data = buffer + span.skip;
+            return self.rmw.start(slot.into(), Partial { op, flags, span, data });
         }
-    }
-
-    /// The bio with its data at `offset` of the region, for a slot.
-    fn at(&self, bio: Bio, offset: u64, slot: u16) -> Bio {
-        let buf = BufRef { region: self.region_id, offset };
-        bio.with_buf(buf).with_user_data(slot.into())
+        let buf = BufRef { region: self.region_id, offset: buffer };
+        let bio = Bio::new(op, span.sector(), span.sectors()).with_flags(flags).with_buf(buf);
+        let bio = bio.with_user_data(slot.into());
+        if op.is_write() {
+            self.rmw.publish(&bio);
+        }
+        self.bios.push(bio);
     }
 
     fn start(&mut self) {
-        if self.waiting.is_empty() {
+        self.rmw.advance(&mut self.bios);
+        self.rmw.admit(&mut self.bios);
+        if self.bios.is_empty() {
             return;
         }
-        let taken = self.channel.push(self.waiting.make_contiguous());
-        self.waiting.drain(..taken);
+        let taken = self.channel.push(&self.bios);
+        self.bios.drain(..taken);
         self.channel.submit();
     }
 
@@ -324,8 +313,9 @@ impl Worker {
         self.done.clear();
         self.reaped = self.channel.reap(&mut self.done);
         for index in 0..self.done.len() {
-            let completion = self.done[index];
-            self.answer(completion.user_data as u16, completion.status);
+            if let Some(end) = self.rmw.completed(self.done[index], &mut self.bios) {
+                self.answer(end.user_data as u16, end.status);
+            }
         }
     }
 
@@ -351,93 +341,6 @@ impl Worker {
             let _ = self.free.try_send(slot);
         }
     }
-
-    /// Carries out a job of several steps, alone.
-    fn carry_out_carefully(&mut self, slot: u16) {
-        let Some(work) = self.jobs[usize::from(slot)].as_ref().map(|job| job.work) else { return };
-        let edges = Arc::clone(&self.edges);
-        // What others write into the same blocks byte by byte waits here, on their lanes; but never
-        // longer than there is time: who has the turn may be waiting for a device that hangs.
-        let result = loop {
-            let turn = edges.try_with(|()| match work {
-                Work::Write(span, flags) => self.write_carefully(span, flags, slot),
-                Work::Zero(zeroing) => self.zero_carefully(&zeroing, slot),
-                Work::Read(_) | Work::Flush => Err(Status::IoErr),
-            });
-            if let Ok(result) = turn {
-                break result;
-            }
-            if self.is_over() {
-                return;
-            }
-            thread::sleep(TURN);
-        };
-        if result == Err(Status::Offline) && self.is_over() {
-            // Given up. The device may use the buffer still, so that the slot is not given back.
-            return;
-        }
-        self.answer(slot, result.err().unwrap_or(Status::Ok));
-    }
-
-    /// Writes whole blocks of which the slot's buffer has the middle; the ends are read first.
-    fn write_carefully(&mut self, span: Span, flags: Flags, slot: u16) -> Result<(), Status> {
-        let block = self.shape.block_bytes;
-        let buffer = buffer_of(slot);
-        let block_sectors = block >> SECTOR_SHIFT;
-        let after = span.skip + span.want;
-        if span.skip > 0 {
-            self.run(Bio::new(Op::Read, span.sector(), block_sectors), SCRATCH, slot)?;
-            self.copy(SCRATCH, buffer, span.skip);
-        }
-        if after < span.len {
-            let last = span.len - block;
-            let sector = Sector::containing(span.start + last);
-            self.run(Bio::new(Op::Read, sector, block_sectors), SCRATCH, slot)?;
-            self.copy(SCRATCH + (after - last), buffer + after, span.len - after);
-        }
-        let bio = Bio::new(Op::Write, span.sector(), span.sectors()).with_flags(flags);
-        self.run(bio, buffer, slot)
-    }
-
-    fn zero_carefully(&mut self, zeroing: &Zeroing, slot: u16) -> Result<(), Status> {
-        let [head, (offset, len), tail] = self.shape.parts(zeroing);
-        for (offset, len) in [head, tail].into_iter().filter(|(_, len)| *len > 0) {
-            let span = self.shape.span(offset, len);
-            self.region.write(buffer_of(slot) + span.skip, &vec![0; len as usize]);
-            self.write_carefully(span, Flags::NONE, slot)?;
-        }
-        match len {
-            0 => Ok(()),
-            len => self.run(zero(zeroing, offset, len), 0, slot),
-        }
-    }
-
-    /// Copies bytes inside the region; at most a block.
-    fn copy(&self, from: u64, to: u64, len: u64) {
-        let mut bytes = vec![0; len as usize];
-        self.region.read(from, &mut bytes);
-        self.region.write(to, &bytes);
-    }
-
-    /// Carries out one bio while nothing else is in flight.
-    fn run(&mut self, bio: Bio, offset: u64, slot: u16) -> Result<(), Status> {
-        let bio = self.at(bio, offset, slot);
-        if self.channel.push(&[bio]) == 0 {
-            return Err(Status::Resource);
-        }
-        self.channel.submit();
-        loop {
-            self.done.clear();
-            self.channel.reap(&mut self.done);
-            if let Some(end) = self.done.first() {
-                return if end.status.is_ok() { Ok(()) } else { Err(end.status) };
-            }
-            if self.is_over() {
-                return Err(Status::Offline);
-            }
-            self.channel.wait(Some(Instant::now() + LOOK));
-        }
-    }
 }
 
 /// Puts what a job writes into its slot's buffer, beside the bytes of its blocks that it keeps.
@@ -449,10 +352,4 @@ fn fill(region: &Region, slot: u16, work: &Work, data: &[u8]) {
 
 fn buffer_of(slot: u16) -> u64 {
     u64::from(slot) * BUFFER_BYTES
-}
-
-/// The bio that makes whole blocks read as zeros.
-fn zero(zeroing: &Zeroing, offset: u64, len: u64) -> Bio {
-    let sector = Sector::containing(offset);
-    Bio::new(zeroing.op, sector, len >> SECTOR_SHIFT).with_flags(zeroing.flags)
 }

@@ -1,14 +1,18 @@
 //! Byte ranges of a file and what they are on the device: pure rules, without I/O.
 //!
-//! | request | whole blocks | other bytes, plain disk | other bytes, zoned disk |
+//! | request | whole blocks | other bytes | other bytes, sequential zone |
 //! | --- | --- | --- | --- |
 //! | read | read | the blocks around it are read | the same |
 //! | write | write | the blocks at its ends are read first | `EINVAL` |
 //! | punch hole | discard, or write-zeroes | its ends are written with zeros | `EOPNOTSUPP` |
 //! | zero range | write-zeroes, allocated | its ends are written with zeros | `EOPNOTSUPP` |
+//!
+//! A zoned disk takes no holes and no zeroing in any zone.
 
-use blockyard_core::{Disk, Flags, Op, SECTOR_SHIFT, Sector};
+use blockyard_core::{Disk, Flags, Op};
 use fuser::Errno;
+
+use crate::rmw::{self, Span};
 
 /// What the rules need to know of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,40 +22,11 @@ pub(crate) struct Shape {
     /// A power of two.
     pub(crate) block_bytes: u64,
     pub(crate) zoned: bool,
+    /// Where sequential zones begin, of which no part of a block can be written.
+    pub(crate) sequential_from: u64,
     pub(crate) read_only: bool,
     pub(crate) discards: bool,
     pub(crate) write_zeroes: bool,
-}
-
-/// A range of bytes and the blocks that hold it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// First byte of the first block.
-    pub(crate) start: u64,
-    /// Length of the blocks.
-    pub(crate) len: u64,
-    /// Bytes of the first block before the range.
-    pub(crate) skip: u64,
-    /// Length of the range.
-    pub(crate) want: u64,
-}
-
-impl Span {
-    /// Whether the range is whole blocks.
-    #[inline]
-    pub(crate) fn is_whole(&self) -> bool {
-        self.len == self.want
-    }
-
-    #[inline]
-    pub(crate) fn sector(&self) -> Sector {
-        Sector::containing(self.start)
-    }
-
-    #[inline]
-    pub(crate) fn sectors(&self) -> u64 {
-        self.len >> SECTOR_SHIFT
-    }
 }
 
 /// A range that shall read as zeros.
@@ -71,6 +46,7 @@ impl Shape {
             len_bytes: geometry.len_bytes(),
             block_bytes: u64::from(geometry.logical_block_bytes),
             zoned: geometry.zones.is_some(),
+            sequential_from: rmw::sequential_from(geometry),
             read_only: limits.read_only,
             discards: limits.discard_sectors_max > 0,
             write_zeroes: limits.write_zeroes_sectors_max > 0,
@@ -83,14 +59,11 @@ impl Shape {
         self.len_bytes.saturating_sub(offset).min(len)
     }
 
-    /// The blocks that hold a range, which lies in the file and is not empty.
+    /// The blocks that hold a range, which lies in the file and is not empty. The file ends with a
+    /// block, so that they lie in it too.
     #[inline]
     pub(crate) fn span(&self, offset: u64, want: u64) -> Span {
-        let mask = self.block_bytes - 1;
-        let start = offset & !mask;
-        // The file ends with a block, so this is at most its length.
-        let end = (offset + want + mask) & !mask;
-        Span { start, len: end - start, skip: offset - start, want }
+        Span::of(self.block_bytes, offset, want)
     }
 
     /// What `fallocate` with this mode has to do; nothing if no byte of the range is in the file.
@@ -123,20 +96,11 @@ impl Shape {
         }
         Ok((clipped > 0).then_some(Zeroing { offset, len: clipped, op, flags }))
     }
-
-    /// The parts of a zeroing: bytes before the first whole block, whole blocks, bytes after them;
-    /// as pairs of offset and length, of which some are empty.
-    pub(crate) fn parts(&self, zeroing: &Zeroing) -> [(u64, u64); 3] {
-        let mask = self.block_bytes - 1;
-        let (offset, end) = (zeroing.offset, zeroing.offset + zeroing.len);
-        let first = ((offset + mask) & !mask).min(end);
-        let last = (end & !mask).max(first);
-        [(offset, first - offset), (first, last - first), (last, end - last)]
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::Sector;
     use proptest::prelude::*;
 
     use super::*;
@@ -149,6 +113,7 @@ mod tests {
             len_bytes: 1 << 20,
             block_bytes: 4096,
             zoned: false,
+            sequential_from: 1 << 20,
             read_only: false,
             discards: true,
             write_zeroes: true,
@@ -215,20 +180,6 @@ mod tests {
             prop_assert!(span.start + span.len <= shape.len_bytes);
             prop_assert!(span.start.is_multiple_of(4096) && span.len.is_multiple_of(4096));
             prop_assert!(span.len < want + 2 * 4096);
-        }
-
-        #[test]
-        fn parts_make_up_a_zeroing(offset in 0..1_u64 << 20, len in 1..1_u64 << 21) {
-            let shape = shape();
-            let mode = PUNCH;
-            let zeroing = shape.zeroing(offset, len, mode).unwrap().unwrap();
-            let [head, middle, tail] = shape.parts(&zeroing);
-            prop_assert_eq!(head.0, offset);
-            prop_assert_eq!(head.0 + head.1, middle.0);
-            prop_assert_eq!(middle.0 + middle.1, tail.0);
-            prop_assert_eq!(tail.0 + tail.1, offset + zeroing.len);
-            prop_assert!(head.1 < 4096 && tail.1 < 4096 && middle.1.is_multiple_of(4096));
-            prop_assert!(middle.1 == 0 || middle.0.is_multiple_of(4096));
         }
     }
 }

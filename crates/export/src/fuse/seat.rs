@@ -6,19 +6,22 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::{BufRef, Channel, Disk, Flags, Op, Region, RegionId, Status};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pad::Padded;
 use blockyard_sync::rank::ranks;
+use blockyard_sync::rmw_lock::{RmwLock, Writer};
 use blockyard_sync::sleep_lock::SleepLock;
 use fuser::Errno;
 
-use crate::fuse::files::{Edges, File, Files, slot_of};
+use crate::fuse::files::{File, Files, slot_of};
 use crate::fuse::lane::{Lane, Work};
 use crate::fuse::memory::IO_BYTES_MAX;
-use crate::fuse::ranges::{Shape, Span};
+use crate::fuse::ranges::Shape;
 use crate::fuse::status::errno_of;
 use crate::fuse::ticket::Ticket;
+use crate::rmw::Span;
 
 /// How often a request is tried to be carried: once, and once more for each floor that may have
 /// something to fetch first (the error injector, the device).
@@ -119,7 +122,9 @@ pub(crate) struct Door {
     /// The thread's region, which the channel knows; nothing is ever in flight in it once `carry`
     /// has returned.
     region_id: RegionId,
-    edges: Arc<Edges>,
+    lock: Arc<RmwLock>,
+    /// For the one write that may be carried out at a time.
+    writer: Writer,
     /// For what cannot be carried on the spot; started when it is first needed.
     lane: Option<Lane>,
 }
@@ -129,8 +134,9 @@ impl Door {
         let disk = Arc::clone(&file.disk);
         let mut channel = open_channel(&disk)?;
         let region_id = channel.register(Arc::clone(region));
-        let (ino, shape, edges) = (file.ino, file.shape, Arc::clone(&file.edges));
-        Ok(Door { ino, disk, shape, channel, region_id, edges, lane: None })
+        let (ino, shape, lock) = (file.ino, file.shape, Arc::clone(&file.lock));
+        let writer = lock.writer(1);
+        Ok(Door { ino, disk, shape, channel, region_id, lock, writer, lane: None })
     }
 
     fn close(self, deadline: Instant) {
@@ -166,11 +172,15 @@ impl Door {
             return if len == 0 { Carried::Done(0, at) } else { Carried::Failed(Errno::ENOSPC) };
         }
         let span = self.shape.span(offset, want);
-        if !span.is_whole() && self.shape.zoned {
+        if !span.is_whole() && span.start + span.len > self.shape.sequential_from {
             return Carried::Failed(Errno::EINVAL);
         }
-        if span.is_whole() && flags == Flags::NONE {
-            match self.carry(Op::Write, &span, at) {
+        let range = span.range();
+        // What overlaps a read-modify-write waits for it in the lane.
+        if span.is_whole() && flags == Flags::NONE && self.writer.try_start(0, range) {
+            let carried = self.carry(Op::Write, &span, at);
+            self.writer.clear(0);
+            match carried {
                 Some(status) if status.is_ok() => return Carried::Done(want, at),
                 Some(status) => return Carried::Failed(errno_of(status)),
                 None => {}
@@ -183,9 +193,12 @@ impl Door {
     #[inline]
     fn carry(&mut self, op: Op, span: &Span, offset: u64) -> Option<Status> {
         let buf = BufRef { region: self.region_id, offset };
+        let began = Monotonic.now();
         let mut carry = || self.channel.carry(op, span.sector(), span.sectors(), buf);
         // A floor whose rules have changed since it last looked fetches them and carries nothing.
-        (0..CARRIES).find_map(|_| carry())
+        let status = (0..CARRIES).find_map(|_| carry())?;
+        self.channel.note_latency(op, Monotonic.now().since(began));
+        Some(status)
     }
 
     /// Makes a range read as zeros, as far as it lies in the file.
@@ -209,8 +222,7 @@ impl Door {
     fn lane(&mut self) -> Result<&Lane, Errno> {
         if self.lane.is_none() {
             let channel = open_channel(&self.disk)?;
-            let edges = Arc::clone(&self.edges);
-            let lane = Lane::start(self.disk.name(), channel, self.shape, edges);
+            let lane = Lane::start(self.disk.name(), channel, self.shape, &self.lock);
             self.lane = Some(lane.map_err(|error| {
                 let device = self.disk.name();
                 tracing::error!(device, %error, "no lane for requests that have to wait");

@@ -3,10 +3,11 @@
 //! Every rule of the transmission phase on flags, ranges, alignment and permissions is here, and
 //! so is the one mapping from [`Status`] to NBD's errors.
 
-use blockyard_core::{Flags, Op, SECTOR_BYTES, Sector, Status};
+use blockyard_core::{Flags, Op, Status};
 
 use crate::nbd::exports::{Export, REQUEST_BYTES_MAX};
 use crate::nbd::wire::{NbdError, Request, Style, command, command_flag, export_flag};
+use crate::rmw::{self, Span};
 
 /// What the rules need to know of an export, read once when a connection opens.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +16,14 @@ pub struct Rules {
     pub style: Style,
     /// Size of the export in bytes.
     pub len_bytes: u64,
-    /// Smallest block in bytes, a power of two.
+    /// Logical block of the device in bytes, a power of two.
     pub block_bytes: u64,
+    /// Requests must be multiples of this many bytes, a power of two. Below the logical block, the
+    /// server reads, changes and writes the blocks at the ends of a write.
+    pub min_block_bytes: u64,
+    /// Where sequential zones begin, of which no part of a block can be written; the end without
+    /// any.
+    pub sequential_from: u64,
     /// The transmission flags that the client was told.
     pub flags: u16,
     /// Whether `base:allocation` was selected.
@@ -35,14 +42,14 @@ pub struct Refusal {
 /// What is to be done for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// An I/O; for reads and writes over a buffer of the request's length.
+    /// An I/O on a range of bytes, as long as the request's.
     Io {
         /// The operation.
         op: Op,
-        /// First sector.
-        sector: Sector,
-        /// Length in sectors.
-        sectors: u64,
+        /// First byte.
+        offset: u64,
+        /// Length in bytes: the request's, but for a trim, which leaves parts of blocks out.
+        len: u64,
         /// Flags of the bio.
         flags: Flags,
         /// Make it durable by a flush of its own, because the operation knows no FUA.
@@ -67,12 +74,14 @@ const fn refuse(error: NbdError, text: &'static str) -> Plan {
 
 impl Rules {
     /// The rules for an export under what was negotiated.
-    pub fn new(export: &Export, style: Style, contexts: bool) -> Rules {
+    pub fn new(export: &Export, style: Style, contexts: bool, min_block_bytes: u32) -> Rules {
         let geometry = export.disk().geometry();
         Rules {
             style,
             len_bytes: geometry.len_bytes(),
             block_bytes: u64::from(geometry.logical_block_bytes),
+            min_block_bytes: u64::from(min_block_bytes),
+            sequential_from: rmw::sequential_from(geometry),
             flags: export.flags(style, contexts),
             contexts,
         }
@@ -94,7 +103,7 @@ impl Rules {
     /// "Block size constraints".
     #[inline]
     const fn aligned(&self, offset: u64, len: u64) -> bool {
-        (offset | len) & (self.block_bytes - 1) == 0
+        (offset | len) & (self.min_block_bytes - 1) == 0
     }
 
     /// "Command flags": those that a command may carry here. FUA goes with every command.
@@ -192,26 +201,36 @@ impl Rules {
         if request.len == 0 {
             return Plan::Nothing;
         }
-        Plan::Io {
-            op,
-            sector: Sector::containing(request.offset),
-            sectors: request.len / SECTOR_BYTES,
-            flags,
-            then_flush,
+        let (offset, len) = (request.offset, request.len);
+        if op == Op::Read || (offset | len) & (self.block_bytes - 1) == 0 {
+            return Plan::Io { op, offset, len, flags, then_flush };
         }
+        self.plan_parts(op, &Span::of(self.block_bytes, offset, len), flags, then_flush)
+    }
+
+    /// A change of which an end is inside a block.
+    #[cold]
+    fn plan_parts(&self, op: Op, span: &Span, flags: Flags, then_flush: bool) -> Plan {
+        let (mut offset, mut len) = (span.start + span.skip, span.want);
+        if op == Op::Discard {
+            // NBD_CMD_TRIM is advice: what it says of parts of blocks is ignored.
+            let inner = span.inner(self.block_bytes);
+            (offset, len) = (inner.start, inner.end - inner.start);
+            if len == 0 {
+                return Plan::Nothing;
+            }
+        } else if span.start + span.len > self.sequential_from {
+            // A sequential zone is written at its write pointer only.
+            return refuse(NbdError::Inval, "a write of part of a block in a sequential zone");
+        }
+        Plan::Io { op, offset, len, flags, then_flush }
     }
 
     fn plan_flush(&self, request: &Request) -> Plan {
         if request.offset != 0 || request.len != 0 {
             return refuse(NbdError::Inval, "a flush with a range");
         }
-        Plan::Io {
-            op: Op::Flush,
-            sector: Sector(0),
-            sectors: 0,
-            flags: Flags::NONE,
-            then_flush: false,
-        }
+        Plan::Io { op: Op::Flush, offset: 0, len: 0, flags: Flags::NONE, then_flush: false }
     }
 
     /// `NBD_CMD_CACHE`: a hint, and what these devices hold is as near as it can be.
@@ -296,6 +315,8 @@ mod tests {
             style: Style::Structured,
             len_bytes: 1 << 20,
             block_bytes: 4096,
+            min_block_bytes: 4096,
+            sequential_from: 1 << 20,
             flags: ALL,
             contexts: true,
         }

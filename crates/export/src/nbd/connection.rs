@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_core::clock::{Clock, Monotonic};
-use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Op, RegionId};
+use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Flags, Op, RegionId};
 
 use crate::nbd::buffers::{ArenaIndex, Buffers, OutSpan};
 use crate::nbd::client::Client;
@@ -31,6 +31,7 @@ use crate::nbd::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request,
 };
 use crate::os;
+use crate::rmw::{self, Partial, RmwQueue, Span};
 
 /// Most requests in flight on a connection.
 const REQUESTS_MAX: usize = 1024;
@@ -68,6 +69,8 @@ enum Held {
 struct Slot {
     origin: Origin,
     len: u64,
+    /// Bytes of a read's buffer before the request's first.
+    skip: u64,
     op: Op,
     held: Held,
     then_flush: bool,
@@ -110,6 +113,8 @@ pub(crate) struct Connection {
     /// What is waited on for the device, beside the link, if it has such a thing.
     descriptor: Option<RawFd>,
     region: RegionId,
+    /// Dropped after the channel, which waits for its writes.
+    rmw: RmwQueue,
     rules: Rules,
     buffers: Buffers,
     slots: Vec<Slot>,
@@ -117,6 +122,8 @@ pub(crate) struct Connection {
     /// Made and not yet pushed.
     bios: Vec<Bio>,
     done: Vec<Completion>,
+    /// Reaped while replies were sent, and not answered.
+    settled: Vec<Completion>,
     replies: Replies,
     /// Buffers of reads whose replies are being sent.
     leaving: Vec<OutSpan>,
@@ -143,9 +150,13 @@ impl Connection {
     ) -> io::Result<Connection> {
         let buffers = Buffers::new()?;
         let region = channel.register(Arc::clone(buffers.region()));
+        let data = (Arc::clone(buffers.region()), region);
+        let (lock, block_bytes) = (export.lock(), rules.block_bytes);
+        let rmw = RmwQueue::new(channel.as_mut(), lock, block_bytes, REQUESTS_MAX, data)?;
         let unused = Slot {
             origin: Origin { cookie: 0, offset: 0 },
             len: 0,
+            skip: 0,
             op: Op::Read,
             held: Held::Nothing,
             then_flush: false,
@@ -157,12 +168,14 @@ impl Connection {
             descriptor: channel.descriptor(),
             channel,
             region,
+            rmw,
             rules,
             buffers,
             slots: vec![unused; REQUESTS_MAX],
             free: (0..REQUESTS_MAX as u16).rev().collect(),
-            bios: Vec::with_capacity(2 * REQUESTS_MAX),
-            done: Vec::with_capacity(REQUESTS_MAX),
+            bios: Vec::with_capacity(2 * REQUESTS_MAX + rmw::BIOS_MAX),
+            done: Vec::with_capacity(REQUESTS_MAX + rmw::BIOS_MAX),
+            settled: Vec::new(),
             replies: Replies::new(),
             leaving: Vec::with_capacity(REQUESTS_MAX),
             statuses: Statuses::new(),
@@ -211,9 +224,10 @@ impl Connection {
             if self.client.is_cut() {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
-            // Bios left are flushes that follow what is done, or those that found no room before.
-            let startable = reaped > 0 && !self.bios.is_empty();
-            if startable || (need == Need::Nothing && !self.ending) {
+            // Bios left are flushes that follow what is done, parts of read-modify-writes, or those
+            // that found no room before.
+            let startable = reaped > 0 && (!self.bios.is_empty() || self.rmw.has_startable());
+            if startable || !self.settled.is_empty() || (need == Need::Nothing && !self.ending) {
                 continue;
             }
             self.receive(need, reaped)?;
@@ -290,7 +304,7 @@ impl Connection {
         let plan = self.rules.plan(request);
         let payload = request.payload_bytes(self.rules.style);
         match plan {
-            Plan::Io { op, sector, sectors, flags, then_flush } => {
+            Plan::Io { op, offset, len, flags, then_flush } => {
                 if op == Op::Write {
                     // Its length was checked against the greatest.
                     let whole = head_bytes + payload as usize;
@@ -298,8 +312,8 @@ impl Connection {
                         return Need::Bytes(whole);
                     }
                 }
-                let bio = Bio::new(op, sector, sectors).with_flags(flags);
-                self.take_io(request, head_bytes, bio, then_flush)
+                let span = Span::of(self.rules.block_bytes, offset, len);
+                self.take_io(request, head_bytes, (op, flags, span), then_flush)
             }
             Plan::BlockStatus { one } => self.take_status(request, head_bytes, payload, one),
             Plan::Nothing => {
@@ -326,29 +340,29 @@ impl Connection {
         self.buffers.skip(head_bytes);
     }
 
-    /// Makes a bio, if there is a slot and a buffer for it.
+    /// Makes a bio, or a request of parts of blocks, if there is a slot and a buffer for it.
     #[inline]
     fn take_io(
         &mut self,
         request: &Request,
         head_bytes: usize,
-        bio: Bio,
+        (op, flags, span): (Op, Flags, Span),
         then_flush: bool,
     ) -> Need {
         let Some(&index) = self.free.last() else { return Need::Completions };
-        let len = request.len as usize;
-        let (held, offset) = match bio.op {
+        let (held, offset) = match op {
             Op::Read => {
+                // The bytes before the range are where the reply's head goes later.
                 let reply_head = self.rules.style.read_head_bytes();
-                let Some(span) = self.buffers.take_out(reply_head, len) else {
+                let Some(out) = self.buffers.take_out(reply_head, span.len as usize) else {
                     return Need::Completions;
                 };
                 self.take_head(head_bytes);
-                (Held::Out(span), span.data)
+                (Held::Out(out), out.data)
             }
             Op::Write => {
                 self.take_head(head_bytes);
-                let (offset, arena) = self.buffers.keep(len);
+                let (offset, arena) = self.buffers.keep(span.want as usize);
                 (Held::In(arena), offset)
             }
             _ => {
@@ -357,10 +371,19 @@ impl Connection {
             }
         };
         self.free.pop();
-        self.slots[usize::from(index)] =
-            Slot { origin: request.origin(), len: request.len, op: bio.op, held, then_flush };
+        let (origin, len, skip) = (request.origin(), request.len, span.skip);
+        self.slots[usize::from(index)] = Slot { origin, len, skip, op, held, then_flush };
+        if op.is_write() && !span.is_whole() {
+            self.rmw.start(index.into(), Partial { op, flags, span, data: offset });
+            return Need::Nothing;
+        }
         let buf = BufRef { region: self.region, offset };
-        self.bios.push(bio.with_buf(buf).with_user_data(u64::from(index)));
+        let bio = Bio::new(op, span.sector(), span.sectors()).with_flags(flags).with_buf(buf);
+        let bio = bio.with_user_data(u64::from(index));
+        if op.is_write() {
+            self.rmw.publish(&bio);
+        }
+        self.bios.push(bio);
         Need::Nothing
     }
 
@@ -405,7 +428,8 @@ impl Connection {
             self.take_head(head_bytes);
         }
         let disk = self.export.disk();
-        let extents = self.statuses.of(disk.as_ref(), request.offset, len, one);
+        let span = Span::of(self.rules.block_bytes, request.offset, len);
+        let extents = self.statuses.of(disk.as_ref(), &span, one);
         let (style, origin) = (self.rules.style, request.origin());
         self.replies.push(|out| wire::print_status(out, style, origin, extents));
         Need::Nothing
@@ -459,6 +483,11 @@ impl Connection {
 
     /// Pushes bios, starts them, and turns what is done into replies. How many were done.
     fn carry_out(&mut self) -> usize {
+        for completion in std::mem::take(&mut self.settled) {
+            self.answer(&completion);
+        }
+        self.rmw.advance(&mut self.bios);
+        self.rmw.admit(&mut self.bios);
         if !self.bios.is_empty() {
             let taken = self.channel.push(&self.bios);
             self.bios.drain(..taken);
@@ -470,14 +499,16 @@ impl Connection {
         self.done.clear();
         let reaped = self.channel.reap(&mut self.done);
         for index in 0..self.done.len() {
-            let completion = self.done[index];
-            self.complete(&completion);
+            if let Some(completion) = self.rmw.completed(self.done[index], &mut self.bios) {
+                self.answer(&completion);
+            }
         }
         reaped
     }
 
+    /// Answers a request, or makes it durable first.
     #[inline]
-    fn complete(&mut self, completion: &Completion) {
+    fn answer(&mut self, completion: &Completion) {
         let index = completion.user_data as usize;
         let slot = self.slots[index];
         let error = error_of(completion.status);
@@ -492,7 +523,8 @@ impl Connection {
             Held::Out(span) if error.is_none() => {
                 let head = wire::read_head(style, slot.origin, slot.len);
                 let region = self.buffers.region();
-                self.replies.push_data(region, head.bytes(), span.data, slot.len as usize);
+                let data = span.data + slot.skip;
+                self.replies.push_data(region, head.bytes(), data, slot.len as usize);
                 self.leaving.push(span);
                 self.tally.read_bytes += slot.len;
                 return;
@@ -526,7 +558,9 @@ impl Connection {
             return Ok(());
         }
         stats.batches.add(1);
-        let sent = self.link.send(self.buffers.region(), &mut self.replies);
+        let Connection { link, client, channel, rmw, bios, settled, .. } = self;
+        let mut full = || settle(client, channel.as_mut(), rmw, bios, settled);
+        let sent = link.send(self.buffers.region(), &mut self.replies, &mut full);
         for span in self.leaving.drain(..) {
             self.buffers.give_out(span);
         }
@@ -578,22 +612,60 @@ impl Connection {
     /// Sleeps until something in flight is done, unless the last look found something, and not
     /// for so long that a cut would go unseen.
     fn wait_for_completions(&mut self, reaped: usize) {
-        if reaped == 0 && self.channel.in_flight() > 0 {
-            self.channel.wait(Some(Instant::now() + CUT_LOOK));
+        if reaped > 0 {
+            return;
+        }
+        let waits = self.rmw.is_waiting();
+        if self.channel.in_flight() > 0 {
+            let at_most = if waits { rmw::LOOK } else { CUT_LOOK };
+            self.channel.wait(Some(Instant::now() + at_most));
+        } else if waits {
+            thread::sleep(rmw::LOOK);
         }
     }
 
     /// Sleeps until something in flight is due or something arrives.
     fn wait_for_either(&mut self) -> io::Result<()> {
-        let timeout = match self.channel.due() {
+        let mut timeout = match self.channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
             Due::Never if self.descriptor.is_some() => CUT_LOOK,
             Due::Never => POLL,
         };
+        if self.rmw.is_waiting() {
+            timeout = timeout.min(rmw::LOOK);
+        }
         let sleeps = !timeout.is_zero() && (self.descriptor.is_none() || self.channel.may_sleep());
         if sleeps {
             self.link.wait_either(self.descriptor, timeout)?;
         }
         Ok(())
+    }
+}
+
+/// Ends all writes that requests of other channels may wait for, before the connection sleeps
+/// because its client does not read: a client must not hold up others that write the same block.
+#[cold]
+fn settle(
+    client: &Client,
+    channel: &mut dyn Channel,
+    rmw: &mut RmwQueue,
+    bios: &mut Vec<Bio>,
+    settled: &mut Vec<Completion>,
+) {
+    while rmw.holds_blocks() && !client.is_cut() {
+        rmw.advance_begun(bios);
+        rmw.admit(bios);
+        let taken = channel.push(bios);
+        bios.drain(..taken);
+        channel.submit();
+        let from = settled.len();
+        let reaped = channel.reap(settled);
+        let ends: Vec<_> = settled.drain(from..).collect();
+        settled.extend(ends.into_iter().filter_map(|end| rmw.completed(end, bios)));
+        if reaped == 0 && channel.in_flight() > 0 {
+            channel.wait(Some(Instant::now() + rmw::LOOK));
+        } else if reaped == 0 {
+            thread::sleep(rmw::LOOK);
+        }
     }
 }

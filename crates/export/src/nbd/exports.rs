@@ -9,9 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
+use blockyard_sync::rmw_lock::RmwLock;
 
 use crate::nbd::client::{CUT_GRACE, Client};
 use crate::nbd::wire::{self, BlockSizes, STRING_BYTES_MAX, Style, export_flag};
+use crate::rmw::SharedDisk;
 
 /// Most exports of one table.
 pub const EXPORTS_MAX: usize = 4096;
@@ -20,18 +22,27 @@ pub const EXPORTS_MAX: usize = 4096;
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
 /// How a disk is exported.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
     /// Refuse everything that changes the disk.
     pub read_only: bool,
+    /// Smallest block of clients, in bytes: a power of two. Above 1, a client that does not ask for
+    /// block sizes is refused.
+    pub min_block_bytes: u32,
     /// A line for people, shown when clients list the exports.
     pub description: String,
+}
+
+impl Default for ExportOptions {
+    fn default() -> ExportOptions {
+        ExportOptions { read_only: false, min_block_bytes: 1, description: String::new() }
+    }
 }
 
 /// A disk that clients can reach under a name.
 pub struct Export {
     name: String,
-    disk: Arc<dyn Disk>,
+    disk: SharedDisk,
     options: ExportOptions,
     attached: Mutex<Attached>,
     detached: Condvar,
@@ -120,25 +131,37 @@ impl Export {
 
     /// The disk behind it.
     pub fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
+        &self.disk.disk
+    }
+
+    /// The lock of its blocks.
+    pub(crate) fn lock(&self) -> &Arc<RmwLock> {
+        &self.disk.lock
     }
 
     /// Whether changes are refused, by the export or by the disk.
     pub fn read_only(&self) -> bool {
-        self.options.read_only || self.disk.limits().read_only
+        self.options.read_only || self.disk().limits().read_only
     }
 
-    /// "Block size constraints".
-    pub fn block_sizes(&self) -> BlockSizes {
-        let geometry = self.disk.geometry();
-        let minimum = geometry.logical_block_bytes;
-        let preferred = geometry.physical_block_bytes.max(minimum).max(4096);
+    /// "Block size constraints", for a client that obeys them. One that does not ask for them sends
+    /// any range, so that its minimum is 1.
+    pub fn block_sizes(&self, asked: bool) -> BlockSizes {
+        let geometry = self.disk().geometry();
+        let block = geometry.logical_block_bytes.max(self.options.min_block_bytes);
+        let preferred = geometry.physical_block_bytes.max(block).max(4096);
+        let minimum = if asked { block } else { 1 };
         BlockSizes { minimum, preferred, maximum: REQUEST_BYTES_MAX }
+    }
+
+    /// Whether a client must ask for block sizes.
+    pub fn demands_block_sizes(&self) -> bool {
+        self.options.min_block_bytes > 1
     }
 
     /// "Transmission flags", given what has been negotiated.
     pub fn flags(&self, style: Style, contexts: bool) -> u16 {
-        let limits = self.disk.limits();
+        let limits = self.disk().limits();
         // Every connection's channel leads to the same disk, which has one cache: a flush on any
         // of them covers what the others have been told is done.
         let mut flags = export_flag::HAS_FLAGS
@@ -262,7 +285,7 @@ impl Exports {
     pub fn add(
         &self,
         name: &str,
-        disk: Arc<dyn Disk>,
+        disk: impl Into<SharedDisk>,
         options: ExportOptions,
     ) -> Result<(), ExportError> {
         for (field, text) in [("name", name), ("description", &options.description)] {
@@ -280,7 +303,7 @@ impl Exports {
         }
         table.exports.push(Arc::new(Export {
             name: name.to_owned(),
-            disk,
+            disk: disk.into(),
             options,
             attached: Mutex::default(),
             detached: Condvar::new(),
@@ -339,7 +362,7 @@ impl Exports {
             description: export.options.description.clone(),
             read_only: export.read_only(),
             default: default.as_ref() == Some(&export.name),
-            len_bytes: export.disk.geometry().len_bytes(),
+            len_bytes: export.disk().geometry().len_bytes(),
             clients: export.attached().clients.len(),
         };
         table.exports.iter().map(describe).collect()

@@ -56,6 +56,8 @@ pub enum CloseReason {
     ClientFlags(u32),
     /// `NBD_OPT_EXPORT_NAME` cannot be answered with an error.
     ExportName,
+    /// `NBD_OPT_EXPORT_NAME` of an export that demands a request for block sizes.
+    BlockSizes,
     /// More than [`OPTIONS_MAX`] options.
     Options,
     /// Bytes in clear after the request to start TLS.
@@ -71,6 +73,9 @@ pub struct Negotiated {
     pub style: Style,
     /// Whether `base:allocation` was selected.
     pub contexts: bool,
+    /// Its requests are multiples of this many bytes: 1 for a client that did not ask for block
+    /// sizes.
+    pub min_block_bytes: u32,
     /// Whether the connection is encrypted.
     pub tls: bool,
 }
@@ -94,6 +99,7 @@ enum State {
 struct InfoWanted {
     name: bool,
     description: bool,
+    block_size: bool,
 }
 
 /// One client's handshake.
@@ -176,7 +182,8 @@ impl Handshake {
             self.print_info(option, &export, request, out);
         }
         let contexts = self.contexts_selected(&export);
-        Some(Negotiated { export, style: self.style, contexts, tls: self.tls })
+        let min_block_bytes = export.block_sizes(request.block_size).minimum;
+        Some(Negotiated { export, style: self.style, contexts, min_block_bytes, tls: self.tls })
     }
 
     /// Says that the chosen export cannot be opened.
@@ -325,6 +332,9 @@ impl Handshake {
     fn export_name(&mut self, data: &[u8]) -> Step {
         let found = wire::parse_name(data).ok().and_then(|name| self.exports.find(name));
         let Some(export) = found else { return self.close(CloseReason::ExportName) };
+        if export.demands_block_sizes() {
+            return self.close(CloseReason::BlockSizes);
+        }
         let request = InfoWanted::default();
         self.state = State::Entering { option: option::EXPORT_NAME, export, request };
         Step::Enter
@@ -374,8 +384,19 @@ impl Handshake {
             self.answer(option, option_reply::ERR_UNKNOWN, &text, out);
             return None;
         };
-        let wanted =
-            InfoWanted { name: request.name_wanted, description: request.description_wanted };
+        let wanted = InfoWanted {
+            name: request.name_wanted,
+            description: request.description_wanted,
+            block_size: request.block_size_wanted,
+        };
+        if export.demands_block_sizes() && !wanted.block_size {
+            let sizes = export.block_sizes(true);
+            let data = wire::info_block_size(sizes);
+            wire::print_option_reply(out, option, option_reply::INFO, &data);
+            let text = format!("ask for block sizes: the smallest block is {}", sizes.minimum);
+            self.answer(option, option_reply::ERR_BLOCK_SIZE_REQD, &text, out);
+            return None;
+        }
         if option == option::GO {
             self.state = State::Entering { option, export, request: wanted };
             return Some(Step::Enter);
@@ -397,8 +418,10 @@ impl Handshake {
         if wanted.description && !export.description().is_empty() {
             info(out, &wire::info_text(wire::info::DESCRIPTION, export.description()));
         }
-        // Asked for or not: a client that does not ask takes 512 bytes for granted.
-        info(out, &wire::info_block_size(export.block_sizes()));
+        // A client that does not ask and enters may send any range. `NBD_OPT_INFO` says what a
+        // client that asks will be held to.
+        let obeys = wanted.block_size || option == option::INFO;
+        info(out, &wire::info_block_size(export.block_sizes(obeys)));
         wire::print_option_reply(out, option, option_reply::ACK, &[]);
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::Region;
 
 use crate::nbd::reply::{self, Replies};
-use crate::nbd::sys::{self, Interest, Patience, Piece, Ready, Wake};
+use crate::nbd::sys::{self, Interest, Patience, Piece, Ready, SendMode, Wake};
 use crate::nbd::tls::TlsLink;
 
 /// The connection to a client.
@@ -53,8 +53,12 @@ impl Pipes {
         }
     }
 
-    /// Sleeps until the output takes a page.
-    fn wait_writable(&self) -> io::Result<()> {
+    /// Sleeps until the output takes a page; calls `full` before it sleeps.
+    fn wait_writable(&self, full: &mut dyn FnMut()) -> io::Result<()> {
+        let now = Some(Duration::ZERO);
+        if sys::wait(&self.output, Interest::Writable, Some(&self.cut), now)? == Ready::No {
+            full();
+        }
         loop {
             match sys::wait(&self.output, Interest::Writable, Some(&self.cut), None)? {
                 Ready::Yes => return Ok(()),
@@ -64,12 +68,17 @@ impl Pipes {
         }
     }
 
-    fn send(&self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+    fn send(
+        &self,
+        region: &Region,
+        replies: &mut Replies,
+        full: &mut dyn FnMut(),
+    ) -> io::Result<()> {
         let (bytes, mut pieces) = replies.parts();
         while let Some(&first) = pieces.first() {
-            self.wait_writable()?;
+            self.wait_writable(full)?;
             let page = Piece { len: first.len.min(PIPE_BYTES), ..first };
-            let sent = sys::send(&self.output, false, region, bytes, &[page])?;
+            let sent = sys::send(&self.output, SendMode::Pipe, region, bytes, &[page])?;
             let gone = reply::advance(pieces, sent);
             pieces = &mut pieces[gone..];
         }
@@ -77,7 +86,7 @@ impl Pipes {
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.wait_writable()?;
+        self.wait_writable(&mut || {})?;
         sys::write_slice(&self.output, &bytes[..bytes.len().min(PIPE_BYTES)])
     }
 }
@@ -106,15 +115,17 @@ pub(crate) fn read_socket(
     sys::read_slice(socket, into)
 }
 
-/// Writes to a socket from plain memory before a deadline, if there is one.
+/// Writes to a socket from plain memory before a deadline, if there is one; calls `full` before it
+/// sleeps.
 pub(crate) fn write_socket(
     socket: &OwnedFd,
     bytes: &[u8],
     deadline: Option<Instant>,
+    full: &mut dyn FnMut(),
 ) -> io::Result<usize> {
     loop {
         match sys::send_slice(socket, bytes) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => full(),
             result => return result,
         }
         if deadline.is_some_and(|deadline| left(deadline).is_zero()) {
@@ -175,12 +186,18 @@ impl Link {
         }
     }
 
-    /// Sends all replies and forgets them.
-    pub(crate) fn send(&mut self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+    /// Sends all replies and forgets them. Calls `full` before it sleeps because the client reads
+    /// slowly.
+    pub(crate) fn send(
+        &mut self,
+        region: &Region,
+        replies: &mut Replies,
+        full: &mut dyn FnMut(),
+    ) -> io::Result<()> {
         let result = match self {
-            Link::Socket(socket) => send_all(socket, region, replies),
-            Link::Pipes(pipes) => pipes.send(region, replies),
-            Link::Tls(tls) => tls.send(region, replies),
+            Link::Socket(socket) => send_all(socket, region, replies, full),
+            Link::Pipes(pipes) => pipes.send(region, replies, full),
+            Link::Tls(tls) => tls.send(region, replies, full),
         };
         replies.clear();
         result
@@ -203,7 +220,7 @@ impl Link {
     pub(crate) fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = match self {
-                Link::Socket(socket) => write_socket(socket, bytes, Some(deadline))?,
+                Link::Socket(socket) => write_socket(socket, bytes, Some(deadline), &mut || {})?,
                 Link::Pipes(pipes) => pipes.write(bytes)?,
                 Link::Tls(tls) => tls.write(bytes, deadline)?,
             };
@@ -220,10 +237,23 @@ impl Link {
     }
 }
 
-fn send_all(socket: &OwnedFd, region: &Region, replies: &mut Replies) -> io::Result<()> {
+fn send_all(
+    socket: &OwnedFd,
+    region: &Region,
+    replies: &mut Replies,
+    full: &mut dyn FnMut(),
+) -> io::Result<()> {
     let (bytes, mut pieces) = replies.parts();
+    let mut how = SendMode::SocketNow;
     while !pieces.is_empty() {
-        let sent = sys::send(socket, true, region, bytes, pieces)?;
+        let sent = match sys::send(socket, how, region, bytes, pieces) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                full();
+                how = SendMode::Socket;
+                continue;
+            }
+            sent => sent?,
+        };
         let gone = reply::advance(pieces, sent);
         pieces = &mut pieces[gone..];
     }
@@ -265,7 +295,7 @@ mod tests {
             let region = Region::alloc(1 << 20);
             let mut replies = Replies::new();
             replies.push_data(&region, &[0; 16], 64, (1 << 20) - 64);
-            link.send(&region, &mut replies)
+            link.send(&region, &mut replies, &mut || {})
         });
         cut.raise();
         let error = sending.join().unwrap().unwrap_err();

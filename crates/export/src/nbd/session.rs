@@ -103,7 +103,8 @@ pub(crate) fn run(
             len => received.extend_from_slice(&bytes[..len]),
         }
     };
-    let rules = Rules::new(&entered.export, entered.style, entered.contexts);
+    let rules =
+        Rules::new(&entered.export, entered.style, entered.contexts, entered.min_block_bytes);
     let export = Arc::clone(&entered.export);
     let mut connection = Connection::new(link, Arc::clone(client), export, channel, rules)?;
     if !connection.put(&received) {

@@ -1,8 +1,9 @@
 //! `base:allocation`: the extents of a range, as the disk knows them.
 
-use blockyard_core::{Disk, Sector};
+use blockyard_core::Disk;
 
 use crate::nbd::wire::{STATE_HOLE, STATE_ZERO, StatusExtent};
+use crate::rmw::Span;
 
 /// Most extents in one reply. A client asks again for the rest.
 const EXTENTS_MAX: usize = 1024;
@@ -18,20 +19,15 @@ impl Statuses {
         Statuses(Vec::with_capacity(EXTENTS_MAX))
     }
 
-    /// The extents from `offset` on: at least one, at most `len` bytes, neighbours of one state
-    /// joined. The range must be aligned, not empty, and on the disk.
-    pub(crate) fn of(
-        &mut self,
-        disk: &dyn Disk,
-        offset: u64,
-        len: u64,
-        one: bool,
-    ) -> &[StatusExtent] {
+    /// The extents of a range from its first byte on: at least one, neighbours of one state joined.
+    /// The range must not be empty, and be on the disk.
+    pub(crate) fn of(&mut self, disk: &dyn Disk, span: &Span, one: bool) -> &[StatusExtent] {
         let extents = &mut self.0;
         extents.clear();
         let extents_max = if one { 1 } else { EXTENTS_MAX };
-        let mut from = Sector::containing(offset);
-        let end = Sector::containing(offset + len);
+        let mut from = span.sector();
+        let end = from + span.sectors();
+        let range = span.range();
         for _ in 0..QUESTIONS_MAX {
             if from >= end {
                 break;
@@ -44,7 +40,12 @@ impl Statuses {
             };
             let hole = if extent.allocated { 0 } else { STATE_HOLE };
             let state = hole | if extent.zero { STATE_ZERO } else { 0 };
-            let bytes = Sector(sectors).bytes();
+            let covered = from.bytes().max(range.start)..(from + sectors).bytes().min(range.end);
+            let bytes = covered.end.saturating_sub(covered.start);
+            from += sectors;
+            if bytes == 0 {
+                continue;
+            }
             match extents.last_mut() {
                 Some(last) if last.state == state => last.len += bytes,
                 _ => {
@@ -54,7 +55,6 @@ impl Statuses {
                     extents.push(StatusExtent { len: bytes, state });
                 }
             }
-            from += sectors;
         }
         extents
     }

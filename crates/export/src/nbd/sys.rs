@@ -119,11 +119,21 @@ pub(crate) enum Source {
     Bytes,
 }
 
-/// Sends pieces in order, as many as one call takes, and says how many bytes went. With `socket`,
-/// a closed peer is an error and never a signal.
+/// How pieces are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendMode {
+    /// To a pipe.
+    Pipe,
+    /// To a socket. A closed peer is an error and never a signal.
+    Socket,
+    /// To a socket without sleeping: `WouldBlock` if it takes nothing.
+    SocketNow,
+}
+
+/// Sends pieces in order, as many as one call takes, and says how many bytes went.
 pub(crate) fn send(
     to: impl AsFd,
-    socket: bool,
+    mode: SendMode,
     region: &Region,
     bytes: &[u8],
     pieces: &[Piece],
@@ -145,17 +155,21 @@ pub(crate) fn send(
         slot.write(libc::iovec { iov_base: base.cast(), iov_len: piece.len });
     }
     let vector = vector.as_mut_ptr().cast::<libc::iovec>();
-    if !socket {
-        // SAFETY: the first `count` entries are initialised above and point to memory that lives
-        // through the call; the system only reads it.
-        return uninterrupted(|| unsafe { libc::writev(fd, vector, count as i32) });
-    }
+    let flags = match mode {
+        SendMode::Pipe => {
+            // SAFETY: the first `count` entries are initialised above and point to memory that
+            // lives through the call; the system only reads it.
+            return uninterrupted(|| unsafe { libc::writev(fd, vector, count as i32) });
+        }
+        SendMode::Socket => libc::MSG_NOSIGNAL,
+        SendMode::SocketNow => libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+    };
     // SAFETY: a header of zeros is a valid empty one.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = vector;
     header.msg_iovlen = count;
     // SAFETY: as for `writev`; the header has no name and no control data.
-    uninterrupted(|| unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_NOSIGNAL) })
+    uninterrupted(|| unsafe { libc::sendmsg(fd, &raw const header, flags) })
 }
 
 /// What a wait found.

@@ -106,6 +106,12 @@ pub const COMMON: &[Param] = &[
     ),
     param("read_only", Form::Switch, "0", "refuse every change"),
     param(
+        "min_block",
+        Form::Sizes(&[1, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536]),
+        "1",
+        "smallest block over NBD; above 1, a client that does not ask for block sizes is refused",
+    ),
+    param(
         "delay_nsec",
         count(0, 60_000_000_000),
         "0",

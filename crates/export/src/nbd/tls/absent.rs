@@ -41,7 +41,12 @@ impl TlsLink {
         match *self {}
     }
 
-    pub(crate) fn send(&mut self, _: &Region, _: &mut Replies) -> io::Result<()> {
+    pub(crate) fn send(
+        &mut self,
+        _: &Region,
+        _: &mut Replies,
+        _: &mut dyn FnMut(),
+    ) -> io::Result<()> {
         match *self {}
     }
 

@@ -64,7 +64,7 @@ impl Acceptor {
     /// Does the TLS handshake on a socket.
     pub(crate) fn accept(&self, socket: Arc<OwnedFd>, deadline: Instant) -> io::Result<TlsLink> {
         let mut session = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
-        let mut stream = Stream { socket: &socket, deadline: Some(deadline) };
+        let mut stream = Stream { socket: &socket, deadline: Some(deadline), full: None };
         while session.is_handshaking() {
             session.complete_io(&mut stream)?;
         }
@@ -91,6 +91,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 struct Stream<'a> {
     socket: &'a OwnedFd,
     deadline: Option<Instant>,
+    /// Called before a write sleeps.
+    full: Option<&'a mut dyn FnMut()>,
 }
 
 impl Read for Stream<'_> {
@@ -101,7 +103,11 @@ impl Read for Stream<'_> {
 
 impl Write for Stream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        write_socket(self.socket, bytes, self.deadline)
+        write_socket(self.socket, bytes, self.deadline, &mut || {
+            if let Some(full) = &mut self.full {
+                full();
+            }
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -161,7 +167,7 @@ impl TlsLink {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
             }
-            let mut stream = Stream { socket: &self.socket, deadline };
+            let mut stream = Stream { socket: &self.socket, deadline, full: None };
             self.session.read_tls(&mut stream)?;
             let processed = self.session.process_new_packets();
             // An alert, or the answer to a change of keys.
@@ -195,9 +201,14 @@ impl TlsLink {
     }
 
     /// Takes plaintext and sends what that makes.
-    fn encrypt(&mut self, bytes: &[u8], deadline: Option<Instant>) -> io::Result<usize> {
+    fn encrypt(
+        &mut self,
+        bytes: &[u8],
+        deadline: Option<Instant>,
+        full: &mut dyn FnMut(),
+    ) -> io::Result<usize> {
         let taken = self.session.writer().write(bytes)?;
-        let mut stream = Stream { socket: &self.socket, deadline };
+        let mut stream = Stream { socket: &self.socket, deadline, full: Some(full) };
         while self.session.wants_write() {
             self.session.write_tls(&mut stream)?;
         }
@@ -205,10 +216,15 @@ impl TlsLink {
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
-        self.encrypt(bytes, Some(deadline))
+        self.encrypt(bytes, Some(deadline), &mut || {})
     }
 
-    pub(crate) fn send(&mut self, region: &Region, replies: &mut Replies) -> io::Result<()> {
+    pub(crate) fn send(
+        &mut self,
+        region: &Region,
+        replies: &mut Replies,
+        full: &mut dyn FnMut(),
+    ) -> io::Result<()> {
         // Records are filled across pieces: many short replies share one.
         let mut record = Vec::with_capacity(RECORD_BYTES);
         let (bytes, pieces) = replies.parts();
@@ -230,17 +246,17 @@ impl TlsLink {
                 offset += part as u64;
                 left -= part;
                 if record.len() == RECORD_BYTES {
-                    self.encrypt_all(&record)?;
+                    self.encrypt_all(&record, full)?;
                     record.clear();
                 }
             }
         }
-        self.encrypt_all(&record)
+        self.encrypt_all(&record, full)
     }
 
-    fn encrypt_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    fn encrypt_all(&mut self, mut bytes: &[u8], full: &mut dyn FnMut()) -> io::Result<()> {
         while !bytes.is_empty() {
-            let taken = self.encrypt(bytes, None)?;
+            let taken = self.encrypt(bytes, None, full)?;
             bytes = &bytes[taken..];
         }
         Ok(())
@@ -250,7 +266,7 @@ impl TlsLink {
     pub(crate) fn close(&mut self) {
         self.session.send_close_notify();
         let deadline = Some(Instant::now() + CLOSE_TIME);
-        let mut stream = Stream { socket: &self.socket, deadline };
+        let mut stream = Stream { socket: &self.socket, deadline, full: None };
         while self.session.wants_write() {
             if self.session.write_tls(&mut stream).is_err() {
                 return;

@@ -87,6 +87,8 @@ pub mod option_reply {
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = (1 << 31) + 7;
+    /// The client must ask for block sizes.
+    pub const ERR_BLOCK_SIZE_REQD: u32 = (1 << 31) + 8;
     /// Too large.
     pub const ERR_TOO_BIG: u32 = (1 << 31) + 9;
     /// Extended headers make this option meaningless.
