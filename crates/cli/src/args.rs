@@ -307,15 +307,15 @@ pub(crate) enum ZoneCommand {
     /// List zones, a line each, with the columns of `blkzone report`
     Report(ZoneArgs),
     /// Open zones explicitly
-    Open(ZoneArgs),
+    Open(ZoneChangeArgs),
     /// Close open zones
-    Close(ZoneArgs),
+    Close(ZoneChangeArgs),
     /// Make zones full
-    Finish(ZoneArgs),
+    Finish(ZoneChangeArgs),
     /// Make zones empty; without a range, all that can be
-    Reset(ZoneArgs),
+    Reset(ZoneChangeArgs),
     /// Make all zones empty that can be
-    ResetAll(DeviceArgs),
+    ResetAll(ZoneResetAllArgs),
     /// Say whether a device's zones would be accepted elsewhere, and quote the reason if not
     Check(ZoneCheckArgs),
 }
@@ -369,6 +369,28 @@ pub(crate) struct ZoneArgs {
     /// Length of the range in zones
     #[arg(short, long, value_name = "ZONES", value_parser = number)]
     pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `zone open`, `close`, `finish` and `reset`.
+#[derive(Args, Debug)]
+pub(crate) struct ZoneChangeArgs {
+    #[command(flatten)]
+    pub(crate) zones: ZoneArgs,
+    /// Change zones although NBD clients use the device or its file is open
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// `zone reset-all`.
+#[derive(Args, Debug)]
+pub(crate) struct ZoneResetAllArgs {
+    /// The device's name
+    pub(crate) device: String,
+    /// Reset zones although NBD clients use the device or its file is open
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

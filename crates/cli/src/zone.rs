@@ -9,7 +9,10 @@ use blockyard_yard::view::{ZoneRequest, ZoneView};
 use blockyard_yard::zone_check::{VerdictView, of_disk, of_served};
 use serde_json::json;
 
-use crate::args::{DeviceArgs, Distance, Subject, TalkArgs, ZoneArgs, ZoneCheckArgs, ZoneCommand};
+use crate::args::{
+    Distance, Subject, TalkArgs, ZoneArgs, ZoneChangeArgs, ZoneCheckArgs, ZoneCommand,
+    ZoneResetAllArgs,
+};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
@@ -23,8 +26,9 @@ pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Fai
         ZoneCommand::Close(args) => manage("close", args, out),
         ZoneCommand::Finish(args) => manage("finish", args, out),
         ZoneCommand::Reset(args) => manage("reset", args, out),
-        ZoneCommand::ResetAll(DeviceArgs { device, talk }) => {
-            let done = client(talk).manage(device, "reset-all", &ZoneRequest::default())?;
+        ZoneCommand::ResetAll(ZoneResetAllArgs { device, force, talk }) => {
+            let request = ZoneRequest { force: *force, ..ZoneRequest::default() };
+            let done = client(talk).manage(device, "reset-all", &request)?;
             print_done(talk, device, "reset-all", done.zones, out)
         }
         ZoneCommand::Check(args) => check(args, out),
@@ -115,10 +119,12 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     if args.talk.json { print_json(&all, out) } else { Ok(()) }
 }
 
-fn manage(verb: &str, args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
+fn manage(verb: &str, args: &ZoneChangeArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let ZoneChangeArgs { zones: args, force } = args;
     let client = client(&args.talk);
     let range = Range::of(&client, args)?;
-    let mut request = ZoneRequest { from: range.offset, count: range.zone_count(args) };
+    let (from, count) = (range.offset, range.zone_count(args));
+    let mut request = ZoneRequest { from, count, force: *force };
     let mut zones = 0;
     loop {
         let done = client.manage(&args.device, verb, &request).map_err(in_options)?;

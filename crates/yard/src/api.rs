@@ -167,6 +167,7 @@ impl From<YardError> for Refusal {
             | YardError::Full { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
+            | YardError::ZonesUsed { .. }
             | YardError::Volume(_)
             | YardError::Export(_)
             | YardError::File(_)
@@ -368,6 +369,9 @@ async fn manage(
     let place = entry.begin_work()?;
     blocking(move || {
         let _place = place;
+        if entry.disk.geometry().zones.is_some() {
+            control.yard.may_change_zones(entry.spec.name(), request.force)?;
+        }
         zones::manage(entry.disk.as_ref(), verb, &request)
     })
     .await

@@ -94,6 +94,21 @@ pub enum YardError {
         /// How many times its file is open.
         opens: u64,
     },
+    /// Clients use the device, and what is asked for changes its zones under them.
+    #[error(
+        "cannot change zones of `{name}`: it has {}{}; disconnect and close first, or use \
+         `--force` (`\"force\": true`)",
+        counted(*clients, "NBD client"),
+        opened(*opens)
+    )]
+    ZonesUsed {
+        /// The device.
+        name: String,
+        /// How many.
+        clients: u64,
+        /// How many times its file is open.
+        opens: u64,
+    },
     /// The device has enough to do.
     #[error("`{name}` works on {max} requests already; ask again when one of them is done")]
     Overloaded {
@@ -268,6 +283,7 @@ impl YardError {
             YardError::Full { .. } => "full",
             YardError::Busy { .. }
             | YardError::Used { .. }
+            | YardError::ZonesUsed { .. }
             | YardError::Volume(VolumeError::Busy { .. } | VolumeError::InUse { .. }) => "busy",
             YardError::NoSuchPool { .. } | YardError::Volume(VolumeError::NoPool { .. }) => {
                 "no_such_pool"
@@ -315,6 +331,7 @@ impl YardError {
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
             | YardError::Used { name, .. }
+            | YardError::ZonesUsed { name, .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { name }
                 | VolumeError::Exists { name }

@@ -360,6 +360,9 @@ pub struct ZoneRequest {
     pub from: Option<u64>,
     /// How many zones; all that follow, if left out.
     pub count: Option<u64>,
+    /// Change the zones although NBD clients use the device or its file is open.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// What a zone operation did.

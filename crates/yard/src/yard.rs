@@ -260,16 +260,37 @@ impl Yard {
 
     /// Whether nobody uses a device.
     fn is_idle(&self, name: &str) -> Result<(), YardError> {
-        let exports = self.exports.list();
-        let export = exports.iter().find(|export| export.name == name);
-        let clients = export.map_or(0, |export| export.clients as u64);
-        let opens = self.files.find_info(name).map_or(0, |info| info.opens);
         if let Some(dir) = self.zonefs_place(name) {
             return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
         }
-        match clients + opens {
-            0 => Ok(()),
-            _ => Err(YardError::Used { name: name.to_owned(), clients, opens }),
+        match self.users(name) {
+            (0, 0) => Ok(()),
+            (clients, opens) => Err(YardError::Used { name: name.to_owned(), clients, opens }),
+        }
+    }
+
+    /// How many NBD clients a device has, and how many times its file is open.
+    fn users(&self, name: &str) -> (u64, u64) {
+        let exports = self.exports.list();
+        let export = exports.iter().find(|export| export.name == name);
+        let clients = export.map_or(0, |export| export.clients as u64);
+        (clients, self.files.find_info(name).map_or(0, |info| info.opens))
+    }
+
+    /// Whether a command may change zones of a device under its users. A mounted zonefs keeps the
+    /// states of its zones in memory, so that `force` overrides clients and open files only.
+    ///
+    /// # Errors
+    /// If a zonefs is mounted on the device, or, without `force`, others use it.
+    pub fn may_change_zones(&self, name: &str, force: bool) -> Result<(), YardError> {
+        if let Some(dir) = self.zonefs_place(name) {
+            return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
+        }
+        match self.users(name) {
+            (clients, opens) if clients + opens > 0 && !force => {
+                Err(YardError::ZonesUsed { name: name.to_owned(), clients, opens })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -282,7 +303,11 @@ impl Yard {
         name: &str,
         request: &FormatRequest,
     ) -> Result<FormatView, YardError> {
-        self.mounts.format(&self.find(name)?, request)
+        let entry = self.find(name)?;
+        if entry.disk.geometry().zones.is_some() {
+            self.may_change_zones(name, request.force)?;
+        }
+        self.mounts.format(&entry, request)
     }
 
     /// Mounts the zonefs of a device. `ended` is called when it is no longer mounted.

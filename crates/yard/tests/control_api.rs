@@ -83,8 +83,11 @@ fn refusals_name_the_field_and_the_value() {
     assert_eq!(refused(client.zones("z", u64::MAX, 1)).0, "out_of_range");
     assert_eq!(refused(client.inject("a", "nonsense")).0, "invalid");
     assert_eq!(refused(client.inject("a", "nonsense=1")).0, "no_such_fault");
-    let (code, field, message) =
-        refused(client.manage("z", "opem", &ZoneRequest { from: Some(0), count: Some(1) }));
+    let (code, field, message) = refused(client.manage(
+        "z",
+        "opem",
+        &ZoneRequest { from: Some(0), count: Some(1), force: false },
+    ));
     assert_eq!((code.as_str(), field.as_str()), ("invalid", "verb"));
     assert!(message.contains("did you mean `open`?"), "{message}");
 }
@@ -99,7 +102,11 @@ fn zones_are_reported_in_pages_and_managed() {
     let rest = client.zones("z", page.next.unwrap(), zones::REPORT_MAX).unwrap();
     assert_eq!((rest.zones.len(), rest.next), (11, None));
     assert_eq!(page.zones[0].cond, "not-wp");
-    let range = |zone: u64, count| ZoneRequest { from: Some(zone * 131_072), count: Some(count) };
+    let range = |zone: u64, count| ZoneRequest {
+        from: Some(zone * 131_072),
+        count: Some(count),
+        force: false,
+    };
     assert_eq!(client.manage("z", "open", &range(2, 3)).unwrap().zones, 3);
     let cond = |zone: u64| client.zones("z", zone * 131_072, 1).unwrap().zones[0].cond.clone();
     assert_eq!(
@@ -118,7 +125,7 @@ fn zones_are_reported_in_pages_and_managed() {
     assert_eq!(client.manage("z", "reset-all", &ZoneRequest::default()).unwrap().zones, 16);
     assert_eq!(cond(4), "empty");
     // A zone that does not begin there, none, and more than there are.
-    let odd = ZoneRequest { from: Some(8), count: Some(1) };
+    let odd = ZoneRequest { from: Some(8), count: Some(1), force: false };
     assert_eq!(refused(client.manage("z", "open", &odd)).1, "from");
     assert_eq!(refused(client.manage("z", "open", &range(2, 0))).1, "count");
     assert_eq!(refused(client.manage("z", "open", &range(15, 2))).1, "count");
@@ -130,7 +137,7 @@ fn faults_reach_the_injector_and_the_device() {
     let served = serve(&[ZONED]);
     let client = &served.client;
     client.inject("z", "add,op=ZONE_OPEN,status=MEDIUM,times=1").unwrap();
-    let zone = ZoneRequest { from: Some(4 * 131_072), count: Some(1) };
+    let zone = ZoneRequest { from: Some(4 * 131_072), count: Some(1), force: false };
     assert_eq!(refused(client.manage("z", "open", &zone)).1, "MEDIUM");
     client.manage("z", "open", &zone).unwrap();
     client.inject("z", "zone_offline=655360").unwrap();
@@ -149,7 +156,7 @@ fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
     let served = serve(&["null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2&zone_max_open=8"]);
     let client = &served.client;
     let all = ZoneRequest::default();
-    let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1) };
+    let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1), force: false };
     let (_, _, message) = refused(client.manage("z", "open", &all));
     let want = "zone 10 at sector 1310720: open failed with ZONE_OPEN_RESOURCE (ETOOMANYREFS): 8 \
                 zones are open already, the most that this device allows; 8 zones done before it";
@@ -173,7 +180,7 @@ fn a_slow_device_has_a_bound_and_holds_up_nobody() {
         "null:///z?size=1G&zoned=1&zone_size=64M&irqmode=timer&completion_nsec=20000000000",
     ]);
     let (sender, ends) = std::sync::mpsc::channel();
-    let zone = ZoneRequest { from: Some(0), count: Some(1) };
+    let zone = ZoneRequest { from: Some(0), count: Some(1), force: false };
     for _ in 0..=WORK_MAX {
         let (client, zone, sender) = (served.client.clone(), zone.clone(), sender.clone());
         // The test's end leaves those that still wait without an answer.
