@@ -263,6 +263,9 @@ pub(crate) struct TalkArgs {
     /// The yard's control socket [default: control.sock in the runtime directory]
     #[arg(long, value_name = "PATH", env = "BLOCKYARD_CONTROL")]
     pub(crate) control: Option<PathBuf>,
+    /// Give up when the yard is silent for so many seconds [default: 90, or 3600 for long work]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: Option<u64>,
     /// Print JSON, as the control API gives it
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,8 +1,9 @@
 //! `list`, `show`, `add`, `remove`, `connections` and `inject`.
 
 use std::io::Write;
+use std::time::Duration;
 
-use blockyard_yard::client::Client;
+use blockyard_yard::client::{Client, Notice};
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::{Table, duration};
@@ -17,6 +18,15 @@ pub(crate) fn client(talk: &TalkArgs) -> Client {
     // An empty variable is one that is not set.
     let named = talk.control.clone().filter(|path| !path.as_os_str().is_empty());
     Client::new(named.unwrap_or_else(paths::control_socket))
+        .with_timeout(talk.timeout.map(Duration::from_secs))
+        .with_notice(Notice(|path| {
+            let seconds = Notice::AFTER.as_secs();
+            eprintln!(
+                "blockyard: the yard on {} has not answered for {seconds} s; still waiting \
+                 (--timeout SECONDS bounds this)",
+                path.display()
+            );
+        }))
 }
 
 /// Prints JSON for programs.

@@ -14,7 +14,7 @@ pub(crate) enum Code {
     Usage = 2,
     /// The configuration or a file that it needs will not do.
     Config = 3,
-    /// No yard answers on the control socket, or the socket cannot be used.
+    /// No yard answers on the control socket or not in time, or the socket cannot be used.
     Unreachable = 4,
     /// There is no such device, volume or pool.
     NoSuchDevice = 5,
@@ -56,7 +56,9 @@ impl From<io::Error> for Failure {
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
         let code = match &error {
-            ClientError::Unreachable { .. } | ClientError::Socket { .. } => Code::Unreachable,
+            ClientError::Unreachable { .. }
+            | ClientError::TimedOut { .. }
+            | ClientError::Socket { .. } => Code::Unreachable,
             ClientError::Refused(refusal)
                 if matches!(
                     refusal.code.as_str(),

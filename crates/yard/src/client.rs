@@ -3,7 +3,6 @@
 //! It blocks and needs no runtime, so that a command starts at once.
 
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,8 +20,12 @@ use crate::view::{
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
 mod answer;
+mod patience;
 
 pub use answer::Answer;
+pub use patience::Notice;
+
+use patience::{Line, Patience};
 
 /// Longest answer that is read, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -61,6 +64,18 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// The daemon was silent for longer than its caller waits.
+    #[error(
+        "the yard on {} has not answered for {seconds} s; it is stopped or overloaded, and may \
+         still do what was asked",
+        path.display()
+    )]
+    TimedOut {
+        /// The socket.
+        path: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// The daemon's answer makes no sense.
     #[error("the yard on {} gave no answer that makes sense: {what}", path.display())]
     Nonsense {
@@ -88,12 +103,29 @@ impl ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     path: PathBuf,
+    timeout: Option<Duration>,
+    notice: Option<Notice>,
 }
 
 impl Client {
     /// The yard whose control socket is at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Client {
-        Client { path: path.into() }
+        Client { path: path.into(), timeout: None, notice: None }
+    }
+
+    /// The same client, which gives up a yard that is silent for so long.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Option<Duration>) -> Client {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The same client, which calls `notice` once for a request that is not answered within
+    /// [`Notice::AFTER`].
+    #[must_use]
+    pub fn with_notice(mut self, notice: Notice) -> Client {
+        self.notice = Some(notice);
+        self
     }
 
     /// The control socket.
@@ -321,13 +353,13 @@ impl Client {
         let sent = sent.and_then(|()| answer::pass_on(input, &mut stream, progress));
         if sent.is_err() {
             // Nobody waits for more. Where that fails, nobody is there any more.
-            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.end();
         }
         let answer = match (Answer::read(stream), sent) {
             // An early refusal counts, whatever of the stream it has kept from going.
             (Ok(answer), _) => answer,
             (Err(_), Err(error)) => return Err(self.nonsense(error.to_string())),
-            (Err(what), Ok(())) => return Err(self.nonsense(what)),
+            (Err(source), Ok(())) => return Err(self.broken(source)),
         };
         self.parse(self.whole(answer)?)
     }
@@ -391,12 +423,24 @@ impl Client {
         String::from_utf8(body).map_err(|error| self.nonsense(error.to_string()))
     }
 
-    fn connect(&self, timeout: Duration) -> Result<UnixStream, ClientError> {
-        let unreachable = |source| self.unreachable(source);
-        let stream = UnixStream::connect(&self.path).map_err(unreachable)?;
-        stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(timeout)).map_err(unreachable)?;
-        Ok(stream)
+    /// Connects; the yard may then be silent for `longest`, or for as long as the caller said.
+    fn connect(&self, longest: Duration) -> Result<Line, ClientError> {
+        let patience = Patience {
+            path: self.path.clone(),
+            silence_max: self.timeout.unwrap_or(longest),
+            notice: self.notice,
+        };
+        Line::connect(patience).map_err(|source| self.unanswered(source))
+    }
+
+    /// Why there is no answer.
+    fn unanswered(&self, source: io::Error) -> ClientError {
+        match self.timeout {
+            Some(timeout) if patience::is_timeout(&source) => {
+                ClientError::TimedOut { path: self.path.clone(), seconds: timeout.as_secs() }
+            }
+            _ => self.unreachable(source),
+        }
     }
 
     fn head(&self, method: &str, path: &str, body: &str) -> String {
@@ -411,10 +455,9 @@ impl Client {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let mut stream = self.connect(TIMEOUT_LONG)?;
         let head = self.head("POST", path, &format!("Content-Length: {}", body.len()));
-        let unreachable = |source| self.unreachable(source);
         let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
-        sent.map_err(unreachable)?;
-        let answer = Answer::read(stream).map_err(|what| self.nonsense(what))?;
+        sent.map_err(|source| self.unanswered(source))?;
+        let answer = Answer::read(stream).map_err(|source| self.broken(source))?;
         if answer.is_success() {
             return Ok(answer);
         }
@@ -425,7 +468,7 @@ impl Client {
     fn whole(&self, mut answer: Answer) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
         let read = answer.by_ref().take(ANSWER_MAX).read_to_end(&mut body);
-        read.map_err(|error| self.nonsense(error.to_string()))?;
+        read.map_err(|source| self.broken(source))?;
         if answer.is_success() {
             return Ok(body);
         }
@@ -475,6 +518,14 @@ impl Client {
         }
     }
 
+    /// Why an answer ended early.
+    fn broken(&self, source: io::Error) -> ClientError {
+        match patience::is_timeout(&source) {
+            true => self.unanswered(source),
+            false => self.nonsense(source.to_string()),
+        }
+    }
+
     fn nonsense(&self, what: impl Into<String>) -> ClientError {
         ClientError::Nonsense { path: self.path.clone(), what: what.into() }
     }
@@ -492,10 +543,7 @@ impl Client {
         path: &str,
         body: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
-        let unreachable = |source| self.unreachable(source);
-        let mut stream = UnixStream::connect(&self.path).map_err(unreachable)?;
-        stream.set_read_timeout(Some(timeout)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+        let mut stream = self.connect(timeout)?;
         // The connection carries one request, and its end is the answer's end.
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
@@ -507,7 +555,7 @@ impl Client {
         // An early refusal may come before all is sent; what was answered counts.
         let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
         if answer.is_empty() {
-            sent.and(read.map(drop)).map_err(unreachable)?;
+            sent.and(read.map(drop)).map_err(|source| self.unanswered(source))?;
         }
         let (status, body) = self.split(&answer)?;
         if (200..300).contains(&status) {

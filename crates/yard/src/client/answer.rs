@@ -2,7 +2,8 @@
 //! chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+
+use super::patience::Line;
 
 /// Longest head of an answer, in bytes.
 const HEAD_MAX: u64 = 64 << 10;
@@ -16,7 +17,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// An answer of the control API, whose body is read.
 #[derive(Debug)]
 pub struct Answer {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Line>,
     status: u16,
     /// What is left of the body, or of the chunk.
     left: u64,
@@ -30,21 +31,21 @@ fn wrong(what: &str) -> io::Error {
 
 impl Answer {
     /// Reads the head.
-    pub(super) fn read(stream: UnixStream) -> Result<Answer, String> {
+    pub(super) fn read(stream: Line) -> io::Result<Answer> {
         let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let left = HEAD_MAX.saturating_sub(head.len() as u64);
             let read = stream.by_ref().take(left).read_until(b'\n', &mut head);
             match read {
-                Ok(0) => return Err("it ends too early".to_owned()),
+                Ok(0) => return Err(wrong("it ends too early")),
                 Ok(_) => {}
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error),
             }
         }
         let mut headers = [httparse::EMPTY_HEADER; 32];
         let mut parsed = httparse::Response::new(&mut headers);
-        parsed.parse(&head).map_err(|error| error.to_string())?;
+        parsed.parse(&head).map_err(|error| wrong(&error.to_string()))?;
         let value = |name: &str| {
             let mut headers = parsed.headers.iter();
             let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
@@ -55,7 +56,7 @@ impl Answer {
         let left = match (chunked, value("content-length").map(str::parse)) {
             (true, _) => 0,
             (false, Some(Ok(length))) => length,
-            (false, _) => return Err("its length is not given".to_owned()),
+            (false, _) => return Err(wrong("its length is not given")),
         };
         Ok(Answer { status: parsed.code.unwrap_or(0), stream, left, chunked })
     }
@@ -144,14 +145,20 @@ pub(super) fn pass_on(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::super::patience::Patience;
     use super::*;
 
-    fn answer(text: &[u8]) -> Result<Answer, String> {
+    fn answer(text: &[u8]) -> io::Result<Answer> {
         let (here, mut there) = UnixStream::pair().unwrap();
         let text = text.to_vec();
         // More than a socket holds; whoever reads may stop before the end.
         std::thread::spawn(move || there.write_all(&text));
-        Answer::read(here)
+        let silence_max = Duration::from_secs(60);
+        let patience = Patience { path: "test".into(), silence_max, notice: None };
+        Answer::read(Line::new(here, patience))
     }
 
     #[test]
