@@ -39,14 +39,11 @@ impl Files {
     /// The ring is about to be closed, and has nothing to do; or that is not known.
     pub(crate) fn leave(&mut self, ring: &IoUring, is_idle: bool) {
         let locks = std::mem::take(&mut self.locks);
-        if locks.is_empty() {
-            return;
-        }
         if is_idle {
-            // The kernel takes the ring down later than another process may want the files. Should
-            // this call be refused, the files are free all the same once they are unlocked.
-            let none = vec![-1; locks.len()];
-            _ = ring.submitter().register_files_update(self.slots.len() as u32, &none);
+            // The kernel takes a closed ring down up to 50 ms later. Until then its files would
+            // keep their file system busy for umount, and the locks from another opening. Should
+            // this call be refused, the locks are free all the same once they are unlocked.
+            _ = ring.submitter().unregister_files();
         } else {
             // This process never unlocks them then.
             std::mem::forget(locks);

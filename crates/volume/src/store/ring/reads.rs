@@ -233,6 +233,7 @@ impl Drop for RingReads {
             self.enter(1, None);
             self.reap();
         }
+        self.files.leave(&self.ring, !self.lost);
     }
 }
 
