@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Status;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
 use blockyard_core::sched::NoneScheduler;
-use blockyard_core::Status;
 use blockyard_export::nbd::command::{Plan, Rules, error_of};
 use blockyard_export::nbd::exports::{ExportOptions, Exports, REQUEST_BYTES_MAX};
 use blockyard_export::nbd::handshake::{Handshake, Step, TlsMode};
