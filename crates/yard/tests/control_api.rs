@@ -92,6 +92,39 @@ fn refusals_name_the_field_and_the_value() {
     assert!(message.contains("did you mean `open`?"), "{message}");
 }
 
+/// `zone reset`, `open` and `finish` worked on a device whose clients had a file system on it, and
+/// destroyed that file system.
+#[test]
+fn zones_do_not_change_under_clients_unless_forced() {
+    let served = serve(&[ZONED]);
+    let client = &served.client;
+    let mut nbd = UnixStream::connect(served.temp.path().join("nbd.sock")).unwrap();
+    nbd.read_exact(&mut [0; 18]).unwrap();
+    // Fixed newstyle without zeroes, then NBD_OPT_EXPORT_NAME and its reply.
+    nbd.write_all(&3_u32.to_be_bytes()).unwrap();
+    nbd.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01z").unwrap();
+    nbd.read_exact(&mut [0; 10]).unwrap();
+    let zone = |force| ZoneRequest { from: Some(4 * 131_072), count: Some(1), force };
+    for verb in ["open", "close", "finish", "reset", "reset-all"] {
+        let (code, field, message) = refused(client.manage("z", verb, &zone(false)));
+        assert_eq!((code.as_str(), field.as_str()), ("busy", "name"), "{verb}");
+        assert!(message.contains("it has 1 NBD client"), "{message}");
+    }
+    assert_eq!(client.manage("z", "finish", &zone(true)).unwrap().zones, 1);
+    assert_eq!(client.manage("z", "reset", &zone(true)).unwrap().zones, 1);
+}
+
+/// A yard that was stopped let commands connect, and they waited for 90 seconds without a word.
+#[test]
+fn a_yard_that_says_nothing_is_given_up_after_the_timeout() {
+    let temp = TempDir::new().unwrap();
+    let control = temp.path().join("control.sock");
+    let _silent = std::os::unix::net::UnixListener::bind(&control).unwrap();
+    let client = Client::new(control).with_timeout(Some(std::time::Duration::from_millis(20)));
+    let error = client.version().unwrap_err();
+    assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
+}
+
 #[test]
 fn zones_are_reported_in_pages_and_managed() {
     let served = serve(&[ZONED]);
