@@ -38,7 +38,7 @@ use crate::relocate;
 use crate::roots::Roots;
 use crate::segments::Segments;
 use crate::store::disk::shorter;
-use crate::store::{Directory, Division, StoreFile};
+use crate::store::{COPIES_MAX, Directory, Division, StoreFile};
 
 use crew::Crew;
 use end::End;
@@ -47,9 +47,6 @@ use heads::Heads;
 
 /// What is read of the log at once, in bytes.
 const AHEAD_BYTES: usize = 8 << 20;
-
-/// Most copies that a pool has.
-const COPIES_MAX: usize = 2;
 
 /// Segments that a new pool has.
 const FIRST_SEGMENTS: usize = 3;
@@ -119,7 +116,7 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     }
     let memory = Memory::new(whole);
     let (mut copies, mut failed) = (Vec::new(), None);
-    for copy in 0..file.copies() {
+    for copy in file.copies().numbers() {
         let mut bytes = memory.take_beyond(whole as usize);
         match file.read_copy(copy, 0, &mut bytes) {
             Ok(()) => copies.push(bytes),
@@ -355,7 +352,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             self.segments.want((segment != SEGMENT_NONE).then_some(segment as usize))?;
         }
         let (segments, superblock, place) = (self.segments, &self.superblock, self.place);
-        (0..self.copies()).try_for_each(|copy| {
+        self.copies().numbers().try_for_each(|copy| {
             let missing = End { segments, superblock, place, copy };
             missing.check(self.durable, self.epoch)
         })

@@ -144,6 +144,41 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
     path.canonicalize().map_err(|error| doing()(error))
 }
 
+/// Most copies that a pool has.
+pub(crate) const COPIES_MAX: usize = 2;
+
+/// The copies of a file that held all data when [`StoreFile::copies`] was called. A copy keeps its
+/// number for as long as the file is open, so that a caller which tries one copy after another
+/// reaches each of them, also if another thread gives a copy up in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GoodCopies([bool; COPIES_MAX]);
+
+impl GoodCopies {
+    /// The only copy of a pool of one copy.
+    pub const ONE: GoodCopies = GoodCopies([true, false]);
+
+    /// Whether each copy held all data, by the number of the copy.
+    pub fn new(good: [bool; COPIES_MAX]) -> GoodCopies {
+        GoodCopies(good)
+    }
+
+    /// How many copies held all data.
+    pub fn count(self) -> usize {
+        self.0.iter().filter(|good| **good).count()
+    }
+
+    /// The numbers of the copies that held all data, in ascending order.
+    pub fn numbers(self) -> impl Iterator<Item = usize> {
+        (0..).zip(self.0).filter(|(_, good)| *good).map(|(number, _)| number)
+    }
+
+    /// The number of the copy that is read first; 0 if no copy is left.
+    #[inline]
+    pub fn first(self) -> usize {
+        usize::from(self.0 == [false, true])
+    }
+}
+
 /// What a thread of a pool does.
 pub type Work = Box<dyn FnOnce() + Send>;
 
@@ -212,8 +247,7 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         true
     }
 
-    /// What a copy of its files is called in messages: of [`StoreFile::copies`] the one of this
-    /// number.
+    /// The name in messages of the copy with this number, one of [`StoreFile::copies`].
     fn copy_title(&self, copy: usize) -> String {
         let _ = copy;
         self.title()
@@ -322,15 +356,16 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// If some of it may not be; it is not asked again then.
     fn sync(&self) -> io::Result<()>;
 
-    /// How many copies there are of it, each of which has everything.
-    fn copies(&self) -> usize {
-        1
+    /// The copies of the file that hold all data now.
+    fn copies(&self) -> GoodCopies {
+        GoodCopies::ONE
     }
 
-    /// Reads one of its copies.
+    /// Reads the copy with a number of [`StoreFile::copies`]. A copy that was given up after that
+    /// call is still read: its data may be stale, so the caller compares them with a checksum.
     ///
     /// # Errors
-    /// As [`StoreFile::read_at`], if there is another one or not.
+    /// As [`StoreFile::read_at`]; other copies are not tried.
     fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let _ = copy;
         self.read_at(offset, into)

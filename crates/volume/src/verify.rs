@@ -14,7 +14,7 @@ use crate::format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
 use crate::map::page::parse_node;
 use crate::map::{Found, Frozen, Map, Page};
 use crate::record::Live;
-use crate::segments::{Segments, read_spare};
+use crate::segments::{Files, Segments, read_spare};
 use crate::store::{Directory, StoreFile};
 
 /// Damage that is told one by one.
@@ -261,41 +261,58 @@ impl<'a, D: Directory> Verifier<'a, D> {
         let files = self.segments.files();
         let (segment, offset) = self.segments.split(entry.address());
         let file = files.get(segment as usize);
-        let copies = file.map_or(1, |file| file.copies());
+        let copies = self.segments.copies(&files, segment);
         let (mut bad, mut good) = (Vec::new(), None);
-        for copy in 0..copies {
+        for copy in copies.numbers() {
             match self.wrong_in(copy, entry, kind) {
-                Some(what) if copies > 1 => {
-                    bad.push(format!("{}: {what}", self.segments.directory().copy_title(copy)));
+                Some(what) if copies.count() > 1 => {
+                    let title = self.segments.directory().copy_title(copy);
+                    bad.push((copy, format!("{title}: {what}")));
                 }
                 Some(what) => return self.spared(entry).map_or(Some(what), |()| None),
                 None => good = Some(copy),
             }
         }
-        if bad.is_empty() {
-            return None;
-        }
-        let bad = bad.join("; ");
-        let (Some(good), Some(file)) = (good.filter(|_| self.mends), file) else {
-            return Some(bad);
+        let (Some(good), Some(file)) = (good.filter(|_| self.mends && !bad.is_empty()), file)
+        else {
+            return self.in_use(bad, &files, segment);
         };
         // What was read last may be of a bad one.
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
         let read = self.segments.read_copy(&files, good, entry.address(), bytes);
         if read.is_err() || crc(bytes) != entry.crc() {
-            return Some(bad);
+            return self.in_use(bad, &files, segment);
         }
         match file.mend(offset, bytes) {
             Ok(mended @ 1..) => {
                 self.report.mended += mended as u64;
-                tracing::debug!("at {} of the pool: mended: {bad}", entry.address());
+                let what = self.in_use(bad, &files, segment).unwrap_or_default();
+                tracing::debug!("at {} of the pool: mended: {what}", entry.address());
                 self.segments.repaired(mended, entry.address());
                 None
             }
-            // It has moved meanwhile, or is being written.
-            Ok(0) => Some(bad),
-            Err(error) => Some(format!("{bad}; it could not be mended: {error}")),
+            // The block has moved or is being written, or the copy was given up.
+            Ok(0) => self.in_use(bad, &files, segment),
+            Err(error) => {
+                let what = self.in_use(bad, &files, segment)?;
+                Some(format!("{what}; it could not be mended: {error}"))
+            }
         }
+    }
+
+    /// What is wrong in those copies that are still in use; `None` if they were all given up: then
+    /// the copy that the pool goes on with is whole.
+    fn in_use(
+        &self,
+        bad: Vec<(usize, String)>,
+        files: &Files<D::File>,
+        segment: u32,
+    ) -> Option<String> {
+        let copies = self.segments.copies(files, segment);
+        let is_used = |copy: usize| copies.numbers().any(|number| number == copy);
+        let bad = bad.into_iter().filter(|(copy, _)| is_used(*copy));
+        let bad: Vec<String> = bad.map(|(_, what)| what).collect();
+        (!bad.is_empty()).then(|| bad.join("; "))
     }
 
     /// Puts what an entry names right from a copy that has not everything, where there is one and

@@ -13,7 +13,7 @@ use crate::format::entry::Entry;
 use crate::format::group::{self, Kind};
 use crate::map::{Leaf, Map, Node, Page};
 use crate::pool::Pool;
-use crate::store::{Directory, StoreFile};
+use crate::store::Directory;
 use crate::thread::give_way;
 
 /// A block that lies, or lay, in a segment.
@@ -49,9 +49,8 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
         let head = here.get(..align as usize).and_then(len);
         let head = head.and_then(|len| group::parse(&here[..len], align));
         // What is no head here may be one in another copy.
-        let copies = files.get(segment as usize).map_or(0, |file| file.copies());
         let head = head.or_else(|| {
-            (1..copies).find_map(|copy| {
+            segments.copies(&files, segment).numbers().skip(1).find_map(|copy| {
                 let mut first = memory.take_beyond(align as usize);
                 segments.read_copy(&files, copy, address, &mut first).ok()?;
                 let mut head = memory.take_beyond(len(&first)?);

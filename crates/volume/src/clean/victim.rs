@@ -59,7 +59,7 @@ impl Victim {
         let bytes = segments.bytes() as usize;
         let image = self.image.get_or_insert_with(|| pool.memory().take_beyond(bytes));
         for (at, part) in (0..).step_by(PIECE_BYTES).zip(image.chunks_mut(PIECE_BYTES)) {
-            if segments.read_copy(&files, 0, segments.address(number, at), part).is_err() {
+            if segments.read(&files, segments.address(number, at), part).is_err() {
                 part.fill(0);
             }
         }

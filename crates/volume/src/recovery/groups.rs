@@ -3,14 +3,14 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::{AHEAD_BYTES, COPIES_MAX, Recovery};
+use super::{AHEAD_BYTES, Recovery};
 use crate::buffer::Buffer;
 use crate::bytes::crc;
 use crate::checkpoint::mark_of;
 use crate::error::VolumeError;
 use crate::format::group::{self, Descriptor, Head, Kind};
 use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
-use crate::store::{Directory, StoreFile};
+use crate::store::{Directory, GoodCopies, StoreFile};
 
 /// A group that was found.
 pub(super) struct Group {
@@ -64,20 +64,20 @@ fn is_older(group: &Group, other: &Group) -> bool {
 }
 
 impl<D: Directory> Recovery<'_, D> {
-    /// How many copies there are.
-    pub(super) fn copies(&self) -> usize {
-        let files = self.segments.files();
-        files.first().map_or(1, |file| file.copies()).clamp(1, COPIES_MAX)
+    /// The copies that hold all data now.
+    pub(super) fn copies(&self) -> GoodCopies {
+        self.segments.copies(&self.segments.files(), 0)
     }
 
     /// The group that follows, if there is one in any copy: the longest log is the one that counts.
     pub(super) fn next(&self) -> Result<Option<Group>, VolumeError> {
         let mut found: Option<Group> = None;
         let (mut failed, mut ends) = (None, false);
-        for copy in 0..self.copies() {
+        let copies = self.copies();
+        for copy in copies.numbers() {
             match self.next_in(copy) {
                 Ok(Some(group)) if found.as_ref().is_none_or(|it| is_older(it, &group)) => {
-                    if copy > 0 {
+                    if copy != copies.first() {
                         self.mend(&group)?;
                     }
                     found = Some(group);

@@ -193,7 +193,7 @@ impl<'a, D: Directory> Window<'a, D> {
             (self.at, self.len) = (offset, 0);
             let address = self.segments.address(self.segment, offset);
             let (files, into) = (self.segments.files(), &mut self.bytes[..long]);
-            self.segments.read_copy(&files, 0, address, into).ok()?;
+            self.segments.read(&files, address, into).ok()?;
             self.len = long;
         }
         let from = (offset - self.at) as usize;

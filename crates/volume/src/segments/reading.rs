@@ -8,7 +8,7 @@ use crate::bytes::crc;
 use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::Entry;
-use crate::store::{Directory, StoreFile};
+use crate::store::{Directory, GoodCopies, StoreFile};
 
 /// A long read is done in so many parts at most, each as long as this at least, in bytes.
 const PARTS: usize = 16;
@@ -34,7 +34,8 @@ impl<D: Directory> Segments<D> {
         let found = crc(&bytes);
         if found != home.crc() {
             // It is damaged if it is so in each copy, and not if one of them could not be read.
-            for copy in 0..files.get(segment as usize).map_or(0, |file| file.copies()) {
+            let file = files.get(segment as usize);
+            for copy in file.into_iter().flat_map(|file| file.copies().numbers()) {
                 self.read_copy(&files, copy, home.address(), &mut bytes).map_err(failed())?;
                 if is_whole(&bytes) {
                     return Ok(bytes);
@@ -65,10 +66,16 @@ impl<D: Directory> Segments<D> {
         file.read_at(offset, into)
     }
 
+    /// The copies of a segment that hold all data now.
+    #[inline]
+    pub fn copies(&self, files: &Files<D::File>, segment: u32) -> GoodCopies {
+        files.get(segment as usize).map_or(GoodCopies::ONE, |file| file.copies())
+    }
+
     /// Reads one copy of what lies in one segment.
     ///
     /// # Errors
-    /// As [`Segments::read`], or if there is no such copy.
+    /// As [`Segments::read`]; other copies are not tried.
     pub fn read_copy(
         &self,
         files: &Files<D::File>,
@@ -109,12 +116,13 @@ impl<D: Directory> Segments<D> {
         })
     }
 
-    /// Reads what lies in one segment and of which somebody knows whether it is whole: where there
-    /// are copies, from the first one that has it so, and it is written again over the others. Says
-    /// how many were mended. What is whole in none of them is as one of them has it.
+    /// Reads what lies in one segment, from the first copy whose data `is_whole` accepts, and
+    /// writes these data over the copies that differ. Returns how many copies were repaired. Each
+    /// copy that holds all data is tried, whatever becomes of another one during the call. If
+    /// `is_whole` accepts no copy, `into` holds the data of one that could be read.
     ///
     /// # Errors
-    /// As [`Segments::read`].
+    /// As [`Segments::read`], if no copy can be read.
     #[inline]
     pub fn read_whole(
         &self,
@@ -123,17 +131,20 @@ impl<D: Directory> Segments<D> {
         into: &mut [u8],
         is_whole: &dyn Fn(&[u8]) -> bool,
     ) -> io::Result<usize> {
-        let read = self.read_copy(files, 0, address, into);
+        // Taken once: another thread may give a copy up while this one reads it.
+        let copies = self.copies(files, self.split(address).0);
+        let read = self.read_copy(files, copies.first(), address, into);
         if read.is_ok() && is_whole(into) {
             return Ok(0);
         }
-        self.read_again(files, address, into, is_whole, read)
+        self.read_again(files, copies, address, into, is_whole, read)
     }
 
     #[cold]
     fn read_again(
         &self,
         files: &Files<D::File>,
+        copies: GoodCopies,
         address: u64,
         into: &mut [u8],
         is_whole: &dyn Fn(&[u8]) -> bool,
@@ -141,7 +152,7 @@ impl<D: Directory> Segments<D> {
     ) -> io::Result<usize> {
         let (segment, offset) = self.split(address);
         let Some(file) = files.get(segment as usize) else { return first.map(|()| 0) };
-        if file.copies() < 2 {
+        if copies.count() < 2 {
             return match read_spare(&**file, offset, into, is_whole) {
                 Some(mended) => {
                     self.repaired(usize::from(mended), address);
@@ -152,7 +163,7 @@ impl<D: Directory> Segments<D> {
             };
         }
         let mut last = first;
-        for copy in 0..file.copies() {
+        for copy in copies.numbers() {
             let read = self.read_copy(files, copy, address, into);
             if read.is_ok() && is_whole(into) {
                 let mended = file.mend(offset, into).unwrap_or_else(|error| {

@@ -12,7 +12,8 @@ use super::lane::Ended;
 use super::mirror::{CopyStatus, Mirror, MirrorFile, MirrorLane, MirrorReads};
 use super::reads::Got;
 use super::{
-    Directory, Division, Doorbell, Durability, Lane, Parcel, Reads, RealDirectory, StoreFile, Work,
+    Directory, Division, Doorbell, Durability, GoodCopies, Lane, Parcel, Reads, RealDirectory,
+    StoreFile, Work,
 };
 use crate::buffer::Buffer;
 use crate::error::VolumeError;
@@ -319,9 +320,10 @@ impl<D: Directory> StoreFile for CopiesFile<D> {
         }
     }
 
-    fn copies(&self) -> usize {
+    #[inline]
+    fn copies(&self) -> GoodCopies {
         match self {
-            CopiesFile::One(_) => 1,
+            CopiesFile::One(_) => GoodCopies::ONE,
             CopiesFile::Two(two) => two.copies(),
         }
     }

@@ -264,8 +264,7 @@ impl<D: Directory> Directory for Mirror<D> {
     }
 
     fn copy_title(&self, copy: usize) -> String {
-        let found = self.0.good_ones().nth(copy);
-        found.map_or_else(|| self.title(), |(number, _)| self.0.sides[number].title.clone())
+        self.0.sides.get(copy).map_or_else(|| self.title(), |side| side.title.clone())
     }
 
     fn tells_everybody(&self) -> bool {

@@ -15,6 +15,7 @@ mod every_way;
 mod full;
 mod late;
 mod long;
+mod losses;
 mod mirror;
 mod once;
 mod promise;

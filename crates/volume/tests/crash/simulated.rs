@@ -40,11 +40,25 @@ pub(crate) enum Fault {
     FailingReads(u64),
     /// A read with this number fails, and no other.
     FailingRead(u64),
+    /// So many reads, writes and syncs succeed, and then the disk is gone: each operation fails.
+    Gone(u64),
 }
+
+impl State {
+    /// Counts an operation and returns whether the disk is gone.
+    fn is_gone(&mut self) -> bool {
+        self.operations += 1;
+        matches!(self.fault, Fault::Gone(after) if self.operations > after)
+    }
+}
+
+/// What a test does in the middle of a read that fails.
+type Hook = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct State {
     fault: Fault,
+    operations: u64,
     writes: u64,
     reads: u64,
     syncs: u64,
@@ -87,6 +101,20 @@ pub(crate) struct Simulated {
     tells_one: bool,
     /// By which the threads of its pool go on one at a time.
     turns: Option<Turns>,
+    failed_read: FailedRead,
+}
+
+/// Called once, in the middle of the next read that fails.
+#[derive(Clone, Default)]
+struct FailedRead(Arc<Mutex<Option<Hook>>>);
+
+impl FailedRead {
+    fn call(&self) {
+        let hook = self.0.lock().unwrap().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
 }
 
 /// The way of groups: written when they are begun, synced when they are waited for.
@@ -168,6 +196,7 @@ pub(crate) struct SimulatedFile {
     state: Arc<Mutex<State>>,
     gate: Arc<Gate>,
     turns: Option<Turns>,
+    failed_read: FailedRead,
 }
 
 impl SimulatedFile {
@@ -175,6 +204,9 @@ impl SimulatedFile {
         self.turns.iter().for_each(Turns::step);
         let mut state = self.state.lock().unwrap();
         state.syncs += 1;
+        if state.is_gone() {
+            return Err(io::Error::from_raw_os_error(5)); // EIO
+        }
         match (state.fault, what) {
             (Fault::NoSyncs, _) => Ok(()),
             (Fault::FailingSyncs(after), _) if state.syncs > after => {
@@ -193,7 +225,8 @@ impl Simulated {
         let (directory, state) = (directory.clone(), Arc::default());
         let (room, gate) = (Arc::default(), Arc::default());
         let (prefix, depth, tells_one, turns) = ("", 1, false, None);
-        Simulated { directory, prefix, state, room, gate, depth, tells_one, turns }
+        let failed_read = FailedRead::default();
+        Simulated { directory, prefix, state, room, gate, depth, tells_one, turns, failed_read }
     }
 
     /// The same for one of two copies.
@@ -233,7 +266,8 @@ impl Simulated {
 
     fn file(&self, file: directory::File) -> SimulatedFile {
         let (state, gate) = (Arc::clone(&self.state), Arc::clone(&self.gate));
-        SimulatedFile { file, state, gate, turns: self.turns.clone() }
+        let (turns, failed_read) = (self.turns.clone(), self.failed_read.clone());
+        SimulatedFile { file, state, gate, turns, failed_read }
     }
 
     /// How many files a thread of this name has made, or tried to.
@@ -249,6 +283,11 @@ impl Simulated {
     /// How many reads there were since something was to go wrong.
     pub(crate) fn reads(&self) -> u64 {
         self.state.lock().unwrap().reads
+    }
+
+    /// Calls `hook` once, in the middle of the next read that fails.
+    pub(crate) fn on_failed_read(&self, hook: impl Fn() + Send + Sync + 'static) {
+        *self.failed_read.0.lock().unwrap() = Some(Box::new(hook));
     }
 
     /// Lets something go wrong from now on.
@@ -296,6 +335,14 @@ impl Directory for Simulated {
 
     fn until(&self, is_so: &dyn Fn() -> bool) {
         self.turns.iter().for_each(|turns| turns.until(is_so));
+    }
+
+    fn look(&self) -> io::Result<()> {
+        let state = self.state.lock().unwrap();
+        match state.fault {
+            Fault::Gone(after) if state.operations > after => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(()),
+        }
     }
 
     fn title(&self) -> String {
@@ -377,10 +424,12 @@ impl StoreFile for SimulatedFile {
             Fault::FailingRead(number) => state.reads == number,
             _ => false,
         };
+        let fails = fails || state.is_gone();
+        drop(state);
         if fails {
+            self.failed_read.call();
             return Err(io::Error::from_raw_os_error(5)); // EIO
         }
-        drop(state);
         self.file.read_at(offset, into)
     }
 
@@ -390,6 +439,9 @@ impl StoreFile for SimulatedFile {
         let bytes = parts.concat();
         let mut state = self.state.lock().unwrap();
         state.writes += 1;
+        if state.is_gone() {
+            return Err(io::Error::from_raw_os_error(5)); // EIO
+        }
         match state.fault {
             Fault::FailingWrites(after) if state.writes > after => {
                 return Err(io::Error::from_raw_os_error(5)); // EIO

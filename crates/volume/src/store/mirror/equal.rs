@@ -142,9 +142,14 @@ impl<D: Directory> Mirror<D> {
         if !shared.writes || shared.good_ones().count() < 2 {
             return Ok(());
         }
-        let len =
-            |file: &Option<D::File>| file.as_ref().map_or(Ok(None), |file| file.len().map(Some));
-        let (first, second) = (len(&files[0])?, len(&files[1])?);
+        let mut lens = [None, None];
+        for (number, file) in files.iter().enumerate() {
+            match file.as_ref().map(StoreFile::len).transpose() {
+                Ok(len) => lens[number] = len,
+                Err(error) => return shared.give_up(number, &error),
+            }
+        }
+        let [first, second] = lens;
         if first == second {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Shared;
-use crate::store::{Directory, StoreFile};
+use crate::store::{Directory, GoodCopies, StoreFile};
 
 /// See the module.
 pub struct MirrorFile<D: Directory> {
@@ -112,13 +112,14 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         self.each(StoreFile::sync)
     }
 
-    fn copies(&self) -> usize {
-        self.good().count()
+    fn copies(&self) -> GoodCopies {
+        let good = self.shared.good();
+        GoodCopies::new(std::array::from_fn(|at| good[at] && self.sides[at].is_some()))
     }
 
     fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let (_, file) = self.good().nth(copy).ok_or(io::ErrorKind::NotFound)?;
-        file.read_at(offset, into)
+        let file = self.sides.get(copy).and_then(Option::as_ref);
+        file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
     fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
