@@ -45,7 +45,8 @@ pub const NOBODY: u32 = u32::MAX;
 pub enum Outcome {
     /// It is on its way; its token comes back.
     Taken,
-    /// There is no memory for it now.
+    /// It cannot begin now: there is no memory for it, or it was to be answered early and copies
+    /// the rest of a block from a write that may still be refused.
     Full,
     /// It has ended.
     Ended(Status),
@@ -408,12 +409,17 @@ impl<D: Directory> Door<D> {
                 let at = ((block - first) * size) as usize;
                 raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
             }
+            let copied = [0, 1].map(|at| edges[at].as_ref().and_then(|(_, it)| it.unsettled()));
+            // What was answered cannot be refused later with the write that it copies from.
+            if token == NOBODY && copied != [None, None] {
+                return Outcome::Full;
+            }
             let Some(payload) = self.seal(raw, offset..offset + len, fill) else {
                 return Outcome::Full;
             };
             let what = What::Data { payload: Arc::clone(&payload), index: 0 };
             let body = Body::Write(payload);
-            if self.begin(first, end, what, body, &edges, token, durable) {
+            if self.begin(first, end, what, body, (&edges, copied), token, durable) {
                 return Outcome::Taken;
             }
         }
@@ -486,13 +492,15 @@ impl<D: Directory> Door<D> {
             return Outcome::Full;
         }
         let body = Body::Zero((end - first) as u32);
-        let begun = self.begin(first, end, What::Zero, body, &[None, None], token, durable);
+        let none = (&[None, None], [None, None]);
+        let begun = self.begin(first, end, What::Zero, body, none, token, durable);
         debug_assert!(begun, "there is nothing that could have changed");
         Outcome::Taken
     }
 
     /// Puts blocks among those on their way, and their record into the committer's mailbox, in one
-    /// order; unless an edge has changed since it was read.
+    /// order; unless an edge has changed since it was read. With the edges go the numbers of the
+    /// writes that they come from, where these may still be refused.
     #[expect(clippy::too_many_arguments, reason = "one place, called by two")]
     fn begin(
         &mut self,
@@ -500,7 +508,7 @@ impl<D: Directory> Door<D> {
         end: u64,
         what: What,
         body: Body,
-        edges: &[Option<(u64, Found)>; 2],
+        (edges, copied): (&[Option<(u64, Found)>; 2], [Option<u64>; 2]),
         token: u32,
         durable: bool,
     ) -> bool {
@@ -515,10 +523,11 @@ impl<D: Directory> Door<D> {
             if !edges.iter().flatten().all(is_same) {
                 return false;
             }
-            let serial = span.begin(from, to, what);
+            let serial = span.begin(from, to, what, token != NOBODY);
             let reply = self.reply(token);
             let volume = Some(volume);
-            let record = Record { volume, first, serial, durable, ..Record::of(body, reply) };
+            let other = Record::of(body, reply);
+            let record = Record { volume, first, serial, copied, durable, ..other };
             mail.post([record].into_iter());
             true
         });

@@ -20,7 +20,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 
 pub use cache::Cache;
 pub use page::{Leaf, Node, Page, Stamp};
-pub use pending::{Pending, What};
+pub use pending::{Coming, Pending, What};
 pub use tally::Tally;
 
 use crate::format::entry::Entry;
@@ -40,11 +40,15 @@ pub enum Found {
         index: u32,
         /// The write's number in the span.
         serial: u64,
+        /// The write may still be refused for want of space.
+        may_fail: bool,
     },
     /// It is zeros that are on their way into the log.
     Cleared {
         /// Their number in the span.
         serial: u64,
+        /// The request that makes them zeros may still be refused for want of space.
+        may_fail: bool,
     },
     /// It is there.
     Disk(Entry),
@@ -62,9 +66,18 @@ impl Found {
         match (self, other) {
             (Found::Zero, Found::Zero) => true,
             (Found::Memory { serial: a, .. }, Found::Memory { serial: b, .. })
-            | (Found::Cleared { serial: a }, Found::Cleared { serial: b }) => a == b,
+            | (Found::Cleared { serial: a, .. }, Found::Cleared { serial: b, .. }) => a == b,
             (Found::Disk(a), Found::Disk(b)) => a == b,
             _ => false,
+        }
+    }
+
+    /// The number of the write that the contents come from, if it may still be refused.
+    pub fn unsettled(&self) -> Option<u64> {
+        match self {
+            Found::Memory { serial, may_fail: true, .. }
+            | Found::Cleared { serial, may_fail: true } => Some(*serial),
+            _ => None,
         }
     }
 }
@@ -84,9 +97,11 @@ impl Span {
     /// What is known of a block.
     pub fn find(&self, block: u32) -> Found {
         match self.pending.at(block) {
-            Some((serial, What::Zero)) => Found::Cleared { serial },
-            Some((serial, What::Data { payload, index })) => {
-                Found::Memory { payload: Arc::clone(&payload), index, serial }
+            Some(Coming { serial, what: What::Zero, may_fail }) => {
+                Found::Cleared { serial, may_fail }
+            }
+            Some(Coming { serial, what: What::Data { payload, index }, may_fail }) => {
+                Found::Memory { payload, index, serial, may_fail }
             }
             None => match self.entry(block) {
                 Ok(Entry::HOLE) => Found::Zero,
@@ -135,16 +150,23 @@ impl Span {
         own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
     }
 
-    /// Puts blocks in that are on their way into the log; answers their number.
-    pub fn begin(&mut self, first: u32, end: u32, what: What) -> u64 {
+    /// Puts blocks in that are on their way into the log, and returns the number of this write.
+    /// `may_fail`: the write is answered later, and may be refused for want of space until then.
+    pub fn begin(&mut self, first: u32, end: u32, what: What, may_fail: bool) -> u64 {
         self.serial += 1;
-        self.pending.insert(first, end, self.serial, what);
-        self.serial
+        let serial = self.serial;
+        self.pending.insert(first, end, Coming { serial, what, may_fail });
+        serial
     }
 
     /// Blocks of this number are not on their way any more.
     pub fn retire(&mut self, first: u32, end: u32, serial: u64) {
         self.pending.retire(first, end, serial);
+    }
+
+    /// Blocks of a write that is on its way are found again, see [`Pending::restore`].
+    pub(crate) fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
+        self.pending.restore(first, end, coming);
     }
 
     fn stamp(&self, now: u32, round: u64) -> Stamp {
@@ -534,7 +556,7 @@ mod tests {
         let map = Map::new(vec![None], 0);
         map.with(0, |span| {
             set(span, 5, entry(1));
-            let serial = span.begin(4, 6, What::Zero);
+            let serial = span.begin(4, 6, What::Zero, false);
             assert!(matches!(span.find(5), Found::Cleared { .. }));
             clear(span, 4, 6);
             span.retire(4, 6, serial);

@@ -237,20 +237,36 @@ impl<D: Directory> VolumeQueue<D> {
         (sent, Outcome::Taken)
     }
 
+    /// Whether a request begins and ends at blocks of the volume.
+    fn is_whole_blocks(&self, work: &impl Work) -> bool {
+        let size = u64::from(self.shared.live.traits.block_bytes);
+        work.sector().bytes().is_multiple_of(size) && work.end().bytes().is_multiple_of(size)
+    }
+
     /// Starts a request that changes something; gives it back if there is no memory for it now.
     fn change(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
         if self.in_flight() == 0 {
             self.since = now;
         }
         let durable = self.is_durable(started.flags());
-        let early = !durable && self.door.may_answer_early();
+        // Zeros of parts of blocks are several records, which begin together or not at all: an early
+        // answer could not be had for some of them and refused for others.
+        let is_one = started.op() == Op::Write || self.is_whole_blocks(&started);
+        let mut early = !durable && is_one && self.door.may_answer_early();
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => return Some(started),
         };
         let token = if early { NOBODY } else { slot };
         let (sent, outcome) = match started.op() {
-            Op::Write => self.write(&started, token, durable),
+            Op::Write => match self.write(&started, token, durable) {
+                // It may be that it cannot be answered early, and begins all the same.
+                (0, Outcome::Full) if early => {
+                    early = false;
+                    self.write(&started, slot, durable)
+                }
+                begun => begun,
+            },
             Op::Discard | Op::WriteZeroes => self.zero(&started, token, durable),
             Op::Flush if self.sync() == SyncMode::Disabled => (0, Outcome::Ended(Status::Ok)),
             Op::Flush => {

@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::codec;
 use crate::format::catalogue::{Change, Traits};
 use crate::format::entry::{Codec, Entry};
-use crate::map::Map;
+use crate::map::{Coming, Map, What};
 
 /// A volume or snapshot that is open in its pool.
 #[derive(Debug)]
@@ -183,6 +183,10 @@ pub struct Record {
     pub first: u64,
     /// The number of this write in its span.
     pub serial: u64,
+    /// The numbers of the writes in its span that a write of parts of blocks copied the rest of its
+    /// first and last block from, where those may still be refused. If one of them is refused, so
+    /// is this one: else bytes of a refused write would become durable.
+    pub(crate) copied: [Option<u64>; 2],
     /// Whether it is to be durable when it is answered.
     pub durable: bool,
     /// Blocks were counted again for it.
@@ -194,8 +198,59 @@ pub struct Record {
 impl Record {
     /// A record without blocks.
     pub fn of(body: Body, reply: Option<Return>) -> Record {
-        let (volume, is_counted) = (None, false);
-        Record { body, volume, first: 0, serial: 0, durable: true, is_counted, reply }
+        let (volume, copied, is_counted) = (None, [None, None], false);
+        Record { body, volume, first: 0, serial: 0, copied, durable: true, is_counted, reply }
+    }
+
+    /// How many blocks it changes.
+    pub(crate) fn blocks(&self) -> u32 {
+        match &self.body {
+            Body::Write(payload) => payload.blocks().len() as u32,
+            Body::Zero(blocks) => *blocks,
+            _ => 0,
+        }
+    }
+
+    /// Whether both change blocks of one span of one volume, in which their numbers are an order.
+    fn is_beside(&self, other: &Record) -> bool {
+        let is_one_volume = match (&self.volume, &other.volume) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        let span = |record: &Record| Map::place(record.first).0;
+        is_one_volume && self.blocks() > 0 && other.blocks() > 0 && span(self) == span(other)
+    }
+
+    /// Whether it holds data copied out of another record, which may be refused.
+    pub(crate) fn is_copy_of(&self, other: &Record) -> bool {
+        self.is_beside(other) && self.copied.contains(&Some(other.serial))
+    }
+
+    /// Takes its blocks out of memory, because there was no space for them: no read and no copy
+    /// finds them from now on. Where `waiting` has earlier records of the same blocks, these are
+    /// found there again.
+    pub(crate) fn take_back<'a>(&self, waiting: impl Iterator<Item = &'a Record>) {
+        let (Some(volume), blocks @ 1..) = (&self.volume, self.blocks()) else { return };
+        let (number, from) = Map::place(self.first);
+        let to = from + blocks;
+        let earlier = waiting.filter(|it| it.is_beside(self) && it.serial < self.serial);
+        // One lock: a copy that begins in between would copy what was there before both.
+        volume.map.with(number, |span| {
+            span.retire(from, to, self.serial);
+            for record in earlier {
+                let (_, first) = Map::place(record.first);
+                let what = match &record.body {
+                    Body::Write(payload) => What::Data { payload: Arc::clone(payload), index: 0 },
+                    _ => What::Zero,
+                };
+                let (start, end) = (first.max(from), (first + record.blocks()).min(to));
+                if start < end {
+                    let (what, serial) = (what.from(start - first), record.serial);
+                    let may_fail = record.reply.is_some();
+                    span.restore(start, end, &Coming { serial, what, may_fail });
+                }
+            }
+        });
     }
 }
 

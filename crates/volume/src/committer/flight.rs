@@ -294,10 +294,13 @@ impl<D: Directory> Committer<D> {
         Some((group, Status::Ok, address))
     }
 
-    /// Takes the group's blocks back, because there was no space for them.
+    /// Takes the group's blocks back, because there was no space for them, and refuses with it the
+    /// writes that wait and hold copies of them.
     pub(super) fn unpublish(&mut self) {
         if !self.pool.is_poisoned() {
-            publish::take_back(&self.group);
+            let mut records = std::mem::take(&mut self.group.records);
+            self.take_back(&mut records);
+            self.group.records = records;
         }
     }
 }

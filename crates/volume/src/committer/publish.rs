@@ -71,19 +71,6 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
     Ok(())
 }
 
-/// Takes a group's blocks back, because there was no space for them.
-pub(super) fn take_back(group: &Group) {
-    for record in &group.records {
-        let Some(volume) = &record.volume else { continue };
-        let blocks = match &record.body {
-            Body::Write(payload) => payload.blocks().len() as u32,
-            Body::Zero(blocks) => *blocks,
-            _ => continue,
-        };
-        volume.retire(record.first, blocks, record.serial);
-    }
-}
-
 /// Tells everybody how the group has ended; answers who is to be woken for it.
 pub(super) fn answer<D: Directory>(
     pool: &Pool<D>,

@@ -4,6 +4,9 @@
 //!
 //! What overlaps a write that waits waits behind it. A part of a block is written with the rest of
 //! it as that was on its way then, so that writes of a block keep their order.
+//!
+//! A write that is refused leaves nothing. Before the answer its blocks leave memory, and with it
+//! are refused all writes that copied the rest of a block from it, and those that copied from these.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -153,16 +156,49 @@ impl<D: Directory> Committer<D> {
         if !self.pool.is_any_leaving() || self.pool.is_poisoned() {
             return;
         }
-        let is_left =
-            |record: &Record| matches!(record.body, Body::Write(_)) && self.pool.is_left(record);
-        let waiting = std::mem::take(&mut self.search.waiting);
-        let (left, waiting): (Vec<Record>, _) = waiting.into_iter().partition(is_left);
-        self.search.waiting = VecDeque::from(waiting);
+        let is_left = |pool: &Pool<D>, record: &Record| {
+            matches!(record.body, Body::Write(_)) && pool.is_left(record)
+        };
+        if !self.search.waiting.iter().any(|record| is_left(&self.pool, record)) {
+            return;
+        }
+        // Then what is on its way into the log is in the maps, and no longer only in memory.
+        self.land_all();
+        if self.pool.is_poisoned() {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.search.waiting).into_iter();
+        let (mut left, waiting): (Vec<Record>, Vec<Record>) =
+            waiting.partition(|record| is_left(&self.pool, record));
+        self.search.waiting = waiting.into();
+        self.take_back(&mut left);
         let mut group = Group { records: left, ..Group::default() };
-        publish::take_back(&group);
         let (pool, status) = (&self.pool, Status::NoSpc);
         publish::answer(pool, &mut group, status, &mut self.lost, &mut self.names);
         self.wake();
+    }
+
+    /// Takes the blocks of refused records out of memory, and adds to these all records that wait
+    /// and hold data copied from them. Nothing that these change is on its way into the log.
+    pub(super) fn take_back(&mut self, refused: &mut Vec<Record>) {
+        let mut next = 0;
+        while let Some(record) = refused.get(next) {
+            // First: then no further copy of it can begin, and all of them are in the mailbox. What
+            // came before it was taken out of there before it.
+            let waiting = self.search.waiting.iter().chain(&self.held).chain(&self.group.records);
+            record.take_back(waiting);
+            while let Some(record) = self.mail.take() {
+                self.held.push_back(record);
+            }
+            for queue in [&mut self.search.waiting, &mut self.held] {
+                let all = std::mem::take(queue).into_iter();
+                let (copies, others): (Vec<Record>, Vec<Record>) =
+                    all.partition(|it| it.is_copy_of(&refused[next]));
+                *queue = others.into();
+                refused.extend(copies);
+            }
+            next += 1;
+        }
     }
 
     /// The group waits.

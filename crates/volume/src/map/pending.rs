@@ -22,7 +22,7 @@ pub enum What {
 
 impl What {
     /// The same, so many blocks further on.
-    fn from(&self, blocks: u32) -> What {
+    pub(crate) fn from(&self, blocks: u32) -> What {
         match self {
             What::Data { payload, index } => {
                 What::Data { payload: Arc::clone(payload), index: index + blocks }
@@ -37,6 +37,18 @@ struct Range {
     end: u32,
     serial: u64,
     what: What,
+    may_fail: bool,
+}
+
+/// What a block becomes.
+#[derive(Clone, Debug)]
+pub struct Coming {
+    /// The number of the write.
+    pub serial: u64,
+    /// What the write makes of the block.
+    pub what: What,
+    /// The write was not answered yet and may still be refused for want of space.
+    pub may_fail: bool,
 }
 
 /// The ranges, by their first block.
@@ -49,16 +61,18 @@ impl Pending {
         self.0.is_empty()
     }
 
-    /// What a block becomes, and the number of that write.
-    pub fn at(&self, block: u32) -> Option<(u64, What)> {
+    /// What a block becomes, if a write of it is on its way.
+    pub fn at(&self, block: u32) -> Option<Coming> {
         let (first, range) = self.0.range(..=block).next_back()?;
-        (block < range.end).then(|| (range.serial, range.what.from(block - first)))
+        let Range { end, serial, may_fail, .. } = *range;
+        (block < end).then(|| Coming { serial, what: range.what.from(block - first), may_fail })
     }
 
     /// Puts a range in.
-    pub fn insert(&mut self, first: u32, end: u32, serial: u64, what: What) {
+    pub fn insert(&mut self, first: u32, end: u32, coming: Coming) {
         self.remove(first, end);
-        self.0.insert(first, Range { end, serial, what });
+        let Coming { serial, what, may_fail } = coming;
+        self.0.insert(first, Range { end, serial, what, may_fail });
     }
 
     /// Takes out what lies in a range, whatever it is.
@@ -71,6 +85,7 @@ impl Pending {
                 end: range.end,
                 serial: range.serial,
                 what: range.what.from(end - at),
+                may_fail: range.may_fail,
             });
             range.end = first;
             if let Some(behind) = behind {
@@ -81,7 +96,18 @@ impl Pending {
             let range = self.0.remove(&at).expect("it has just been found");
             if range.end > end {
                 let what = range.what.from(end - at);
-                self.0.insert(end, Range { end: range.end, serial: range.serial, what });
+                self.0.insert(end, Range { what, ..range });
+            }
+        }
+    }
+
+    /// Puts blocks of a write in again where another one, which is refused, had taken their place. A
+    /// later write stays.
+    pub fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
+        for block in first..end {
+            if self.at(block).is_none_or(|it| it.serial < coming.serial) {
+                let what = coming.what.from(block - first);
+                self.insert(block, block + 1, Coming { what, ..*coming });
             }
         }
     }
@@ -121,12 +147,13 @@ mod tests {
                     pending.retire(first, end, serial);
                     table.iter_mut().filter(|it| **it == serial).for_each(|it| *it = 0);
                 } else {
-                    pending.insert(first, end, serial, What::Zero);
+                    let coming = Coming { serial, what: What::Zero, may_fail: false };
+                    pending.insert(first, end, coming);
                     table[first as usize..end as usize].fill(serial);
                     writes.push((first, end, serial));
                 }
                 for block in 0..40 {
-                    let found = pending.at(block).map_or(0, |(serial, _)| serial);
+                    let found = pending.at(block).map_or(0, |coming| coming.serial);
                     assert_eq!(found, table[block as usize], "block {block}");
                 }
             }

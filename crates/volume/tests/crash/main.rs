@@ -18,6 +18,7 @@ mod long;
 mod losses;
 mod mirror;
 mod once;
+mod partly;
 mod promise;
 mod rig;
 mod rot;
@@ -90,10 +91,6 @@ fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) 
     let mut begun = 0;
     while begun < count {
         let step = step(random, shape);
-        // What a write leaves that finds no space may be in blocks that were read meanwhile.
-        if matches!(step, Step::Part { .. }) && shape.options.segments_max < 40 {
-            go_on(rig);
-        }
         let status = rig.begin(step);
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
