@@ -66,6 +66,20 @@ impl<'scope, 'env> Crew<'scope, 'env> {
         parts: impl Iterator<Item = T>,
         what: impl Fn(T) -> Result<(), VolumeError> + Clone + Send + 'scope,
     ) -> Result<(), VolumeError> {
+        let ended = self.all(parts, what);
+        ended.map_err(VolumeError::io("cannot read the log and its maps"))?.into_iter().collect()
+    }
+
+    /// Does something with each part by several threads, waits until all of it is done, and returns
+    /// the results in any order.
+    ///
+    /// # Errors
+    /// If one of the threads has panicked.
+    pub(crate) fn all<T: Send + 'scope, R: Send + 'scope>(
+        &self,
+        parts: impl Iterator<Item = T>,
+        what: impl Fn(T) -> R + Clone + Send + 'scope,
+    ) -> io::Result<Vec<R>> {
         let (end, ended) = channel();
         let mut count = 0;
         for part in parts {
@@ -76,11 +90,10 @@ impl<'scope, 'env> Crew<'scope, 'env> {
         drop(end);
         // All of them, whatever comes of one.
         let ended: Vec<_> = ended.into_iter().collect();
-        if ended.len() < count {
-            let gone = io::Error::other("a thread that reads it has panicked");
-            return Err(VolumeError::io("cannot read the log and its maps")(gone));
+        match ended.len() == count {
+            true => Ok(ended),
+            false => Err(io::Error::other("a thread that reads it has panicked")),
         }
-        ended.into_iter().collect()
     }
 }
 

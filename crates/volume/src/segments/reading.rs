@@ -8,6 +8,7 @@ use crate::bytes::crc;
 use crate::error::{FormatError, VolumeError};
 use crate::format::PAGE_BYTES;
 use crate::format::entry::Entry;
+use crate::recovery::crew::Crew;
 use crate::store::{Directory, GoodCopies, StoreFile};
 
 /// A long read is done in so many parts at most, each as long as this at least, in bytes.
@@ -108,11 +109,8 @@ impl<D: Directory> Segments<D> {
         }
         std::thread::scope(|scope| {
             let parts = (address..).step_by(part_bytes).zip(into.chunks_mut(part_bytes));
-            let read =
-                |(place, part)| scope.spawn(move || self.read_copy(files, copy, place, part));
-            let threads: Vec<_> = parts.map(read).collect();
-            let gone = |_| Err(io::Error::other("a thread that reads it has panicked"));
-            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(gone))
+            let read = move |(place, part)| self.read_copy(files, copy, place, part);
+            Crew::new(scope).all(parts, read)?.into_iter().collect()
         })
     }
 
