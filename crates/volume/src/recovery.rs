@@ -28,7 +28,9 @@ use crate::error::{FormatError, VolumeError};
 use crate::format::catalogue::Change;
 use crate::format::entry::{Codec, Entry};
 use crate::format::group::{Descriptor, Kind};
-use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
+use crate::format::superblock::{
+    self, FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock,
+};
 use crate::log::LogEnd;
 use crate::map::Frozen;
 use crate::options::Options;
@@ -109,22 +111,24 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
     let file = directory.open(FILE).map_err(|error| doing("cannot open")(error))?;
     let Some(file) = file else { return Ok(Vec::new()) };
-    let len = file.len().map_err(|error| doing("cannot look at")(error))?;
     let whole = SLOTS * SLOT_BYTES as u64;
-    if len < whole {
-        return Err(FormatError::Short { what: FILE, len }.into());
-    }
     let memory = Memory::new(whole);
     let (mut copies, mut failed) = (Vec::new(), None);
     for copy in file.copies().numbers() {
         let mut bytes = memory.take_beyond(whole as usize);
-        match file.read_copy(copy, 0, &mut bytes) {
+        match superblock::read(&mut bytes, |into| file.read_copy(copy, 0, into)) {
             Ok(()) => copies.push(bytes),
             Err(error) => failed = Some(error),
         }
     }
     if let Some(error) = failed.filter(|_| copies.is_empty()) {
-        return Err(doing("cannot read")(error));
+        return match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let len = file.len().map_err(|error| doing("cannot look at")(error))?;
+                Err(FormatError::Short { what: FILE, len }.into())
+            }
+            _ => Err(doing("cannot read")(error)),
+        };
     }
     // What is not the newest in both is written again below.
     Ok(Superblock::all(&Superblock::best(copies.iter().map(|bytes| &bytes[..])))?)

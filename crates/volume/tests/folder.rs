@@ -36,6 +36,32 @@ fn refused(opened: Result<std::sync::Arc<Running>, blockyard_volume::VolumeError
 }
 
 /// A pool was made between other files, and a file `lock` among them emptied for good.
+/// A superblock that was cut after its first slot was refused, though that slot says all.
+#[test]
+fn a_superblock_that_is_cut_after_its_first_slot_is_read() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "superblock-cut");
+    let path = place.path().join("pool");
+    let options = Options { segment_bytes: 1 << 20, ..Options::default() };
+    for round in 0..3 {
+        drop(Running::open(&path, options).unwrap());
+        let file = std::fs::File::options().write(true).open(path.join("superblock")).unwrap();
+        file.set_len(4096 + round * 1000).unwrap();
+        check(&path, &mut |_| {}).unwrap();
+    }
+    let file = std::fs::File::options().write(true).open(path.join("superblock")).unwrap();
+    file.set_len(4095).unwrap();
+    let error = check(&path, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("ends after 4095 bytes"), "{error}");
+}
+
+/// A disk that answers EIO was said to hold no pool.
+#[test]
+fn a_place_that_cannot_be_read_is_not_said_to_hold_no_pool() {
+    // A read of it at 0, where nothing is mapped, is answered EIO.
+    let error = check(Path::new("/proc/self/mem"), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("Input/output error"), "{error}");
+}
+
 #[test]
 fn a_directory_with_other_things_becomes_no_pool() {
     let place = place("other-things");

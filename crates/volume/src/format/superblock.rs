@@ -2,6 +2,8 @@
 //! log behind it are. There are two slots, written in turn, so that one is whole whenever the power
 //! is cut.
 
+use std::io;
+
 use super::VERSION;
 use super::entry::{ENTRY_BYTES, Entry};
 use super::seal::Seal;
@@ -73,6 +75,21 @@ pub struct Superblock {
     pub catalogue_crc: u64,
     /// Groups up to this number were durable when it was written: that they are there is certain.
     pub durable: u64,
+}
+
+/// Reads the slots by `read`, which fills a buffer from the beginning of the file on. Of a file that
+/// ends after its first slot this is the first slot; the second one is zeros then.
+///
+/// # Errors
+/// As `read`.
+pub(crate) fn read(into: &mut [u8], read: impl Fn(&mut [u8]) -> io::Result<()>) -> io::Result<()> {
+    match read(into) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            into.fill(0);
+            read(&mut into[..SLOT_BYTES])
+        }
+        all => all,
+    }
 }
 
 impl Superblock {

@@ -84,7 +84,7 @@ impl Folder {
             _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
         };
         let had_lock = rustix::fs::statat(&open, LOCK, AtFlags::empty()).is_ok();
-        let lock = match foreign.is_none().then(|| at(&open, LOCK, flags)).transpose() {
+        let lock = match foreign.is_none().then(|| regular(&open, LOCK, flags)).transpose() {
             Ok(lock) => lock,
             Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
                 None
@@ -148,7 +148,8 @@ impl Folder {
         if !found.is_ok_and(|it| FileType::from_raw_mode(it.st_mode).is_file()) {
             return Ok(());
         }
-        let file = at(&self.open, superblock::FILE, self.flags()).map_err(TryLockError::Error)?;
+        let file = regular(&self.open, superblock::FILE, self.flags());
+        let file = file.map_err(TryLockError::Error)?;
         *self.superblock() = Lock::take_if_able(file)?;
         Ok(())
     }
@@ -249,7 +250,7 @@ impl Folder {
             return Ok(Some(RealFile::sharing(locked.file())));
         }
         let begins = || [superblock::FILE, label::FILE].contains(&name);
-        match at(&self.open, name, self.flags()) {
+        match regular(&self.open, name, self.flags()) {
             Ok(_)
                 if self.foreign.is_some()
                     && begins()
@@ -397,6 +398,18 @@ fn is_direct(open: &File, is_foreign: bool) -> bool {
     opened.is_ok()
 }
 
+/// Opens a name in a directory that is of a regular file. The open does not wait where the name is
+/// of something else, such as a FIFO that no process writes to.
+fn regular(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let file = at(open, name, flags | OFlags::NONBLOCK)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    // Reads by io_uring would fail where they had to wait.
+    rustix::fs::fcntl_setfl(&file, flags & OFlags::DIRECT)?;
+    Ok(file)
+}
+
 /// Opens a name in a directory.
 fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     let mode = Mode::from_raw_mode(owner_only::FILE_MODE);
@@ -437,7 +450,30 @@ pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 mod tests {
+    use rustix::fs::{CWD, FileType};
+
     use super::*;
+
+    /// A FIFO in the place of a segment kept `volume check` waiting until a process wrote to it.
+    #[test]
+    fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+        let name = format!("blockyard-folder-fifo-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        for (name, purpose) in [("segment-00000000", Purpose::Look), (LOCK, Purpose::Look)] {
+            std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
+            let mode = Mode::RUSR | Mode::WUSR;
+            rustix::fs::mknodat(CWD, &path.join(name), FileType::Fifo, mode, 0).unwrap();
+            let error = match Folder::take(&path, purpose) {
+                Ok(folder) => folder.open(name).unwrap_err().to_string(),
+                Err(error) => error.to_string(),
+            };
+            assert!(error.contains("not a regular file"), "{error}");
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 
     /// Both would have been at it, the one that made it with the lock, and this one without.
     #[test]

@@ -216,7 +216,8 @@ pub(super) fn newest<D: Directory>(directory: &D, title: &str) -> Result<Superbl
     let file = file.ok_or_else(no_pool)?;
     let whole = superblock::SLOTS as usize * superblock::SLOT_BYTES;
     let mut bytes = Memory::new(whole as u64).take_beyond(whole);
-    file.read_at(0, &mut bytes).map_err(|error| doing()(error))?;
+    let read = superblock::read(&mut bytes, |into| file.read_at(0, into));
+    read.map_err(|error| doing()(error))?;
     match Superblock::all(&bytes) {
         Err(error @ FormatError::Version { .. }) => Err(error.into()),
         found => Ok(*found.iter().flatten().next().ok_or_else(no_pool)?),

@@ -1,7 +1,8 @@
 //! Where the copies of a pool are, for real.
 
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::Mirror;
@@ -179,7 +180,9 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
         return Ok(label.map(|bytes| Label::newest(&bytes)).transpose()?.map(|it| it.0.other));
     }
     let name = path.join(FILE);
-    let bytes = match std::fs::File::open(&name) {
+    // It does not wait where that is a FIFO.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let bytes = match OpenOptions::new().read(true).custom_flags(flags).open(&name) {
         Ok(file) => {
             let mut bytes = Vec::with_capacity(BYTES);
             let read = file.take(BYTES as u64).read_to_end(&mut bytes);
