@@ -5,10 +5,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::address_space;
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
 use crate::options::Options;
-use crate::recovery;
+use crate::recovery::{self, Looked};
 use crate::store::mirror::CopyStatus;
 use crate::store::mirror::places::Places;
 use crate::store::{Copies, Directory};
@@ -42,6 +43,9 @@ pub struct Report {
     pub damaged: u64,
     /// How many were damaged in one of two copies, and were written again from the other one.
     pub mended: u64,
+    /// How many blocks of the last groups of the log reached only one of two copies before a kill
+    /// or a power cut. They are not damaged: the next opening writes them to the other copy.
+    pub behind: u64,
     /// Where there are two copies, how they are.
     pub copies: Vec<CopyStatus>,
     /// The first of them.
@@ -54,6 +58,7 @@ pub struct Report {
 /// # Errors
 /// If there is no pool, somebody has it open, or it is damaged so that it cannot be opened.
 pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, VolumeError> {
+    address_space::check(&Options::default())?;
     if !crate::device::is_pool(path)? {
         return Err(VolumeError::NoPool { path: path.to_owned() });
     }
@@ -68,29 +73,34 @@ pub fn check_in<D: Directory>(
     directory: Copies<D>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
-    verify(directory, false, usize::MAX, progress)
+    verify(directory, false, usize::MAX, &mut |bytes| {
+        progress(bytes);
+        true
+    })
 }
 
-/// The same; what is damaged in one copy and whole in another one may be written again, and what
-/// is in segments from a number on is refused.
+/// Verifies the pool in any directory. With `mends` what is damaged in one copy and whole in
+/// another one is written again; what is in segments from `segments_max` on is refused. `goes_on` is
+/// told the bytes that were verified and returns whether to go on.
+///
+/// # Errors
+/// As [`check`], and [`VolumeError::Stopped`] if `goes_on` ends it.
 pub(crate) fn verify<D: Directory>(
     directory: Copies<D>,
     mends: bool,
     segments_max: usize,
-    progress: &mut dyn FnMut(u64),
+    goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Report, VolumeError> {
     let options = Options::default();
     let segments_max = segments_max.min(options.segments_max);
     let options = Options { segments_max, ..options };
-    let (volumes, groups, segments) = recovery::look(directory, &options)?;
-    let mut verifier = Verifier::new(&segments, mends);
-    let mut goes_on = |bytes| {
-        progress(bytes);
-        true
-    };
+    let Looked { volumes, groups, loose, segments } = recovery::look(directory, &options)?;
+    let mut verifier = Verifier::new(&segments, mends).with_loose(loose);
     for live in volumes.by_id.values() {
         let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
-        verifier.volume(live.traits.block_bytes, &frozen, &now, &mut goes_on);
+        if !verifier.volume(live.traits.block_bytes, &frozen, &now, goes_on) {
+            return Err(VolumeError::Stopped);
+        }
     }
     if !mends {
         verifier.counts();
@@ -106,6 +116,7 @@ pub(crate) fn verify<D: Directory>(
 /// # Errors
 /// As [`check`].
 pub fn list(path: &Path) -> Result<(Vec<Traits>, Vec<CopyStatus>), VolumeError> {
-    let (volumes, _, segments) = recovery::look(Places::of(path).look()?, &Options::default())?;
-    Ok((volumes.list(), segments.directory().status()))
+    address_space::check(&Options::default())?;
+    let found = recovery::look(Places::of(path).look()?, &Options::default())?;
+    Ok((found.volumes.list(), found.segments.directory().status()))
 }

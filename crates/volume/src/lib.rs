@@ -10,6 +10,7 @@
 //! docs/format.md has the bytes, docs/volume.md the promises.
 
 pub mod activity;
+mod address_space;
 pub mod admin;
 mod apply;
 pub mod buffer;

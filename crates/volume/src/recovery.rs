@@ -18,6 +18,7 @@ mod load;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 
@@ -65,6 +66,18 @@ pub(crate) struct Recovered {
     pub(crate) page_count: u64,
 }
 
+/// What was found in a pool that was only looked at.
+pub(crate) struct Looked<D: Directory> {
+    pub(crate) volumes: Volumes,
+    /// How many groups the log has after the checkpoint.
+    pub(crate) groups: u64,
+    /// Where the last of these groups are, which are not known to be durable: the power may have
+    /// been cut while they were written, and each copy may have any part of them. The next opening
+    /// writes them again to all copies.
+    pub(crate) loose: Vec<Range<u64>>,
+    pub(crate) segments: Segments<D>,
+}
+
 /// Opens the pool of a directory, or makes one.
 pub(crate) fn open<D: Directory>(
     directory: D,
@@ -93,7 +106,7 @@ fn segments<D: Directory>(
 pub(crate) fn look<D: Directory>(
     directory: D,
     options: &Options,
-) -> Result<(Volumes, u64, Segments<D>), VolumeError> {
+) -> Result<Looked<D>, VolumeError> {
     let slots = slots(&directory)?;
     let superblock = *slots.first().ok_or(FormatError::Short { what: FILE, len: 0 })?;
     let segments = segments(directory, &superblock, options)?;
@@ -101,8 +114,10 @@ pub(crate) fn look<D: Directory>(
     recovery.replay()?;
     let groups = recovery.place.number.saturating_sub(recovery.superblock.log.number);
     let volumes = std::mem::take(&mut recovery.volumes);
+    let place = |(_, address, bytes): &(u64, u64, Part)| *address..*address + bytes.len() as u64;
+    let loose = recovery.loose.iter().map(place).collect();
     drop(recovery);
-    Ok((volumes, groups, segments))
+    Ok(Looked { volumes, groups, loose, segments })
 }
 
 /// The superblocks that can be read, the newest one first; none if there is no pool.

@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::address_space;
 use crate::error::VolumeError;
 use crate::format::catalogue::Traits;
 use crate::options::Options;
@@ -105,6 +106,7 @@ impl Running {
     /// # Errors
     /// If it cannot be opened.
     pub fn open_places(given: &Places, options: Options) -> Result<Arc<Running>, VolumeError> {
+        address_space::check(&options)?;
         let given = given.settled()?;
         let places = given.all();
         let until = Instant::now() + CLOSE_MAX;

@@ -2,6 +2,7 @@
 //! that nobody has open, and for scrubbing one that is in use.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, Memory};
@@ -61,6 +62,8 @@ pub(crate) struct Verifier<'a, D: Directory> {
     lost: HashMap<(Entry, u64), [u64; FAN / 64]>,
     /// What is damaged in one copy and whole in another is written again.
     mends: bool,
+    /// Where groups of the log are that may have reached one copy only.
+    loose: Vec<Range<u64>>,
     /// Bytes of pages that were verified.
     page_bytes: u64,
     /// What maps name, by segment.
@@ -84,11 +87,17 @@ impl<'a, D: Directory> Verifier<'a, D> {
             seen: Seen::default(),
             lost: HashMap::new(),
             mends,
+            loose: Vec::new(),
             page_bytes: 0,
             named: BTreeMap::new(),
             before: Vec::new(),
             report: Report::default(),
         }
+    }
+
+    /// What lies there may have reached one copy only, and is not damaged then.
+    pub(crate) fn with_loose(self, loose: Vec<Range<u64>>) -> Verifier<'a, D> {
+        Verifier { loose, ..self }
     }
 
     /// Verifies a volume or snapshot by its map, but for what it shares with those before. `now`
@@ -117,8 +126,9 @@ impl<'a, D: Directory> Verifier<'a, D> {
                     continue;
                 }
                 // What cannot be read was told just now, or has moved meanwhile.
-                let Ok(page) = self.segments.page(leaf) else { continue };
-                for (block, entry) in (first..).zip(page.entries()) {
+                let page = self.segments.page(leaf).ok();
+                let entries = page.iter().flat_map(|page| page.entries());
+                for (block, entry) in (first..).zip(entries) {
                     if entry.is_lost() {
                         self.lost(now, block, entry);
                     } else if !entry.is_hole() && self.seen.note(entry.address()) {
@@ -272,6 +282,13 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 Some(what) => return self.spared(entry).map_or(Some(what), |()| None),
                 None => good = Some(copy),
             }
+        }
+        if good.is_some()
+            && !bad.is_empty()
+            && self.loose.iter().any(|group| group.contains(&entry.address()))
+        {
+            self.report.behind += 1;
+            return None;
         }
         let (Some(good), Some(file)) = (good.filter(|_| self.mends && !bad.is_empty()), file)
         else {

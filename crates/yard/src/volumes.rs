@@ -436,6 +436,10 @@ pub struct ScrubView {
     /// How many a scrub has written again from the other copy.
     #[serde(default)]
     pub mended: u64,
+    /// Blocks of the last writes that a check found in one of two copies only: the next opening
+    /// writes them to the other copy.
+    #[serde(default)]
+    pub behind: u64,
     /// How the copies are that a check has looked at, where there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
@@ -458,8 +462,17 @@ pub struct DamageView {
 
 impl From<Report> for ScrubView {
     fn from(report: Report) -> ScrubView {
-        let Report { volumes, blocks, stored_bytes, groups, damaged, mended, copies, damage } =
-            report;
+        let Report {
+            volumes,
+            blocks,
+            stored_bytes,
+            groups,
+            damaged,
+            mended,
+            behind,
+            copies,
+            damage,
+        } = report;
         let damage = damage.into_iter().map(|Damage { volume, block, address, what }| DamageView {
             volume,
             block,
@@ -468,7 +481,7 @@ impl From<Report> for ScrubView {
         });
         let copies = copies.into_iter().map(CopyView::from).collect();
         let damage = damage.collect();
-        ScrubView { volumes, blocks, stored_bytes, groups, damaged, mended, copies, damage }
+        ScrubView { volumes, blocks, stored_bytes, groups, damaged, mended, behind, copies, damage }
     }
 }
 

@@ -80,6 +80,15 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
             let (volume, block, address) = (&damage.volume, damage.block, damage.address);
             writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
         }
+        if report.behind > 0 {
+            writeln!(
+                out,
+                "{}: {} blocks of the last writes are in one copy only: not damaged, the next \
+                 opening writes them to the other copy",
+                args.pool.display(),
+                report.behind
+            )?;
+        }
         writeln!(
             out,
             "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged, {} mended",

@@ -8,7 +8,9 @@ use std::time::Duration;
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
 use blockyard_sim::seed::Seed;
+use blockyard_volume::check::check_in;
 use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::store::mirror::assemble::Terms;
 use blockyard_volume::store::{Copies, Directory as _};
 use blockyard_volume::{Compression, Running};
 
@@ -62,6 +64,42 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
             rig.history.check(usize::MAX, &contents);
         }
     }
+}
+
+/// `volume check` after a power cut called blocks of the last groups, which had reached one copy
+/// only, damaged, and named the disk of the other copy: a good disk would have been replaced.
+#[test]
+fn what_reached_one_copy_only_is_not_called_damaged() {
+    let (mut behind, seed) = (0, Seed::from_env());
+    for stream in 47_000..47_060 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let shape = mirrored();
+        let directory = Directory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let (store, _) = opened(&directory, &shape);
+        let mut rig = Rig::of(store, &directory, &shape).unwrap();
+        for _ in 0..random.usize(4..30) {
+            let first = random.u64(..BLOCKS - 4);
+            let step = Step::Write { first, count: random.u64(1..=4), fua: random.bool() };
+            assert!(rig.take(step).is_ok());
+        }
+        let changes = directory.changes();
+        drop(rig);
+        let moment = random.usize(..=changes.len());
+        changes[..moment].iter().for_each(|change| medium.apply(change));
+        let found = medium.cut(|_, count| random.usize(..count));
+        let look =
+            || check_in(assemble(pair(&found, 1).map(Some), Terms::Look).unwrap(), &mut |_| {});
+        let before = look().unwrap();
+        assert_eq!((before.damaged, &before.damage[..]), (0, &[][..]));
+        behind += before.behind;
+        drop(Rig::open(&found, &shape));
+        let after = look().unwrap();
+        assert_eq!((after.damaged, after.behind), (0, 0), "an opening has made both equal");
+    }
+    assert!(behind > 5, "{behind} blocks were in one copy");
 }
 
 /// Waits for the one answer of a door.

@@ -30,9 +30,21 @@ fn is_shared(name: &str) -> bool {
     name == superblock::FILE || name.starts_with("segment-") && !name.ends_with(".new")
 }
 
+/// Fails if nothing of a directory can be read any more: its disk is gone. The disk of one that has
+/// bad sectors somewhere else still reads the superblock.
+fn look_alive<D: Directory>(directory: &D) -> io::Result<()> {
+    let file = directory.open(superblock::FILE)?.ok_or(io::ErrorKind::NotFound)?;
+    let mut slot = Memory::new(ALIGN as u64).take_beyond(superblock::SLOT_BYTES);
+    file.read_at(0, &mut slot)
+}
+
 /// Makes a file have what another one has, which is of the same length; says how many bytes were
-/// written.
-fn contents<F: StoreFile, T: StoreFile>(from: &F, to: &T) -> io::Result<u64> {
+/// written. Where a whole piece cannot be read, `look` says whether anything can.
+fn contents<F: StoreFile, T: StoreFile>(
+    from: &F,
+    to: &T,
+    look: &dyn Fn() -> io::Result<()>,
+) -> io::Result<u64> {
     let len = from.len()?;
     let memory = Memory::new(CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES.min(len as usize);
@@ -42,6 +54,9 @@ fn contents<F: StoreFile, T: StoreFile>(from: &F, to: &T) -> io::Result<u64> {
         let part = chunk.min((len - at) as usize);
         let (want, have) = (&mut want[..part], &mut have[..part]);
         let unread = read_units(from, at, want);
+        if unread.len() == want.len().div_ceil(ALIGN) {
+            look()?;
+        }
         // What cannot be read there is written, whatever it is.
         let all = to.read_at(at, have).is_err();
         if all || want != have {
@@ -86,10 +101,15 @@ fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
 }
 
 /// Makes a file of a name that has what another one has, whole or not at all.
-fn fresh<D: Directory>(from: &D::File, to: &D, name: &str) -> io::Result<D::File> {
+fn fresh<D: Directory>(
+    from: &D::File,
+    to: &D,
+    name: &str,
+    look: &dyn Fn() -> io::Result<()>,
+) -> io::Result<D::File> {
     let new = format!("{name}.new");
     let file = to.create(&new, from.len()?)?;
-    contents(from, &file)?;
+    contents(from, &file, look)?;
     file.sync()?;
     to.rename(&new, name)?;
     to.sync_names()?;
@@ -108,13 +128,14 @@ fn all<D: Directory>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) -> 
     let (mut written, mut compared, mut logged) = (0, 0, 0);
     let lengths = wanted.iter().map(|name| from.open(name)?.map_or(Ok(0), |file| file.len()));
     let total = lengths.sum::<io::Result<u64>>()?;
+    let look = || look_alive(from);
     for name in &wanted {
         let Some(source) = from.open(name)? else { continue };
         let len = source.len()?;
         match to.open(name)? {
-            Some(target) if target.len()? == len => written += contents(&source, &target)?,
+            Some(target) if target.len()? == len => written += contents(&source, &target, &look)?,
             _ => {
-                fresh(&source, to, name)?;
+                fresh(&source, to, name, &look)?;
                 written += len;
             }
         }
@@ -154,11 +175,13 @@ impl<D: Directory> Mirror<D> {
             return Ok(());
         }
         let (from, to) = if first > second { (0, 1) } else { (1, 0) };
-        let (Some(source), Some(target)) = (&files[from], &shared.sides[to].directory) else {
+        let [Some(owner), Some(target)] = [from, to].map(|at| shared.sides[at].directory.as_ref())
+        else {
             return Ok(());
         };
+        let Some(source) = &files[from] else { return Ok(()) };
         let title = &shared.sides[to].title;
-        match fresh(source, target, name) {
+        match fresh(source, target, name, &|| look_alive(owner)) {
             Ok(file) => {
                 tracing::warn!("{title}/{name}: it was missing or cut, and is made again");
                 shared.mended(to);
@@ -256,7 +279,13 @@ impl<D: Directory> Mirror<D> {
             writes: true,
             memory: Memory::new(4 << 20),
         }));
-        let found = check::verify(Copies::Two(alone), true, segments, &mut |_| {});
+        let source = sides[1 - number].directory.as_ref();
+        let mut gone = Ok(());
+        let found = check::verify(Copies::Two(alone), true, segments, &mut |_| {
+            gone = source.map_or(Ok(()), look_alive);
+            gone.is_ok()
+        });
+        gone.map_err(VolumeError::io(format!("cannot read `{rest}` any more")))?;
         let found = found.inspect_err(|error| {
             tracing::error!("{rest}: {error}; nothing is done to the copy at `{title}`");
         })?;
