@@ -693,3 +693,28 @@ fn help_man_pages_completions_and_schema_are_made() {
     let (code, out, error) = run(Command::new("/bin/sh").args(["-c", &command]));
     assert_eq!((code, out.as_str(), error.as_str()), (0, "{\n", ""));
 }
+
+/// A start with 24 or 25 file descriptors panicked, and one under `ulimit -v` panicked or aborted: a
+/// start under any limit either works or says what it lacks.
+#[test]
+fn a_start_under_a_limit_works_or_says_what_it_lacks() {
+    let dir = Dir::new("limits");
+    let pool = dir.0.join("pool");
+    let volume = format!("volume:///v0?path={}&size=16M", pool.display());
+    let descriptors = (8..48).map(|count| format!("ulimit -n {count}"));
+    let space = (1..=8).map(|step| format!("ulimit -v {}", step * 400_000));
+    let mut worked = 0;
+    for limit in descriptors.chain(space) {
+        let mut command = Command::new("sh");
+        command.env("XDG_RUNTIME_DIR", &dir.0).env("XDG_STATE_HOME", &dir.0);
+        command.env_remove("BLOCKYARD_LOG").env_remove("BLOCKYARD_CONTROL");
+        let line = format!("{limit}; exec \"$0\" \"$@\"");
+        let serve = [env!("CARGO_BIN_EXE_blockyard"), "serve", &volume, "--run", "true"];
+        let (code, _, said) = run(command.args(["-c", &line]).args(serve));
+        let is_clean = !said.contains("panicked") && !said.contains("memory allocation");
+        assert!(is_clean && (0..=2).contains(&code), "{limit}: {code}: {said}");
+        assert!(code == 0 || said.contains("blockyard: "), "{limit}: {said}");
+        worked += usize::from(code == 0);
+    }
+    assert!((2..48).contains(&worked), "{worked} of 48 starts worked");
+}

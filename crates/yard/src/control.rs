@@ -80,6 +80,18 @@ pub struct ControlServer {
     metrics: Option<String>,
 }
 
+/// File descriptors that a runtime opens, and some more: an epoll, a waker, and a pair of sockets for
+/// signals with a copy of one of them.
+const RUNTIME_DESCRIPTORS: usize = 8;
+
+/// Fails if the process may not open as many file descriptors as a runtime needs: tokio panics where
+/// the pair of sockets for signals is refused.
+fn probe_descriptors() -> io::Result<()> {
+    let first = std::fs::File::open("/dev/null")?;
+    let more = (1..RUNTIME_DESCRIPTORS).map(|_| first.try_clone());
+    more.collect::<io::Result<Vec<_>>>().map(drop)
+}
+
 impl ControlServer {
     /// Starts it: the API on a unix socket at `place` if there is one, metrics at `metrics`, and
     /// signals and the end of standard input sent as [`Event`]s.
@@ -92,6 +104,7 @@ impl ControlServer {
         metrics: Option<&Endpoint>,
         events: Sender<Event>,
     ) -> Result<ControlServer, ControlError> {
+        probe_descriptors().map_err(system("control: starting a runtime"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_THREADS)
