@@ -324,7 +324,7 @@ pub(crate) fn write_superblock<D: Directory>(
 fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
     let whole = SLOTS as usize * SLOT_BYTES;
     let mut bytes = crate::buffer::Memory::new(whole as u64).take_beyond(whole);
-    for copy in 0..file.copies() {
+    for copy in file.copies().numbers() {
         if file.read_copy(copy, 0, &mut bytes).is_err() {
             continue;
         }
