@@ -694,8 +694,8 @@ fn help_man_pages_completions_and_schema_are_made() {
     assert_eq!((code, out.as_str(), error.as_str()), (0, "{\n", ""));
 }
 
-/// A start with 24 or 25 file descriptors panicked, and one under `ulimit -v` panicked or aborted: a
-/// start under any limit either works or says what it lacks.
+/// A start with 24 or 25 file descriptors panicked, and one under `ulimit -v` panicked or aborted:
+/// a start under any limit either works or says what it lacks.
 #[test]
 fn a_start_under_a_limit_works_or_says_what_it_lacks() {
     let dir = Dir::new("limits");

@@ -10,8 +10,8 @@ use crate::error::VolumeError;
 use crate::options::Options;
 
 /// What threads reserve beside the memory that the options bound, in bytes: an opening has up to 34
-/// of them at once, each with a stack of 2 MiB, and the C library's allocator has an arena of 64 MiB
-/// for each of the first 16 on two processors.
+/// of them at once, each with a stack of 2 MiB, and the C library's allocator has an arena of 64
+/// MiB for each of the first 16 on two processors.
 const THREADS_BYTES: u64 = 2 << 30;
 
 /// Refuses to open a pool where its process may not have the address space.
@@ -40,8 +40,8 @@ fn enough(limit: u64, used: u64, options: &Options) -> Result<(), VolumeError> {
     }
     let (left, needed) = (left >> 20, needed.div_ceil(1 << 20));
     let error = io::Error::other(format!(
-        "the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {left} MiB, and a pool takes up \
-         to {needed} MiB; raise the limit, or bound the memory by a cgroup instead"
+        "the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {left} MiB, and a pool takes \
+         up to {needed} MiB; raise the limit, or bound the memory by a cgroup instead"
     ));
     Err(VolumeError::io("cannot open the pool")(error))
 }

@@ -80,8 +80,8 @@ pub fn check_in<D: Directory>(
 }
 
 /// Verifies the pool in any directory. With `mends` what is damaged in one copy and whole in
-/// another one is written again; what is in segments from `segments_max` on is refused. `goes_on` is
-/// told the bytes that were verified and returns whether to go on.
+/// another one is written again; what is in segments from `segments_max` on is refused. `goes_on`
+/// is told the bytes that were verified and returns whether to go on.
 ///
 /// # Errors
 /// As [`check`], and [`VolumeError::Stopped`] if `goes_on` ends it.

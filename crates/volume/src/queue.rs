@@ -249,8 +249,8 @@ impl<D: Directory> VolumeQueue<D> {
             self.since = now;
         }
         let durable = self.is_durable(started.flags());
-        // Zeros of parts of blocks are several records, which begin together or not at all: an early
-        // answer could not be had for some of them and refused for others.
+        // Zeros of parts of blocks are several records, which begin together or not at all: an
+        // early answer could not be had for some of them and refused for others.
         let is_one = started.op() == Op::Write || self.is_whole_blocks(&started);
         let mut early = !durable && is_one && self.door.may_answer_early();
         let slot = match self.free.pop() {

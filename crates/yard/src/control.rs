@@ -80,12 +80,12 @@ pub struct ControlServer {
     metrics: Option<String>,
 }
 
-/// File descriptors that a runtime opens, and some more: an epoll, a waker, and a pair of sockets for
-/// signals with a copy of one of them.
+/// File descriptors that a runtime opens, and some more: an epoll, a waker, and a pair of sockets
+/// for signals with a copy of one of them.
 const RUNTIME_DESCRIPTORS: usize = 8;
 
-/// Fails if the process may not open as many file descriptors as a runtime needs: tokio panics where
-/// the pair of sockets for signals is refused.
+/// Fails if the process may not open as many file descriptors as a runtime needs: tokio panics
+/// where the pair of sockets for signals is refused.
 fn probe_descriptors() -> io::Result<()> {
     let first = std::fs::File::open("/dev/null")?;
     let more = (1..RUNTIME_DESCRIPTORS).map(|_| first.try_clone());

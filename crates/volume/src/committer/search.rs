@@ -6,7 +6,8 @@
 //! it as that was on its way then, so that writes of a block keep their order.
 //!
 //! A write that is refused leaves nothing. Before the answer its blocks leave memory, and with it
-//! are refused all writes that copied the rest of a block from it, and those that copied from these.
+//! are refused all writes that copied the rest of a block from it, and those that copied from
+//! these.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -77,8 +77,8 @@ pub struct Superblock {
     pub durable: u64,
 }
 
-/// Reads the slots by `read`, which fills a buffer from the beginning of the file on. Of a file that
-/// ends after its first slot this is the first slot; the second one is zeros then.
+/// Reads the slots by `read`, which fills a buffer from the beginning of the file on. Of a file
+/// that ends after its first slot this is the first slot; the second one is zeros then.
 ///
 /// # Errors
 /// As `read`.

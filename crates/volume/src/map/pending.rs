@@ -101,8 +101,8 @@ impl Pending {
         }
     }
 
-    /// Puts blocks of a write in again where another one, which is refused, had taken their place. A
-    /// later write stays.
+    /// Puts blocks of a write in again where another one, which is refused, had taken their place.
+    /// A later write stays.
     pub fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
         for block in first..end {
             if self.at(block).is_none_or(|it| it.serial < coming.serial) {

@@ -387,9 +387,9 @@ fn is_ours(lock: &File) -> bool {
 /// How a file is opened that is only looked at: whatever it is, that does not wait.
 const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
-/// Whether files of a directory can be opened for direct I/O. Some file systems in memory refuse it;
-/// there nothing survives a power cut anyway. Where the directory has other things, a file without
-/// a name is opened, which leaves nothing.
+/// Whether files of a directory can be opened for direct I/O. Some file systems in memory refuse
+/// it; there nothing survives a power cut anyway. Where the directory has other things, a file
+/// without a name is opened, which leaves nothing.
 fn is_direct(open: &File, is_foreign: bool) -> bool {
     let opened = match is_foreign {
         false => at(open, LOCK, OFlags::RDONLY | OFlags::DIRECT),

@@ -1,5 +1,5 @@
-//! A write that is answered ENOSPC leaves nothing, neither in memory nor on disk, whatever is written
-//! to parts of the same blocks at the same time.
+//! A write that is answered ENOSPC leaves nothing, neither in memory nor on disk, whatever is
+//! written to parts of the same blocks at the same time.
 
 use std::collections::BTreeMap;
 
