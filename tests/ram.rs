@@ -251,7 +251,7 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r0", "--type", "old"], "type: `old` will not do");
     refused(&["ram", "writeback", "r0", "--age", "9"], "age: `9` will not do");
-    refused(&["ram", "save", "r0", "/no/such/folder/file"], "cannot be written");
+    refused(&["ram", "save", "r0", "/no/such/folder/file"], "/no/such/folder/file.blockyard-unf");
     let wanted = format!("from: `99999` will not do: wanted a block below {blocks},");
     refused(&["ram", "blocks", "r0", "--from", "99999"], &wanted);
     refused(&["inject", "r0", "nospc=often"], "nospc: `often` will not do: wanted a number");
@@ -345,7 +345,7 @@ for i in range(100, 150):
 fn a_snapshot_that_is_killed_leaves_the_old_one() {
     let files = Place::new();
     let snapshot = files.file("snapshot");
-    let unfinished = format!("{snapshot}.unfinished");
+    let unfinished = format!("{snapshot}.blockyard-unfinished");
     let yard = Yard::serve(&["ram:///r0?size=96M"]);
     nbdsh(&yard.uri("r0"), "h.pwrite(b'first' * 819 + b'!', 0)");
     yard.command(&["ram", "save", "r0", &snapshot]).ok();
@@ -362,10 +362,10 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
             "-c",
             "\"$0\" ram save r0 \"$1\" --control \"$2\" &
             look=0
-            while [ $look -lt 1000000 ] && [ ! -s \"$1.unfinished\" ]; do
+            while [ $look -lt 1000000 ] && [ ! -s \"$1.blockyard-unfinished\" ]; do
                 look=$((look + 1))
             done
-            kill -KILL \"$3\"; wait; true",
+            kill -KILL $! \"$3\"; wait; true",
             crate::yard::BLOCKYARD,
             &snapshot,
             &control,
@@ -396,4 +396,55 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     let door = format!("unix:{}", files.file("nbd"));
     let refused = crate::yard::blockyard(&["serve", &uri, "--nbd", &door]).fails();
     refused.says(&["load: `", "snapshot`: it is damaged"]);
+}
+
+/// `ram save` and its request replaced any file: `{"file": "/etc/passwd"}` did.
+#[test]
+fn a_save_replaces_nothing_but_a_save() {
+    let files = Place::new();
+    let (precious, inside) = (files.file("precious"), files.file("inside"));
+    std::fs::create_dir(&inside).unwrap();
+    std::fs::write(&precious, "root:x:0:0\n").unwrap();
+    let kept = || assert_eq!(std::fs::read_to_string(&precious).unwrap(), "root:x:0:0\n");
+    let (nbd, control) = (format!("unix:{}", files.file("nbd")), files.file("control"));
+    let yard = Yard::serve_in(Place::new(), &["ram:///r0?size=8M"]);
+    for verb in ["save", "train"] {
+        let run = yard.command(&["ram", verb, "r0", &precious]).fails();
+        run.says(&["this command did not write it; --force replaces it"]);
+        kept();
+    }
+    // A request names no path outside the directories of the configuration.
+    let post = |control: &str, path: &str, body: &str| {
+        let url = format!("http://yard/v1/{path}");
+        ok(&["curl", "--silent", "--unix-socket", control, "--data", body, &url])
+    };
+    let save = |file: &str, rest: &str| format!("{{\"file\": \"{file}\"{rest}}}");
+    for body in [save(&precious, ""), save(&precious, ", \"force\": true"), save("/etc/passwd", "")]
+    {
+        let answer = post(&yard.control(), "devices/r0/ram/save", &body);
+        assert!(answer.contains("--api-directory DIR"), "{answer}");
+    }
+    kept();
+    let trace = format!("{{\"uri\": \"null:///t?size=1M&trace={precious}\"}}");
+    let answer = post(&yard.control(), "devices", &trace);
+    assert!(answer.contains("--api-directory DIR"), "{answer}");
+    kept();
+    drop(yard);
+    let line = ["serve", "ram:///r0?size=8M", "--nbd", &nbd, "--control", &control];
+    let folder = ["--api-directory", &inside];
+    let yard = Yard::start(Place::new(), &[&line[..], &folder].concat());
+    let own = format!("{inside}/save");
+    let answer = post(&control, "devices/r0/ram/save", &save(&own, ""));
+    assert!(answer.contains("\"bytes\""), "{answer}");
+    let answer = post(&control, "devices/r0/ram/save", &save(&own, ""));
+    assert!(answer.contains("\"bytes\""), "a save replaces a save: {answer}");
+    std::fs::write(&own, "root:x:0:0\n").unwrap();
+    let answer = post(&control, "devices/r0/ram/save", &save(&own, ""));
+    assert!(answer.contains("force replaces it"), "{answer}");
+    for escape in [format!("{inside}/../precious"), precious.clone()] {
+        let answer = post(&control, "devices/r0/ram/save", &save(&escape, ", \"force\": true"));
+        assert!(answer.contains("invalid"), "{answer}");
+    }
+    kept();
+    drop(yard);
 }

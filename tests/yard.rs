@@ -35,7 +35,9 @@ impl Yard {
     pub(crate) fn serve_in(place: Place, args: &[&str]) -> Yard {
         let nbd = format!("unix:{}", place.file("nbd"));
         let control = place.file("control");
+        let folder = place.path().display().to_string();
         let mut line = vec!["serve", "--nbd", &nbd, "--control", &control];
+        line.extend(["--api-directory", &folder]);
         line.extend(args);
         Yard::start(place, &line)
     }

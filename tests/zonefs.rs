@@ -73,7 +73,8 @@ fn it_is_made_mounted_listed_and_unmounted() {
     yard.command(&["mkzonefs", "z", "-L", "logs"]).ok();
     refused(&["mkzonefs", "z"], 6, "the device holds a zonefs; -f overwrites it");
     refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "`errors=panic` will not do");
-    refused(&["zonefs", "mount", "z", "/no/such/place"], 6, "wanted a directory");
+    refused(&["zonefs", "mount", "z", &yard.place.file("no/such/place")], 6, "wanted a directory");
+    refused(&["zonefs", "mount", "z", "/etc"], 6, "--api-directory DIR");
     refused(&["zonefs", "unmount", "z"], 6, "`z` is not mounted");
     yard.command(&["zonefs", "mount", "z", &dir, "-o", "errors=repair,explicit-open"]).ok();
     assert!(is_mounted(&dir));

@@ -34,7 +34,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     ok(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
     same("qcow2", &qcow2, &image);
     // A volume in use, as it is at one moment; nothing stays of that moment.
-    volume(&["export", &path, "v0", &raw]).ok();
+    volume(&["export", &path, "v0", &raw, "--force"]).ok();
     same("raw", &raw, &yard.uri("v0"));
     assert!(!volume(&["list", &path]).ok().out.contains("export"));
     // What has changed, through a pipe into a pool that another yard has open.
@@ -145,7 +145,11 @@ fn a_stream_that_ends_early_replaces_nothing() {
     std::fs::write(&file, "old").unwrap();
     let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
     mode(0o640);
-    send().ok();
+    // `send -o /etc/passwd` replaced that file.
+    send().fails().says(&["this command did not write it; --force replaces it"]);
+    blockyard(&["volume", "export", &pool, "v0@whole", &file]).fails().says(&["--force"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
+    blockyard(&["volume", "send", &pool, "v0@whole", "--output", &file, "--force"]).ok();
     let whole = std::fs::read(&file).unwrap();
     assert!(whole.len() > 16 << 20);
     let now = std::fs::metadata(&file).unwrap().permissions().mode();
@@ -201,7 +205,7 @@ fn a_full_file_system_is_told_and_loses_nothing() {
     for (verb, name) in [("send", "v0@full"), ("export", "v0@full")] {
         let file = format!("{}/file", small.0);
         std::fs::write(&file, "old").unwrap();
-        let line = ["volume", verb, &path, name, "--output", &file];
+        let line = ["volume", verb, &path, name, "--output", &file, "--force"];
         let line = if verb == "send" { line.to_vec() } else { [&line[..4], &line[5..]].concat() };
         let refused = blockyard(&line).fails();
         assert!(refused.err.contains(&format!("{file}: No space left")), "{refused}");
@@ -304,11 +308,11 @@ fn an_image_goes_to_what_is_no_file() {
         let file = place.file(&format!("disk-{len}"));
         std::fs::write(&file, vec![0xff; len]).unwrap();
         let device = Loop::attach(&file);
-        let exported = volume(&["export", &pool, "v0", &device.0]);
+        let exported = volume(&["export", &pool, "v0", &device.0, "--force"]);
         if is_long_enough {
             exported.ok();
             assert!(std::fs::read(&device.0).unwrap() == wanted);
-            volume(&["export", &pool, "v0", &device.0, "--format", "qcow2"]).ok();
+            volume(&["export", &pool, "v0", &device.0, "--format", "qcow2", "--force"]).ok();
             let compare = ["qemu-img", "compare", "-f", "qcow2", "-F", "raw", &device.0, &raw];
             ok(&compare);
         } else {

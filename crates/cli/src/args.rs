@@ -13,11 +13,11 @@ pub(crate) use volume::{
 };
 
 use blockyard_core::zone::check::Target;
-use blockyard_yard::UnixPlace;
 use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
+use blockyard_yard::{AllowLists, NBD_MEMORY_MIN, UnixPlace};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -183,6 +183,9 @@ pub(crate) struct ServeArgs {
     /// The control socket; `none` for none
     #[arg(long, value_name = "PATH", value_parser = unix_place)]
     pub(crate) control: Option<UnixPlace>,
+    /// Let requests of the control API, as those of `add`, name files below DIR; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub(crate) api_directory: Vec<PathBuf>,
     /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
     #[arg(long, value_name = "PLACE")]
     pub(crate) metrics: Option<Endpoint>,
@@ -205,6 +208,10 @@ pub(crate) struct ServeArgs {
     /// End when the parent process does
     #[arg(long)]
     pub(crate) exit_with_parent: bool,
+    /// Most memory for the buffers of all NBD connections together [default: a quarter of what the
+    /// process may use, 256M at most]
+    #[arg(long, value_name = "SIZE", value_parser = nbd_memory)]
+    pub(crate) nbd_memory: Option<u64>,
     /// Whether NBD clients may or must use TLS
     #[arg(long, value_name = "MODE")]
     pub(crate) tls: Option<Tls>,
@@ -215,6 +222,10 @@ pub(crate) struct ServeArgs {
     /// Demand certificates from NBD clients that ca-cert.pem signed; needs --tls require
     #[arg(long)]
     pub(crate) tls_verify_peer: bool,
+    /// Let clients whose certificate has SUBJECT, e.g. CN=alice, use EXPORT, `*` for every export
+    /// without a list, and no others; may be repeated; needs --tls-verify-peer
+    #[arg(long, value_name = "EXPORT=SUBJECT", value_parser = export_subject)]
+    pub(crate) tls_allow: Vec<(String, String)>,
     /// What to log on standard error, e.g. warn, info, debug or blockyard_export=debug
     #[arg(long, value_name = "FILTER", env = "BLOCKYARD_LOG")]
     pub(crate) log: Option<String>,
@@ -620,6 +631,20 @@ fn targets() -> impl TypedValueParser<Value = Target> {
         let named = Target::ALL.into_iter().find(|target| target.name() == name);
         named.expect("only these are possible")
     })
+}
+
+fn export_subject(text: &str) -> Result<(String, String), String> {
+    let (export, subject) = text.split_once('=').ok_or("expected EXPORT=SUBJECT")?;
+    AllowLists::default().allow(export, subject)?;
+    Ok((export.to_owned(), subject.to_owned()))
+}
+
+fn nbd_memory(text: &str) -> Result<u64, String> {
+    let bytes = blockyard_yard::size::parse(text).map_err(|error| error.to_string())?;
+    match bytes >= NBD_MEMORY_MIN {
+        true => Ok(bytes),
+        false => Err(format!("expected {}M at least", NBD_MEMORY_MIN >> 20)),
+    }
 }
 
 fn unix_place(text: &str) -> Result<UnixPlace, String> {

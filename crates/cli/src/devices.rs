@@ -146,11 +146,13 @@ pub(crate) fn remove(args: &RemoveArgs, out: &mut impl Write) -> Result<(), Fail
 }
 
 pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let connections = client(talk).connections()?;
+    let client = client(talk);
+    let connections = client.connections()?;
     if talk.json {
         return print_json(&connections, out);
     }
-    let headings = ["PEER", "DEVICE", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS"];
+    let memory = client.nbd_memory()?;
+    let headings = ["PEER", "DEVICE", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS", "MEMORY"];
     let mut table = Table::new(headings);
     for connection in connections {
         table.row([
@@ -161,9 +163,13 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
             connection.read_bytes.to_string(),
             connection.written_bytes.to_string(),
             connection.errors.to_string(),
+            connection.memory_bytes.to_string(),
         ]);
     }
-    Ok(table.print(3, out)?)
+    table.print(3, out)?;
+    let (used, limit) = (Bytes(memory.used_bytes), Bytes(memory.limit_bytes));
+    let (waits, refused) = (memory.waits, memory.refused);
+    Ok(writeln!(out, "memory: {used} of {limit}, {waits} waits, {refused} refused")?)
 }
 
 pub(crate) fn inject(args: &InjectArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -77,7 +77,9 @@ impl From<ClientError> for Failure {
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Failure {
         let code = match &error {
-            DaemonError::Device { .. } | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,
+            DaemonError::Device { .. }
+            | DaemonError::ApiDirectory(_)
+            | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,
             DaemonError::StdioTwice | DaemonError::Nbd(ServerError::TlsOnPipes) => Code::Usage,
             _ => Code::Failed,
         };

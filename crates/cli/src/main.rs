@@ -12,6 +12,7 @@ mod sched;
 mod serve;
 mod stats;
 mod volume;
+mod written;
 mod zone;
 mod zonefs;
 

@@ -1,9 +1,11 @@
 //! `ram`: work on compressed RAM disks, over the control API.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
-use blockyard_yard::ram::{BLOCKS_MAX, RamRequest};
+use blockyard_yard::client::Answer;
+use blockyard_yard::ram::{BLOCKS_MAX, RamDone, RamRequest, SAMPLES, snapshot};
 use blockyard_yard::size;
 
 use crate::args::{
@@ -11,6 +13,13 @@ use crate::args::{
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::written::{Replace, Written, file_failed};
+
+/// Most bytes that are passed on at once.
+const PART_BYTES: usize = 256 << 10;
+
+/// What a zstd dictionary begins with.
+const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 
 pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = RamRequest::default;
@@ -25,8 +34,8 @@ pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Fail
             let request = RamRequest { limit_bytes: args.limit, ..selected(&args.select) };
             work(&args.select.talk, &args.select.device, "writeback", &request, out)
         }
-        RamCommand::Save(args) => file("save", args, out),
-        RamCommand::Train(args) => file("train", args, out),
+        RamCommand::Save(args) => save(args, out),
+        RamCommand::Train(args) => train(args, out),
         RamCommand::Blocks(args) => blocks(args, out),
         RamCommand::Histograms(args) => histograms(args, out),
         RamCommand::Set(args) => work(&args.talk, &args.device, "set", &settings(args)?, out),
@@ -74,18 +83,61 @@ fn selected(args: &RamSelectArgs) -> RamRequest {
     }
 }
 
-fn file(verb: &str, args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
-    // The daemon may stand in another directory.
-    let path = std::path::absolute(&args.file)
-        .map_err(|error| Failure::new(Code::Usage, format!("{}: {error}", args.file.display())))?;
-    let file = text(&path)?;
-    let request = RamRequest { file: Some(file), ..RamRequest::default() };
-    work(&args.talk, &args.device, verb, &request, out)
+/// Writes what a RAM disk holds to a file, with the rights of the user who asks.
+fn save(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let replace = Replace { force: args.force, magic: &snapshot::MAGIC };
+    let mut written = Written::create(&args.file, replace)?;
+    let mut answer = client(&args.talk).ram_content(&args.device, "snapshot")?;
+    let (mut end, mut bytes) = (Vec::new(), 0);
+    copy(&mut answer, &mut written.file, &args.file, |part| {
+        bytes += part.len() as u64;
+        end.extend_from_slice(part);
+        end.drain(..end.len().saturating_sub(snapshot::END_BYTES));
+    })?;
+    written.finish()?;
+    let blocks = end.first_chunk::<{ snapshot::END_BYTES }>().map_or(0, snapshot::blocks_of);
+    tell("save", args, [("blocks", blocks), ("bytes", bytes)], out)
 }
 
-fn text(path: &Path) -> Result<String, Failure> {
-    let wrong = || Failure::new(Code::Usage, format!("{}: wanted UTF-8", path.display()));
-    path.to_str().map(str::to_owned).ok_or_else(wrong)
+/// Writes a dictionary that is trained on a RAM disk to a file.
+fn train(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let replace = Replace { force: args.force, magic: &DICTIONARY_MAGIC };
+    let mut written = Written::create(&args.file, replace)?;
+    let mut answer = client(&args.talk).ram_content(&args.device, "dictionary")?;
+    let samples = answer.header(SAMPLES).and_then(|text| text.parse().ok()).unwrap_or(0);
+    let mut bytes = 0;
+    copy(&mut answer, &mut written.file, &args.file, |part| bytes += part.len() as u64)?;
+    written.finish()?;
+    tell("train", args, [("bytes", bytes), ("samples", samples)], out)
+}
+
+fn copy(
+    answer: &mut Answer,
+    file: &mut File,
+    path: &Path,
+    mut each: impl FnMut(&[u8]),
+) -> Result<(), Failure> {
+    let mut part = vec![0; PART_BYTES];
+    loop {
+        let failed = |error| Failure::new(Code::Refused, format!("stream: {error}"));
+        match answer.read(&mut part).map_err(failed)? {
+            0 => return Ok(()),
+            len => {
+                file.write_all(&part[..len]).map_err(|error| file_failed(path, &error))?;
+                each(&part[..len]);
+            }
+        }
+    }
+}
+
+fn tell(
+    verb: &str,
+    args: &RamFileArgs,
+    done: [(&str, u64); 2],
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let done = done.into_iter().map(|(name, number)| (name.to_owned(), number)).collect();
+    show(&args.talk, &args.device, verb, &RamDone { done }, out)
 }
 
 fn work(
@@ -96,8 +148,18 @@ fn work(
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     let done = client(talk).ram(device, verb, request)?;
+    show(talk, device, verb, &done, out)
+}
+
+fn show(
+    talk: &TalkArgs,
+    device: &str,
+    verb: &str,
+    done: &RamDone,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     if talk.json {
-        return print_json(&done, out);
+        return print_json(done, out);
     }
     write!(out, "{device}: {verb}:")?;
     if done.done.is_empty() {

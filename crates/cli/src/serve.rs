@@ -195,9 +195,20 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
         let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
         return Err(Failure::new(Code::Usage, message));
     }
-    let devices = config.devices;
-    let options =
-        DaemonOptions { devices, nbd, activated, fuse, fuse_allow_other, control, metrics, tls };
+    let mut api_directories = config.api_directories;
+    api_directories.extend(args.api_directory.iter().cloned());
+    let options = DaemonOptions {
+        devices: config.devices,
+        nbd,
+        activated,
+        fuse,
+        fuse_allow_other,
+        control,
+        api_directories,
+        metrics,
+        tls,
+        nbd_memory: args.nbd_memory.or(config.nbd_memory),
+    };
     Ok(Plan { options, temp })
 }
 
@@ -288,7 +299,10 @@ fn runtime_dir() -> Result<PathBuf, Failure> {
 
 /// Whether the command line says something of TLS.
 fn adds_tls(args: &ServeArgs) -> bool {
-    args.tls.is_some() || args.tls_certificates.is_some() || args.tls_verify_peer
+    args.tls.is_some()
+        || args.tls_certificates.is_some()
+        || args.tls_verify_peer
+        || !args.tls_allow.is_empty()
 }
 
 /// The settings of the file and of the command line together, checked together.
@@ -304,6 +318,10 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
         tls.certificates.clone_from(&args.tls_certificates);
     }
     tls.verify_peer |= args.tls_verify_peer;
+    for (export, subject) in &args.tls_allow {
+        let refused = |what| Failure::new(Code::Usage, format!("tls-allow: {what}"));
+        tls.allow.allow(export, subject).map_err(refused)?;
+    }
     // A command line with certificates wants TLS, even if the file has it off.
     let asked = args.tls.is_some() || (config.tls_places.mode.is_some() && !adds_tls(args));
     let message = match tls.check(asked) {
@@ -314,6 +332,10 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
         Err(TlsProblem::VerifiesNobody) => {
             "tls-verify-peer: with --tls on a client without TLS is let in and shows no \
              certificate; use --tls require"
+        }
+        Err(TlsProblem::KnowsNobody) => {
+            "tls-allow: clients show no certificate whose subject could be in a list; add \
+             --tls-verify-peer"
         }
         Err(TlsProblem::NoCertificates) => {
             "tls: no certificates; name their directory with --tls-certificates DIR"

@@ -6,7 +6,6 @@ mod image;
 mod pool;
 mod progress;
 mod stream;
-mod written;
 
 use std::io::Write;
 

@@ -14,6 +14,7 @@
 //! Sections named in comments are those of the protocol document, `doc/proto.md` of the NBD
 //! project.
 
+mod access;
 mod buffers;
 mod client;
 pub mod command;
@@ -23,6 +24,7 @@ pub mod exports;
 pub mod handshake;
 mod link;
 mod listener;
+mod memory;
 mod pace;
 mod reply;
 mod server;
@@ -34,10 +36,12 @@ pub mod tls;
 mod unix;
 pub mod wire;
 
+pub use access::{AllowLists, EVERY_EXPORT};
 pub use client::ConnectionInfo;
 pub use endpoint::{Endpoint, EndpointError};
 pub use exports::{ExportError, ExportInfo, ExportOptions, Exports};
 pub use listener::ListenError;
+pub use memory::{LIMIT_BYTES_MIN, MemoryBudget, MemoryUse, SHARE_BYTES};
 pub use server::{Server, ServerError, ServerOptions};
 pub use tcp::listen_tcp;
 pub use tls::{TlsConfig, TlsError, TlsMode};

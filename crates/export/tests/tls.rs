@@ -16,7 +16,10 @@ use blockyard_export::nbd::{
 };
 use common::ram::Ram;
 use common::{Client, Directory};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    date_time_ymd,
+};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -31,17 +34,26 @@ struct Papers {
 
 impl Papers {
     fn new() -> Papers {
+        Papers::of_years([1999, 2999])
+    }
+
+    /// The server's certificate is valid between the beginnings of these years.
+    fn of_years(server_years: [i32; 2]) -> Papers {
         let directory = Directory::new();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let issue = || {
+        let issue = |name: &str, years: [i32; 2]| {
             let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::OrganizationName, "Example, Inc.");
+            params.distinguished_name.push(DnType::CommonName, name);
+            [params.not_before, params.not_after] = years.map(|year| date_time_ymd(year, 1, 1));
             (params.signed_by(&key, &authority).unwrap(), key)
         };
-        let (server, server_key) = issue();
-        let (client, client_key) = issue();
+        let (server, server_key) = issue("server", server_years);
+        let (client, client_key) = issue("alice", [1999, 2999]);
         let file = |name, text: String| std::fs::write(directory.0.join(name), text).unwrap();
         file(CA_FILE, authority.pem());
         file(CERTIFICATE_FILE, server.pem());
@@ -51,7 +63,8 @@ impl Papers {
     }
 
     fn config(&self, mode: TlsMode, verify_peer: bool) -> TlsConfig {
-        TlsConfig { mode, certificates: self.directory.0.clone(), verify_peer }
+        let certificates = self.directory.0.clone();
+        TlsConfig { mode, certificates, verify_peer, ..TlsConfig::default() }
     }
 
     fn start(&self, mode: TlsMode, verify_peer: bool) -> Server {
@@ -212,6 +225,7 @@ fn missing_and_mixed_up_files_are_named() {
         mode: TlsMode::Require,
         certificates: Path::new("/nowhere").to_owned(),
         verify_peer: false,
+        ..TlsConfig::default()
     };
     let error = start(elsewhere);
     assert!(matches!(error, TlsError::File { .. }));
@@ -223,4 +237,54 @@ fn missing_and_mixed_up_files_are_named() {
     std::fs::write(papers.directory.0.join(KEY_FILE), "no key").unwrap();
     let error = start(papers.config(TlsMode::On, false));
     assert!(error.to_string().contains(KEY_FILE), "{error}");
+}
+
+/// A server started with a certificate that had expired, and every client refused it.
+#[test]
+fn a_certificate_out_of_its_dates_is_refused_at_start() {
+    for (years, what) in [([1999, 2001], "has expired"), ([2900, 2999], "is not valid yet")] {
+        let papers = Papers::of_years(years);
+        let options = ServerOptions {
+            tls: papers.config(TlsMode::Require, false),
+            ..ServerOptions::default()
+        };
+        let endpoint = Endpoint::Unix(papers.directory.socket().into());
+        let error = Server::start(Exports::new(), endpoint, options).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains(&years[0].to_string()), "{error}");
+        assert!(error.contains(&years[1].to_string()), "{error}");
+    }
+}
+
+/// A verified client could use every export.
+#[test]
+fn an_export_that_a_client_may_not_use_does_not_exist_for_it() {
+    let papers = Papers::new();
+    let exports = Exports::new();
+    for name in ["hers", "his", "unlisted"] {
+        exports.add(name, Ram::new(MIB), ExportOptions::default()).unwrap();
+    }
+    let mut tls = papers.config(TlsMode::Require, true);
+    tls.allow.allow("hers", r"O=Example\, Inc., CN=alice").unwrap();
+    tls.allow.allow("his", "CN=bob").unwrap();
+    let options = ServerOptions { tls, ..ServerOptions::default() };
+    let endpoint = Endpoint::Unix(papers.directory.socket().into());
+    let server = Server::start(exports, endpoint, options).unwrap();
+    let mut client = papers.upgrade(papers.greet(), true);
+    let (reply, listed) = client.option(option::LIST, &[]);
+    assert_eq!(reply, option_reply::ACK);
+    let listed: Vec<_> = listed
+        .into_iter()
+        .map(|(_, data)| String::from_utf8(data[4..].to_vec()).unwrap())
+        .collect();
+    assert_eq!(listed, ["hers"]);
+    for name in ["his", "unlisted", "none"] {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.as_bytes());
+        data.extend([0, 0]);
+        assert_eq!(client.option(option::INFO, &data).0, option_reply::ERR_UNKNOWN, "{name}");
+        assert_eq!(client.option(option::GO, &data).0, option_reply::ERR_UNKNOWN, "{name}");
+    }
+    client.negotiate("hers", Style::Extended, true);
+    assert_eq!(client.read(0, 4096).error, 0);
+    drop(server);
 }

@@ -176,7 +176,7 @@ fn a_snapshot_is_loaded() {
     for block in [0, 7, 255] {
         io.write(Sector(block * 8), &tagged(block + 1), Flags::NONE).unwrap();
     }
-    ram.save(&path).unwrap();
+    ram.save(&path, blockyard_ram::Replace::Own).unwrap();
     let spec = uri::parse(&format!("ram:///t?size=1M&load={}", path.display())).unwrap();
     for name in baseline::names_of("ram") {
         let disk = baseline::open(name, &spec).unwrap();

@@ -12,8 +12,9 @@ use crate::blocks::Blocks;
 use crate::error::RamError;
 use crate::pool::Compacted;
 
-pub use keep::{Saved, Trained};
+pub use keep::{SaveError, Saved, Trained};
 pub use recompress::Recompressed;
+pub use unfinished::Replace;
 pub use writeback::WrittenBack;
 
 /// Sizes of objects are taken for equal within so many bytes, as in zram's post-processing.

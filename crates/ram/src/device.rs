@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_types)] // Workers taking turns are control plane.
 
 use std::fmt;
+use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,9 @@ use blockyard_core::inject::Injection;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
 
-use crate::background::{Recompressed, Saved, Selection, StatesPage, Trained, WrittenBack};
+use crate::background::{
+    Recompressed, Replace, SaveError, Saved, Selection, StatesPage, Trained, WrittenBack,
+};
 use crate::blocks::Blocks;
 use crate::compactor::Compactor;
 use crate::config::RamConfig;
@@ -210,10 +213,19 @@ impl Ram {
     /// file as it was or as it is to be. What is written meanwhile is in it or not, block by block.
     ///
     /// # Errors
-    /// If the file cannot be written, or a block cannot be read.
-    pub fn save(&self, path: &Path) -> Result<Saved, RamError> {
+    /// If the file cannot be written or may not be replaced, or a block cannot be read.
+    pub fn save(&self, path: &Path, replace: Replace) -> Result<Saved, RamError> {
         let _turn = self.turn();
-        self.shared.blocks.save(&self.shared.config, path)
+        self.shared.blocks.save(&self.shared.config, path, replace)
+    }
+
+    /// Saves what it holds into a stream, for [`Ram::save`]'s readers. Says how many blocks went.
+    ///
+    /// # Errors
+    /// If the stream cannot be written, or a block cannot be read.
+    pub fn save_to(&self, out: impl Write) -> Result<u64, SaveError> {
+        let _turn = self.turn();
+        self.shared.blocks.save_to(&self.shared.config, out)
     }
 
     /// Trains a zstd dictionary on what it holds and writes it to a file, for `dict` of another
@@ -221,8 +233,16 @@ impl Ram {
     ///
     /// # Errors
     /// If there is too little to train on, this build has no zstd, or the file cannot be written.
-    pub fn train(&self, path: &Path) -> Result<Trained, RamError> {
-        self.shared.blocks.train(path)
+    pub fn train(&self, path: &Path, replace: Replace) -> Result<Trained, RamError> {
+        self.shared.blocks.train(path, replace)
+    }
+
+    /// A zstd dictionary trained on what it holds, and on how many blocks.
+    ///
+    /// # Errors
+    /// If there is too little to train on, or this build has no zstd.
+    pub fn dictionary(&self) -> Result<(Vec<u8>, u64), RamError> {
+        self.shared.blocks.dictionary()
     }
 
     /// Up to `count` blocks that hold something, from block `first` on; fewer, or none, where the

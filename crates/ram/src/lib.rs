@@ -35,7 +35,8 @@ mod stats;
 pub mod store;
 
 pub use background::{
-    BlockState, Recompressed, Saved, Selection, StatesPage, Trained, Which, WrittenBack,
+    BlockState, Recompressed, Replace, SaveError, Saved, Selection, StatesPage, Trained, Which,
+    WrittenBack,
 };
 pub use codec::{Algo, Codec, CodecConfig};
 pub use config::RamConfig;

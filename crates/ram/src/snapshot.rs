@@ -17,7 +17,8 @@ use crc32fast::Hasher;
 
 use crate::codec::{Algo, CodecConfig};
 
-pub(crate) const MAGIC: [u8; 8] = *b"BLKYDRAM";
+/// What a snapshot begins with.
+pub const MAGIC: [u8; 8] = *b"BLKYDRAM";
 const VERSION: u32 = 1;
 /// Magic, version, length.
 const FRONT_BYTES: usize = 16;
@@ -31,6 +32,15 @@ pub(crate) const DICTIONARY_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES_MAX: usize = 64 + CODECS_MAX * (16 + DICTIONARY_BYTES_MAX);
 /// Largest unit, and so the longest stored bytes.
 const UNIT_BYTES_MAX: u32 = 65_536;
+
+/// Bytes of the end record.
+pub const END_BYTES: usize = RECORD_BYTES + 4;
+
+/// How many blocks a snapshot has, by its last bytes. What they are otherwise is not checked.
+pub fn blocks_of(end: &[u8; END_BYTES]) -> u64 {
+    let (number, _) = end.split_first_chunk().expect("an end record is longer than its number");
+    u64::from_le_bytes(*number)
+}
 
 /// What a snapshot is of.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -241,7 +241,7 @@ fn writeback_save_and_load_keep_contents() {
     let ram = open(RamConfig { backing: Some(file("backing")), ..plain() });
     let mut first = io(&ram);
     (0..600).for_each(|block| write(&mut first, block, &wanted(block)).unwrap());
-    ram.save(&file("snapshot")).unwrap();
+    ram.save(&file("snapshot"), blockyard_ram::Replace::Own).unwrap();
     let some = Selection { blocks_max: 250, ..Selection::default() };
     assert_eq!(ram.write_back(&some, u64::MAX).unwrap().blocks, 250);
     compare(&mut first, wanted, 0..600);
@@ -342,7 +342,7 @@ fn everybody_at_once() {
                 let _ = ram.recompress(&Selection::default());
                 if turn % 8 == 0 {
                     ram.write_back(&Selection::default(), 100 << 10).unwrap();
-                    ram.save(&dir.join("snapshot")).unwrap();
+                    ram.save(&dir.join("snapshot"), blockyard_ram::Replace::Own).unwrap();
                 }
                 ram.compact_in_background();
             }

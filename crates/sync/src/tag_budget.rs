@@ -80,6 +80,11 @@ impl TagBudget {
         }
     }
 
+    /// How many channels there are now, or were a moment ago.
+    pub fn users(&self) -> u32 {
+        self.users.load(Ordering::Relaxed)
+    }
+
     /// How many are free now, or were a moment ago.
     #[inline]
     pub fn free(&self) -> u32 {

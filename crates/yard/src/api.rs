@@ -4,7 +4,6 @@
 //! at once, so that a slow one holds up nobody but who asked for it. What only looks takes short
 //! locks and is answered at once.
 
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -16,11 +15,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
-use blockyard_export::nbd::Server;
+use blockyard_export::nbd::{MemoryBudget, MemoryUse, Server};
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::api_paths::ApiPaths;
 use crate::error::YardError;
 use crate::inject;
 use crate::litter::Litter;
@@ -29,8 +29,8 @@ use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequ
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, MountRequest, MountView, RootView, StatsView, VersionView, ZoneDone,
-    ZoneRequest, ZonesView,
+    InjectRequest, MountRequest, MountView, NbdMemoryView, RootView, StatsView, VersionView,
+    ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::yard::{Entry, Yard};
 use crate::zonefs;
@@ -61,6 +61,10 @@ pub struct Control {
     pub yard: Arc<Yard>,
     /// What an end in haste must take away.
     pub litter: Arc<Litter>,
+    /// The paths that a request may name.
+    pub paths: ApiPaths,
+    /// The memory for NBD connections.
+    pub memory: OnceLock<Arc<MemoryBudget>>,
     /// The NBD servers, once they run. The daemon owns them.
     pub servers: OnceLock<Vec<Weak<Server>>>,
 }
@@ -69,7 +73,7 @@ type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, Refusal>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 26] = [
+pub const PATHS: [&str; 27] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -95,6 +99,7 @@ pub const PATHS: [&str; 26] = [
     "/v1/volumes/scrub",
     "/v1/stats",
     "/v1/connections",
+    "/v1/nbd-memory",
     "/metrics",
 ];
 
@@ -111,7 +116,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/inject", post(inject_fault))
         .route("/v1/devices/{name}/ram", get(ram_stats))
-        .route("/v1/devices/{name}/ram/{verb}", post(ram_work))
+        .route("/v1/devices/{name}/ram/{verb}", get(ram_content).post(ram_work))
         .route("/v1/devices/{name}/blocks", get(ram_blocks))
         .route("/v1/devices/{name}/histograms", get(ram_histograms))
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
@@ -126,6 +131,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
+        .route("/v1/nbd-memory", get(nbd_memory))
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -298,7 +304,10 @@ async fn add(
 ) -> Result<(StatusCode, axum::Json<DeviceView>), Refusal> {
     let AddRequest { uri } = read(body)?;
     let made = blocking(move || {
-        let entry = control.yard.add(crate::uri::parse(&uri)?)?;
+        let spec = crate::uri::parse(&uri)?;
+        let is_open = |pool: &str| control.yard.pool(Some(pool)).is_ok();
+        control.paths.check_device(&spec, is_open)?;
+        let entry = control.yard.add(spec)?;
         tracing::info!(device = entry.spec.name(), uri = %entry.spec, "device added");
         Ok(view(&control.yard, &entry))
     });
@@ -400,11 +409,7 @@ async fn mount_zonefs(
 ) -> Answer<MountView> {
     let (name, request): (String, MountRequest) = (path(name)?, read(body)?);
     let options = zonefs::read_mount_options(&request.options)?;
-    let dir = PathBuf::from(request.dir);
-    if !dir.is_absolute() {
-        let (value, wanted) = (dir.display().to_string(), "a path from the root on".to_owned());
-        return Err(YardError::Argument { field: "dir", value, wanted }.into());
-    }
+    let dir = control.paths.check("dir", std::path::Path::new(&request.dir))?;
     let place = control.yard.find(&name)?.begin_work()?;
     blocking(move || {
         let _place = place;
@@ -478,11 +483,49 @@ async fn ram_work(
     let place = entry.begin_work()?;
     blocking(move || {
         let _place = place;
-        let done = ram::work(&entry, &verb, &request)?;
+        let done = ram::work(&entry, &verb, &request, &control.paths)?;
         tracing::info!(device = name, verb, "RAM disk worked on");
         Ok(done)
     })
     .await
+}
+
+/// What a RAM disk holds, or a dictionary trained on it, as a stream: the client has a file of its
+/// own for it.
+async fn ram_content(
+    State(control): Shared,
+    names: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Response, Refusal> {
+    let (name, what) = path(names)?;
+    let entry = control.yard.find(&name)?;
+    let ram = Arc::clone(ram::ram_of(&entry)?);
+    let place = entry.begin_work()?;
+    let content = [(header::CONTENT_TYPE, "application/octet-stream")];
+    match what.as_str() {
+        "snapshot" => {
+            let (answer, mut out) = stream::outgoing();
+            tokio::task::spawn_blocking(move || {
+                let _place = place;
+                match ram.save_to(&mut out) {
+                    Ok(blocks) => tracing::info!(device = name, blocks, "RAM disk sent"),
+                    Err(error) => {
+                        tracing::error!(device = name, "sending ends: {error}");
+                        out.fail(std::io::Error::other(error));
+                    }
+                }
+            });
+            Ok((content, answer).into_response())
+        }
+        "dictionary" => {
+            let trained = waited_for(move || {
+                let _place = place;
+                Ok(ram.dictionary()?)
+            });
+            let (dictionary, samples) = trained.await?;
+            Ok((content, [(ram::SAMPLES, samples.to_string())], dictionary).into_response())
+        }
+        _ => Err(no_such_path().await),
+    }
 }
 
 async fn ram_blocks(State(control): Shared, name: Name, asked: Asked) -> Answer<BlocksView> {
@@ -534,8 +577,17 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
             read_bytes: info.read_bytes,
             written_bytes: info.written_bytes,
             errors: info.errors,
+            memory_bytes: info.memory_bytes,
         })
         .collect()
+}
+
+fn memory_use(control: &Control) -> MemoryUse {
+    control.memory.get().map(|memory| memory.usage()).unwrap_or_default()
+}
+
+async fn nbd_memory(State(control): Shared) -> axum::Json<NbdMemoryView> {
+    axum::Json(memory_use(&control).into())
 }
 
 async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> {
@@ -545,7 +597,8 @@ async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> 
 async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
     // Every scheduler is asked, and whoever works on its order just then is waited for.
     let text = waited_for(move || {
-        Ok(metrics::encode(&control.yard, all_connections(&control).len() as u64))
+        let connections = all_connections(&control).len() as u64;
+        Ok(metrics::encode(&control.yard, connections, memory_use(&control)))
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?).into_response())
 }

@@ -14,8 +14,8 @@ use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, MountRequest, MountView, StatsView, VersionView, ZoneDone, ZoneRequest,
-    ZonesView,
+    InjectRequest, MountRequest, MountView, NbdMemoryView, StatsView, VersionView, ZoneDone,
+    ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
@@ -231,6 +231,14 @@ impl Client {
         self.json("POST", &device_path(name, "/scheduler"), request)
     }
 
+    /// The memory for the buffers of NBD connections.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn nbd_memory(&self) -> Result<NbdMemoryView, ClientError> {
+        self.get("/v1/nbd-memory")
+    }
+
     /// NBD connections.
     ///
     /// # Errors
@@ -324,6 +332,14 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn export(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
         self.stream("/v1/volumes/export", request)
+    }
+
+    /// What a RAM disk holds, `snapshot`, or a `dictionary` trained on it.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn ram_content(&self, name: &str, what: &str) -> Result<Answer, ClientError> {
+        self.stream_of("GET", &device_path(name, &format!("/ram/{what}")), b"")
     }
 
     /// Scrubs a pool: lines of JSON, each a [`crate::volumes::ScrubLine`].
@@ -453,9 +469,13 @@ impl Client {
     /// A request whose answer is read while it comes.
     fn stream(&self, path: &str, request: &impl Serialize) -> Result<Answer, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
+        self.stream_of("POST", path, &body)
+    }
+
+    fn stream_of(&self, method: &str, path: &str, body: &[u8]) -> Result<Answer, ClientError> {
         let mut stream = self.connect(TIMEOUT_LONG)?;
-        let head = self.head("POST", path, &format!("Content-Length: {}", body.len()));
-        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        let head = self.head(method, path, &format!("Content-Length: {}", body.len()));
+        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
         sent.map_err(|source| self.unanswered(source))?;
         let answer = Answer::read(stream).map_err(|source| self.broken(source))?;
         if answer.is_success() {

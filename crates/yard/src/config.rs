@@ -38,12 +38,16 @@ pub struct Config {
     pub nbd: Option<Vec<Endpoint>>,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not say.
     pub control: Option<UnixPlace>,
+    /// The directories below which requests of the control API may name files.
+    pub api_directories: Vec<PathBuf>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Endpoint>,
     /// The directory where the devices are mounted as files.
     pub fuse: Option<PathBuf>,
     /// Whether users other than the daemon's see those files.
     pub fuse_allow_other: bool,
+    /// Most bytes for the buffers of all NBD connections; `None` if the file does not say.
+    pub nbd_memory: Option<u64>,
     /// TLS for NBD.
     pub tls: TlsSettings,
     /// Where in the text that stands.

@@ -8,21 +8,18 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::Router;
 use blockyard_export::nbd::{Endpoint, ListenError, UnixPlace, listen_tcp, listen_unix};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, Control};
-use crate::bounded::Bounded;
+use crate::http::{self, CLIENTS_MAX, Waits};
 use crate::litter::Litter;
 
-/// Threads for requests that wait for a device or for its clients. What only looks needs none of
-/// them, and one device takes at most [`crate::yard::WORK_MAX`].
-const BLOCKING_THREADS: usize = 64;
-
-/// Most clients of one socket at once.
-pub const CLIENTS_MAX: usize = 64;
+/// Threads for requests that wait for a device or for its clients: as many as requests of both
+/// classes of clients at the control socket and at one place for metrics, so that none waits for a
+/// thread. They are made when they are needed.
+const BLOCKING_THREADS: usize = 4 * CLIENTS_MAX;
 
 /// What the daemon is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +115,13 @@ impl ControlServer {
             let _inside = runtime.enter();
             if let Some(place) = place {
                 let routes = api::routes(Arc::clone(&control));
-                spawn(server.bind(place, &control)?, routes, stopped.clone());
+                let waits = Waits::default();
+                tokio::spawn(http::serve(
+                    server.bind(place, &control)?,
+                    routes,
+                    waits,
+                    stopped.clone(),
+                ));
             }
             if let Some(place) = metrics {
                 server.serve_metrics(place, control, stopped.clone())?;
@@ -148,7 +151,8 @@ impl ControlServer {
         match place {
             Endpoint::Unix(unix) => {
                 let listener = self.bind(unix, &control)?;
-                spawn(listener, api::metrics_routes(control), stopped);
+                let (routes, waits) = (api::metrics_routes(control), Waits::default());
+                tokio::spawn(http::serve(listener, routes, waits, stopped));
                 self.metrics = Some(format!("unix:{}", unix.path.display()));
             }
             Endpoint::Tcp { host, port } => {
@@ -158,7 +162,9 @@ impl ControlServer {
                     let listener = tokio::net::TcpListener::from_std(listener).map_err(refused())?;
                     let address = listener.local_addr().map_err(refused())?;
                     self.metrics.get_or_insert_with(|| format!("http://{address}/metrics"));
-                    spawn(listener, api::metrics_routes(Arc::clone(&control)), stopped.clone());
+                    let routes = api::metrics_routes(Arc::clone(&control));
+                    let waits = Waits::default();
+                    tokio::spawn(http::serve(listener, routes, waits, stopped.clone()));
                 }
             }
             Endpoint::Stdio => unreachable!("the configuration refuses metrics on stdio"),
@@ -211,23 +217,6 @@ fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
     let refused = system(format!("control: {}", place.path.display()));
     listener.set_nonblocking(true).map_err(refused)?;
     Ok(listener)
-}
-
-fn spawn<L>(listener: L, routes: Router, mut stopped: watch::Receiver<bool>)
-where
-    L: axum::serve::Listener,
-    L::Addr: std::fmt::Debug,
-{
-    tokio::spawn(async move {
-        let stop = async move {
-            // An error means that the sender is gone: the server has been dropped.
-            let _ = stopped.wait_for(|stop| *stop).await;
-        };
-        let listener = Bounded::new(listener, CLIENTS_MAX);
-        if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop).await {
-            tracing::error!(%error, "the control plane has ended");
-        }
-    });
 }
 
 /// Passes the first signal on as an event; a second one ends the process at once, and takes away

@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockyard_export::fuse::{Mount, MountError, MountOptions};
 pub use blockyard_export::nbd::ServerError;
 use blockyard_export::nbd::{
-    Endpoint, Exports, Server, ServerOptions, TlsConfig, TlsMode, UnixPlace,
+    Endpoint, Exports, MemoryBudget, Server, ServerOptions, TlsConfig, TlsMode, UnixPlace,
 };
 
 use crate::activation;
@@ -41,10 +41,15 @@ pub struct DaemonOptions {
     pub fuse_allow_other: bool,
     /// The control socket; none if `None`.
     pub control: Option<UnixPlace>,
+    /// The directories below which requests of the control API may name files.
+    pub api_directories: Vec<PathBuf>,
     /// Where metrics are served beside the control socket.
     pub metrics: Option<Endpoint>,
     /// TLS for NBD.
     pub tls: config::TlsSettings,
+    /// Most bytes for the buffers of all NBD connections together; `None`: by the memory that the
+    /// process may use.
+    pub nbd_memory: Option<u64>,
 }
 
 /// Why a daemon could not start.
@@ -59,6 +64,9 @@ pub enum DaemonError {
         /// Why.
         source: YardError,
     },
+    /// A directory for requests of the control API is none.
+    #[error(transparent)]
+    ApiDirectory(YardError),
     /// The control plane could not start.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -87,6 +95,8 @@ pub struct Daemon {
     yard: Arc<Yard>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
+    /// What the connections of all servers share.
+    memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
     litter: Arc<Litter>,
     /// Waits for the client on standard input.
@@ -105,6 +115,7 @@ impl Daemon {
             return Err(DaemonError::StdioTwice);
         }
         let control = Arc::new(Control::default());
+        control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let yard = Arc::clone(&control.yard);
         if let Some(place) = &options.control {
             yard.set_control(&place.path);
@@ -120,11 +131,18 @@ impl Daemon {
             options.metrics.as_ref(),
             sender.clone(),
         )?;
+        let memory = match options.nbd_memory {
+            Some(bytes) => MemoryBudget::new(bytes),
+            None => MemoryBudget::for_memory(crate::memory::available_bytes()),
+        };
+        // It is empty: the daemon alone sets it.
+        let _ = control.memory.set(Arc::clone(&memory));
         let litter = Arc::clone(&control.litter);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let (control, shared) = (control_server, control);
         let mount = None;
-        let mut daemon = Daemon { yard, control, servers, mount, litter, stdio, events, sender };
+        let mut daemon =
+            Daemon { yard, control, servers, memory, mount, litter, stdio, events, sender };
         if let Some(dir) = &options.fuse {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
@@ -180,8 +198,12 @@ impl Daemon {
         tls: &config::TlsSettings,
         start: impl FnOnce(Arc<Exports>, ServerOptions) -> Result<Server, ServerError>,
     ) -> Result<Arc<Server>, DaemonError> {
-        let options =
-            ServerOptions { drain_timeout: DRAIN, tls: tls_config(tls), ..Default::default() };
+        let options = ServerOptions {
+            drain_timeout: DRAIN,
+            tls: tls_config(tls),
+            memory: Arc::clone(&self.memory),
+            ..ServerOptions::default()
+        };
         let server = start(Arc::clone(self.yard.exports()), options);
         let server = Arc::new(server.map_err(|error| match error {
             ServerError::Listen(error) => DaemonError::Place(error),
@@ -289,5 +311,6 @@ fn tls_config(tls: &config::TlsSettings) -> TlsConfig {
         },
         certificates: tls.certificates.clone().unwrap_or_default(),
         verify_peer: tls.verify_peer,
+        allow: tls.allow.clone(),
     }
 }

@@ -3,14 +3,16 @@
 
 pub mod activation;
 pub mod api;
-mod bounded;
+pub mod api_paths;
 pub mod client;
 pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod error;
+mod http;
 pub mod inject;
 pub mod litter;
+pub mod memory;
 pub mod metrics;
 pub mod nearest;
 pub mod param;
@@ -29,4 +31,6 @@ pub mod zone_check;
 pub mod zonefs;
 pub mod zones;
 
-pub use blockyard_export::nbd::{UnixPlace, endpoint};
+pub use blockyard_export::nbd::{
+    AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint,
+};

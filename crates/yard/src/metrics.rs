@@ -9,6 +9,7 @@ use blockyard_core::channel::Stats;
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Op, SECTOR_BYTES, Sector};
+use blockyard_export::nbd::MemoryUse;
 use blockyard_sync::counter::bucket_floor;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -30,12 +31,16 @@ const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
 /// The content type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of a yard with so many NBD connections.
-pub fn encode(yard: &Yard, connections: u64) -> String {
+/// All metrics of a yard with so many NBD connections, which use so much memory.
+pub fn encode(yard: &Yard, connections: u64, memory: MemoryUse) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = yard.pool_views();
-    let sample =
-        Sample { connections, pools, devices: yard.list().into_iter().map(Row::new).collect() };
+    let sample = Sample {
+        connections,
+        memory,
+        pools,
+        devices: yard.list().into_iter().map(Row::new).collect(),
+    };
     registry.register_collector(Box::new(sample));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)
@@ -47,6 +52,7 @@ pub fn encode(yard: &Yard, connections: u64) -> String {
 #[derive(Debug)]
 struct Sample {
     connections: u64,
+    memory: MemoryUse,
     pools: Vec<PoolView>,
     devices: Vec<Row>,
 }
@@ -208,11 +214,33 @@ impl Collector for Sample {
         let help = "NBD connections open now";
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
-            .encode_gauge(&self.connections)
+            .encode_gauge(&self.connections)?;
+        self.encode_memory(&mut encoder)
     }
 }
 
 impl Sample {
+    fn encode_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let MemoryUse { limit_bytes, used_bytes, waits, refused, .. } = self.memory;
+        let gauges = [
+            ("nbd_memory_limit_bytes", "Most memory for buffers of NBD connections", limit_bytes),
+            ("nbd_memory_used_bytes", "Memory that NBD connections have now", used_bytes),
+        ];
+        for (name, help, value) in gauges {
+            let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            gauge.encode_gauge(&value)?;
+        }
+        let counters = [
+            ("nbd_memory_waits", "Times that an NBD connection waited for memory", waits),
+            ("nbd_memory_refused", "NBD connections and requests without memory", refused),
+        ];
+        for (name, help, value) in counters {
+            let mut counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            counter.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+        }
+        Ok(())
+    }
+
     fn encode_pools(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let empty = PoolView::default();
         let label = |pool: &PoolView| [("pool", pool.path.clone())];
@@ -362,7 +390,7 @@ mod tests {
         for _ in 0..3 {
             io.read(Sector(8), &mut [0; 4096]).unwrap();
         }
-        let text = encode(&yard, 2);
+        let text = encode(&yard, 2, MemoryUse::default());
         let pool = temp.path().canonicalize().unwrap().join("pool");
         let volumes = format!("blockyard_pool_volumes{{pool=\"{}\"}} 1", pool.display());
         assert!(text.ends_with("# EOF\n"), "{text}");
@@ -385,6 +413,8 @@ mod tests {
             "# TYPE blockyard_pool_free_bytes gauge",
             volumes.as_str(),
             "blockyard_nbd_connections 2",
+            "# TYPE blockyard_nbd_memory_used_bytes gauge",
+            "# TYPE blockyard_nbd_memory_waits counter",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");
         }
@@ -405,7 +435,7 @@ mod tests {
         let mut io = Io::new(yard.find("r").unwrap().disk.open().unwrap(), 4096);
         io.write(Sector(0), &[7; 4096], blockyard_core::Flags::NONE).unwrap();
         io.run(blockyard_core::Bio::new(Op::Discard, Sector(0), 8)).unwrap();
-        let text = encode(&yard, 0);
+        let text = encode(&yard, 0, MemoryUse::default());
         let value = |family: &str, group: &str, stat: &str| {
             let line = format!("{family}{{device=\"r\",group=\"{group}\",stat=\"{stat}\"}} ");
             text.lines().find_map(|have| have.strip_prefix(&line)?.parse::<u64>().ok())

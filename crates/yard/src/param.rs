@@ -166,6 +166,11 @@ impl Kind {
 }
 
 impl Param {
+    /// Whether its value is the path of a file, directory or device.
+    pub fn is_path(&self) -> bool {
+        matches!(self.form, Form::Path { .. })
+    }
+
     /// Reads a value in the form that a URI gives it.
     ///
     /// # Errors

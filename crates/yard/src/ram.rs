@@ -3,11 +3,14 @@
 mod histograms;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use blockyard_ram::{BlockState, Ram, RamStats, Selection, Settings, StatesPage, Which};
+pub use blockyard_ram::snapshot;
+use blockyard_ram::{BlockState, Ram, RamStats, Replace, Selection, Settings, StatesPage, Which};
 use serde::{Deserialize, Serialize};
 
+use crate::api_paths::ApiPaths;
 use crate::error::YardError;
 use crate::param::shown;
 use crate::size::Bytes;
@@ -209,6 +212,9 @@ pub struct RamRequest {
     /// `save`, `train`: the file, from the root on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// `save`, `train`: replace the file whatever it holds.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
     /// `set`: most memory for data; 0 for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_limit: Option<u64>,
@@ -258,12 +264,16 @@ pub struct BlockView {
     pub flags: String,
 }
 
+/// The header of a dictionary's answer that says on how many blocks it was trained.
+pub const SAMPLES: &str = "blockyard-samples";
+
 /// Most blocks of an answer.
 pub const BLOCKS_MAX: usize = 4096;
 
-fn ram_of(entry: &Entry) -> Result<&Ram, YardError> {
+/// The device as a RAM disk.
+pub(crate) fn ram_of(entry: &Entry) -> Result<&Arc<Ram>, YardError> {
     let name = || entry.spec.name().to_owned();
-    entry.ram.as_deref().ok_or_else(|| YardError::NotRam { name: name() })
+    entry.ram.as_ref().ok_or_else(|| YardError::NotRam { name: name() })
 }
 
 fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> YardError {
@@ -281,6 +291,7 @@ impl RamRequest {
             ("priority", self.priority.is_some()),
             ("limit_bytes", self.limit_bytes.is_some()),
             ("file", self.file.is_some()),
+            ("force", self.force),
             ("mem_limit", self.mem_limit.is_some()),
             ("mem_used_max", self.mem_used_max.is_some()),
             ("compact", self.compact.is_some()),
@@ -309,13 +320,11 @@ impl RamRequest {
         Ok(selection)
     }
 
-    fn path(&self) -> Result<&Path, YardError> {
+    /// The file, if the yard's configuration allows it, and what may be replaced there.
+    fn file(&self, paths: &ApiPaths) -> Result<(PathBuf, Replace), YardError> {
         let file = self.file.as_deref().unwrap_or_default();
-        let path = Path::new(file);
-        if !path.is_absolute() {
-            return Err(argument("file", shown(file), "a path from the root on"));
-        }
-        Ok(path)
+        let replace = if self.force { Replace::Any } else { Replace::Own };
+        Ok((paths.check("file", Path::new(file))?, replace))
     }
 }
 
@@ -325,8 +334,8 @@ const VERBS: [(&str, &[&str]); 7] = [
     ("idle", &[]),
     ("recompress", &["type", "age", "threshold_bytes", "blocks_max", "priority"]),
     ("writeback", &["type", "age", "threshold_bytes", "blocks_max", "limit_bytes"]),
-    ("save", &["file"]),
-    ("train", &["file"]),
+    ("save", &["file", "force"]),
+    ("train", &["file", "force"]),
     ("set", &SETTINGS),
 ];
 
@@ -336,8 +345,14 @@ const SETTINGS: [&str; 3] = ["mem_limit", "mem_used_max", "compact"];
 /// Works on a RAM disk.
 ///
 /// # Errors
-/// If it is none, there is no such verb, a field does not go with it, or it fails.
-pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, YardError> {
+/// If it is none, there is no such verb, a field does not go with it, the configuration does not
+/// allow the file, or it fails.
+pub fn work(
+    entry: &Entry,
+    verb: &str,
+    request: &RamRequest,
+    paths: &ApiPaths,
+) -> Result<RamDone, YardError> {
     let ram = ram_of(entry)?;
     let known = VERBS.iter().find(|(known, _)| *known == verb);
     let Some((_, takes)) = known else {
@@ -380,12 +395,14 @@ pub fn work(entry: &Entry, verb: &str, request: &RamRequest) -> Result<RamDone, 
             ]
         }
         "save" => {
-            let done = ram.save(request.path()?)?;
+            let (file, replace) = request.file(paths)?;
+            let done = ram.save(&file, replace)?;
             vec![("blocks", done.blocks), ("bytes", done.bytes)]
         }
         "set" => set(ram, request)?,
         _ => {
-            let done = ram.train(request.path()?)?;
+            let (file, replace) = request.file(paths)?;
+            let done = ram.train(&file, replace)?;
             vec![("samples", done.samples), ("bytes", done.bytes)]
         }
     };
@@ -419,7 +436,7 @@ fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, Yard
 /// # Errors
 /// If it is none.
 pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
-    ram_of(entry).map(HistogramsView::new)
+    ram_of(entry).map(|ram| HistogramsView::new(ram))
 }
 
 /// A page of a RAM disk's blocks.

@@ -5,6 +5,7 @@ use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
 use blockyard_export::fuse::FileInfo;
+use blockyard_export::nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
@@ -342,6 +343,29 @@ pub struct ConnectionView {
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
+    /// Bytes that it has now of the memory for connections.
+    #[serde(default)]
+    pub memory_bytes: u64,
+}
+
+/// `GET /v1/nbd-memory`: the memory for the buffers of all NBD connections together.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct NbdMemoryView {
+    /// Most bytes.
+    pub limit_bytes: u64,
+    /// Bytes that connections have now.
+    pub used_bytes: u64,
+    /// How often a connection waited for memory.
+    pub waits: u64,
+    /// Connections and requests that were refused for want of memory.
+    pub refused: u64,
+}
+
+impl From<MemoryUse> for NbdMemoryView {
+    fn from(usage: MemoryUse) -> NbdMemoryView {
+        let MemoryUse { limit_bytes, used_bytes, waits, refused, .. } = usage;
+        NbdMemoryView { limit_bytes, used_bytes, waits, refused }
+    }
 }
 
 /// `POST /v1/devices`.

@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 
 use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
-use blockyard_yard::control::CLIENTS_MAX;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::paths::TempDir;
@@ -307,23 +306,14 @@ fn the_root_lists_every_path() {
     assert_ne!(limits.sectors_max, Some(u64::MAX));
 }
 
+/// 64 connections that said nothing kept `/metrics` and the control socket shut for ever.
 #[test]
-fn clients_that_say_nothing_have_a_bound() {
+fn clients_that_say_nothing_keep_no_request_out() {
     let served = serve(&["null:///a?size=1G"]);
-    let mut idle: Vec<_> =
-        (0..CLIENTS_MAX).map(|_| UnixStream::connect(served.client.path()).unwrap()).collect();
-    // This one waits in the queue of the socket until an idle one leaves.
-    let mut waits = UnixStream::connect(served.client.path()).unwrap();
-    waits.write_all(&request("GET", "/v1/version", "")).unwrap();
-    waits.set_nonblocking(true).unwrap();
-    let early = waits.read(&mut [0; 16]).unwrap_err();
-    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
-    waits.set_nonblocking(false).unwrap();
-    idle.pop();
-    let mut answer = String::new();
-    waits.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    drop(idle);
+    let silent: Vec<_> =
+        (0..200).map(|_| UnixStream::connect(served.client.path()).unwrap()).collect();
+    assert_eq!(served.client.devices().unwrap().len(), 1);
+    drop(silent);
     assert_eq!(served.client.devices().unwrap().len(), 1);
 }
 

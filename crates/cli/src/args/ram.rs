@@ -106,7 +106,7 @@ pub(crate) struct RamWritebackArgs {
     pub(crate) limit: Option<u64>,
 }
 
-/// A RAM disk and a file of the yard's.
+/// A RAM disk and a file, which the command writes.
 #[derive(Args, Debug)]
 pub(crate) struct RamFileArgs {
     /// The device's name
@@ -114,6 +114,9 @@ pub(crate) struct RamFileArgs {
     pub(crate) device: String,
     /// The file; it is replaced as a whole or not at all
     pub(crate) file: PathBuf,
+    /// Replace the file even if no such command has written it
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

@@ -165,6 +165,9 @@ pub(crate) struct VolumeSendArgs {
     /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace FILE even if it is no such stream
+    #[arg(long, requires = "output")]
+    pub(crate) force: bool,
 }
 
 /// `volume receive`.
@@ -198,6 +201,9 @@ pub(crate) struct VolumeExportArgs {
     /// image of another format does needs this option]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<ImageFormat>,
+    /// Replace FILE if it holds something, or write over a block device
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `volume scrub`.

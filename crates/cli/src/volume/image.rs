@@ -13,10 +13,10 @@ use super::pool::{Make, Pool};
 use super::progress::Progress;
 use super::refused;
 use super::stream::Source;
-use super::written::{Written, file_failed};
 use crate::args::{ImageFormat, VolumeExportArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::written::{Replace, Written, file_failed};
 
 /// Why a qcow2 image is not written to a pipe.
 const NO_ORDER: &str =
@@ -52,7 +52,9 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
             false => Ok(()),
         };
     }
-    let done = Written::create(&args.file).and_then(|written| {
+    // A raw image is like any other file: whose it is cannot be told.
+    let replace = Replace { force: args.force, magic: b"" };
+    let done = Written::create(&args.file, replace).and_then(|written| {
         let mut file = &written.file;
         let kind = file.metadata().map_err(|error| file_failed(&args.file, &error))?.file_type();
         let image = match format {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use blockyard_volume::device::is_pool;
+use blockyard_volume::format::stream::MAGIC;
 use blockyard_volume::receive::begin_new;
 use blockyard_volume::send::{Sending, Sent};
 use blockyard_volume::store::Backing;
@@ -18,10 +19,10 @@ use serde_json::json;
 use super::pool::{Make, Pool, text};
 use super::progress::Progress;
 use super::refused;
-use super::written::{Written, file_failed};
 use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::written::{Replace, Written, file_failed};
 
 /// Most bytes that are passed on at once.
 const PART_BYTES: usize = 256 << 10;
@@ -109,9 +110,10 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     }
     let pool = Pool::find(&args.at.pool, Make::Never)?;
     let mut source = Source::send(&pool, &args.at.name, args.from.as_deref())?;
+    let replace = Replace { force: args.force, magic: &MAGIC };
     let done = match &args.output {
         None => copy(&mut source, out, Failure::from).map(|bytes| (None, bytes)),
-        Some(path) => Written::create(path).and_then(|mut written| {
+        Some(path) => Written::create(path, replace).and_then(|mut written| {
             let failed = |error| file_failed(path, &error);
             let bytes = copy(&mut source, &mut written.file, failed)?;
             Ok((Some(written), bytes))

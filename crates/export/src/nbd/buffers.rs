@@ -13,16 +13,18 @@
 //! inbox arena is the bio's buffer. Nothing is copied, but for the head of a message that was cut
 //! by the end of an arena.
 //!
-//! The memory is mapped without reservation, so a connection costs what it touches; [`trim`] gives
-//! it back when the connection rests.
+//! The memory is mapped without reservation, so a connection costs what it touches, and it touches
+//! only what its [`Lease`] covers. [`shrink`] gives memory back when the connection rests, or when
+//! another one waits for it.
 //!
-//! [`trim`]: Buffers::trim
+//! [`shrink`]: Buffers::shrink
 
 use std::io;
 use std::sync::Arc;
 
 use blockyard_core::Region;
 
+use crate::nbd::client::Client;
 use crate::nbd::exports::REQUEST_BYTES_MAX;
 use crate::os;
 
@@ -34,6 +36,8 @@ const ARENA_BYTES: usize = REQUEST_BYTES_MAX as usize + SLACK_BYTES;
 const WARM_BYTES: usize = 1 << 20;
 /// Data start at multiples of this.
 const DATA_ALIGN: usize = 64;
+/// Bytes that one receive asks for, unless a payload needs more.
+pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
 /// Length of the region.
 const REGION_BYTES: usize = 4 * ARENA_BYTES;
 
@@ -110,16 +114,60 @@ pub(crate) struct Buffers {
     /// In the current inbox arena: where unread bytes begin. They end at its `used`.
     unread: usize,
     outbox: Pair,
+    /// Whose lease covers what is touched.
+    client: Arc<Client>,
+    /// Bytes of the lease, as it was at last.
+    leased: u64,
+    /// Bytes that the last refusal was about.
+    refused: usize,
 }
 
 impl Buffers {
-    pub(crate) fn new() -> io::Result<Buffers> {
+    pub(crate) fn new(client: Arc<Client>) -> io::Result<Buffers> {
         Ok(Buffers {
             region: os::map_region(REGION_BYTES)?,
             inbox: Pair::new(0),
             unread: 0,
             outbox: Pair::new(2 * ARENA_BYTES),
+            leased: client.lease.bytes(),
+            client,
+            refused: 0,
         })
+    }
+
+    /// Bytes that are touched.
+    #[inline]
+    fn touched(&self) -> u64 {
+        let arenas = self.inbox.arenas.iter().chain(&self.outbox.arenas);
+        arenas.map(|arena| arena.peak as u64).sum()
+    }
+
+    /// Whether the lease covers an arena, of which `peak` bytes are touched, up to `end`.
+    #[inline]
+    fn is_covered(&mut self, peak: usize, end: usize) -> bool {
+        end <= peak || self.cover(self.touched() + (end - peak) as u64)
+    }
+
+    #[inline]
+    fn cover(&mut self, bytes: u64) -> bool {
+        if bytes <= self.leased {
+            return true;
+        }
+        let covered = self.client.lease.grow_to(bytes);
+        self.leased = self.client.lease.bytes();
+        covered
+    }
+
+    /// Waits for the memory that was refused last, for a connection that has nothing in flight.
+    /// `false` if there was none for too long.
+    #[cold]
+    pub(crate) fn wait_for_memory(&mut self) -> bool {
+        self.shrink();
+        let needed = self.touched() + (self.refused + 2 * DATA_ALIGN) as u64;
+        let client = &self.client;
+        let got = client.lease.wait_for(needed, || client.is_cut());
+        self.leased = client.lease.bytes();
+        got
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
@@ -147,8 +195,13 @@ impl Buffers {
             pair.turn();
         }
         let index = ArenaIndex(pair.current as u8);
-        let arena = pair.current();
+        let arena = *pair.current();
         let (data, end) = span(arena.used);
+        if !self.is_covered(arena.peak, end) {
+            self.refused = head_len + len;
+            return None;
+        }
+        let arena = self.outbox.current();
         arena.used = end;
         arena.spans += 1;
         arena.peak = arena.peak.max(end);
@@ -200,8 +253,8 @@ impl Buffers {
     }
 
     /// Where to receive: a place in the region and the room there. All of a message of
-    /// `message_len` bytes that begins with the unread ones will fit. `None` until a payload is
-    /// given back.
+    /// `message_len` bytes that begins with the unread ones will fit. `None` until a payload or
+    /// memory is given back.
     pub(crate) fn room(&mut self, message_len: usize) -> Option<(u64, usize)> {
         let unread_len = self.unread_len();
         let (unread, head) = (self.unread, message_len.max(1));
@@ -217,12 +270,22 @@ impl Buffers {
                 return None;
             }
         }
-        let arena = self.inbox.current();
+        let arena = *self.inbox.current();
         if arena.used == ARENA_BYTES {
             // Only reached when the message is whole; the caller has something to parse.
             return None;
         }
-        Some(((arena.base + arena.used) as u64, ARENA_BYTES - arena.used))
+        // More than the message, so that the next ones come along; at least the message.
+        let more = (arena.used + RECEIVE_BYTES).max(self.unread + head).min(ARENA_BYTES);
+        let least = (arena.used + 1).max(self.unread + head);
+        let ends = [more, least];
+        let Some(end) = ends.into_iter().find(|end| self.is_covered(arena.peak, *end)) else {
+            self.refused = least - arena.used;
+            return None;
+        };
+        // What is touched already costs nothing.
+        let end = end.max(arena.peak);
+        Some(((arena.base + arena.used) as u64, end - arena.used))
     }
 
     /// Makes the other inbox arena current and takes the unread bytes along.
@@ -270,30 +333,71 @@ impl Buffers {
         arenas.map(|arena| arena.peak).sum::<usize>() > 2 * WARM_BYTES
     }
 
-    /// Gives memory back to the system. Nothing may be in flight or unread.
-    pub(crate) fn trim(&mut self) {
+    /// Gives memory back to the system and to other connections, all but that of unread bytes.
+    /// Nothing may be in flight.
+    pub(crate) fn shrink(&mut self) {
         let idle = |pair: &Pair| pair.arenas.iter().all(|arena| arena.spans == 0);
-        if self.unread_len() > 0 || !idle(&self.inbox) || !idle(&self.outbox) {
+        if !idle(&self.inbox) || !idle(&self.outbox) {
             return;
         }
-        for pair in [&mut self.inbox, &mut self.outbox] {
-            for arena in &mut pair.arenas {
-                os::forget(&self.region, arena.base as u64, arena.peak.next_multiple_of(4096));
-                arena.used = 0;
-                arena.peak = 0;
-            }
+        if self.unread_len() > 0 && self.touched() <= (self.unread_len() + RECEIVE_BYTES) as u64 {
+            // A long message is on its way, and little else is held: copying it gains nothing.
+            return;
         }
-        self.unread = 0;
+        if self.unread_len() > 0 {
+            self.move_unread();
+        } else {
+            self.unread = 0;
+            self.inbox.current().used = 0;
+        }
+        let current = self.inbox.current;
+        let inbox = self.inbox.arenas.iter_mut().enumerate();
+        let inbox = inbox.map(|(index, arena)| (index == current, arena));
+        for (keeps, arena) in inbox.chain(self.outbox.arenas.iter_mut().map(|it| (false, it))) {
+            let kept = if keeps { arena.used } else { 0 };
+            let from = kept.next_multiple_of(4096);
+            let len = arena.peak.next_multiple_of(4096).saturating_sub(from);
+            os::forget(&self.region, (arena.base + from) as u64, len);
+            arena.used = kept;
+            arena.peak = kept;
+        }
+        self.client.lease.shrink_to(self.touched());
+        self.leased = self.client.lease.bytes();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nbd::client::tests::client_with;
+
+    /// Of a connection that has all the memory that it could touch.
+    fn buffers() -> Buffers {
+        Buffers::new(client_with(8 * ARENA_BYTES as u64)).unwrap()
+    }
+
+    /// 60 clients that did not read took 2 GiB.
+    #[test]
+    fn no_more_is_touched_than_is_leased() {
+        let mut buffers = Buffers::new(client_with(0)).unwrap();
+        let leased = |buffers: &Buffers| buffers.client.lease.bytes();
+        let max = REQUEST_BYTES_MAX as usize;
+        let first = buffers.take_out(40, max).unwrap();
+        assert!(leased(&buffers) > max as u64);
+        // The budget has room for one of the longest.
+        assert!(buffers.take_out(40, max).is_none());
+        assert!(buffers.take_out(40, 64 << 10).is_some());
+        assert!(buffers.room(max).is_none());
+        let (_, room) = buffers.room(28).unwrap();
+        assert!(room < ARENA_BYTES / 4);
+        buffers.give_out(first);
+        buffers.shrink();
+        assert!(leased(&buffers) > max as u64, "a span is still out");
+    }
 
     #[test]
     fn out_spans_never_overlap_and_come_back() {
-        let mut buffers = Buffers::new().unwrap();
+        let mut buffers = buffers();
         let max = REQUEST_BYTES_MAX as usize;
         let first = buffers.take_out(40, max).unwrap();
         let second = buffers.take_out(40, max).unwrap();
@@ -309,14 +413,16 @@ mod tests {
             buffers.give_out(span);
         }
         assert!(buffers.is_bloated());
-        buffers.trim();
+        buffers.shrink();
         assert!(!buffers.is_bloated());
     }
 
     #[test]
     fn a_message_cut_by_the_end_of_an_arena_moves() {
-        let mut buffers = Buffers::new().unwrap();
+        let mut buffers = buffers();
         let (_, room) = buffers.room(28).unwrap();
+        assert_eq!(room, RECEIVE_BYTES);
+        let (_, room) = buffers.room(ARENA_BYTES).unwrap();
         assert_eq!(room, ARENA_BYTES);
         // All but ten bytes of the arena are taken by payloads in flight, then comes a message.
         buffers.received(ARENA_BYTES - 10);
@@ -336,7 +442,7 @@ mod tests {
 
     #[test]
     fn no_room_until_a_payload_is_given_back() {
-        let mut buffers = Buffers::new().unwrap();
+        let mut buffers = buffers();
         let mut kept = Vec::new();
         for _ in 0..2 {
             buffers.room(ARENA_BYTES).unwrap();

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
+use crate::nbd::memory::Lease;
 use crate::nbd::sys::{self, Wake};
 use crate::nbd::wire::Style;
 
@@ -41,6 +42,8 @@ pub(crate) struct Client {
     pub(crate) peer: String,
     pub(crate) since: SystemTime,
     pub(crate) stats: ClientStats,
+    /// What it has of the memory for connections.
+    pub(crate) lease: Lease,
     pub(crate) chosen: OnceLock<Chosen>,
     /// It was cut: its thread leaves at the next look, whatever is in flight.
     cut: AtomicBool,
@@ -61,12 +64,13 @@ pub(crate) enum Line {
 }
 
 impl Client {
-    pub(crate) fn new(id: u64, peer: String, line: Line) -> Arc<Client> {
+    pub(crate) fn new(id: u64, peer: String, line: Line, lease: Lease) -> Arc<Client> {
         Arc::new(Client {
             id,
             peer,
             since: SystemTime::now(),
             stats: ClientStats::default(),
+            lease,
             chosen: OnceLock::new(),
             cut: AtomicBool::new(false),
             line,
@@ -117,6 +121,7 @@ impl Client {
             written_bytes: self.stats.written_bytes.get(),
             errors: self.stats.errors.get(),
             batches: self.stats.batches.get(),
+            memory_bytes: self.lease.bytes(),
         }
     }
 }
@@ -157,4 +162,19 @@ pub struct ConnectionInfo {
     pub errors: u64,
     /// Times that replies were sent; requests per batch say how well system calls are shared.
     pub batches: u64,
+    /// Bytes of the budget for connections that it has now.
+    pub memory_bytes: u64,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::nbd::memory::MemoryBudget;
+
+    /// A client with a budget of its own.
+    pub(crate) fn client_with(budget_bytes: u64) -> Arc<Client> {
+        let lease = MemoryBudget::new(budget_bytes).admit().expect("it is the first");
+        let wake = || Arc::new(Wake::new().expect("there are descriptors"));
+        Client::new(0, "test".to_owned(), Line::Pipes { drain: wake(), cut: wake() }, lease)
+    }
 }

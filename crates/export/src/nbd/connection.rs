@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::{Bio, BufRef, Channel, Completion, Due, Flags, Op, RegionId};
 
-use crate::nbd::buffers::{ArenaIndex, Buffers, OutSpan};
+use crate::nbd::buffers::{ArenaIndex, Buffers, OutSpan, RECEIVE_BYTES};
 use crate::nbd::client::Client;
 use crate::nbd::command::{Plan, Refusal, Rules, error_of};
 use crate::nbd::exports::Export;
-use crate::nbd::link::Link;
+use crate::nbd::link::{Link, held_memory};
 use crate::nbd::pace::Pace;
 use crate::nbd::reply::Replies;
 use crate::nbd::status::Statuses;
@@ -39,8 +39,6 @@ const REQUESTS_MAX: usize = 1024;
 const BATCH_REQUESTS: usize = 128;
 /// Bytes of reads after which a batch is started.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Bytes that one receive asks for, unless a payload needs more.
-const RECEIVE_BYTES: usize = 256 << 10;
 /// A payload that lacks this much is waited for in one call.
 const WHOLE_BYTES: usize = 64 << 10;
 /// Longest payload of a block status request: its length and one context id.
@@ -53,6 +51,10 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 /// Longest wait for the device alone before a look whether the connection was cut.
 const CUT_LOOK: Duration = Duration::from_millis(50);
+
+/// The answer to a request that found no memory in time.
+const NO_MEMORY: Refusal =
+    Refusal { error: NbdError::NoMem, text: "the server's memory for NBD clients is in use" };
 
 /// What a request holds while it is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +133,10 @@ pub(crate) struct Connection {
     skipping: Option<Skipping>,
     pace: Pace,
     tally: Tally,
+    /// The next request is refused: there was no memory for it for too long.
+    refuses: bool,
+    /// Since when the client has not sent what a message lacks.
+    silent_since: Option<Instant>,
     /// No more is read: finish what is in flight.
     ending: bool,
     /// When an ending connection stops waiting for its device.
@@ -148,7 +154,7 @@ impl Connection {
         mut channel: Box<dyn Channel>,
         rules: Rules,
     ) -> io::Result<Connection> {
-        let buffers = Buffers::new()?;
+        let buffers = Buffers::new(Arc::clone(&client))?;
         let region = channel.register(Arc::clone(buffers.region()));
         let data = (Arc::clone(buffers.region()), region);
         let (lock, block_bytes) = (export.lock(), rules.block_bytes);
@@ -182,6 +188,8 @@ impl Connection {
             skipping: None,
             pace: Pace::new(),
             tally: Tally::default(),
+            refuses: false,
+            silent_since: None,
             ending: false,
             overdue_at: None,
             fault: None,
@@ -258,6 +266,13 @@ impl Connection {
 
     /// Parses what was received, up to a bound.
     fn take_requests(&mut self) -> Need {
+        if self.client.lease.is_wanted() {
+            // Another connection waits for memory: end what is begun, and give back.
+            if self.in_flight() > 0 {
+                return Need::Completions;
+            }
+            self.buffers.shrink();
+        }
         let mut bytes = 0;
         for _ in 0..BATCH_REQUESTS {
             if self.ending {
@@ -301,8 +316,11 @@ impl Connection {
     /// Takes one request whose head is there. Unless something is needed first, it is moved past.
     #[inline]
     fn take(&mut self, request: &Request, head_bytes: usize) -> Need {
-        let plan = self.rules.plan(request);
         let payload = request.payload_bytes(self.rules.style);
+        let plan = match std::mem::take(&mut self.refuses) {
+            false => self.rules.plan(request),
+            true => Plan::Refuse(NO_MEMORY),
+        };
         match plan {
             Plan::Io { op, offset, len, flags, then_flush } => {
                 if op == Op::Write {
@@ -559,8 +577,10 @@ impl Connection {
         }
         stats.batches.add(1);
         let Connection { link, client, channel, rmw, bios, settled, .. } = self;
+        let client = &**client;
         let mut full = || settle(client, channel.as_mut(), rmw, bios, settled);
-        let sent = link.send(self.buffers.region(), &mut self.replies, &mut full);
+        let (region, replies) = (self.buffers.region(), &mut self.replies);
+        let sent = link.send(region, replies, &mut full, &client.lease);
         for span in self.leaving.drain(..) {
             self.buffers.give_out(span);
         }
@@ -570,7 +590,7 @@ impl Connection {
     /// Receives more, or waits for what is in flight.
     fn receive(&mut self, need: Need, reaped: usize) -> io::Result<()> {
         let Need::Bytes(message) = need else {
-            self.wait_for_completions(reaped);
+            self.wait_for_room(reaped);
             return Ok(());
         };
         let idle = self.in_flight() == 0;
@@ -579,10 +599,10 @@ impl Connection {
             && self.buffers.unread_len() == 0
             && self.link.wait(REST)? == Ready::No
         {
-            self.buffers.trim();
+            self.buffers.shrink();
         }
         let Some((offset, room)) = self.buffers.room(message) else {
-            self.wait_for_completions(reaped);
+            self.wait_for_room(reaped);
             return Ok(());
         };
         if idle
@@ -602,11 +622,42 @@ impl Connection {
         let region = self.buffers.region();
         match self.link.recv(region, offset, len.min(room), patience) {
             Ok(0) => self.ending = true,
-            Ok(received) => self.buffers.received(received),
+            Ok(received) => {
+                self.buffers.received(received);
+                self.note_silence(received >= missing)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && idle => {
+                // The receive has waited for as long as the socket lets it.
+                self.note_silence(false)?;
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_either()?,
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Ends a connection that holds memory for a message whose rest does not come, while another
+    /// one waits for memory.
+    #[inline]
+    fn note_silence(&mut self, is_whole: bool) -> io::Result<()> {
+        if is_whole || self.buffers.unread_len() == 0 {
+            self.silent_since = None;
+            return Ok(());
+        }
+        let since = *self.silent_since.get_or_insert_with(Instant::now);
+        match self.client.lease.is_overdue(since) {
+            true => Err(held_memory()),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for what a request lacks: something in flight to end, or memory.
+    fn wait_for_room(&mut self, reaped: usize) {
+        if self.in_flight() > 0 || self.ending {
+            self.wait_for_completions(reaped);
+        } else if !self.buffers.wait_for_memory() {
+            self.refuses = true;
+        }
     }
 
     /// Sleeps until something in flight is done, unless the last look found something, and not

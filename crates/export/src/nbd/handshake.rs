@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::nbd::access::AllowLists;
 use crate::nbd::exports::{Export, Exports};
 use crate::nbd::wire::{
     self, BASE_ALLOCATION, BASE_ALLOCATION_ID, CLIENT_FIXED_NEWSTYLE, CLIENT_FLAGS_BYTES,
@@ -111,6 +112,10 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     tls: bool,
+    /// Which clients may use which export.
+    allow: Arc<AllowLists>,
+    /// The subject of the client's certificate, if it has shown one.
+    subject: Option<String>,
     style: Style,
     /// The export for which `base:allocation` was selected.
     contexts_of: Option<String>,
@@ -128,6 +133,8 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             tls: false,
+            allow: Arc::default(),
+            subject: None,
             style: Style::Simple,
             contexts_of: None,
             options: 0,
@@ -155,9 +162,16 @@ impl Handshake {
         }
     }
 
-    /// Tells that TLS runs. "`NBD_OPT_STARTTLS`": nothing negotiated before is kept.
-    pub fn tls_started(&mut self) {
+    /// Shows the client only the exports that these lists allow it.
+    pub fn allow(&mut self, lists: Arc<AllowLists>) {
+        self.allow = lists;
+    }
+
+    /// Tells that TLS runs, and the subject of the client's certificate if it has shown one.
+    /// "`NBD_OPT_STARTTLS`": nothing negotiated before is kept.
+    pub fn tls_started(&mut self, subject: Option<String>) {
         self.tls = true;
+        self.subject = subject;
         self.style = Style::Simple;
         self.contexts_of = None;
     }
@@ -329,8 +343,18 @@ impl Handshake {
         }
     }
 
+    /// The export of a name, if the client may use it. One that it may not use does not exist for
+    /// it, so that it learns no names.
+    fn find(&self, name: &str) -> Option<Arc<Export>> {
+        self.exports.find(name).filter(|export| self.permits(export))
+    }
+
+    fn permits(&self, export: &Export) -> bool {
+        self.allow.permits(export.name(), self.subject.as_deref())
+    }
+
     fn export_name(&mut self, data: &[u8]) -> Step {
-        let found = wire::parse_name(data).ok().and_then(|name| self.exports.find(name));
+        let found = wire::parse_name(data).ok().and_then(|name| self.find(name));
         let Some(export) = found else { return self.close(CloseReason::ExportName) };
         if export.demands_block_sizes() {
             return self.close(CloseReason::BlockSizes);
@@ -341,7 +365,8 @@ impl Handshake {
     }
 
     fn list(&self, out: &mut Vec<u8>) {
-        for export in self.exports.snapshot() {
+        let exports = self.exports.snapshot();
+        for export in exports.iter().filter(|export| self.permits(export)) {
             let data = wire::server_data(export.name(), export.description());
             wire::print_option_reply(out, option::LIST, option_reply::SERVER, &data);
         }
@@ -379,7 +404,7 @@ impl Handshake {
             self.answer(option, option_reply::ERR_INVALID, text, out);
             return None;
         };
-        let Some(export) = self.exports.find(request.name) else {
+        let Some(export) = self.find(request.name) else {
             let text = format!("there is no export `{}`", request.name.escape_debug());
             self.answer(option, option_reply::ERR_UNKNOWN, &text, out);
             return None;
@@ -442,7 +467,7 @@ impl Handshake {
                 Some((option_reply::ERR_INVALID, "negotiate structured replies first"))
             }
             Err(_) => Some((option_reply::ERR_INVALID, "this option's data make no sense")),
-            Ok(query) => match self.exports.find(query.name) {
+            Ok(query) => match self.find(query.name) {
                 None => Some((option_reply::ERR_UNKNOWN, "there is no such export")),
                 Some(export) => {
                     let listed = query.queries == 0 || query.base_wildcard;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
 
+use crate::nbd::memory::Lease;
 use crate::nbd::reply::{self, Replies};
 use crate::nbd::sys::{self, Interest, Patience, Piece, Ready, SendMode, Wake};
 use crate::nbd::tls::TlsLink;
@@ -187,17 +188,19 @@ impl Link {
     }
 
     /// Sends all replies and forgets them. Calls `full` before it sleeps because the client reads
-    /// slowly.
+    /// slowly. A client that does not take them is left when another one waits for the memory that
+    /// `lease` holds.
     pub(crate) fn send(
         &mut self,
         region: &Region,
         replies: &mut Replies,
         full: &mut dyn FnMut(),
+        lease: &Lease,
     ) -> io::Result<()> {
         let result = match self {
-            Link::Socket(socket) => send_all(socket, region, replies, full),
+            Link::Socket(socket) => send_all(socket, region, replies, full, lease),
             Link::Pipes(pipes) => pipes.send(region, replies, full),
-            Link::Tls(tls) => tls.send(region, replies, full),
+            Link::Tls(tls) => tls.send(region, replies, full, lease),
         };
         replies.clear();
         result
@@ -242,22 +245,38 @@ fn send_all(
     region: &Region,
     replies: &mut Replies,
     full: &mut dyn FnMut(),
+    lease: &Lease,
 ) -> io::Result<()> {
     let (bytes, mut pieces) = replies.parts();
     let mut how = SendMode::SocketNow;
+    let mut since = None;
     while !pieces.is_empty() {
-        let sent = match sys::send(socket, how, region, bytes, pieces) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                full();
-                how = SendMode::Socket;
-                continue;
+        match sys::send(socket, how, region, bytes, pieces) {
+            Ok(sent) => {
+                let gone = reply::advance(pieces, sent);
+                pieces = &mut pieces[gone..];
             }
-            sent => sent?,
-        };
-        let gone = reply::advance(pieces, sent);
-        pieces = &mut pieces[gone..];
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if how == SendMode::SocketNow {
+                    full();
+                    how = SendMode::Socket;
+                }
+                // Otherwise the socket's time for one send is over.
+            }
+            Err(error) => return Err(error),
+        }
+        let sleeps = how == SendMode::Socket && !pieces.is_empty();
+        if sleeps && lease.is_overdue(*since.get_or_insert_with(Instant::now)) {
+            return Err(held_memory());
+        }
     }
     Ok(())
+}
+
+/// Why a connection is left whose client does not read, or stops in the middle of a message.
+pub(crate) fn held_memory() -> io::Error {
+    let what = "it held memory that another client waits for, and its client did not go on";
+    io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
 #[cfg(test)]
@@ -265,6 +284,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::nbd::client::tests::client_with;
 
     fn pipes() -> (Pipes, io::PipeWriter, io::PipeReader) {
         let (input, to) = io::pipe().unwrap();
@@ -295,7 +315,7 @@ mod tests {
             let region = Region::alloc(1 << 20);
             let mut replies = Replies::new();
             replies.push_data(&region, &[0; 16], 64, (1 << 20) - 64);
-            link.send(&region, &mut replies, &mut || {})
+            link.send(&region, &mut replies, &mut || {}, &client_with(0).lease)
         });
         cut.raise();
         let error = sending.join().unwrap().unwrap_err();

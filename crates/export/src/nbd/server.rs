@@ -18,12 +18,20 @@ use crate::nbd::endpoint::Endpoint;
 use crate::nbd::exports::Exports;
 use crate::nbd::link::{Link, Pipes};
 use crate::nbd::listener::{ListenError, Listener, Socket};
+use crate::nbd::memory::MemoryBudget;
 use crate::nbd::session::{self, Terms};
 use crate::nbd::sys::{self, Family, Ready, Wake};
 use crate::nbd::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
 
 /// Send buffer asked for on sockets: a batch of replies fits, so that sending does not sleep.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
+
+/// Least send buffer asked for.
+const SEND_BUFFER_BYTES_MIN: i32 = 64 << 10;
+
+/// How long a thread sleeps in a send or a receive before it looks whether another client waits for
+/// the memory that it holds.
+const BLOCKED_MAX: Duration = Duration::from_secs(5);
 
 /// How long the server waits before it accepts again when the system is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -43,6 +51,8 @@ pub struct ServerOptions {
     pub drain_timeout: Duration,
     /// TLS.
     pub tls: TlsConfig,
+    /// The memory for connections; servers of one process share it.
+    pub memory: Arc<MemoryBudget>,
 }
 
 impl Default for ServerOptions {
@@ -53,6 +63,7 @@ impl Default for ServerOptions {
             handshake_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(5),
             tls: TlsConfig::default(),
+            memory: Arc::default(),
         }
     }
 }
@@ -178,6 +189,7 @@ impl Server {
         let terms = Terms {
             exports,
             tls_mode: options.tls.mode,
+            allow: Arc::new(options.tls.allow.clone()),
             acceptor: Acceptor::load(&options.tls)?,
             handshake_timeout: options.handshake_timeout,
         };
@@ -409,9 +421,19 @@ impl Shared {
         }
     }
 
+    /// The send buffer of one more client. The system has it, so it is not part of the budget; but
+    /// all of them together are bounded in proportion to it.
+    fn send_buffer_bytes(&self) -> i32 {
+        let quarter = self.options.memory.usage().limit_bytes / 4;
+        let part = quarter / (self.clients().here.len() as u64 + 1);
+        let part = i32::try_from(part).unwrap_or(i32::MAX);
+        part.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES)
+    }
+
     /// Gives a client its thread, if there is room for it.
     fn admit(self: &Arc<Shared>, socket: Arc<OwnedFd>, peer: String) {
-        sys::set_send_buffer(socket.as_ref(), SEND_BUFFER_BYTES);
+        sys::set_send_buffer(socket.as_ref(), self.send_buffer_bytes());
+        sys::set_timeouts(socket.as_ref(), BLOCKED_MAX);
         let line = Line::Socket(Arc::clone(&socket));
         let link = Link::Socket(Arc::clone(&socket));
         if let Err(error) = self.start_client(link, Some(socket), peer, line) {
@@ -431,9 +453,13 @@ impl Shared {
             let max = self.options.connections_max;
             return Err(io::Error::other(format!("{peer}: there are {max} clients already")));
         }
+        let Some(lease) = self.options.memory.admit() else {
+            let what = format!("{peer}: the memory for NBD clients is in use");
+            return Err(io::Error::other(what));
+        };
         let id = clients.next;
         clients.next += 1;
-        let client = Client::new(id, peer, line);
+        let client = Client::new(id, peer, line, lease);
         clients.here.insert(id, Arc::clone(&client));
         let shared = Arc::clone(self);
         let thread = thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Channel;
 
+use crate::nbd::access::AllowLists;
 use crate::nbd::client::{Chosen, Client};
 use crate::nbd::command::Rules;
 use crate::nbd::connection::Connection;
@@ -23,6 +24,7 @@ const READ_BYTES: usize = 4096;
 pub(crate) struct Terms {
     pub(crate) exports: Arc<Exports>,
     pub(crate) tls_mode: TlsMode,
+    pub(crate) allow: Arc<AllowLists>,
     pub(crate) acceptor: Option<Acceptor>,
     pub(crate) handshake_timeout: Duration,
 }
@@ -62,6 +64,7 @@ pub(crate) fn run(
     let deadline = Instant::now() + terms.handshake_timeout;
     let mut out = Vec::new();
     let mut handshake = Handshake::new(Arc::clone(&terms.exports), terms.tls_mode, &mut out);
+    handshake.allow(Arc::clone(&terms.allow));
     let mut received = Vec::new();
     let (entered, channel, attachment) = loop {
         let (used, mut step) = handshake.feed(&received, &mut out);
@@ -84,8 +87,9 @@ pub(crate) fn run(
             Step::StartTls => {
                 let acceptor = terms.acceptor.as_ref().ok_or(SessionError::NoAcceptor)?;
                 let socket = socket.clone().ok_or(SessionError::NoAcceptor)?;
-                link = Link::Tls(Box::new(acceptor.accept(socket, deadline)?));
-                handshake.tls_started();
+                let tls = acceptor.accept(socket, deadline)?;
+                handshake.tls_started(tls.subject());
+                link = Link::Tls(Box::new(tls));
                 continue;
             }
             Step::Close(CloseReason::Aborted) => {

@@ -371,6 +371,22 @@ pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
     }
 }
 
+/// Bounds every sleep in a send or a receive: it ends with `WouldBlock` then.
+pub(crate) fn set_timeouts(socket: impl AsFd, time: Duration) {
+    let value = libc::timeval {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_usec: time.subsec_micros().into(),
+    };
+    let fd = socket.as_fd().as_raw_fd();
+    let len = size_of::<libc::timeval>() as libc::socklen_t;
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        // SAFETY: the value lives through the call and its length is passed. A socket that refuses
+        // works all the same.
+        let _ =
+            unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };
+    }
+}
+
 /// Has a TCP peer asked whether it is still there after a minute of silence, and given up on
 /// after another; a host that lost its power would hold its connection for ever.
 pub(crate) fn keep_alive(socket: impl AsFd) {

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::nbd::access::AllowLists;
+
 pub use crate::nbd::handshake::TlsMode;
 
 #[cfg(not(feature = "tls"))]
@@ -35,6 +37,8 @@ pub struct TlsConfig {
     pub certificates: PathBuf,
     /// Whether a client must show a certificate of the authority.
     pub verify_peer: bool,
+    /// Which clients may use which export.
+    pub allow: AllowLists,
 }
 
 /// Why TLS cannot be set up.

@@ -133,7 +133,7 @@ impl Filling {
     pub(super) fn snapshot(&self, scratch: &Path, round: &Round<'_>) -> Result<PathBuf, LabError> {
         let path = self.path(scratch);
         if !path.exists() {
-            let saved = self.ram(scratch, round)?.save(&path);
+            let saved = self.ram(scratch, round)?.save(&path, blockyard_ram::Replace::Own);
             saved.map_err(|error| LabError::failed(path.display().to_string(), error))?;
         }
         Ok(path)

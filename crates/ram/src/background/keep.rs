@@ -12,7 +12,7 @@ use blockyard_core::Status;
 use blockyard_sync::entry_words::{Kind, Word};
 use blockyard_sync::hints::Hints;
 
-use super::unfinished::Unfinished;
+use super::unfinished::{DICTIONARY_MAGIC, Replace, Unfinished};
 use crate::blocks::{Blocks, Hand};
 use crate::codec::{self, Algo, Codec, CodecConfig, Decoder};
 use crate::config::RamConfig;
@@ -20,7 +20,7 @@ use crate::dedup;
 use crate::error::RamError;
 use crate::form::word_of;
 use crate::pool::NoSpace;
-use crate::snapshot::{Header, Reader, Record, SnapshotError, Stored, Writer};
+use crate::snapshot::{Header, MAGIC, Reader, Record, SnapshotError, Stored, Writer};
 use crate::store::New;
 
 /// Bytes that are read or written at once.
@@ -47,10 +47,29 @@ pub struct Trained {
     pub bytes: u64,
 }
 
-/// Why a block could not be saved.
-enum SaveError {
+/// Why blocks could not be saved.
+#[derive(Debug)]
+pub enum SaveError {
+    /// The stream cannot be written.
     Io(io::Error),
-    Block(u64, Status),
+    /// A block cannot be read.
+    Ram(RamError),
+}
+
+impl std::fmt::Display for SaveError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SaveError::Io(error) => error.fmt(f),
+            SaveError::Ram(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SaveError {}
+
+fn file_failed(path: &Path, source: io::Error) -> RamError {
+    let path = path.display().to_string();
+    RamError::File { field: "file", path, what: "cannot be written", source }
 }
 
 impl From<io::Error> for SaveError {
@@ -60,40 +79,40 @@ impl From<io::Error> for SaveError {
 }
 
 impl Blocks {
-    /// Saves what the blocks hold, each as of the moment when it is its turn.
-    pub(crate) fn save(&self, config: &RamConfig, path: &Path) -> Result<Saved, RamError> {
-        let mut hand = self.hand()?;
-        self.save_to(config, path, &mut hand).map_err(|error| {
-            let name = path.display().to_string();
-            match error {
-                SaveError::Io(source) => {
-                    RamError::File { field: "file", path: name, what: "cannot be written", source }
-                }
-                SaveError::Block(block, status) => RamError::Unreadable { block, status },
-            }
-        })
-    }
-
-    fn save_to(
+    /// Saves what the blocks hold into a file, each as of the moment when it is its turn.
+    pub(crate) fn save(
         &self,
         config: &RamConfig,
         path: &Path,
-        hand: &mut Hand,
-    ) -> Result<Saved, SaveError> {
+        replace: Replace,
+    ) -> Result<Saved, RamError> {
+        let failed = |source| file_failed(path, source);
+        let unfinished = Unfinished::beside(path, replace, &MAGIC).map_err(failed)?;
+        let file = BufWriter::with_capacity(BUFFER_BYTES, unfinished.file());
+        let blocks = self.save_to(config, file).map_err(|error| match error {
+            SaveError::Io(source) => failed(source),
+            SaveError::Ram(error) => error,
+        })?;
+        let bytes = unfinished.file().metadata().map_err(failed)?.len();
+        unfinished.finish().map_err(failed)?;
+        Ok(Saved { blocks, bytes })
+    }
+
+    /// Saves what the blocks hold into a stream. Says how many blocks went.
+    pub(crate) fn save_to(&self, config: &RamConfig, out: impl Write) -> Result<u64, SaveError> {
+        let mut hand = self.hand().map_err(SaveError::Ram)?;
         let codecs = std::iter::once(&config.codec).chain(&config.recompress).cloned().collect();
         let header = Header { size: config.size, unit: config.unit, codecs };
-        let unfinished = Unfinished::beside(path)?;
-        let file = BufWriter::with_capacity(BUFFER_BYTES, unfinished.file());
-        let mut writer = Writer::new(file, &header)?;
+        let mut writer = Writer::new(out, &header)?;
         let mut blocks = 0;
         let mut spare = vec![0; self.form.stored_bytes_max()];
         for block in 0..self.store.blocks() {
             if self.store.word(block).kind() == Kind::Nothing {
                 continue;
             }
-            let Hand { access, unpacker, plain, .. } = &mut *hand;
+            let Hand { access, unpacker, plain, .. } = &mut hand;
             blocks += access.peek(block, |word, stored| {
-                let damaged = |status| SaveError::Block(block, status);
+                let damaged = |status| SaveError::Ram(RamError::Unreadable { block, status });
                 let record = self.record(word, stored, &mut spare).map_err(damaged)?;
                 let Some(record) = record else { return Ok::<u64, SaveError>(0) };
                 match record {
@@ -111,12 +130,8 @@ impl Blocks {
                 Ok(1)
             })?;
         }
-        let mut out = writer.finish()?;
-        out.flush()?;
-        drop(out);
-        let bytes = unfinished.file().metadata()?.len();
-        unfinished.finish()?;
-        Ok(Saved { blocks, bytes })
+        writer.finish()?.flush()?;
+        Ok(blocks)
     }
 
     /// What a snapshot keeps of a block.
@@ -147,8 +162,20 @@ impl Blocks {
         Ok(Some(Kept::Bytes(kind, bytes)))
     }
 
-    /// Trains a zstd dictionary on blocks of the device, evenly spread, and writes it to a file.
-    pub(crate) fn train(&self, path: &Path) -> Result<Trained, RamError> {
+    /// Trains a zstd dictionary on blocks of the device and writes it to a file.
+    pub(crate) fn train(&self, path: &Path, replace: Replace) -> Result<Trained, RamError> {
+        let (dictionary, samples) = self.dictionary()?;
+        let unfinished = Unfinished::beside(path, replace, &DICTIONARY_MAGIC);
+        let written = unfinished.and_then(|unfinished| {
+            unfinished.file().write_all(&dictionary)?;
+            unfinished.finish()
+        });
+        written.map_err(|source| file_failed(path, source))?;
+        Ok(Trained { samples, bytes: dictionary.len() as u64 })
+    }
+
+    /// A zstd dictionary trained on blocks of the device, evenly spread, and how many they were.
+    pub(crate) fn dictionary(&self) -> Result<(Vec<u8>, u64), RamError> {
         let stored = |block: &u64| self.store.word(*block).kind() == Kind::Object;
         let count = (0..self.store.blocks()).filter(stored).count();
         let most = SAMPLE_BYTES_MAX / self.form.unit;
@@ -167,18 +194,7 @@ impl Blocks {
             }
             unpacker.settle(tally);
         }
-        let dictionary = codec::train(&samples, &lengths)?;
-        let written = Unfinished::beside(path).and_then(|unfinished| {
-            unfinished.file().write_all(&dictionary)?;
-            unfinished.finish()
-        });
-        written.map_err(|source| RamError::File {
-            field: "file",
-            path: path.display().to_string(),
-            what: "cannot be written",
-            source,
-        })?;
-        Ok(Trained { samples: lengths.len() as u64, bytes: dictionary.len() as u64 })
+        Ok((codec::train(&samples, &lengths)?, lengths.len() as u64))
     }
 
     /// Changes a bit of what is stored of a block: the fault that checksums are for.

@@ -8,7 +8,17 @@ use std::path::{Path, PathBuf};
 /// Its owner alone reads it: it holds a disk's contents.
 const MODE: u32 = 0o600;
 /// What a zstd dictionary begins with.
-const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
+pub(super) const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
+
+/// What a save may replace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replace {
+    /// An empty file, or one that begins as a save of this kind does.
+    #[default]
+    Own,
+    /// Any regular file.
+    Any,
+}
 
 /// A file beside the one that it is to be. It is locked while somebody writes it, so that one whose
 /// writer was killed is taken over by the next one.
@@ -22,12 +32,13 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// An empty file beside `into`.
+    /// An empty file beside `into`, which begins with `magic` when it is finished.
     ///
     /// # Errors
-    /// If it cannot be made, somebody else writes it now, or there is something of that name that
-    /// nobody has left here.
-    pub(super) fn beside(into: &Path) -> io::Result<Unfinished> {
+    /// If it cannot be made, another save writes it now, a file of its name was not left by a save,
+    /// or `into` holds something else and may not be replaced.
+    pub(super) fn beside(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<Unfinished> {
+        check_replaced(into, replace, magic)?;
         let mut name = into.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
         name.push(".unfinished");
         let path = into.with_file_name(name);
@@ -78,6 +89,27 @@ impl Unfinished {
             _ => Path::new("."),
         };
         File::open(folder)?.sync_all()
+    }
+}
+
+/// Refuses to replace a file that no save has made. What is no regular file is never replaced: a
+/// rename would put a file in the place of a device.
+fn check_replaced(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<()> {
+    let refused = |what: &str| Err(io::Error::new(ErrorKind::AlreadyExists, what.to_owned()));
+    match std::fs::symlink_metadata(into) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if !found.is_file() => return refused("it is no regular file"),
+        Ok(found) if found.len() == 0 || replace == Replace::Any => return Ok(()),
+        Ok(_) => {}
+    }
+    let mut start = [0; 8];
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(into)?;
+    let len = file.read_at(&mut start, 0)?;
+    match start[..len].starts_with(magic) {
+        true => Ok(()),
+        false => refused("it holds something that no save has written; force replaces it"),
     }
 }
 
@@ -137,6 +169,31 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    fn begin(into: &Path) -> io::Result<Unfinished> {
+        Unfinished::beside(into, Replace::Any, &crate::snapshot::MAGIC)
+    }
+
+    /// `ram save r0 /etc/passwd` replaced that file.
+    #[test]
+    fn what_no_save_has_written_is_replaced_by_force_alone() {
+        let folder = Folder::new("replaced");
+        let into = folder.0.join("disk");
+        let own = |into: &Path| Unfinished::beside(into, Replace::Own, &crate::snapshot::MAGIC);
+        std::fs::write(&into, "root:x:0:0").unwrap();
+        let refused = own(&into).unwrap_err().to_string();
+        assert!(refused.contains("no save has written; force replaces it"), "{refused}");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+        assert_eq!(std::fs::read(&into).unwrap(), b"root:x:0:0");
+        begin(&into).unwrap();
+        for ours in [&b""[..], &crate::snapshot::MAGIC] {
+            std::fs::write(&into, ours).unwrap();
+            own(&into).unwrap();
+        }
+        std::fs::remove_file(&into).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &into).unwrap();
+        assert!(begin(&into).is_err(), "a link is not replaced");
+    }
+
     /// A folder of its own, removed in the end.
     struct Folder(PathBuf);
 
@@ -164,7 +221,7 @@ mod tests {
         let starts = [&magic[..], &magic[..3], &DICTIONARY_MAGIC, &zeros[..3], &zeros];
         for start in starts {
             std::fs::write(folder.0.join("disk.unfinished"), start).unwrap();
-            let unfinished = Unfinished::beside(&into).unwrap();
+            let unfinished = begin(&into).unwrap();
             assert_eq!(unfinished.file().metadata().unwrap().len(), 0, "what was left is gone");
             unfinished.file().write_all(b"whole").unwrap();
             unfinished.finish().unwrap();
@@ -181,38 +238,38 @@ mod tests {
         let victim = folder.0.join("victim");
         std::fs::write(&victim, "precious").unwrap();
         std::os::unix::fs::symlink(&victim, &beside).unwrap();
-        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("disk.unfinished is a symbolic link"), "{refused}");
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
         std::fs::remove_file(&beside).unwrap();
         std::fs::write(&beside, "somebody's own").unwrap();
-        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("was not left by a save"), "{refused}");
         assert_eq!(std::fs::read(&beside).unwrap(), b"somebody's own");
         let mut late = vec![0; 3 << 20];
         late.push(1);
         std::fs::write(&beside, &late).unwrap();
-        let refused = Unfinished::beside(&into).unwrap_err().to_string();
+        let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("was not left by a save"), "{refused}");
         assert!(std::fs::read(&beside).unwrap() == late);
         std::fs::remove_file(&beside).unwrap();
         std::fs::create_dir(&beside).unwrap();
-        assert!(Unfinished::beside(&into).is_err());
+        assert!(begin(&into).is_err());
     }
 
     #[test]
     fn one_writes_at_a_time_and_what_is_given_up_goes() {
         let folder = Folder::new("one");
         let into = folder.0.join("disk");
-        let first = Unfinished::beside(&into).unwrap();
-        let refused = Unfinished::beside(&into).map(drop).unwrap_err();
+        let first = begin(&into).unwrap();
+        let refused = begin(&into).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceBusy);
         assert!(refused.to_string().contains("disk.unfinished is being written"), "{refused}");
         drop(first);
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
         // The next one is a file of its own, whatever becomes of the name of the first.
-        Unfinished::beside(&into).unwrap().finish().unwrap();
-        let second = Unfinished::beside(&into).unwrap();
+        begin(&into).unwrap().finish().unwrap();
+        let second = begin(&into).unwrap();
         second.file().write_all(b"second").unwrap();
         assert_eq!(std::fs::read(&into).unwrap(), b"");
         second.finish().unwrap();

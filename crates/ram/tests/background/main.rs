@@ -392,7 +392,7 @@ fn workers_beside_channels_lose_nothing() {
                 ram.write_back(&selection(Which::Idle), 400 << 10).unwrap();
                 ram.compact().unwrap();
                 if turn % 10 == 0 {
-                    ram.save(&scratch.file("snapshot")).unwrap();
+                    ram.save(&scratch.file("snapshot"), blockyard_ram::Replace::Own).unwrap();
                 }
             }
         });
@@ -416,7 +416,9 @@ fn a_changed_bit_is_an_error_and_not_data() {
         flip(block).unwrap();
         let sector = Sector(block as u64 * 8);
         assert_eq!(io.read(sector, &mut found), Err(Status::Protection), "block {block}");
-        let error = ram.save(&std::env::temp_dir().join("blockyard-never")).unwrap_err();
+        let error = ram
+            .save(&std::env::temp_dir().join("blockyard-never"), blockyard_ram::Replace::Own)
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("block {block} is damaged, and what it was is lost (PROTECTION)")
@@ -446,7 +448,7 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
         let mut io = io(&ram);
         fill(&mut io, &data);
         ram.idle();
-        let trained = ram.train(&file).unwrap();
+        let trained = ram.train(&file, blockyard_ram::Replace::Own).unwrap();
         assert_eq!(ram.ages()[1], 896, "nobody has read a block");
         assert!(trained.samples == 896 && trained.bytes > 1000, "{trained:?}");
         ram.stats().mm.compr_data_size
@@ -455,5 +457,5 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
     let with = compressed(Some(std::fs::read(&file).unwrap().into()));
     assert!(with < without * 9 / 10, "{with} {without}");
     let little = Ram::open(plain()).unwrap();
-    assert_eq!(little.train(&file).unwrap_err().field(), "train");
+    assert_eq!(little.train(&file, blockyard_ram::Replace::Own).unwrap_err().field(), "train");
 }

@@ -13,7 +13,7 @@ fn a_snapshot_is_loaded_as_it_was_saved() {
         let mut io = io(&ram);
         fill(&mut io, &data);
         ram.write_back(&Selection { blocks_max: 100, ..Selection::default() }, u64::MAX).unwrap();
-        ram.save(&file).unwrap()
+        ram.save(&file, blockyard_ram::Replace::Own).unwrap()
     };
     assert_eq!(saved.blocks, 896);
     assert_eq!(saved.bytes, std::fs::metadata(&file).unwrap().len());
@@ -31,7 +31,7 @@ fn a_snapshot_is_loaded_as_it_was_saved() {
         assert_eq!(ram.stats().mm.orig_data_size, 896 * 4096);
         compare(&mut io(&ram), &data);
         // Saved again, over the old file, it is the same.
-        let again = ram.save(&scratch.file("again")).unwrap();
+        let again = ram.save(&scratch.file("again"), blockyard_ram::Replace::Own).unwrap();
         assert_eq!(again.blocks, 896);
     }
     let names: Vec<_> =
@@ -45,7 +45,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     let file = scratch.file("snapshot");
     let ram = Ram::open(plain()).unwrap();
     fill(&mut io(&ram), &contents());
-    ram.save(&file).unwrap();
+    ram.save(&file, blockyard_ram::Replace::Own).unwrap();
     let whole = std::fs::read(&file).unwrap();
     let load =
         |config: RamConfig| Ram::open(RamConfig { load: Some(file.clone()), ..config }).map(drop);
@@ -92,7 +92,10 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(plain()).field(), "load");
     // A file that cannot be written is an error, and leaves what was there.
-    let error = ram.save(&scratch.file("no/such/folder")).unwrap_err().to_string();
+    let error = ram
+        .save(&scratch.file("no/such/folder"), blockyard_ram::Replace::Own)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("cannot be written"), "{error}");
 }
 
@@ -161,7 +164,7 @@ fn the_longest_blocks_go_everywhere() {
     assert_eq!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks, 1);
     io_one.read(Sector(0), &mut found).unwrap();
     assert!(found == noise);
-    ram.save(&scratch.file("snapshot")).unwrap();
+    ram.save(&scratch.file("snapshot"), blockyard_ram::Replace::Own).unwrap();
     let load = Some(scratch.file("snapshot"));
     let other = Ram::open(RamConfig { load, ..config("other") }).unwrap();
     io(&other).read(Sector(0), &mut found).unwrap();
@@ -189,7 +192,7 @@ fn a_block_that_is_none_is_not_saved() {
         let value = sector.0.to_string();
         ram.inject(&Injection::Device { name: "flip".to_owned(), value }).unwrap();
         let read = io.read(sector, &mut found);
-        let saved = ram.save(&scratch.file("snapshot"));
+        let saved = ram.save(&scratch.file("snapshot"), blockyard_ram::Replace::Own);
         assert_eq!(read.is_ok(), saved.is_ok(), "block {block}: {read:?}, {saved:?}");
         if let Err(error) = saved {
             let want = format!("block {block} is damaged, and what it was is lost (MEDIUM)");

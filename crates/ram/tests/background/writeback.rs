@@ -71,7 +71,8 @@ fn a_full_file_loses_nothing() {
     compare(&mut io, &data);
     assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
     // So does a snapshot that does not fit, of which nothing is left.
-    let error = ram.save(&dir.join("snapshot")).unwrap_err().to_string();
+    let error =
+        ram.save(&dir.join("snapshot"), blockyard_ram::Replace::Own).unwrap_err().to_string();
     assert!(error.contains("cannot be written") && error.contains("No space left"), "{error}");
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "the backing file");
     // What fits goes there after all.
@@ -110,7 +111,8 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
     fail(2);
     let mut found = vec![0; BLOCK];
     assert_eq!(io.read(Sector(0), &mut found), Err(Status::IoErr));
-    let error = ram.save(&scratch.file("snapshot")).unwrap_err().to_string();
+    let error =
+        ram.save(&scratch.file("snapshot"), blockyard_ram::Replace::Own).unwrap_err().to_string();
     assert_eq!(error, "block 0 cannot be read from the backing file (IOERR)");
     assert!(!scratch.file("snapshot").exists());
     compare(&mut io, &data);

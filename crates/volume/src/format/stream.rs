@@ -21,7 +21,8 @@ pub const RECORD_BYTES: usize = 40;
 pub const PAYLOAD_MAX: usize = 1 << 20;
 
 const WHAT: &str = "stream";
-const MAGIC: [u8; 8] = *b"BLKYSND\n";
+/// What a stream begins with.
+pub const MAGIC: [u8; 8] = *b"BLKYSND\n";
 const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;

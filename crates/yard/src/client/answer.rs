@@ -23,6 +23,8 @@ pub struct Answer {
     left: u64,
     /// More chunks follow.
     chunked: bool,
+    /// Names and values.
+    headers: Vec<(String, String)>,
 }
 
 fn wrong(what: &str) -> io::Error {
@@ -58,7 +60,16 @@ impl Answer {
             (false, Some(Ok(length))) => length,
             (false, _) => return Err(wrong("its length is not given")),
         };
-        Ok(Answer { status: parsed.code.unwrap_or(0), stream, left, chunked })
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        let headers = parsed.headers.iter();
+        let headers = headers.map(|it| (it.name.to_ascii_lowercase(), text(it.value))).collect();
+        Ok(Answer { status: parsed.code.unwrap_or(0), stream, left, chunked, headers })
+    }
+
+    /// The value of a header, whose name is given in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
     }
 
     /// Its status.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::{Endpoint, UnixPlace};
+use blockyard_export::nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
@@ -19,8 +19,9 @@ use crate::uri::{self, find_kind};
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
-pub(super) const SERVE_KEYS: [&str; 5] = ["nbd", "control", "metrics", "fuse", "fuse_allow_other"];
-pub(super) const TLS_KEYS: [&str; 3] = ["mode", "certificates", "verify_peer"];
+pub(super) const SERVE_KEYS: [&str; 7] =
+    ["nbd", "control", "api_directories", "nbd_memory", "metrics", "fuse", "fuse_allow_other"];
+pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
@@ -103,6 +104,8 @@ impl Reader<'_> {
                     config.nbd = Some(places.collect());
                 }
                 "control" => config.control = self.socket_place("control", value),
+                "api_directories" => config.api_directories = self.paths("api_directories", value),
+                "nbd_memory" => config.nbd_memory = self.nbd_memory(value),
                 "metrics" => config.metrics = self.place("metrics", value),
                 "fuse" => config.fuse = self.path("fuse", value),
                 "fuse_allow_other" => {
@@ -137,6 +140,7 @@ impl Reader<'_> {
                         config.tls.verify_peer = on;
                     }
                 }
+                "allow" => self.allow(value, config),
                 other => self.unknown_key(key.span(), other, "[tls]", &TLS_KEYS),
             }
         }
@@ -145,7 +149,29 @@ impl Reader<'_> {
             mode: place("mode"),
             certificates: place("certificates"),
             verify_peer: place("verify_peer"),
+            allow: place("allow"),
         };
+    }
+
+    /// Which subjects may use which export.
+    fn allow(&mut self, value: &Value<'_>, config: &mut Config) {
+        let DeValue::Table(table) = value.get_ref() else {
+            let help = Some("begin it with a line [tls.allow]".to_owned());
+            return self.type_error(value.span(), "allow", value.get_ref(), "a table", help);
+        };
+        for (export, value) in table {
+            let subjects: Vec<&Value<'_>> = match value.get_ref() {
+                DeValue::Array(items) => items.iter().collect(),
+                _ => vec![value],
+            };
+            for item in subjects {
+                let Some(subject) = self.string("allow", item) else { continue };
+                if let Err(what) = config.tls.allow.allow(export.get_ref(), subject) {
+                    let message = format!("invalid allow `{}`", shown(subject));
+                    self.error(item.span(), message, Some(what.to_owned()));
+                }
+            }
+        }
     }
 
     fn device(&mut self, device: &Value<'_>, config: &mut Config) {
@@ -308,6 +334,36 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    fn nbd_memory(&mut self, value: &Value<'_>) -> Option<u64> {
+        let text = self.string("nbd_memory", value)?;
+        let bytes = crate::size::parse(text).ok().filter(|bytes| *bytes >= LIMIT_BYTES_MIN);
+        if bytes.is_none() {
+            let help = format!("expected a size of {}M at least", LIMIT_BYTES_MIN >> 20);
+            self.error(value.span(), format!("invalid nbd_memory `{}`", shown(text)), Some(help));
+        }
+        bytes
+    }
+
+    /// Paths from the root on.
+    fn paths(&mut self, key: &str, value: &Value<'_>) -> Vec<PathBuf> {
+        let DeValue::Array(items) = value.get_ref() else {
+            self.type_error(value.span(), key, value.get_ref(), "an array of strings", None);
+            return Vec::new();
+        };
+        let mut paths = Vec::new();
+        for item in items.iter() {
+            let Some(text) = self.string(key, item) else { continue };
+            if !text.starts_with('/') {
+                let message = format!("invalid {key} `{}`", shown(text));
+                let help = "expected a path that begins with `/`".to_owned();
+                self.error(item.span(), message, Some(help));
+                continue;
+            }
+            paths.push(PathBuf::from(text));
+        }
+        paths
     }
 
     fn path(&mut self, key: &str, value: &Value<'_>) -> Option<PathBuf> {
@@ -509,8 +565,19 @@ mod tests {
 
     #[test]
     fn what_the_template_comments_out_is_right_too() {
-        let keys =
-            ["nbd", "control", "metrics", "fuse", "[tls]", "mode", "certificates", "verify_peer"];
+        let keys = [
+            "nbd",
+            "control",
+            "api_directories",
+            "nbd_memory",
+            "metrics",
+            "fuse",
+            "[tls]",
+            "mode",
+            "certificates",
+            "verify_peer",
+            "allow",
+        ];
         let text: String = TEMPLATE
             .lines()
             .map(|line| match line.strip_prefix('#') {
@@ -521,8 +588,11 @@ mod tests {
         let config = parse(&text).unwrap();
         assert_eq!(config.nbd.unwrap().len(), 2);
         assert!(config.control.is_some() && config.metrics.is_some());
+        assert_eq!(config.api_directories, [PathBuf::from("/srv/blockyard")]);
         assert!(config.fuse.is_some() && config.fuse_allow_other);
         assert_eq!(config.tls.mode, TlsMode::Require);
+        assert!(config.tls.allow.permits("vol0", Some("O=Example,CN=alice")));
+        assert!(config.tls.allow.permits("ram0", Some("CN=backup")));
     }
 
     #[test]

@@ -49,6 +49,19 @@ fn serve() -> Value {
                      for none",
                 "type": "string",
             },
+            "api_directories": {
+                "description":
+                    "Directories below which requests of the control API may name files; none \
+                     without it",
+                "type": "array",
+                "items": { "type": "string", "pattern": "^/" },
+            },
+            "nbd_memory": {
+                "description":
+                    "Most memory for the buffers of all NBD connections, e.g. 256M; without it a \
+                     quarter of what the process may use, 256M at most",
+                "type": "string",
+            },
             "metrics": {
                 "description": "Where metrics are served beside the control socket",
                 "type": "string",
@@ -82,6 +95,18 @@ fn tls() -> Value {
                 "description":
                     "Directory with server-cert.pem, server-key.pem and, to verify, ca-cert.pem",
                 "type": "string",
+            },
+            "allow": {
+                "description":
+                    "Which clients may use which export, `*` for every other one: subjects of \
+                     certificates, e.g. CN=alice",
+                "type": "object",
+                "additionalProperties": {
+                    "oneOf": [
+                        { "type": "string" },
+                        { "type": "array", "items": { "type": "string" } },
+                    ],
+                },
             },
             "verify_peer": {
                 "description": "Whether clients must show a certificate that ca-cert.pem signed",

@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use blockyard_export::nbd::AllowLists;
+
 /// How NBD is secured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
@@ -13,6 +15,8 @@ pub struct TlsSettings {
     pub certificates: Option<PathBuf>,
     /// Whether clients must show a certificate that `ca-cert.pem` signed.
     pub verify_peer: bool,
+    /// Which clients may use which export, by the subjects of their certificates.
+    pub allow: AllowLists,
 }
 
 impl TlsSettings {
@@ -23,13 +27,16 @@ impl TlsSettings {
     /// # Errors
     /// The first that is wrong.
     pub fn check(&self, asked: bool) -> Result<(), TlsProblem> {
-        let given = self.certificates.is_some() || self.verify_peer;
+        let given = self.certificates.is_some() || self.verify_peer || !self.allow.is_empty();
         match self.mode {
             TlsMode::Off if given && !asked => Err(TlsProblem::Off),
             TlsMode::On | TlsMode::Require if self.certificates.is_none() => {
                 Err(TlsProblem::NoCertificates)
             }
             TlsMode::On if self.verify_peer => Err(TlsProblem::VerifiesNobody),
+            TlsMode::On | TlsMode::Require if !self.verify_peer && !self.allow.is_empty() => {
+                Err(TlsProblem::KnowsNobody)
+            }
             _ => Ok(()),
         }
     }
@@ -44,6 +51,8 @@ pub enum TlsProblem {
     NoCertificates,
     /// Clients that come without TLS show no certificate.
     VerifiesNobody,
+    /// Allow lists, and clients show no certificate.
+    KnowsNobody,
 }
 
 /// Whether TLS is offered or demanded, as `nbdkit --tls`.
@@ -82,6 +91,8 @@ pub struct TlsPlaces {
     pub certificates: Option<Range<usize>>,
     /// Whether clients are verified.
     pub verify_peer: Option<Range<usize>>,
+    /// The allow lists.
+    pub allow: Option<Range<usize>>,
 }
 
 impl TlsPlaces {
@@ -89,7 +100,7 @@ impl TlsPlaces {
     pub(super) fn tell(&self, problem: TlsProblem) -> (Range<usize>, &'static str, &'static str) {
         let (place, message, help) = match problem {
             TlsProblem::Off => (
-                self.certificates.as_ref().or(self.verify_peer.as_ref()),
+                self.certificates.as_ref().or(self.verify_peer.as_ref()).or(self.allow.as_ref()),
                 "tls: certificates are given but TLS is off",
                 "add mode = \"require\" (or \"on\")",
             ),
@@ -103,6 +114,11 @@ impl TlsPlaces {
                 "verify_peer: with mode = \"on\" a client without TLS is let in and shows no \
                  certificate",
                 "use mode = \"require\"",
+            ),
+            TlsProblem::KnowsNobody => (
+                self.allow.as_ref(),
+                "allow: clients show no certificate whose subject could be in a list",
+                "add mode = \"require\" and verify_peer = true",
             ),
         };
         (place.cloned().unwrap_or(0..0), message, help)
@@ -129,7 +145,7 @@ mod tests {
         ];
         for (mode, certificates, verify_peer, asked, unasked) in cases {
             let certificates = certificates.then(|| PathBuf::from("/c"));
-            let tls = TlsSettings { mode, certificates, verify_peer };
+            let tls = TlsSettings { mode, certificates, verify_peer, ..TlsSettings::default() };
             assert_eq!((tls.check(true), tls.check(false)), (asked, unasked), "{tls:?}");
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
 
+use crate::nbd::memory::Lease;
 use crate::nbd::reply::Replies;
 use crate::nbd::sys::{Patience, Ready};
 use crate::nbd::tls::{TlsConfig, TlsError, TlsMode};
@@ -29,6 +30,10 @@ impl Acceptor {
 pub(crate) enum TlsLink {}
 
 impl TlsLink {
+    pub(crate) fn subject(&self) -> Option<String> {
+        match *self {}
+    }
+
     pub(crate) fn wait(&mut self, _: Duration) -> io::Result<Ready> {
         match *self {}
     }
@@ -46,6 +51,7 @@ impl TlsLink {
         _: &Region,
         _: &mut Replies,
         _: &mut dyn FnMut(),
+        _: &Lease,
     ) -> io::Result<()> {
         match *self {}
     }

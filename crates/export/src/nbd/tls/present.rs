@@ -11,14 +11,21 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::objects::{oid_registry, oid2abbrev};
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
-use crate::nbd::link::{read_socket, write_socket};
+use crate::nbd::access::escaped;
+use crate::nbd::link::{held_memory, read_socket, write_socket};
+use crate::nbd::memory::Lease;
 use crate::nbd::reply::Replies;
 use crate::nbd::sys::{self, Interest, Patience, Ready, Source};
 use crate::nbd::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsConfig, TlsError, TlsMode};
 
 /// Longest plaintext in one TLS record.
 const RECORD_BYTES: usize = 16 << 10;
+
+/// How long a send waits before a look whether another client waits for memory.
+const SEND_TIME: Duration = Duration::from_secs(5);
 
 /// How long a goodbye may take.
 const CLOSE_TIME: Duration = Duration::from_millis(100);
@@ -37,6 +44,7 @@ impl Acceptor {
         let mismatch =
             |problem: String| TlsError::Mismatch { certificates: directory.clone(), problem };
         let chain = certificates(&directory.join(CERTIFICATE_FILE))?;
+        check_dates(&chain[0]).map_err(|what| mismatch(format!("{CERTIFICATE_FILE}: {what}")))?;
         let key_path = directory.join(KEY_FILE);
         let key = PrivateKeyDer::from_pem_file(&key_path)
             .map_err(|error| file(&key_path, "a private key in PEM", &error.to_string()))?;
@@ -87,6 +95,44 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(all)
 }
 
+/// Refuses a certificate that clients would refuse for its dates.
+fn check_dates(certificate: &CertificateDer<'_>) -> Result<(), String> {
+    let (_, parsed) = X509Certificate::from_der(certificate)
+        .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+    let validity = parsed.validity();
+    let (from, to, now) = (validity.not_before, validity.not_after, ASN1Time::now());
+    let dates = || format!("it is valid from {from} to {to}, and now it is {now}");
+    match (from <= now, now <= to) {
+        (false, _) => {
+            Err(format!("the certificate is not valid yet: {}; check the clock", dates()))
+        }
+        (_, false) => Err(format!("the certificate has expired: {}; renew it", dates())),
+        _ => Ok(()),
+    }
+}
+
+/// The subject of a certificate, in the form of [`AllowLists::allow`].
+///
+/// [`AllowLists::allow`]: crate::nbd::access::AllowLists::allow
+fn subject_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let names = parsed.subject().iter_rdn().map(|name| {
+        let attributes = name.iter().map(|attribute| {
+            let kind = attribute.attr_type();
+            let kind = match oid2abbrev(kind, oid_registry()) {
+                // As OpenSSL calls it.
+                Ok("Email") => "emailAddress".to_owned(),
+                Ok(known) => known.to_owned(),
+                Err(_) => kind.to_id_string(),
+            };
+            // A value that is no text is in no list.
+            Some(format!("{kind}={}", escaped(attribute.as_str().ok()?)))
+        });
+        Some(attributes.collect::<Option<Vec<_>>>()?.join("+"))
+    });
+    Some(names.collect::<Option<Vec<_>>>()?.join(","))
+}
+
 /// A socket as rustls wants to see it, with a deadline for each sleep.
 struct Stream<'a> {
     socket: &'a OwnedFd,
@@ -122,6 +168,11 @@ pub(crate) struct TlsLink {
 }
 
 impl TlsLink {
+    /// The subject of the certificate that the client has shown, if it was asked for one.
+    pub(crate) fn subject(&self) -> Option<String> {
+        subject_of(self.session.peer_certificates()?.first()?)
+    }
+
     /// Sleeps until there is something to receive; what is decrypted already counts.
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
         if self.session.reader().fill_buf().is_ok() {
@@ -224,6 +275,7 @@ impl TlsLink {
         region: &Region,
         replies: &mut Replies,
         full: &mut dyn FnMut(),
+        lease: &Lease,
     ) -> io::Result<()> {
         // Records are filled across pieces: many short replies share one.
         let mut record = Vec::with_capacity(RECORD_BYTES);
@@ -246,18 +298,37 @@ impl TlsLink {
                 offset += part as u64;
                 left -= part;
                 if record.len() == RECORD_BYTES {
-                    self.encrypt_all(&record, full)?;
+                    self.encrypt_all(&record, full, lease)?;
                     record.clear();
                 }
             }
         }
-        self.encrypt_all(&record, full)
+        self.encrypt_all(&record, full, lease)
     }
 
-    fn encrypt_all(&mut self, mut bytes: &[u8], full: &mut dyn FnMut()) -> io::Result<()> {
+    fn encrypt_all(
+        &mut self,
+        mut bytes: &[u8],
+        full: &mut dyn FnMut(),
+        lease: &Lease,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
-            let taken = self.encrypt(bytes, None, full)?;
+            let taken = self.session.writer().write(bytes)?;
             bytes = &bytes[taken..];
+            let mut since = None;
+            while self.session.wants_write() {
+                let deadline = Some(Instant::now() + SEND_TIME);
+                let mut stream = Stream { socket: &self.socket, deadline, full: Some(&mut *full) };
+                match self.session.write_tls(&mut stream) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                        if lease.is_overdue(*since.get_or_insert_with(Instant::now)) {
+                            return Err(held_memory());
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
         }
         Ok(())
     }

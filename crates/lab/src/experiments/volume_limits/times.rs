@@ -384,6 +384,6 @@ mod tests {
         assert_eq!(pause(2, 2, &mut ends), [Duration::from_millis(1)]);
         // Before the first one nobody knows.
         let early = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        assert_eq!(pauses(&mut ends, &[(early, early)]), []);
+        assert!(pauses(&mut ends, &[(early, early)]).is_empty());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fs::{File, Metadata, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{
+    FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown,
+};
 use std::path::{Path, PathBuf};
 
 use blockyard_core::owner_only;
@@ -15,22 +17,62 @@ const UNFINISHED: &str = ".blockyard-unfinished";
 
 /// A file that is written: a regular one beside the one that it is to be, which stays as it is
 /// until then; and gone again if it is not finished.
-pub(super) struct Written<'a> {
+pub(crate) struct Written<'a> {
     path: &'a Path,
     /// What is written and what that becomes, where it is no device or pipe.
     beside: Option<(PathBuf, PathBuf)>,
-    pub(super) file: File,
+    pub(crate) file: File,
     is_finished: bool,
 }
 
 /// Why something with a file failed.
-pub(super) fn file_failed(path: &Path, error: &io::Error) -> Failure {
+pub(crate) fn file_failed(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Code::Failed, format!("{}: {error}", path.display()))
 }
 
+/// What may be replaced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replace<'m> {
+    /// Anything.
+    pub(crate) force: bool,
+    /// Otherwise a file that begins so, which this program has written; empty: none.
+    pub(crate) magic: &'m [u8],
+}
+
+impl Replace<'_> {
+    /// Refuses to replace what this program has not made.
+    fn check(&self, path: &Path, found: &Metadata) -> Result<(), Failure> {
+        let kind = found.file_type();
+        let is_ours = match () {
+            () if self.force => true,
+            () if kind.is_block_device() => false,
+            () if !kind.is_file() || found.len() == 0 => true,
+            () if self.magic.is_empty() => false,
+            () => {
+                let mut start = vec![0; self.magic.len()];
+                let read = File::open(path).and_then(|file| file.read_exact_at(&mut start, 0));
+                read.is_ok() && start == self.magic
+            }
+        };
+        if is_ours {
+            return Ok(());
+        }
+        let what = if kind.is_file() { "file" } else { "block device" };
+        let message = format!(
+            "cannot write {}: the {what} is there already, and this command did not write it; \
+             --force replaces it",
+            path.display()
+        );
+        Err(Failure::new(Code::Failed, message))
+    }
+}
+
 impl<'a> Written<'a> {
-    pub(super) fn create(path: &'a Path) -> Result<Written<'a>, Failure> {
+    pub(crate) fn create(path: &'a Path, replace: Replace<'_>) -> Result<Written<'a>, Failure> {
         let found = path.metadata().ok();
+        if let Some(found) = &found {
+            replace.check(path, found)?;
+        }
         let beside = match &found {
             Some(found) if !found.is_file() => None,
             // Where it is a link, what that leads to is replaced.
@@ -62,7 +104,7 @@ impl<'a> Written<'a> {
     }
 
     /// Gives the file its name, durably.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
         self.name().map_err(|error| file_failed(self.path, &error))
     }
 

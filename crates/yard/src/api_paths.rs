@@ -1,0 +1,165 @@
+//! The paths that clients of the control API may name.
+//!
+//! A client of the API acts with the daemon's rights, and the daemon may be root's. A path in a
+//! request is therefore confined to the directories that the configuration names; by default there
+//! are none. Commands that write a file open it themselves, with the rights of their own user.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::YardError;
+use crate::spec::DeviceSpec;
+
+/// The directories below which a request may name a file or directory.
+#[derive(Debug, Default)]
+pub struct ApiPaths {
+    /// Without links; not set: none.
+    directories: OnceLock<Vec<PathBuf>>,
+}
+
+impl ApiPaths {
+    /// Sets the directories, once, before the API is served.
+    ///
+    /// # Errors
+    /// If one of them is not there or is no directory.
+    pub fn allow(&self, directories: &[PathBuf]) -> Result<(), YardError> {
+        let resolved = directories.iter().map(|directory| {
+            let found = directory.canonicalize().ok().filter(|found| found.is_dir());
+            found.ok_or_else(|| YardError::Argument {
+                field: "api_directories",
+                value: directory.display().to_string(),
+                wanted: "a directory that exists".to_owned(),
+            })
+        });
+        // It is empty: a daemon sets it when it starts.
+        let _ = self.directories.set(resolved.collect::<Result<_, _>>()?);
+        Ok(())
+    }
+
+    /// The path that a request names, without links.
+    ///
+    /// # Errors
+    /// If it is relative, has `..`, or leads out of the directories.
+    pub fn check(&self, field: &'static str, path: &Path) -> Result<PathBuf, YardError> {
+        let refused = |wanted: String| {
+            let value = path.display().to_string();
+            YardError::Argument { field, value, wanted }
+        };
+        if !path.is_absolute() {
+            return Err(refused("a path from the root on".to_owned()));
+        }
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(refused("a path without `..`".to_owned()));
+        }
+        let directories = self.directories.get().map_or(&[][..], Vec::as_slice);
+        let resolved = resolve(path).map_err(|error| refused(format!("a usable path: {error}")))?;
+        if directories.iter().any(|directory| resolved.starts_with(directory)) {
+            return Ok(resolved);
+        }
+        let allowed = match directories {
+            [] => "requests may name no path".to_owned(),
+            some => {
+                let names = some.iter().map(|directory| directory.display().to_string());
+                format!("requests may name paths below {}", names.collect::<Vec<_>>().join(", "))
+            }
+        };
+        Err(refused(format!(
+            "a path that the yard allows: {allowed}; `serve --api-directory DIR`, or \
+             api_directories in [serve], allows more"
+        )))
+    }
+
+    /// Checks every path among the parameters of a device that a request wants made. A pool that
+    /// the yard has open already may be named wherever it is.
+    ///
+    /// # Errors
+    /// As [`ApiPaths::check`].
+    pub fn check_device(
+        &self,
+        spec: &DeviceSpec,
+        is_open_pool: impl Fn(&str) -> bool,
+    ) -> Result<(), YardError> {
+        let paths = spec.kind().params().filter(|param| param.is_path());
+        for param in paths {
+            match spec.text(param.name) {
+                Some(text) if param.name != "path" || !is_open_pool(&text) => {
+                    self.check(param.name, Path::new(&text))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Follows the links of a path as far as it exists; the rest is appended.
+fn resolve(path: &Path) -> std::io::Result<PathBuf> {
+    let mut missing: Vec<OsString> = Vec::new();
+    let mut at = path;
+    loop {
+        match at.canonicalize() {
+            Ok(mut found) => {
+                found.extend(missing.iter().rev());
+                return Ok(found);
+            }
+            // A link to what is not there leads nobody knows where.
+            Err(error) if error.kind() == ErrorKind::NotFound && !at.is_symlink() => {}
+            Err(error) => return Err(error),
+        }
+        let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+            return Err(ErrorKind::NotFound.into());
+        };
+        missing.push(name.to_owned());
+        at = parent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::TempDir;
+    use crate::uri;
+
+    /// `{"file": "/etc/passwd"}` to `ram/save` replaced that file.
+    #[test]
+    fn a_request_names_no_path_outside_the_directories_of_the_configuration() {
+        let temp = TempDir::new().unwrap();
+        let root = temp.path().canonicalize().unwrap();
+        let (inside, outside) = (root.join("in"), root.join("out"));
+        std::fs::create_dir(&inside).unwrap();
+        std::fs::create_dir(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, inside.join("link")).unwrap();
+        std::os::unix::fs::symlink(root.join("nowhere"), inside.join("dangling")).unwrap();
+        let none = ApiPaths::default();
+        let error = none.check("file", &inside.join("x")).unwrap_err().to_string();
+        assert!(error.contains("may name no path; `serve --api-directory DIR`"), "{error}");
+        let paths = ApiPaths::default();
+        paths.allow(std::slice::from_ref(&inside)).unwrap();
+        for good in ["x", "a/b/c", ""] {
+            assert_eq!(paths.check("file", &inside.join(good)).unwrap(), inside.join(good));
+        }
+        let escapes = [
+            outside.join("x"),
+            inside.join("../out/x"),
+            inside.join("link/x"),
+            inside.join("link"),
+            inside.join("dangling"),
+            inside.join("dangling/x"),
+            PathBuf::from("relative"),
+            root.join("inner"),
+        ];
+        for path in escapes {
+            assert!(paths.check("file", &path).is_err(), "{}", path.display());
+        }
+        let device = |path: &Path| {
+            let uri = format!("null:///d?size=1M&trace={}", path.display());
+            paths.check_device(&uri::parse(&uri).unwrap(), |_| false)
+        };
+        device(&inside.join("trace")).unwrap();
+        let error = device(Path::new("/etc/passwd")).unwrap_err().to_string();
+        assert!(error.starts_with("trace: `/etc/passwd`"), "{error}");
+        assert!(ApiPaths::default().allow(&[root.join("missing")]).is_err());
+    }
+}

@@ -1,0 +1,428 @@
+//! Serves HTTP to clients that may be silent, slow or many.
+//!
+//! Every wait for a client has a bound, and the clients of a listener are bounded in two classes:
+//! those of the daemon's own user and of root, and all others. One class takes no place from the
+//! other. Where a class is full, the next client takes the place of the oldest that has no request
+//! under way, so that silent connections never keep a request out.
+#![allow(clippy::disallowed_types)] // Control plane: a flag that is set once a request.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::Request;
+use axum::serve::Listener;
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+use http_body::Frame;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_tokio::rt::{TokioIo, TokioTimer};
+use hyper_tokio::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// Most clients of one listener at once, of each class.
+pub(crate) const CLIENTS_MAX: usize = 64;
+
+/// How long the server waits for a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits {
+    /// For the head of a request: from the connection, or from the answer before it.
+    pub(crate) head: Duration,
+    /// From the head of a request to the end of its body, which has at most 64 KiB.
+    pub(crate) body: Duration,
+    /// For the next part of a stream, whose sender may have to look for what to send.
+    pub(crate) stream: Duration,
+    /// For the client to take some of its answer.
+    pub(crate) stall: Duration,
+    /// For the daemon's own user to do so, who may pass a stream on to something slow.
+    pub(crate) owner_stall: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Waits {
+        Waits {
+            head: Duration::from_secs(30),
+            body: Duration::from_secs(30),
+            stream: Duration::from_secs(600),
+            stall: Duration::from_secs(30),
+            owner_stall: Duration::from_secs(600),
+        }
+    }
+}
+
+/// The path whose body is a stream.
+const STREAM_PATH: &str = "/v1/volumes/receive";
+
+/// A connection that may know whose it is.
+pub(crate) trait Peer {
+    /// Whether it is that of the daemon's own user, or of root.
+    fn is_owner(&self) -> bool;
+}
+
+impl Peer for UnixStream {
+    fn is_owner(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+    }
+}
+
+impl Peer for TcpStream {
+    fn is_owner(&self) -> bool {
+        false
+    }
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+struct Client {
+    task: AbortHandle,
+    /// A request of it is under way.
+    busy: Arc<AtomicBool>,
+}
+
+/// The clients of one class, the oldest first.
+#[derive(Debug, Default)]
+struct Clients(Vec<Client>);
+
+impl Clients {
+    /// Makes room for one more; `false` if each has a request under way.
+    fn make_room(&mut self) -> bool {
+        self.0.retain(|client| !client.task.is_finished());
+        if self.0.len() < CLIENTS_MAX {
+            return true;
+        }
+        // Relaxed: a request that begins just now loses its connection, as any idle one could.
+        let idle = self.0.iter().position(|client| !client.busy.load(Ordering::Relaxed));
+        idle.map(|index| self.0.remove(index).task.abort()).is_some()
+    }
+}
+
+/// Serves routes at a listener until `stopped` says so.
+pub(crate) async fn serve<L>(
+    mut listener: L,
+    routes: Router,
+    waits: Waits,
+    mut stopped: watch::Receiver<bool>,
+) where
+    L: Listener,
+    L::Io: Peer,
+{
+    let [mut owners, mut others] = [Clients::default(), Clients::default()];
+    loop {
+        let io = tokio::select! {
+            (io, _) = listener.accept() => io,
+            // An error means that the sender is gone: the server has been dropped.
+            _ = stopped.wait_for(|stop| *stop) => return,
+        };
+        let (class, stall) = match io.is_owner() {
+            true => (&mut owners, waits.owner_stall),
+            false => (&mut others, waits.stall),
+        };
+        if !class.make_room() {
+            tracing::warn!(
+                "control: a client was turned away: {CLIENTS_MAX} requests are under way"
+            );
+            continue;
+        }
+        let busy = Arc::new(AtomicBool::new(false));
+        let io = Patient::new(io, stall);
+        let conversation = converse(io, routes.clone(), waits, Arc::clone(&busy));
+        class.0.push(Client { task: tokio::spawn(conversation).abort_handle(), busy });
+    }
+}
+
+/// Answers the requests of one client.
+async fn converse<I>(io: Patient<I>, routes: Router, waits: Waits, busy: Arc<AtomicBool>)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let under_way = UnderWay::begin(&busy);
+        let is_stream = request.uri().path() == STREAM_PATH;
+        let wait = if is_stream { waits.stream } else { waits.body };
+        let request = request.map(|body| Body::new(TimedBody::new(body, wait, is_stream)));
+        let answer = routes.call(request);
+        async move {
+            let answer = answer.await?;
+            let answer = answer.map(|body| Answer { body, _under_way: under_way });
+            Ok::<_, std::convert::Infallible>(answer)
+        }
+    });
+    let mut server = http1::Builder::new();
+    let served = server.timer(TokioTimer::new()).header_read_timeout(waits.head);
+    if let Err(error) = served.serve_connection(TokioIo::new(io), service).await {
+        tracing::debug!(%error, "a client of the control API is lost");
+    }
+}
+
+/// Marks a client as busy as long as it lives.
+struct UnderWay(Arc<AtomicBool>);
+
+impl UnderWay {
+    fn begin(busy: &Arc<AtomicBool>) -> UnderWay {
+        // Relaxed: nothing else is published by it.
+        busy.store(true, Ordering::Relaxed);
+        UnderWay(Arc::clone(busy))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        // Relaxed: as above.
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer; the request is under way until it is sent.
+struct Answer {
+    body: Body,
+    _under_way: UnderWay,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A request's body that has to come in time.
+struct TimedBody {
+    body: Incoming,
+    timer: Pin<Box<Sleep>>,
+    wait: Duration,
+    /// Each part begins the wait again.
+    is_stream: bool,
+}
+
+impl TimedBody {
+    fn new(body: Incoming, wait: Duration, is_stream: bool) -> TimedBody {
+        TimedBody { body, timer: Box::pin(sleep(wait)), wait, is_stream }
+    }
+}
+
+impl HttpBody for TimedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Poll::Ready(part) = pin!(&mut self.body).poll_frame(context) {
+            if self.is_stream {
+                let end = Instant::now() + self.wait;
+                self.timer.as_mut().reset(end);
+            }
+            return Poll::Ready(part.map(|part| part.map_err(axum::Error::new)));
+        }
+        self.timer.as_mut().poll(context).map(|()| Some(Err(axum::Error::new(timed_out()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the client was silent for too long")
+}
+
+/// A connection whose client has to take what is sent to it.
+struct Patient<I> {
+    io: I,
+    stall_max: Duration,
+    /// Runs while the client takes nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<I> Patient<I> {
+    fn new(io: I, stall_max: Duration) -> Patient<I> {
+        Patient { io, stall_max, stalled: None }
+    }
+
+    /// Passes on how a write went, unless nothing has gone for too long.
+    fn timed<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        went: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if went.is_ready() {
+            self.stalled = None;
+            return went;
+        }
+        let stall_max = self.stall_max;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(stall_max)));
+        timer.as_mut().poll(context).map(|()| Err(timed_out()))
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Patient<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, into)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Patient<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let went = Pin::new(&mut self.io).poll_write(context, from);
+        self.timed(context, went)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let went = Pin::new(&mut self.io).poll_flush(context);
+        self.timed(context, went)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let went = Pin::new(&mut self.io).poll_shutdown(context);
+        self.timed(context, went)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::{Path, PathBuf};
+    use std::thread::JoinHandle;
+
+    use axum::routing::{get, post};
+
+    use super::*;
+    use crate::paths::TempDir;
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+    /// Longer than what a socket holds.
+    const BIG_BYTES: usize = 8 << 20;
+
+    /// A server of three routes on a thread of its own.
+    struct Server {
+        path: PathBuf,
+        stop: watch::Sender<bool>,
+        thread: Option<JoinHandle<()>>,
+        _temp: TempDir,
+    }
+
+    impl Server {
+        fn start(waits: Waits) -> Server {
+            let temp = TempDir::new().unwrap();
+            let path = temp.path().join("socket");
+            let listener = UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let routes = Router::new()
+                .route("/", get(async || "here"))
+                .route("/big", get(async || vec![7_u8; BIG_BYTES]))
+                .route("/body", post(async |body: Bytes| body.len().to_string()));
+            let (stop, stopped) = watch::channel(false);
+            let serve = move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.unwrap().block_on(async {
+                    let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+                    serve(listener, routes, waits, stopped).await;
+                });
+            };
+            let thread = Some(std::thread::spawn(serve));
+            Server { path, stop, thread, _temp: temp }
+        }
+    }
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = self.stop.send(true);
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
+
+    fn answer(mut client: UnixStream) -> String {
+        client.write_all(REQUEST).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn connect(path: &Path) -> UnixStream {
+        UnixStream::connect(path).unwrap()
+    }
+
+    /// 64 connections that said nothing kept `/metrics` and the control socket shut for ever.
+    #[test]
+    fn silent_connections_keep_no_request_out() {
+        let server = Server::start(Waits::default());
+        let mut silent: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&server.path)).collect();
+        assert!(answer(connect(&server.path)).ends_with("here"));
+        // The oldest made room; the youngest are there still.
+        assert!(answer(silent.pop().unwrap()).ends_with("here"));
+        assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0, "the oldest is gone");
+    }
+
+    #[test]
+    fn a_client_that_stops_in_its_head_or_body_is_left() {
+        let starts: [&[u8]; 3] = [
+            b"",
+            b"GET / HTTP/1.1\r\nHost:",
+            b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab",
+        ];
+        let short = Duration::from_millis(1);
+        let server = Server::start(Waits { head: short, body: short, ..Waits::default() });
+        for start in starts {
+            let mut client = connect(&server.path);
+            // The wait may be over before all of it is sent.
+            let _ = client.write_all(start);
+            // Whether it is told why or not, its connection ends.
+            let _ = client.read_to_end(&mut Vec::new());
+        }
+    }
+
+    #[test]
+    fn a_client_that_takes_no_answer_is_left() {
+        let short = Duration::from_millis(1);
+        let waits = Waits { stall: short, owner_stall: short, ..Waits::default() };
+        let server = Server::start(waits);
+        let mut client = connect(&server.path);
+        client.write_all(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        // The server ends the connection, after which nothing can be written.
+        while client.write_all(b"\r\n").is_ok() {
+            std::thread::yield_now();
+        }
+        let mut taken = Vec::new();
+        let _ = client.read_to_end(&mut taken);
+        assert!(taken.len() < BIG_BYTES, "all {} bytes were sent", taken.len());
+    }
+}
