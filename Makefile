@@ -98,13 +98,15 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 	BLOCKYARD_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --locked -p blockyard-yard \
 		--test scheduler_soak -- --nocapture --test-threads=1 $(DEVICE)
 
-# Each prints what it did; a round that fails prints how to do it again. Ten disks are cut five times
-# each under the tests' own client, and ten more under fio, which verifies.
-crash: deps ## 200 kills of a server of volumes, 50 power cuts below it, 50 under fio, errors, damage, rot
+# Each prints what it did; a round that fails prints how to run it again. Three pools of each of 40
+# kinds are cut five times each under the tests' own client, and ten more under fio, which verifies.
+crash: deps ## 200 kills of a server of volumes, 600 power cuts below it, 50 under fio, errors, damage, rot
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
 	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
-		cuts errors nbdkit
+		cuts::fio errors nbdkit
+	BLOCKYARD_CRASH_ROUNDS=120 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
+		cuts::nothing_durable cuts::a_
 	BLOCKYARD_CRASH_ROUNDS=300 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		rot
 

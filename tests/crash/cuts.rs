@@ -1,51 +1,70 @@
-//! The power is cut at any write or sync, also of a recovery, on a disk that keeps nothing else
-//! but what was synced. Pools that are a small disk make checkpoints, clean and use segments again
-//! all the time; those in a directory grow.
+//! The power is cut at any change or sync, also of a recovery, and a pool is made of every kind
+//! that there is: a directory or a disk, one copy or two, each size of a block, with room or full.
+//!
+//! After each cut `volume check` finds no damage, before the pool is opened and after it; the
+//! volume holds what `history.rs` says; and of two copies each holds the same. Pools have short
+//! segments: they make checkpoints, clean and use segments again all the time.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::ops::AddAssign;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::panic::catch_unwind;
 
-use blockyard_volume::{Options, Running};
+use blockyard_volume::{Options, Places, Running, VolumeError};
 use fastrand::Rng;
 
 use crate::client::Client;
-use crate::disk::Fault;
+use crate::disk::{Fault, ROOT};
 use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::mounted::Mounted;
 use crate::rounds::{Seed, seeds};
 use crate::workload::{End, Workload};
-use crate::yard::Yard;
+use crate::yard::{Yard, blockyard};
 
-/// Disks of `make test`; each is cut a few times.
+/// Pools of `make test`; each is cut a few times.
 const FEW: u64 = 4;
 const CUTS: u64 = 5;
 
-/// Cuts of a disk on which fio writes, each behind so many writes and syncs at most.
+/// Cuts of a disk on which fio writes, each after this many writes and syncs at most.
 const FIO_CUTS: u64 = 5;
 const FIO_OPERATIONS: u64 = 300;
 
+/// The volume of a pool with room, and of one that has less room than this.
 const VOLUME_BYTES: u64 = 8 << 20;
+const FULL_VOLUME_BYTES: u64 = 32 << 20;
 
 /// A segment has room for four of the longest writes.
 const SEGMENT_BYTES: u32 = 1280 << 10;
 
-/// The longest write, in pages: a longer one would be cut into several, which go in one by one.
+/// The longest write, in pages: the server splits a longer one, and a split write is not atomic.
 const LONGEST: u64 = SEGMENT_BYTES as u64 / 4 / PAGE as u64;
 
-/// A disk is cut before it was asked for so many writes and syncs: most small ones have begun anew
-/// at their first segment by then.
+/// A pool is cut before it has made this many changes and syncs: most small ones have used their
+/// first segment again by then.
 const OPERATIONS: u64 = 1000;
 
-/// A pool that is a disk, with twenty of them.
+/// Changes and syncs in which a pool is made, and is opened, about.
+const MAKING: u64 = 60;
+const OPENING: u64 = 130;
+
+/// A pool that is a disk, with twenty segments; or with so few that the volume does not fit.
 const POOL_BYTES: u64 = (1 << 20) + 20 * SEGMENT_BYTES as u64;
+const FULL_POOL_BYTES: u64 = (1 << 20) + 17 * SEGMENT_BYTES as u64;
+
+/// The shortest disk that two copies are made on.
+const DISK_OF_TWO_BYTES: u64 = 65 << 20;
+
+const ENOSPC: u32 = 28;
 
 /// What servers have done before they were killed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
+    pools: u64,
+    cuts: u64,
     answers: u64,
+    refused: u64,
     log_bytes: u64,
     checkpoints: u64,
     page_bytes: u64,
@@ -54,7 +73,10 @@ struct Done {
 
 impl AddAssign for Done {
     fn add_assign(&mut self, other: Done) {
+        self.pools += other.pools;
+        self.cuts += other.cuts;
         self.answers += other.answers;
+        self.refused += other.refused;
         self.log_bytes += other.log_bytes;
         self.checkpoints += other.checkpoints;
         self.page_bytes += other.page_bytes;
@@ -62,11 +84,76 @@ impl AddAssign for Done {
     }
 }
 
-/// Where a pool is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a copy of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Directory,
-    SmallDisk,
+    Disk,
+}
+
+/// A kind of pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cell {
+    kind: Kind,
+    copies: u64,
+    is_full: bool,
+    block: &'static str,
+    compress: &'static str,
+    /// More parameters of the volume.
+    more: &'static str,
+    /// The server makes the pool, and not the test, with short segments.
+    is_the_servers: bool,
+}
+
+impl Cell {
+    /// A directory as a server makes it.
+    const DIRECTORY: Cell = Cell {
+        kind: Kind::Directory,
+        copies: 1,
+        is_full: false,
+        block: "16k",
+        compress: "lz4",
+        more: "",
+        is_the_servers: true,
+    };
+
+    /// The cell of a seed: forty seeds have each kind, number of copies, fill and block size
+    /// together once.
+    fn of(seed: u64) -> Cell {
+        let bit = |number: u64| seed >> number & 1;
+        let is_full = (bit(0) + bit(1) + bit(2)) % 2 == 1;
+        Cell {
+            kind: [Kind::Directory, Kind::Disk][bit(0) as usize],
+            copies: 1 + bit(1),
+            is_full,
+            block: ["4k", "8k", "16k", "32k", "64k"][seed as usize % 5],
+            // What is compressed takes less room than the volume.
+            compress: if is_full { "none" } else { ["lz4", "none"][seed as usize / 40 % 2] },
+            more: "",
+            is_the_servers: false,
+        }
+    }
+
+    fn volume_bytes(&self) -> u64 {
+        match self.is_full {
+            false => VOLUME_BYTES,
+            true => FULL_VOLUME_BYTES.max(self.pool_bytes() + (8 << 20)),
+        }
+    }
+
+    fn pool_bytes(&self) -> u64 {
+        let bytes = if self.is_full { FULL_POOL_BYTES } else { POOL_BYTES };
+        let is_of_two = self.kind == Kind::Disk && self.copies == 2;
+        bytes.max(if is_of_two { DISK_OF_TWO_BYTES } else { 0 })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cell { kind, copies, is_full, block, .. } = self;
+        let full = if *is_full { "full" } else { "with room" };
+        write!(f, "{kind:?}, copies {copies}, {full}, volblocksize {block}")
+    }
 }
 
 fn kill(mut yard: Yard) {
@@ -74,128 +161,276 @@ fn kill(mut yard: Yard) {
     yard.end();
 }
 
-/// What a server says that its pool has done.
-fn asked(yard: &Yard, mounted: &Mounted, answers: u64) -> Done {
-    let shown = yard.command(&["volume", "show", &mounted.file("pool"), "--json"]).ok().out;
-    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
-    let count = |name: &str| shown[name].as_u64().unwrap_or_else(|| panic!("{name}: {shown}"));
-    let [log_bytes, checkpoints, page_bytes, moved_bytes] =
-        ["log_bytes", "checkpoints", "page_bytes", "moved_bytes"].map(count);
-    Done { answers, log_bytes, checkpoints, page_bytes, moved_bytes }
+/// A file that takes the place of a disk.
+fn make_image(path: &str, len: u64) {
+    // It may be there: the power was cut when it was made.
+    let file = File::options().create(true).truncate(false).write(true).open(path).unwrap();
+    file.set_len(len).unwrap();
 }
 
-/// One opening of the volume, to its end; says what was done. `more` are parameters.
-fn live(
-    mounted: &Mounted,
-    history: &mut History,
-    seed: &Seed,
-    random: &mut Rng,
-    more: &str,
-) -> Done {
-    let device = format!("volume:///v0?path={}&size={VOLUME_BYTES}{more}", mounted.file("pool"));
-    // Some while it comes up, most while it works, some not at all.
-    let kind = random.u32(..10);
-    if kind < 3 {
-        mounted.disk().fail(Some(Fault::Cut(random.u64(..130))));
+/// Makes a pool with short segments, or opens it. `consents` to what the disk has.
+fn open(places: &Places, consents: bool) -> Result<(), VolumeError> {
+    let options = Options { segment_bytes: SEGMENT_BYTES, consent: consents, ..Options::default() };
+    Running::open_places(places, options).map(drop)
+}
+
+/// A pool whose power is cut.
+struct CutPool<'s> {
+    seed: &'s Seed,
+    cell: Cell,
+    mounted: Mounted,
+    history: History,
+    random: Rng,
+    done: Done,
+}
+
+impl CutPool<'_> {
+    fn new(seed: &Seed, cell: Cell) -> CutPool<'_> {
+        let mounted = Mounted::new(seed.0);
+        let history = History::new(cell.volume_bytes() / PAGE as u64);
+        let done = Done { pools: 1, ..Done::default() };
+        CutPool { seed, cell, mounted, history, random: Rng::with_seed(seed.0), done }
     }
-    let yard = match Yard::try_serve(&[&device]) {
-        Ok(yard) => yard,
-        Err((status, text)) => {
-            assert!(mounted.disk().is_off(), "{seed}: ended with {status}: {text}");
-            return Done::default();
+
+    /// The names of its copies.
+    fn copies(&self) -> Vec<&'static str> {
+        ["a", "b"].into_iter().take(self.cell.copies as usize).collect()
+    }
+
+    /// The volume, as a server is told of it; `copies` says where it is.
+    fn device(&self, copies: &str) -> String {
+        let Cell { block, compress, more, .. } = self.cell;
+        let size = self.cell.volume_bytes();
+        format!("volume:///v0?{copies}&size={size}&volblocksize={block}&compress={compress}{more}")
+    }
+
+    fn all(&self) -> String {
+        let path = |name: &str| self.mounted.file(name);
+        match self.cell.copies {
+            1 => self.device(&format!("path={}", path("a"))),
+            _ => self.device(&format!("path={}&path2={}&copies=2", path("a"), path("b"))),
         }
-    };
-    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
-    match client.contents() {
-        // What is there although the power was not cut need not outlive the next cut.
-        Ok(contents) => history.check(&contents, false),
-        // A flush has nothing to do here, and says nothing of what was there before.
-        Err(error) => {
-            assert!(mounted.disk().is_off(), "{seed}: {error}");
+    }
+
+    /// Makes the pool, in half of the cases by a second attempt: the power was cut in the first.
+    fn make(&mut self) {
+        let places = Places {
+            path: self.mounted.file("a").into(),
+            path2: self.copies().get(1).map(|name| self.mounted.file(name).into()),
+            degraded: false,
+        };
+        let images = match self.cell.kind {
+            Kind::Directory => Vec::new(),
+            Kind::Disk => self.copies(),
+        };
+        let images: Vec<String> = images.iter().map(|name| self.mounted.file(name)).collect();
+        let make_images = |bytes| images.iter().for_each(|path| make_image(path, bytes));
+        make_images(self.cell.pool_bytes());
+        if self.random.bool() {
+            self.mounted.disk().fail(Some(Fault::Cut(self.random.u64(..MAKING))));
+            _ = open(&places, false);
+            self.switch_on();
+            make_images(self.cell.pool_bytes());
+        }
+        self.mounted.disk().fail(None);
+        // What a making that was cut short has left on a disk may be taken for something else.
+        let made = open(&places, self.cell.kind == Kind::Disk);
+        made.unwrap_or_else(|error| panic!("{}: {}: {error}", self.seed, self.cell));
+    }
+
+    /// Cuts the power, if it is on, and switches it on again.
+    fn switch_on(&mut self) {
+        let mut disk = self.mounted.disk();
+        if !disk.is_off() {
+            disk.cut();
+        }
+        self.done.cuts += 1;
+        disk.switch_on();
+    }
+
+    /// The server ends while the power is off, or has found what it should.
+    fn is_off(&self, what: impl fmt::Display) {
+        let is_off = self.mounted.disk().is_off();
+        assert!(is_off, "{}: {}: {what}", self.seed, self.cell);
+    }
+
+    /// `volume check` finds nothing, when no process has the pool open.
+    fn check(&self, when: &str) {
+        let run = blockyard(&["volume", "check", &self.mounted.file("a"), "--json"]);
+        let is_clean = run.code == Some(0) && run.json()["damaged"] == 0;
+        assert!(is_clean, "{}: {}: {when}: {run}", self.seed, self.cell);
+    }
+
+    /// Reads the whole volume. `None` if the power was cut meanwhile.
+    fn contents(&self, yard: &Yard) -> Option<(Client, Vec<u8>)> {
+        let mut client = Client::connect(&yard.socket(), "v0").unwrap();
+        match client.contents() {
+            Ok(contents) => Some((client, contents)),
+            Err(error) => {
+                self.is_off(error);
+                None
+            }
+        }
+    }
+
+    /// Each copy that is alone has the same contents. Nothing of that stays.
+    fn are_alike(&self, contents: &[u8]) {
+        let copies = self.copies();
+        for gone in copies.iter().filter(|_| copies.len() > 1) {
+            let whole = self.mounted.disk().clone();
+            self.mounted.disk().rename((ROOT, gone.as_ref()), (ROOT, "gone".as_ref())).unwrap();
+            let kept = copies.iter().find(|name| name != &gone).unwrap();
+            let copy = format!("path={}&degraded=yes", self.mounted.file(kept));
+            let yard = Yard::serve(&[&self.device(&copy)]);
+            let (_, found) = self.contents(&yard).unwrap();
+            assert!(found == contents, "{}: {}: copy {kept} differs", self.seed, self.cell);
             kill(yard);
-            return Done::default();
+            *self.mounted.disk() = whole;
         }
     }
-    if kind >= 3 {
-        mounted.disk().fail(Some(Fault::Cut(random.u64(..OPERATIONS))));
+
+    /// What a server says that its pool has done.
+    fn count(&mut self, yard: &Yard) {
+        let shown =
+            yard.command(&["volume", "show", &self.mounted.file("a"), "--json"]).ok().json();
+        let count = |name: &str| shown[name].as_u64().unwrap_or_else(|| panic!("{name}: {shown}"));
+        let [log_bytes, checkpoints, page_bytes, moved_bytes] =
+            ["log_bytes", "checkpoints", "page_bytes", "moved_bytes"].map(count);
+        self.done += Done { log_bytes, checkpoints, page_bytes, moved_bytes, ..Done::default() };
     }
-    let mut workload = Workload::new(client, history, random.u64(..)).longest(LONGEST);
-    let answers = if kind == 9 { random.u64(1..500) } else { u64::MAX };
-    match workload.run(answers) {
-        End::Done => {}
-        end => {
-            assert!(mounted.disk().is_off(), "{seed}: {end:?}");
+
+    /// Opens the pool and looks at what is there; sometimes again, after nothing but that. `None`
+    /// if the power was cut meanwhile.
+    fn open(&mut self, looks_twice: bool) -> Option<(Yard, Client)> {
+        let yard = match Yard::try_serve(&[&self.all()]) {
+            Ok(yard) => yard,
+            Err((status, text)) => {
+                self.is_off(format!("ended with {status}: {text}"));
+                return None;
+            }
+        };
+        let Some((client, contents)) = self.contents(&yard) else {
+            kill(yard);
+            return None;
+        };
+        // What is there although the power was not cut need not outlive the next cut.
+        self.history.check(&contents, false);
+        if !looks_twice {
+            return Some((yard, client));
+        }
+        kill(yard);
+        self.check("after it was opened");
+        self.are_alike(&contents);
+        self.open(false)
+    }
+
+    /// Opens the volume and works on it until the power is cut, or the server is killed.
+    fn live(&mut self) {
+        // Some while it comes up, most while it works, some not at all.
+        let kind = self.random.u32(..10);
+        if kind < 3 {
+            self.mounted.disk().fail(Some(Fault::Cut(self.random.u64(..OPENING))));
+        }
+        let Some((yard, client)) = self.open(kind == 3) else { return };
+        if kind >= 3 {
+            self.mounted.disk().fail(Some(Fault::Cut(self.random.u64(..OPERATIONS))));
+        }
+        let seed = self.random.u64(..);
+        let mut workload = Workload::new(client, &mut self.history, seed).longest(LONGEST);
+        if self.cell.is_full {
+            workload = workload.bears(ENOSPC);
+        }
+        let answers = if kind == 9 { self.random.u64(1..500) } else { u64::MAX };
+        let end = workload.run(answers);
+        let is_done = matches!(end, End::Done);
+        if !is_done {
             workload.drain();
         }
-    }
-    let done = asked(&yard, mounted, workload.answers);
-    kill(yard);
-    done
-}
-
-/// A file that takes the place of a disk, and has a pool.
-fn make_small_disk(mounted: &Mounted) {
-    let path = mounted.file("pool");
-    File::create(&path).unwrap().set_len(POOL_BYTES).unwrap();
-    let options = Options { segment_bytes: SEGMENT_BYTES, ..Options::default() };
-    drop(Running::open(Path::new(&path), options).unwrap());
-}
-
-/// A disk with a volume on it that is cut a few times; says what was done in all.
-fn disk(seed: &Seed, kind: Kind, more: &str) -> Done {
-    cut_often(seed, &Mounted::new(seed.0), kind, more)
-}
-
-/// The same on this one.
-fn cut_often(seed: &Seed, mounted: &Mounted, kind: Kind, more: &str) -> Done {
-    let mut random = Rng::with_seed(seed.0);
-    if kind == Kind::SmallDisk {
-        make_small_disk(mounted);
-    }
-    let mut history = History::new(VOLUME_BYTES / PAGE as u64);
-    let mut done = Done::default();
-    for _ in 0..CUTS {
-        done += live(mounted, &mut history, seed, &mut random, more);
-        if mounted.disk().is_off() {
-            mounted.disk().switch_on();
+        self.done.answers += workload.answers;
+        self.done.refused += workload.refused;
+        if !is_done {
+            self.is_off(format!("{end:?}"));
         }
+        self.count(&yard);
+        kill(yard);
     }
-    mounted.disk().fail(None);
-    let device = format!("volume:///v0?path={}&size={VOLUME_BYTES}{more}", mounted.file("pool"));
-    let yard = Yard::serve(&[&device]);
-    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
-    history.check(&client.contents().unwrap(), false);
-    // It goes on.
-    let mut workload = Workload::new(client, &mut history, seed.0).longest(LONGEST);
-    assert!(matches!(workload.run(200), End::Done), "{seed}");
-    kill(yard);
-    done
+
+    /// Writes until nothing more fits.
+    fn fill(&mut self) {
+        let (yard, client) = self.open(false).expect("the power is on");
+        let mut workload = Workload::new(client, &mut self.history, self.seed.0).longest(LONGEST);
+        let is_full = workload.fill(ENOSPC);
+        assert!(is_full, "{}: {}: all of the volume fits", self.seed, self.cell);
+        kill(yard);
+    }
+
+    /// Makes the pool and cuts it a few times.
+    fn cut_often(&mut self) {
+        if self.cell.is_full && self.cell.kind == Kind::Directory {
+            self.mounted.disk().bound(self.cell.copies * self.cell.pool_bytes());
+        }
+        if !self.cell.is_the_servers {
+            self.make();
+        }
+        if self.cell.is_full {
+            self.fill();
+        }
+        for _ in 0..CUTS {
+            self.live();
+            if self.mounted.disk().is_off() {
+                self.switch_on();
+            }
+            self.mounted.disk().fail(None);
+            // A cut may have left nothing of a pool that a server has just begun to make.
+            if !self.cell.is_the_servers {
+                self.check("before it was opened");
+            }
+        }
+        let (mut yard, client) = self.open(true).expect("the power is on");
+        // It goes on.
+        let mut workload = Workload::new(client, &mut self.history, self.seed.0).longest(LONGEST);
+        if self.cell.is_full {
+            workload = workload.bears(ENOSPC);
+        }
+        let end = workload.run(200);
+        assert!(matches!(end, End::Done), "{}: {}: {end:?}", self.seed, self.cell);
+        workload.drain();
+        yard.signal("TERM");
+        assert!(yard.end().success(), "{}: {}", self.seed, self.cell);
+        self.check("at the end");
+    }
 }
 
 #[test]
 fn nothing_durable_is_lost_when_the_power_is_cut() {
-    let mut directories = Done::default();
-    let mut disks = None;
+    let mut cells: BTreeMap<Cell, Done> = BTreeMap::new();
     let seeds: Vec<u64> = seeds(FEW).collect();
     let is_all = seeds.len() as u64 >= FEW;
     for seed in seeds {
         let seed = Seed(seed);
-        let block = ["4k", "16k", "64k"][seed.0 as usize % 3];
-        let compress = ["lz4", "none"][seed.0 as usize / 3 % 2];
-        let more = format!("&volblocksize={block}&compress={compress}");
-        match seed.0 % 2 {
-            0 => directories += disk(&seed, Kind::Directory, &more),
-            _ => *disks.get_or_insert(Done::default()) += disk(&seed, Kind::SmallDisk, &more),
-        }
+        let cell = Cell::of(seed.0);
+        let mut pool = CutPool::new(&seed, cell);
+        pool.cut_often();
+        *cells.entry(Cell { compress: "", ..cell }).or_default() += pool.done;
     }
-    println!("power cuts: directories {directories:?}, small disks {disks:?}");
-    // One disk alone may have been cut before it came to all of this.
-    if let Some(done) = disks.filter(|_| is_all) {
-        let Done { answers, log_bytes, checkpoints, page_bytes, moved_bytes } = done;
+    let mut all = Done::default();
+    for (cell, done) in &cells {
+        let Done { pools, cuts, answers, refused, moved_bytes, .. } = done;
+        println!(
+            "{cell}: {pools} pools, {cuts} cuts, {answers} answers, {refused} ENOSPC, \
+             {moved_bytes} bytes cleaned"
+        );
+        all += *done;
+    }
+    println!("power cuts: {all:?}");
+    // One pool alone may have been cut before it came to all of this.
+    if is_all {
+        let Done { answers, refused, log_bytes, checkpoints, page_bytes, moved_bytes, .. } = all;
         assert!(answers > 0, "the client was answered something");
-        assert!(checkpoints > 0 && page_bytes > 0, "checkpoints are cut too");
-        assert!(moved_bytes > 0, "so is cleaning");
-        assert!(log_bytes > POOL_BYTES, "so is what takes the place of something else");
+        assert!(refused > 0, "a full pool was cut too");
+        assert!(checkpoints > 0 && page_bytes > 0, "so were checkpoints");
+        assert!(moved_bytes > 0, "so was cleaning");
+        assert!(log_bytes > POOL_BYTES, "so were segments that are used again");
     }
 }
 
@@ -243,7 +478,8 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
 fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
     for seed in 1..=8 {
         let mounted = Mounted::new(seed);
-        make_small_disk(&mounted);
+        make_image(&mounted.file("pool"), POOL_BYTES);
+        open(&Places::of(mounted.file("pool")), false).unwrap();
         mounted.disk().cut();
         mounted.disk().switch_on();
         let found = std::fs::metadata(mounted.file("pool")).map(|it| it.len());
@@ -251,14 +487,15 @@ fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
     }
 }
 
-/// A file system that ignores that a write is to be durable, and does what a sync asks for.
+/// A file system that ignores that a write is to be durable, and does what a sync asks for. The
+/// server makes the pool, with segments of the length that it chooses.
 #[test]
 fn nothing_durable_is_lost_where_only_syncs_count() {
     for seed in 1..=4 {
         let seed = Seed(seed);
-        let mounted = Mounted::new(seed.0);
-        mounted.disk().deafen();
-        cut_often(&seed, &mounted, Kind::Directory, "");
+        let mut pool = CutPool::new(&seed, Cell::DIRECTORY);
+        pool.mounted.disk().deafen();
+        pool.cut_often();
     }
 }
 
@@ -268,8 +505,8 @@ fn nothing_durable_is_lost_where_only_syncs_count() {
 fn a_volume_without_syncs_is_found_out() {
     let mut seeds = 1..=5;
     let found_out = seeds.any(|seed| {
-        let run = || disk(&Seed(seed), Kind::Directory, "&sync=disabled");
-        catch_unwind(AssertUnwindSafe(run)).is_err()
+        let cell = Cell { more: "&sync=disabled", ..Cell::DIRECTORY };
+        catch_unwind(|| CutPool::new(&Seed(seed), cell).cut_often()).is_err()
     });
     assert!(found_out, "none of five disks has lost anything");
 }

@@ -11,6 +11,9 @@ use crate::history::{History, PAGE};
 /// Flushes have numbers of their own.
 const FLUSH: u64 = 1 << 63;
 
+/// Pages to which many of the writes to a full pool go.
+const HOT_PAGES: u64 = 128;
+
 /// How a run of the workload has ended.
 #[derive(Debug)]
 pub(crate) enum End {
@@ -36,6 +39,10 @@ pub(crate) struct Workload<'h> {
     always: bool,
     /// Pages of the longest write.
     longest: u64,
+    /// An error that may be answered; 0 if there is none.
+    bears: u32,
+    /// How often it was answered.
+    pub(crate) refused: u64,
     /// Answers without an error.
     pub(crate) answers: u64,
     /// Requests that ask to be durable, or that something is.
@@ -59,6 +66,8 @@ impl<'h> Workload<'h> {
             flushes,
             always,
             longest,
+            bears: 0,
+            refused: 0,
             answers,
             durable_requests,
         }
@@ -73,6 +82,12 @@ impl<'h> Workload<'h> {
     /// With writes of so many pages at most.
     pub(crate) fn longest(mut self, pages: u64) -> Workload<'h> {
         self.longest = pages;
+        self
+    }
+
+    /// Goes on where a write or a discard is refused by this error.
+    pub(crate) fn bears(mut self, error: u32) -> Workload<'h> {
+        self.bears = error;
         self
     }
 
@@ -96,7 +111,14 @@ impl<'h> Workload<'h> {
             1..8 => self.random.u64(1..=16),
             _ => 1,
         };
-        let first = self.random.u64(..=self.pages - count);
+        // Long discards make room in a full pool. Neighbours in flight at once share blocks: half
+        // of the writes go to the same few.
+        let (count, end) = match kind {
+            8..14 if self.bears > 0 => (self.random.u64(1..=self.longest), self.pages),
+            _ if self.bears > 0 && kind % 2 == 0 => (count, HOT_PAGES),
+            _ => (count, self.pages),
+        };
+        let first = self.random.u64(..=end - count);
         if !self.history.is_quiet(first, count) {
             // It comes back for another place.
             return Ok(());
@@ -124,13 +146,14 @@ impl<'h> Workload<'h> {
             (_, false) => self.history.refused(answer.cookie),
         }
         self.answers += u64::from(answer.error == 0);
+        self.refused += u64::from(answer.error != 0 && answer.error == self.bears);
         Ok(answer.error)
     }
 
-    /// Goes on until so many more were answered, or something breaks.
+    /// Goes on until this many more were answered, or something breaks.
     pub(crate) fn run(&mut self, answers: u64) -> End {
-        let until = self.answers.saturating_add(answers);
-        while self.answers < until {
+        let until = (self.answers + self.refused).saturating_add(answers);
+        while self.answers + self.refused < until {
             while self.in_flight.len() < self.depth {
                 if self.send().is_err() {
                     return self.drain();
@@ -138,11 +161,29 @@ impl<'h> Workload<'h> {
             }
             match self.answer() {
                 Ok(0) => {}
+                Ok(error) if error == self.bears => {}
                 Ok(error) => return End::Refused(error),
                 Err(_) => return End::Gone,
             }
         }
         End::Done
+    }
+
+    /// Writes the whole volume, one write after the other, until one is refused by this error; says
+    /// whether one was.
+    pub(crate) fn fill(&mut self, full: u32) -> bool {
+        let mut first = 0;
+        while first < self.pages {
+            let count = self.longest.min(self.pages - first);
+            let (number, bytes) = self.history.send(first, count, false);
+            self.in_flight.insert(number, 0);
+            self.client.write(number, first * PAGE as u64, &bytes, false).unwrap();
+            match self.answer().unwrap() {
+                0 => first += count,
+                error => return error == full,
+            }
+        }
+        false
     }
 
     /// Takes the answers of what is in flight, and sends no more.
