@@ -205,7 +205,7 @@ impl Running {
         let (used_bytes, available_bytes) = pool.segments().used_and_left_bytes();
         Ok(PoolStatus {
             segment_bytes: pool.segments().bytes().into(),
-            segments: counts.all as u64,
+            segments: (counts.all - counts.hollow) as u64,
             segments_free: (counts.free + counts.idle) as u64,
             segments_reserved: RESERVE as u64,
             outside_free_bytes: pool.segments().directory().free_bytes()?,

@@ -178,6 +178,7 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
             let cold = pool.cold().map_or(SEGMENT_NONE, |cold| cold.segment);
             let is_open = |number| [segment, next, pages, cold].contains(&number);
             pool.segments().settle(frozen.round, |it| marks.is_needed(it) || is_open(it));
+            pool.segments().unpin(frozen.round, is_open);
             Some(marks)
         }
         Err(Refused::NoSpace) => {

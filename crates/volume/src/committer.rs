@@ -63,6 +63,16 @@ const DIRTY_BYTES_MIN: u64 = 256 << 10;
 /// still there.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// The space of free segments is given back that were free at each of so many looks.
+const LOOKS: u32 = 60;
+
+/// Most segments whose space is given back at once.
+const GIVEN_MAX: usize = 32;
+
+/// In an idle pool blocks are counted again if one in so many of the bytes that are used, or a
+/// segment, may not be live any more.
+const UNKNOWN_PART: u64 = 32;
+
 /// Longest sleep of one for whom space is looked for beside.
 const SEARCH_LOOK: Duration = Duration::from_millis(2);
 
@@ -135,6 +145,13 @@ pub struct Committer<D: Directory> {
     names: Names,
     /// The pool is being closed: nothing comes any more.
     stopping: bool,
+    /// The last group at the last look, and that at which an idle pool had blocks counted again.
+    seen: u64,
+    counted_at: Option<u64>,
+    /// The least number of segments that were free at the looks since space was given back, and how
+    /// many looks that is.
+    least_free: usize,
+    looks: u32,
 }
 
 impl<D: Directory> Committer<D> {
@@ -171,6 +188,10 @@ impl<D: Directory> Committer<D> {
             lost: BTreeSet::new(),
             names: Names::new(),
             stopping: false,
+            seen: 0,
+            counted_at: None,
+            least_free: usize::MAX,
+            looks: 0,
         }
     }
 
@@ -226,10 +247,47 @@ impl<D: Directory> Committer<D> {
     }
 
     /// Notices that the pool was removed: nothing more is said to be durable then. And how much its
-    /// file system has left, of which others have their part.
-    fn look(&self) {
+    /// file system has left, of which others have their part. What the pool does not need it gives
+    /// back to them.
+    fn look(&mut self) {
         self.pool.segments().look_outside();
         self.pool.look();
+        if self.pool.is_poisoned() {
+            return;
+        }
+        let last = self.log.last();
+        let is_idle = std::mem::replace(&mut self.seen, last) == last;
+        self.count_if_idle(is_idle);
+        self.least_free = self.least_free.min(self.pool.segments().free());
+        self.looks += 1;
+        if self.looks < LOOKS {
+            return;
+        }
+        self.looks = 0;
+        let least = std::mem::replace(&mut self.least_free, usize::MAX);
+        let surplus = self.pool.surplus(least).min(GIVEN_MAX);
+        if surplus > 0 {
+            self.pool.give_back(surplus);
+        } else if self.pool.segments().may_try_again() {
+            self.pool.try_again();
+        }
+    }
+
+    /// Has blocks counted again where much may not count any more, as after a snapshot was
+    /// destroyed, and nothing else is to be done: what is said to be free is free then. Once, until
+    /// something is written.
+    fn count_if_idle(&mut self, is_idle: bool) {
+        let segments = self.pool.segments();
+        let unknown = segments.unknown_bytes();
+        let (used, _) = segments.used_and_left_bytes();
+        let is_much = unknown >= u64::from(segments.bytes()).min(used / UNKNOWN_PART).max(1);
+        if !is_idle || !is_much || self.counted_at == Some(self.log.last()) {
+            return;
+        }
+        self.counted_at = Some(self.log.last());
+        if self.pool.wanted_count().is_none() {
+            self.pool.want_count(Some(segments.round() + 1));
+        }
     }
 
     /// Makes durable what nobody has asked to be.

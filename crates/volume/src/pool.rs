@@ -23,7 +23,7 @@ use crate::clean::{Cold, Pace, Phase};
 use crate::committer::Committer;
 use crate::error::VolumeError;
 use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::options::Options;
 use crate::record::{Body, Live, Record, Reply, Return};
 use crate::recovery;
@@ -55,6 +55,9 @@ const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
 
 /// Segments that are kept ready, so that the committer finds one and does not make it.
 const READY: usize = 6;
+
+/// Of those that are free so many times as many as are kept ready are not given back.
+const KEPT: usize = 2;
 
 /// The same beyond those that writes leave.
 const BEYOND: usize = 3;
@@ -122,6 +125,13 @@ impl<D: Directory> Pool<D> {
         let superblock = recovered.superblock;
         segments.set_upper(recovered.roots.count());
         segments.set_pages(recovered.page_count);
+        // What is written on: the rest is opened when it is taken.
+        let LogPlace { segment, next, .. } = recovered.log.place;
+        let pages = recovered.page_place.map(|(segment, _)| segment);
+        for number in [segment, next].into_iter().filter(|it| *it != SEGMENT_NONE).chain(pages) {
+            let failed = VolumeError::io(format!("cannot open segment {number}"));
+            segments.pin(number).map_err(failed)?;
+        }
         let rest = |(_, offset): (u32, u32)| superblock.segment_bytes - offset;
         segments.set_rest(recovered.page_place.map_or(0, rest));
         let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
@@ -350,12 +360,31 @@ impl<D: Directory> Pool<D> {
     /// Lets a thread make segments where few are ready, or fewer than somebody needs: it takes as
     /// long as writing them.
     pub(crate) fn prepare(self: &Arc<Self>, needed: usize) {
-        let ready = READY.max(self.segments.reserved() + BEYOND).max(needed);
+        let ready = self.ready().max(needed);
         let bytes = self.early_bytes();
         if !self.is_running() || !self.segments.wants_more(ready, bytes) {
             return;
         }
         self.make(move |segments| segments.prepare(ready, bytes));
+    }
+
+    /// How many segments are kept ready.
+    fn ready(&self) -> usize {
+        READY.max(self.segments.reserved() + BEYOND)
+    }
+
+    /// How many free segments may be given back, if at least so many have been free for a while.
+    /// Twice as many as are kept ready are not, nor is room for twice as many bytes: no segment is
+    /// made again for a steady load.
+    pub(crate) fn surplus(&self, least_free: usize) -> usize {
+        let spare = self.segments.left_there().saturating_sub(KEPT as u64 * self.early_bytes());
+        let by_bytes = spare / u64::from(self.segments.bytes());
+        least_free.saturating_sub(KEPT * self.ready()).min(by_bytes as usize)
+    }
+
+    /// Lets a thread give the space of so many free segments back.
+    pub(crate) fn give_back(self: &Arc<Self>, count: usize) {
+        self.make(move |segments| segments.give_back(count));
     }
 
     /// Lets a thread try again to make a segment where one could not be made; says whether it has

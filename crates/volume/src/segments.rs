@@ -11,6 +11,7 @@ mod table;
 
 pub(crate) use reading::read_spare;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,8 @@ use crate::format::PAGE_BYTES;
 use crate::format::entry::{ADDRESS_END, Entry};
 use crate::map::{Cache, Leaf, Map, Page, Tally};
 use crate::repairs::Repairs;
-use crate::store::{Directory, StoreFile};
+use crate::store::descriptors::is_short;
+use crate::store::{Directory, Pin, StoreFile};
 
 pub(crate) use table::RESERVE;
 pub use table::{Counts, Want};
@@ -38,6 +40,8 @@ pub struct Segments<D: Directory> {
     bytes: u32,
     files: Arc<Published<Files<D::File>>>,
     table: Mutex<Table>,
+    /// What keeps those open that are written: their descriptors are theirs until they are durable.
+    pins: Mutex<HashMap<u32, Pin>>,
     /// Held while a file is made: two who made the same one would write over each other.
     making: Mutex<()>,
     /// Leaves of maps that are in memory.
@@ -71,6 +75,9 @@ fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> 
         }
     }
 }
+
+/// So many segments are opened when the pool is.
+const OPENED_FIRST: usize = 1024;
 
 /// Memory for clean leaves of maps where nothing else is said, in bytes.
 pub const MAP_CACHE_BYTES: u64 = 128 << 20;
@@ -276,6 +283,13 @@ impl<D: Directory> Segments<D> {
                 let error = io::Error::other(format!("it is shorter than {bytes} bytes"));
                 return Err(doing()(error));
             }
+            // As many as usually are open at once, so that what is wrong with one is told now.
+            if files.len() < OPENED_FIRST
+                && let Err(error) = file.pin()
+                && !is_short(&error)
+            {
+                return Err(doing()(error));
+            }
             files.push(Arc::new(file));
         }
         no_gap(&directory, files.len())?;
@@ -283,8 +297,9 @@ impl<D: Directory> Segments<D> {
         let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
         let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
         let (changes, repairs) = (Counter::default(), Repairs::default());
+        let pins = Mutex::default();
         let segments =
-            Segments { directory, bytes, files, table, making, leaves, repairs, changes };
+            Segments { directory, bytes, files, table, pins, making, leaves, repairs, changes };
         segments.look_outside();
         Ok(segments)
     }
@@ -344,8 +359,8 @@ impl<D: Directory> Segments<D> {
     /// How many there are.
     pub fn counts(&self) -> Counts {
         let table = self.table();
-        let (free, idle) = (table.free, table.idle);
-        Counts { all: table.states.len(), free, idle, spoiled: table.spoiled.len() }
+        let (free, idle, hollow) = (table.free, table.idle, table.hollow);
+        Counts { all: table.states.len(), free, idle, hollow, spoiled: table.spoiled.len() }
     }
 
     /// Something that changes where space is won: how many are free and idle, and how many bytes
@@ -374,7 +389,7 @@ impl<D: Directory> Segments<D> {
     /// Bytes of segments beyond those that count.
     pub fn spare_bytes(&self) -> u64 {
         let table = self.table();
-        (table.states.len() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
+        (table.there() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
     }
 
     /// How many have to be free so that writes go on.
@@ -522,8 +537,11 @@ impl<D: Directory> Segments<D> {
 
     /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.
     pub fn free_all_but(&self, is_needed: impl Fn(u32) -> bool) {
+        let files = self.files.get();
+        let is_sparse = |number: u32| files.get(number as usize).is_some_and(|it| it.is_sparse());
         self.table().change_all(|number, _| match is_needed(number) {
             true => State::Used { round: 0 },
+            false if is_sparse(number) => State::Hollow,
             false => State::Free,
         });
     }
@@ -531,6 +549,31 @@ impl<D: Directory> Segments<D> {
     /// Gives a segment back to which nothing was written that counts.
     pub fn put_back(&self, number: u32) {
         self.table().put_back(number);
+    }
+
+    fn pins(&self) -> MutexGuard<'_, HashMap<u32, Pin>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a segment open that is going to be written.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is not there.
+    pub(crate) fn pin(&self, number: u32) -> io::Result<()> {
+        let files = self.files.get();
+        let pin = files.get(number as usize).ok_or(io::ErrorKind::UnexpectedEof)?.pin()?;
+        self.pins().insert(number, pin);
+        Ok(())
+    }
+
+    /// Segments need not be kept open that were taken before this round, but for those that are
+    /// written on: what is in them is durable.
+    pub(crate) fn unpin(&self, round: u64, is_written_on: impl Fn(u32) -> bool) {
+        let table = self.table();
+        self.pins().retain(|number, _| match table.states.get(*number as usize) {
+            Some(State::Used { round: taken }) => *taken >= round || is_written_on(*number),
+            _ => false,
+        });
     }
 
     /// The segment of an address, and the place in it.
@@ -596,8 +639,45 @@ impl<D: Directory> fmt::Debug for Segments<D> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
     use crate::store::RealDirectory;
+
+    /// A pool kept the space of every segment that it ever had, also when all that was in it was
+    /// gone.
+    #[test]
+    fn space_that_is_given_back_is_taken_again() {
+        let path = std::env::temp_dir().join(format!("blockyard-given-{}", std::process::id()));
+        // Of a process of this number that was killed.
+        _ = std::fs::remove_dir_all(&path);
+        let open = || Segments::open(RealDirectory::take(&path).unwrap(), 1 << 20, 12).unwrap();
+        let space = || {
+            let files = std::fs::read_dir(&path).unwrap();
+            files.map(|it| it.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>() >> 20
+        };
+        let segments = open();
+        segments.prepare(12, 0);
+        let used = segments.take(Want::Checkpoint).unwrap();
+        assert_eq!((segments.counts().all, space()), (12, 12));
+        segments.give_back(7);
+        let counts = segments.counts();
+        assert_eq!((counts.all, counts.free, counts.hollow, space()), (12, 4, 7, 5));
+        // They can be had as those that are not made yet.
+        assert_eq!(segments.available(), 4 + 7);
+        assert!(!segments.has(Want::Checkpoint, 0, 5) && segments.may(Want::Checkpoint, 0, 5));
+        assert_eq!((segments.counts().hollow, space()), (6, 6));
+        drop(segments);
+        // An opening finds which of those that nobody needs have no space.
+        let segments = open();
+        segments.free_all_but(|number| number == used);
+        let counts = segments.counts();
+        assert_eq!((counts.all, counts.free, counts.hollow), (12, 5, 6));
+        let taken: Vec<u32> = std::iter::from_fn(|| segments.take(Want::Checkpoint)).collect();
+        assert_eq!((taken.len(), space()), (11, 12));
+        drop(segments);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 
     /// Two threads that needed a segment made the same file: one wrote zeros over what the other
     /// had in it, or put another file in its place.

@@ -5,6 +5,7 @@
 //! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
 
 pub mod copies;
+pub(crate) mod descriptors;
 pub(crate) mod disk;
 mod file;
 pub(crate) mod folder;
@@ -17,7 +18,7 @@ pub(crate) mod ring;
 pub mod tasks;
 
 use std::fmt;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -233,6 +234,25 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         let _ = file;
     }
 
+    /// Gives the space of a file that is not needed back to the file system. What is read there
+    /// until it is filled again may be anything.
+    ///
+    /// # Errors
+    /// If that cannot be done here.
+    fn give_back(&self, file: &Self::File) -> io::Result<()> {
+        let _ = file;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Has a file of this length take its space again, as one that is made.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    fn fill(&self, file: &Self::File, len: u64) -> io::Result<()> {
+        let _ = (file, len);
+        Ok(())
+    }
+
     /// Fails if what is written from now on would be found by nobody: all of it was removed. Asked
     /// now and then.
     ///
@@ -356,6 +376,20 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// If some of it may not be; it is not asked again then.
     fn sync(&self) -> io::Result<()>;
 
+    /// Whether it took less space than its length when it was found: it may have given that back.
+    fn is_sparse(&self) -> bool {
+        false
+    }
+
+    /// Keeps it open as long as the answer is held, so that it can be written to where the process
+    /// has no descriptors left by then.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    fn pin(&self) -> io::Result<Pin> {
+        Ok(Pin::default())
+    }
+
     /// The copies of the file that hold all data now.
     fn copies(&self) -> GoodCopies {
         GoodCopies::ONE
@@ -392,6 +426,21 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// What keeps a file open, in each copy.
+#[derive(Debug, Default)]
+pub struct Pin(Vec<Arc<File>>);
+
+impl Pin {
+    pub(crate) fn of(file: Arc<File>) -> Pin {
+        Pin(vec![file])
+    }
+
+    /// Keeps open what the other one does, too.
+    pub(crate) fn join(&mut self, other: Pin) {
+        self.0.extend(other.0);
+    }
+}
+
 /// Where the pool of a device is: a directory, or two of them with the same files.
 pub type Backing = Copies<RealDirectory>;
 
@@ -403,7 +452,9 @@ pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Res
         file.sync()?;
         directory.rename(&new, name)?;
         directory.sync_names()?;
-        Ok(file)
+        // By its name: it is opened when it is wanted, and has no descriptor until then.
+        drop(file);
+        directory.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     })();
     if made.is_err() {
         // What it holds is of use to others.

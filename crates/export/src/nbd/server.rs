@@ -436,7 +436,13 @@ impl Shared {
         sys::set_timeouts(socket.as_ref(), BLOCKED_MAX);
         let line = Line::Socket(Arc::clone(&socket));
         let link = Link::Socket(Arc::clone(&socket));
-        if let Err(error) = self.start_client(link, Some(socket), peer, line) {
+        let left = match sys::leaves_descriptors(socket.as_ref()) {
+            true => self.start_client(link, Some(socket), peer, line),
+            false => Err(io::Error::other(format!(
+                "{peer}: few descriptors are left; raise the limit of open files (ulimit -n)"
+            ))),
+        };
+        if let Err(error) = left {
             tracing::warn!(address = self.address(), %error, "a client was turned away");
         }
     }

@@ -15,9 +15,23 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use blockyard_core::Region;
+use rustix::process::{Resource, getrlimit};
 
 /// Most pieces in one system call, below the system's 1024.
 const PIECES_MAX: usize = 256;
+
+/// Descriptors that clients leave to the rest of the process, and the part of all that they leave
+/// where there are few: what a device opens while it works must not fail because of idle clients.
+const DESCRIPTORS_LEFT: u64 = 256;
+const PART_LEFT: u64 = 4;
+
+/// Whether a client that has just come leaves enough descriptors to the rest of the process. The
+/// system gives the lowest free number to a new one, so all below this one are in use.
+pub(crate) fn leaves_descriptors(socket: impl AsFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let number = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
+    number < limit - (limit / PART_LEFT).min(DESCRIPTORS_LEFT)
+}
 
 /// The result of a system call as the standard library puts it.
 fn check(result: isize) -> io::Result<usize> {

@@ -29,13 +29,13 @@ impl<D: Directory> Segments<D> {
     /// system than they had at the last look.
     pub fn left_bytes(&self) -> u64 {
         let table = self.table();
-        table.left_bytes(table.states.len() + table.more())
+        table.left_bytes(table.there() + table.more())
     }
 
     /// Bytes that count, with pages twice, and [`Segments::left_bytes`].
     pub fn used_and_left_bytes(&self) -> (u64, u64) {
         let table = self.table();
-        (table.used_bytes(), table.left_bytes(table.states.len() + table.more()))
+        (table.used_bytes(), table.left_bytes(table.there() + table.more()))
     }
 
     /// Whether this use may change so many pages and take so many segments, of files that exist.
@@ -47,7 +47,7 @@ impl<D: Directory> Segments<D> {
                 if table.free >= table.left_by(want, pages) + segments {
                     return true;
                 }
-                table.states.len()
+                table.there()
             };
             if !self.grow_from(before) {
                 return false;
@@ -76,13 +76,30 @@ impl<D: Directory> Segments<D> {
         loop {
             let before = {
                 let mut table = self.table();
-                if let Some(number) = table.take(want) {
-                    return Some(number);
+                match table.take(want) {
+                    Some(number) => {
+                        drop(table);
+                        return self.pinned(number);
+                    }
+                    None => table.there(),
                 }
-                table.states.len()
             };
             if !self.grow_from(before) {
                 return None;
+            }
+        }
+    }
+
+    /// A segment that was taken, kept open; none if there is no descriptor for it, which is treated
+    /// as no space.
+    fn pinned(&self, number: u32) -> Option<u32> {
+        match self.pin(number) {
+            Ok(()) => Some(number),
+            Err(error) => {
+                let title = self.directory.title();
+                tracing::warn!("{title}: segment {number} cannot be opened: {error}");
+                self.put_back(number);
+                None
             }
         }
     }
@@ -101,29 +118,36 @@ impl<D: Directory> Segments<D> {
     /// bytes, and more can be made.
     pub fn wants_more(&self, free: usize, bytes: u64) -> bool {
         let table = self.table();
-        let is_short = table.free < free || table.left_bytes(table.states.len()) < bytes;
+        let is_short = table.free < free || table.left_bytes(table.there()) < bytes;
         is_short && table.more() > 0
     }
 
     /// Makes one more segment, if there is room for it; says whether there is one more.
     pub fn grow(&self) -> bool {
-        let before = self.table().states.len();
+        let before = self.table().there();
         self.grow_from(before)
     }
 
-    /// Makes the segment of this number, unless somebody else has made it meanwhile.
-    fn grow_from(&self, number: usize) -> bool {
+    /// Makes one more segment, or fills one that has given its space back, unless another thread
+    /// has since there were this many.
+    fn grow_from(&self, before: usize) -> bool {
         let is_held = || matches!(self.making.try_lock(), Err(TryLockError::WouldBlock));
         self.directory.until(&|| !is_held());
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        {
+        let (number, is_hollow) = {
             let table = self.table();
-            if table.states.len() > number {
+            if table.there() > before {
                 return true;
             }
+            let hollow = table.states.iter().position(|state| *state == State::Hollow);
+            let number = hollow.unwrap_or(table.states.len());
             if table.full || number >= table.count_max {
                 return false;
             }
+            (number, hollow.is_some())
+        };
+        if is_hollow {
+            return self.fill(number);
         }
         match store::make(&self.directory, &name(number), u64::from(self.bytes)) {
             Ok(file) => {
@@ -147,11 +171,47 @@ impl<D: Directory> Segments<D> {
         }
     }
 
+    /// Fills a segment that has given its space back; says whether it is free now.
+    fn fill(&self, number: usize) -> bool {
+        let Some(file) = self.files.get().get(number).cloned() else { return false };
+        let filled = self.directory.fill(&file, u64::from(self.bytes));
+        if let Err(error) = filled {
+            tracing::warn!("{}: no more segments: {error}", self.directory.title());
+            self.table().full = true;
+            return false;
+        }
+        self.put_back(number as u32);
+        self.look_outside();
+        true
+    }
+
+    /// How many bytes may be written beside those that count to the segments that take space.
+    pub(crate) fn left_there(&self) -> u64 {
+        let table = self.table();
+        table.left_bytes(table.there())
+    }
+
+    /// Gives the space of so many free segments back to the file system. They are filled again
+    /// before more segments are made.
+    pub fn give_back(&self, count: usize) {
+        for _ in 0..count {
+            let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(number) = self.table().hollow_out() else { return };
+            let Some(file) = self.files.get().get(number as usize).cloned() else { return };
+            if let Err(error) = self.directory.give_back(&file) {
+                tracing::info!("{}: no space is given back: {error}", self.directory.title());
+                self.put_back(number);
+                return;
+            }
+        }
+        self.look_outside();
+    }
+
     /// Whether one could not be made, and there may be room now.
     pub fn may_try_again(&self) -> bool {
         self.look_outside();
         let table = self.table();
-        table.full && table.outside > 0 && table.states.len() < table.count_max
+        table.full && table.outside > 0 && table.there() < table.count_max
     }
 
     /// Tries again to make one where one could not be made, if there may be room now. Nobody counts

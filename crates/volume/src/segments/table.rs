@@ -53,6 +53,8 @@ pub(super) enum State {
     Idle,
     /// Free as soon as the disk has been told that nobody needs it.
     Discarded,
+    /// Free, with its space given back to the file system: it is filled again before it is taken.
+    Hollow,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,8 @@ pub(super) struct Table {
     /// How many of them are free, and idle or discarded: the committer asks with each group.
     pub(super) free: usize,
     pub(super) idle: usize,
+    /// How many have given their space back.
+    pub(super) hollow: usize,
     /// Counts the checkpoints that have begun.
     pub(super) round: u64,
     /// Which of them the newest superblock stands for, and which the other one: what was taken
@@ -107,6 +111,7 @@ impl Table {
             states: vec![State::Used { round: 0 }; count],
             free: 0,
             idle: 0,
+            hollow: 0,
             round: 1,
             count_max,
             outside: usize::MAX,
@@ -167,12 +172,13 @@ impl Table {
 
     /// Gives each segment another state.
     pub(super) fn change_all(&mut self, change: impl Fn(u32, State) -> State) {
-        let Table { states, free, idle, .. } = self;
-        (*free, *idle) = (0, 0);
+        let Table { states, free, idle, hollow, .. } = self;
+        (*free, *idle, *hollow) = (0, 0, 0);
         for (number, state) in (0..).zip(states) {
             *state = change(number, *state);
             *free += usize::from(*state == State::Free);
             *idle += usize::from([State::Idle, State::Discarded].contains(state));
+            *hollow += usize::from(*state == State::Hollow);
         }
     }
 
@@ -180,7 +186,9 @@ impl Table {
     pub(super) fn keep_counted(&mut self) {
         let live = std::mem::take(&mut self.live);
         self.change_all(|number, state| match state {
-            State::Free | State::Idle if live.get(number as usize).is_some_and(|it| *it > 0) => {
+            State::Free | State::Idle | State::Hollow
+                if live.get(number as usize).is_some_and(|it| *it > 0) =>
+            {
                 State::Used { round: 0 }
             }
             state => state,
@@ -223,6 +231,21 @@ impl Table {
         let before = std::mem::replace(&mut self.states[number as usize], State::Free);
         self.free += usize::from(before != State::Free);
         self.idle -= usize::from([State::Idle, State::Discarded].contains(&before));
+        self.hollow -= usize::from(before == State::Hollow);
+    }
+
+    /// Gives the space of the last free segment back; answers its number.
+    pub(super) fn hollow_out(&mut self) -> Option<u32> {
+        let number = self.states.iter().rposition(|state| *state == State::Free)?;
+        self.states[number] = State::Hollow;
+        self.free -= 1;
+        self.hollow += 1;
+        Some(number as u32)
+    }
+
+    /// Those that take space of the file system.
+    pub(super) fn there(&self) -> usize {
+        self.states.len() - self.hollow
     }
 
     /// Pages that the next checkpoint writes.
@@ -269,7 +292,7 @@ impl Table {
     /// How many more can be made, as far as is known.
     pub(super) fn more(&self) -> usize {
         let most = if self.full { 0 } else { self.outside };
-        self.count_max.saturating_sub(self.states.len()).min(most)
+        self.count_max.saturating_sub(self.there()).min(most)
     }
 
     /// Bytes that count, with pages twice: a checkpoint writes them beside those of the one before.
@@ -313,6 +336,8 @@ pub struct Counts {
     pub free: usize,
     /// Free after the next checkpoint.
     pub idle: usize,
+    /// Those that have given their space back to the file system.
+    pub hollow: usize,
     /// Those with damaged blocks, which are not cleaned any more.
     pub spoiled: usize,
 }

@@ -12,7 +12,7 @@ use super::lane::Ended;
 use super::mirror::{CopyStatus, Mirror, MirrorFile, MirrorLane, MirrorReads};
 use super::reads::Got;
 use super::{
-    Directory, Division, Doorbell, Durability, GoodCopies, Lane, Parcel, Reads, RealDirectory,
+    Directory, Division, Doorbell, Durability, GoodCopies, Lane, Parcel, Pin, Reads, RealDirectory,
     StoreFile, Work,
 };
 use crate::buffer::Buffer;
@@ -191,6 +191,20 @@ impl<D: Directory> Directory for Copies<D> {
         self.directories().first().into_iter().for_each(|first| first.until(is_so));
     }
 
+    fn give_back(&self, file: &CopiesFile<D>) -> io::Result<()> {
+        match self {
+            Copies::One(one) => one.give_back(file.as_one()),
+            Copies::Two(two) => two.give_back(file.as_two()),
+        }
+    }
+
+    fn fill(&self, file: &CopiesFile<D>, len: u64) -> io::Result<()> {
+        match self {
+            Copies::One(one) => one.fill(file.as_one(), len),
+            Copies::Two(two) => two.fill(file.as_two(), len),
+        }
+    }
+
     fn look(&self) -> io::Result<()> {
         match self {
             Copies::One(one) => one.look(),
@@ -317,6 +331,20 @@ impl<D: Directory> StoreFile for CopiesFile<D> {
         match self {
             CopiesFile::One(one) => one.sync(),
             CopiesFile::Two(two) => two.sync(),
+        }
+    }
+
+    fn is_sparse(&self) -> bool {
+        match self {
+            CopiesFile::One(one) => one.is_sparse(),
+            CopiesFile::Two(two) => two.is_sparse(),
+        }
+    }
+
+    fn pin(&self) -> io::Result<Pin> {
+        match self {
+            CopiesFile::One(one) => one.pin(),
+            CopiesFile::Two(two) => two.pin(),
         }
     }
 

@@ -3,13 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::ReadWriteFlags;
 
-use super::StoreFile;
+use super::descriptors::{OnDemand, Use};
+use super::{Pin, StoreFile};
 
 /// Most parts that the kernel takes in one call (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
@@ -17,14 +18,55 @@ const PARTS_MAX: usize = 1024;
 /// `statfs` says it of what a program serves (`FUSE_SUPER_MAGIC` of linux/magic.h).
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
+/// Where an open file comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// It is open as long as this is there.
+    Open(Arc<File>),
+    /// It is opened when it is wanted, and has this number among its like.
+    OnDemand(Arc<OnDemand>, u32),
+}
+
+impl Source {
+    /// The open file, which stays so as long as the answer is held.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn get(&self, what: Use) -> io::Result<Arc<File>> {
+        match self {
+            Source::Open(file) => Ok(Arc::clone(file)),
+            Source::OnDemand(file, _) => file.get(what),
+        }
+    }
+
+    /// Whether both are one file.
+    pub(crate) fn is(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::Open(one), Source::Open(other)) => Arc::ptr_eq(one, other),
+            (Source::OnDemand(one, _), Source::OnDemand(other, _)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// A number by which most files differ.
+    pub(crate) fn number(&self) -> usize {
+        match self {
+            Source::Open(file) => file.as_raw_fd() as usize,
+            Source::OnDemand(_, number) => *number as usize,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct RealFile {
-    file: Arc<File>,
+    source: Source,
     /// Where it begins in there, in bytes.
     base: u64,
     /// Its length, if it is a part.
     len: Option<u64>,
+    /// It took less space than its length when it was found.
+    is_sparse: bool,
     /// Where parts go through the page cache.
     syncs: Option<Arc<Syncs>>,
 }
@@ -56,7 +98,25 @@ impl RealFile {
 
     /// All of a file that others have open too.
     pub(crate) fn sharing(file: &Arc<File>) -> RealFile {
-        RealFile { file: Arc::clone(file), base: 0, len: None, syncs: None }
+        let source = Source::Open(Arc::clone(file));
+        RealFile { source, base: 0, len: None, is_sparse: false, syncs: None }
+    }
+
+    /// All of a file of this length, of this number among its like, that is opened when it is
+    /// wanted.
+    pub(crate) fn on_demand(
+        file: Arc<OnDemand>,
+        number: u32,
+        len: u64,
+        is_sparse: bool,
+    ) -> RealFile {
+        let source = Source::OnDemand(file, number);
+        RealFile { source, base: 0, len: Some(len), is_sparse, syncs: None }
+    }
+
+    /// Where it comes from.
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
     }
 
     /// A part of a file, which begins at `base`; with what its syncs have in common with those of
@@ -67,13 +127,16 @@ impl RealFile {
         len: u64,
         syncs: Option<&Arc<Syncs>>,
     ) -> RealFile {
-        RealFile { file: Arc::clone(file), base, len: Some(len), syncs: syncs.cloned() }
+        let source = Source::Open(Arc::clone(file));
+        RealFile { source, base, len: Some(len), is_sparse: false, syncs: syncs.cloned() }
     }
 
     /// Whether a program serves it. The kernel tells such a one that a write is to be durable by a
     /// flag of the write, which many ignore; a sync is a request of its own.
     pub(crate) fn is_behind_fuse(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|it| it.f_type == FUSE)
+        self.source
+            .get(Use::Read)
+            .is_ok_and(|file| rustix::fs::fstatfs(&file).is_ok_and(|it| it.f_type == FUSE))
     }
 
     /// Where a place in it is, for the system.
@@ -90,12 +153,13 @@ impl RealFile {
         slices: &mut [IoSlice<'_>],
         flags: ReadWriteFlags,
     ) -> io::Result<()> {
+        let file = self.source.get(Use::Read)?;
         let mut at = self.place(offset);
         let mut left = slices;
         IoSlice::advance_slices(&mut left, 0);
         while !left.is_empty() {
             let some = &left[..left.len().min(PARTS_MAX)];
-            let write = || rustix::io::pwritev2(&self.file, some, at, flags);
+            let write = || rustix::io::pwritev2(&file, some, at, flags);
             let written = rustix::io::retry_on_intr(write)?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -107,23 +171,17 @@ impl RealFile {
     }
 }
 
-impl AsRawFd for RealFile {
-    fn as_raw_fd(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-}
-
 impl StoreFile for RealFile {
     fn len(&self) -> io::Result<u64> {
         match self.len {
             Some(len) => Ok(len),
-            None => Ok(self.file.metadata()?.len()),
+            None => Ok(self.source.get(Use::Read)?.metadata()?.len()),
         }
     }
 
     #[inline]
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, self.place(offset))
+        self.source.get(Use::Read)?.read_exact_at(into, self.place(offset))
     }
 
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
@@ -132,10 +190,19 @@ impl StoreFile for RealFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let file = self.source.get(Use::Read)?;
         match &self.syncs {
-            Some(syncs) => syncs.sync(|| self.file.sync_data()),
-            None => self.file.sync_data(),
+            Some(syncs) => syncs.sync(|| file.sync_data()),
+            None => file.sync_data(),
         }
+    }
+
+    fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
+    fn pin(&self) -> io::Result<Pin> {
+        Ok(Pin::of(self.source.get(Use::Write)?))
     }
 }
 

@@ -23,12 +23,14 @@ use blockyard_core::owner_only;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::descriptors::{self, OnDemand, Use};
 use super::lock::Lock;
 use super::{Purpose, RealFile, StoreFile};
 use crate::buffer::Memory;
 use crate::error::VolumeError;
 use crate::format::{label, superblock};
 use crate::holder::Holder;
+use crate::segments::name as segment_name;
 
 /// The file that is locked.
 const LOCK: &str = "lock";
@@ -37,6 +39,9 @@ const LOCK: &str = "lock";
 /// making was not finished: itself, what a file system brings along, and files that were begun.
 const EMPTY: [&str; 5] = [".", "..", "lost+found", "superblock.new", "copy.new"];
 
+/// `stat` counts space in blocks of so many bytes.
+const BLOCK_BYTES: u64 = 512;
+
 /// Zeros that are written at once.
 const ZEROS: usize = 1 << 20;
 
@@ -44,7 +49,7 @@ const ZEROS: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Folder {
     /// What names are looked for in.
-    open: File,
+    open: Arc<File>,
     direct: bool,
     purpose: Purpose,
     /// The directory, locked until this is dropped, or the process dies and its last write has
@@ -71,7 +76,8 @@ impl Folder {
             let holder = Holder::read(&path.join(LOCK));
             VolumeError::InUse { path: path.to_owned(), holder }
         };
-        let open = File::open(path).map_err(VolumeError::io(doing("open")))?;
+        descriptors::keep_spares();
+        let open = Arc::new(File::open(path).map_err(VolumeError::io(doing("open")))?);
         let itself = at(&open, ".", OFlags::RDONLY | OFlags::DIRECTORY);
         let itself = itself.map_err(VolumeError::io(doing("open")))?;
         let itself = Lock::take_if_able(itself).map_err(|_| in_use())?.map(Arc::new);
@@ -249,8 +255,11 @@ impl Folder {
         {
             return Ok(Some(RealFile::sharing(locked.file())));
         }
+        if let Some(number) = segment(name) {
+            return self.open_segment(name, number);
+        }
         let begins = || [superblock::FILE, label::FILE].contains(&name);
-        match regular(&self.open, name, self.flags()) {
+        match descriptors::with_room(Use::Read, || regular(&self.open, name, self.flags())) {
             Ok(_)
                 if self.foreign.is_some()
                     && begins()
@@ -264,25 +273,46 @@ impl Folder {
         }
     }
 
-    pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<RealFile> {
-        let file = at(&self.open, name, self.flags() | OFlags::CREATE | OFlags::TRUNC)?;
-        let empty = FallocateFlags::empty();
-        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, empty, 0, len)) {
-            Ok(()) => {}
-            // No reservation there; the zeros below take the space.
-            Err(Errno::OPNOTSUPP) => file.set_len(len)?,
+    /// A segment that is there, which is opened when it is wanted.
+    fn open_segment(&self, name: &str, number: u32) -> io::Result<Option<RealFile>> {
+        let found = match rustix::fs::statat(&self.open, name, AtFlags::empty()) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
+        };
+        if !FileType::from_raw_mode(found.st_mode).is_file() {
+            return Err(io::Error::other("it is not a regular file"));
         }
-        // An extent that was never written costs an entry in the file system's journal later.
-        let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
+        let (open, flags) = (Arc::clone(&self.open), self.flags());
+        let file = OnDemand::new(move || regular(&open, &segment_name(number as usize), flags));
+        let (len, blocks) = (found.st_size.cast_unsigned(), found.st_blocks.cast_unsigned());
+        Ok(Some(RealFile::on_demand(file, number, len, blocks * BLOCK_BYTES < len)))
+    }
+
+    pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<RealFile> {
+        let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
+        let file = descriptors::with_room(Use::Write, || at(&self.open, name, flags))?;
+        if !reserve(&file, len)? {
+            file.set_len(len)?;
+        }
         let file = RealFile::of(file);
-        let mut at = 0;
-        while at < len {
-            let part = zeros.len().min((len - at) as usize);
-            file.write_at(at, &[&zeros[..part]])?;
-            at += part as u64;
-        }
+        write_zeros(&file, len)?;
         Ok(file)
+    }
+
+    /// Gives the space of a file back, and keeps its length.
+    pub(crate) fn give_back(&self, file: &RealFile) -> io::Result<()> {
+        let (open, len) = (file.source().get(Use::Read)?, file.len()?);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open, flags, 0, len))?)
+    }
+
+    /// Takes the space of a file again.
+    pub(crate) fn fill(&self, file: &RealFile, len: u64) -> io::Result<()> {
+        let open = file.source().get(Use::Read)?;
+        reserve(&open, len)?;
+        write_zeros(file, len)?;
+        file.sync()
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -332,6 +362,36 @@ fn narrow(path: &Path) {
         ),
         Err(error) => tracing::warn!("{shown}: other users may have access: {error}"),
     }
+}
+
+/// Reserves space for a file of this length; says whether the file system does that. Where it does
+/// not, the zeros that are written take the space.
+fn reserve(file: &File, len: u64) -> io::Result<bool> {
+    let empty = FallocateFlags::empty();
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, empty, 0, len)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes zeros: an extent that was never written costs an entry in the file system's journal
+/// later.
+fn write_zeros(file: &RealFile, len: u64) -> io::Result<()> {
+    let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
+    let mut at = 0;
+    while at < len {
+        let part = zeros.len().min((len - at) as usize);
+        file.write_at(at, &[&zeros[..part]])?;
+        at += part as u64;
+    }
+    Ok(())
+}
+
+/// The number of the segment that has a name.
+fn segment(name: &str) -> Option<u32> {
+    let number = u32::from_str_radix(name.strip_prefix("segment-")?, 16).ok()?;
+    (segment_name(number as usize) == name).then_some(number)
 }
 
 fn names(open: &File) -> io::Result<Vec<String>> {

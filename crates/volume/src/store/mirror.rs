@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_sync::published::{Published, Reader};
 
+use super::descriptors::is_short;
 use super::{Directory, Doorbell, Lane, StoreFile};
 use crate::buffer::Memory;
 use crate::format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
@@ -247,9 +248,10 @@ impl<D: Directory> Mirror<D> {
     }
 }
 
-/// Whether an error says that there is no room, and nothing else.
+/// Whether an error says that there is no room, or that no descriptor is left, and nothing else.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        || is_short(error)
 }
 
 impl<D: Directory> Directory for Mirror<D> {
@@ -283,6 +285,27 @@ impl<D: Directory> Directory for Mirror<D> {
         }
     }
 
+    /// One that could not give its space back has it still; that says nothing of what it has.
+    fn give_back(&self, file: &MirrorFile<D>) -> io::Result<()> {
+        let mut given = self
+            .0
+            .good_ones()
+            .filter_map(|(number, directory)| Some(directory.give_back(file.side(number)?)));
+        given.try_for_each(|given| given)
+    }
+
+    fn fill(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
+        let mut results = [None, None];
+        for (number, directory) in self.0.good_ones() {
+            let Some(side) = file.side(number) else { continue };
+            match directory.fill(side, len) {
+                Err(error) if is_full(&error) => return Err(error),
+                filled => results[number] = Some(filled),
+            }
+        }
+        self.0.settle(results)
+    }
+
     fn look(&self) -> io::Result<()> {
         self.each(Directory::look)
     }
@@ -314,7 +337,11 @@ impl<D: Directory> Directory for Mirror<D> {
     fn open(&self, name: &str) -> io::Result<Option<MirrorFile<D>>> {
         let (mut files, mut results) = ([None, None], [None, None]);
         for (number, directory) in self.0.good_ones() {
-            results[number] = Some(directory.open(name).map(|file| files[number] = file));
+            match directory.open(name) {
+                // It says nothing of the copy.
+                Err(error) if is_short(&error) => return Err(error),
+                opened => results[number] = Some(opened.map(|file| files[number] = file)),
+            }
         }
         self.0.settle(results)?;
         if files.iter().all(Option::is_none) {

@@ -237,6 +237,21 @@ impl Directory for RealDirectory {
         }
     }
 
+    fn give_back(&self, file: &RealFile) -> io::Result<()> {
+        match &self.home {
+            Home::Folder(folder) => folder.give_back(file),
+            // It tells its device at once what nobody needs.
+            Home::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn fill(&self, file: &RealFile, len: u64) -> io::Result<()> {
+        match &self.home {
+            Home::Folder(folder) => folder.fill(file, len),
+            Home::Disk(_) => Ok(()),
+        }
+    }
+
     fn look(&self) -> io::Result<()> {
         match &self.home {
             Home::Folder(folder) => folder.look(),

@@ -113,7 +113,8 @@ fn fresh<D: Directory>(
     file.sync()?;
     to.rename(&new, name)?;
     to.sync_names()?;
-    Ok(file)
+    drop(file);
+    to.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Makes all files of a directory have what those of another one have, but for segments from this

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Shared;
-use crate::store::{Directory, GoodCopies, StoreFile};
+use crate::store::descriptors::is_short;
+use crate::store::{Directory, GoodCopies, Pin, StoreFile};
 
 /// See the module.
 pub struct MirrorFile<D: Directory> {
@@ -66,8 +67,10 @@ impl<D: Directory> MirrorFile<D> {
         }
     }
 
-    /// Does something to each copy that has everything.
+    /// Does something to each copy that has everything. None is given up because the process has
+    /// no descriptors left: then nothing is done to either.
     fn each(&self, what: impl Fn(&D::File) -> io::Result<()>) -> io::Result<()> {
+        let _pin = self.pin()?;
         let mut results = [None, None];
         for (number, file) in self.good() {
             results[number] = Some(what(file));
@@ -112,6 +115,24 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         self.each(StoreFile::sync)
     }
 
+    fn is_sparse(&self) -> bool {
+        self.good().any(|(_, file)| file.is_sparse())
+    }
+
+    /// What cannot be opened for another reason than that no descriptor is left says so when it is
+    /// written to.
+    fn pin(&self) -> io::Result<Pin> {
+        let mut all = Pin::default();
+        for (_, file) in self.good() {
+            match file.pin() {
+                Ok(pin) => all.join(pin),
+                Err(error) if is_short(&error) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(all)
+    }
+
     fn copies(&self) -> GoodCopies {
         let good = self.shared.good();
         GoodCopies::new(std::array::from_fn(|at| good[at] && self.sides[at].is_some()))
@@ -131,6 +152,7 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         if !self.shared.writes {
             return Ok(0);
         }
+        let _pin = self.pin()?;
         let (shared, name) = (&self.shared, &self.name);
         let range = offset..offset + whole.len() as u64;
         // Nothing is written meanwhile.

@@ -9,15 +9,19 @@ use io_uring::IoUring;
 use io_uring::types::Fixed;
 
 use crate::store::RealFile;
+use crate::store::descriptors::Use;
+use crate::store::file::Source;
 use crate::store::lock::Lock;
 
 /// The files, of which the ring knows so many at a time.
+///
+/// What the ring knows is open in the kernel, and needs no descriptor of this process.
 pub(crate) struct Files {
-    slots: Box<[Option<Arc<RealFile>>]>,
+    slots: Box<[Option<Source>]>,
     /// The one to be given away next.
     next: usize,
-    /// The file that was asked for last in vain where a slot would be its own, by its descriptor.
-    asked: Box<[RawFd]>,
+    /// The file that was asked for last and not known, of those that would have this slot.
+    asked: Box<[Option<Source>]>,
     /// The ring knows these as long as it has anything to do, in the slots after the others.
     locks: Vec<Arc<Lock>>,
 }
@@ -32,7 +36,8 @@ impl Files {
         if !descriptors.is_empty() {
             ring.submitter().register_files_update(count, &descriptors)?;
         }
-        let (slots, asked) = ((0..count).map(|_| None).collect(), (0..count).map(|_| -1).collect());
+        let (slots, asked) =
+            ((0..count).map(|_| None).collect(), (0..count).map(|_| None).collect());
         Ok(Files { slots, next: 0, asked, locks })
     }
 
@@ -57,12 +62,14 @@ impl Files {
         ring: &IoUring,
         file: &Arc<RealFile>,
     ) -> io::Result<Option<Fixed>> {
-        let descriptor = file.as_raw_fd();
-        let at = descriptor as usize % self.slots.len();
-        if self.slots[at].as_ref().is_some_and(|known| known.as_raw_fd() == descriptor) {
+        let source = file.source();
+        let is_it = |slot: &Option<Source>| slot.as_ref().is_some_and(|known| known.is(source));
+        let at = source.number() % self.slots.len();
+        if is_it(&self.slots[at]) {
             return Ok(Some(Fixed(at as u32)));
         }
-        if std::mem::replace(&mut self.asked[at], descriptor) != descriptor {
+        if !is_it(&self.asked[at]) {
+            self.asked[at] = Some(source.clone());
             return Ok(None);
         }
         self.put(ring, at, file)?;
@@ -71,10 +78,8 @@ impl Files {
 
     /// The number of a file, which the ring knows from now on.
     pub(crate) fn number(&mut self, ring: &IoUring, file: &Arc<RealFile>) -> io::Result<Fixed> {
-        // What is in a slot is open, so that its number is nobody else's.
-        let is_it = |slot: &Option<Arc<RealFile>>| {
-            slot.as_ref().is_some_and(|known| known.as_raw_fd() == file.as_raw_fd())
-        };
+        let is_it =
+            |slot: &Option<Source>| slot.as_ref().is_some_and(|known| known.is(file.source()));
         if let Some(at) = self.slots.iter().position(is_it) {
             return Ok(Fixed(at as u32));
         }
@@ -86,10 +91,11 @@ impl Files {
 
     /// Tells the ring of a file.
     fn put(&mut self, ring: &IoUring, at: usize, file: &Arc<RealFile>) -> io::Result<()> {
+        let open = file.source().get(Use::Read)?;
         // What was submitted keeps the file that it was submitted with; the rest is submitted now.
         ring.submitter().submit()?;
-        ring.submitter().register_files_update(at as u32, &[file.as_raw_fd()])?;
-        self.slots[at] = Some(Arc::clone(file));
+        ring.submitter().register_files_update(at as u32, &[open.as_raw_fd()])?;
+        self.slots[at] = Some(file.source().clone());
         Ok(())
     }
 }

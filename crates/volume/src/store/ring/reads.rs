@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use super::files::Files;
 use super::{Doorbell, Owner, open};
 use crate::buffer::Buffer;
 use crate::store::RealFile;
+use crate::store::descriptors::Use;
 use crate::store::reads::{Got, Reads};
 
 /// Reads that the ring takes at once.
@@ -31,6 +33,9 @@ const INTERRUPTED_MAX: u32 = 100;
 struct Flight {
     token: u32,
     file: Arc<RealFile>,
+    /// Its descriptor, where the ring does not know the file: it stays open until the read has
+    /// ended.
+    open: Option<Arc<File>>,
     offset: u64,
     buffer: Buffer,
     /// So much of it is there.
@@ -85,17 +90,22 @@ impl RingReads {
 
     /// Submits what is left of a flight.
     fn fly(&mut self, mut flight: Flight) {
-        let known = match self.files.known(&self.ring, &flight.file) {
+        let known = self.files.known(&self.ring, &flight.file).and_then(|known| {
+            flight.open =
+                if known.is_none() { Some(flight.file.source().get(Use::Read)?) } else { None };
+            Ok(known)
+        });
+        let known = match known {
             Ok(known) => known,
             Err(error) => return self.end(flight, Err(error)),
         };
-        let descriptor = Fd(flight.file.as_raw_fd());
+        let descriptor = Fd(flight.open.as_ref().map_or(-1, |open| open.as_raw_fd()));
         let rest = &mut flight.buffer[flight.filled..];
         let at = flight.file.place(flight.offset) + flight.filled as u64;
         let (into, len) = (rest.as_mut_ptr(), rest.len() as u32);
         let read = match known {
             Some(number) => opcode::Read::new(number, into, len),
-            // The flight keeps it open.
+            // The flight keeps the descriptor open.
             None => opcode::Read::new(descriptor, into, len),
         };
         let read = read.offset(at);
@@ -188,7 +198,7 @@ impl Reads<RealFile> for RingReads {
             return self.ended.push_back(Got { token, buffer: Some(buffer), result });
         }
         let file = Arc::clone(file);
-        self.fly(Flight { token, file, offset, buffer, filled: 0, interrupted: 0 });
+        self.fly(Flight { token, file, open: None, offset, buffer, filled: 0, interrupted: 0 });
     }
 
     fn submit(&mut self) {

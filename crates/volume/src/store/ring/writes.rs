@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::files::Files;
 use super::{Doorbell, Owner, open};
 use crate::buffer::{ALIGN, Memory};
 use crate::store::RealFile;
+use crate::store::descriptors::Use;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
 use crate::store::lock::Lock;
 
@@ -60,6 +62,8 @@ struct Flight {
     parcel: Parcel,
     number: u64,
     file: Arc<RealFile>,
+    /// Its descriptor, for the sync: it stays open until that has ended.
+    open: Option<Arc<File>>,
     offset: u64,
     /// What is left to be written; the memory is the parcel's.
     vectors: Vec<libc::iovec>,
@@ -200,9 +204,11 @@ impl RingLane {
         if room < 2 {
             self.ring.submitter().submit()?;
         }
+        let open = flight.file.source().get(Use::Read)?;
         self.push(&write.flags(Flags::IO_LINK))?;
         flight.pending = 1;
-        self.push(&sync(&flight.file, flight.number))?;
+        self.push(&sync(&open, flight.number))?;
+        flight.open = Some(open);
         flight.pending = 2;
         Ok(())
     }
@@ -265,8 +271,8 @@ impl RingLane {
 }
 
 /// A sync behind a write. Which file a number means is looked up when the write is done, and may be
-/// another one by then; the descriptor is open as long as the flight has the file.
-fn sync(file: &RealFile, number: u64) -> Entry {
+/// another one by then; the descriptor is open as long as the flight has it.
+fn sync(file: &File, number: u64) -> Entry {
     let file = Fd(file.as_raw_fd());
     let sync = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build();
     sync.user_data(number << 1 | 1)
@@ -362,6 +368,7 @@ impl Lane<RealFile> for RingLane {
             parcel,
             number: self.next,
             file: Arc::clone(file),
+            open: None,
             offset: file.place(offset),
             left,
             syncs: durability != Durability::Nothing,
@@ -487,6 +494,7 @@ mod tests {
             parcel,
             number: 0,
             file: Arc::clone(file),
+            open: None,
             offset: 4096,
             syncs: true,
             pending: 2,

@@ -1,0 +1,219 @@
+//! Descriptors of segments: opened when one is wanted, a bounded number at once in this process,
+//! and closed in the order in which they were opened. So a pool in a directory has any number of
+//! segments.
+//!
+//! A descriptor is in use as long as there is another reference to it than the one here: a read or
+//! a write in flight has one, and so has a segment that is being written ([`super::Pin`]). One in
+//! use is not closed. A few spare descriptors are kept, which are closed where the process has no other
+//! left.
+#![allow(clippy::disallowed_types)] // A file is opened far less often than it is read.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use blockyard_sync::published::Published;
+use rustix::process::{Resource, getrlimit};
+
+/// Least and greatest number of descriptors of segments that are open at once and not in use.
+const OPEN_MIN: u64 = 16;
+const OPEN_MAX: u64 = 8192;
+
+/// They may have such a part of all descriptors of the process.
+const PART: u64 = 4;
+
+/// Descriptors that are kept for when there are no others: one to open a segment, one to make one,
+/// for several threads at once.
+const SPARES: usize = 8;
+
+/// Of these as many are left to reads: what is written has its descriptor for long, and what is
+/// made is written soon.
+const FOR_READS: usize = SPARES / 2;
+
+/// What a descriptor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A read: it is free again soon.
+    Read,
+    /// A file that is made or written.
+    Write,
+}
+
+/// How often a file is tried to be opened again after descriptors were closed for it.
+const TRIES: usize = 4;
+
+/// A file that is opened when it is wanted.
+pub(crate) struct OnDemand {
+    open: Box<dyn Fn() -> io::Result<File> + Send + Sync>,
+    /// There while it is open.
+    file: Published<Option<Arc<File>>>,
+}
+
+impl OnDemand {
+    /// A file that is opened so.
+    pub(crate) fn new(
+        open: impl Fn() -> io::Result<File> + Send + Sync + 'static,
+    ) -> Arc<OnDemand> {
+        Arc::new(OnDemand { open: Box::new(open), file: Published::new(None) })
+    }
+
+    /// The open file, which stays so as long as the answer is held.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn get(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
+        match &*self.file.get() {
+            Some(file) => Ok(Arc::clone(file)),
+            None => self.reopen(what),
+        }
+    }
+
+    #[cold]
+    fn reopen(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
+        let opened = Arc::new(with_room(what, &self.open)?);
+        // Another thread may have opened it at the same moment.
+        self.file.update(|file| Some(file.clone().unwrap_or_else(|| Arc::clone(&opened))));
+        let file = (*self.file.get()).clone().unwrap_or(opened);
+        open_files().add(self);
+        Ok(file)
+    }
+
+    /// Closes it unless it is in use; says whether it is closed.
+    fn close(&self) -> bool {
+        let mut is_closed = true;
+        self.file.update(|file| {
+            is_closed = file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1);
+            if is_closed { None } else { file.clone() }
+        });
+        is_closed
+    }
+}
+
+impl fmt::Debug for OnDemand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnDemand").field("file", &*self.file.get()).finish_non_exhaustive()
+    }
+}
+
+/// Those that are open, in the order in which they were opened, and the spare descriptors.
+#[derive(Debug)]
+struct OpenFiles {
+    files: VecDeque<Weak<OnDemand>>,
+    spares: Vec<OwnedFd>,
+}
+
+static OPEN: Mutex<OpenFiles> =
+    Mutex::new(OpenFiles { files: VecDeque::new(), spares: Vec::new() });
+
+fn open_files() -> MutexGuard<'static, OpenFiles> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenFiles {
+    fn add(&mut self, file: &Arc<OnDemand>) {
+        self.files.push_back(Arc::downgrade(file));
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = (limit / PART).clamp(OPEN_MIN, OPEN_MAX) as usize;
+        while self.files.len() > most && self.close_one() {}
+        self.refill();
+    }
+
+    /// Closes the one that was opened first of those that are not in use; says whether there was
+    /// one.
+    fn close_one(&mut self) -> bool {
+        for _ in 0..self.files.len() {
+            let Some(first) = self.files.pop_front() else { return false };
+            match first.upgrade() {
+                // The pool that it was of is closed.
+                None => return true,
+                Some(file) if file.close() => return true,
+                Some(_) => self.files.push_back(first),
+            }
+        }
+        false
+    }
+
+    /// Has as many spare descriptors as there should be, if there are any left.
+    fn refill(&mut self) {
+        while self.spares.len() < SPARES {
+            match File::open("/dev/null") {
+                Ok(spare) => self.spares.push(spare.into()),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Whether an error says that there are no descriptors left, in this process or the system: like no
+/// space, that passes, and says nothing of a file.
+pub(crate) fn is_short(error: &io::Error) -> bool {
+    [Some(libc::EMFILE), Some(libc::ENFILE)].contains(&error.raw_os_error())
+}
+
+/// Keeps spare descriptors from now on.
+pub(crate) fn keep_spares() {
+    open_files().refill();
+}
+
+/// Opens a file; where there are no descriptors left, one that is not in use or a spare one is
+/// closed for it.
+///
+/// # Errors
+/// As `open`.
+pub(crate) fn with_room<T>(what: Use, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let left = if what == Use::Read { 0 } else { FOR_READS };
+    for _ in 0..TRIES {
+        match open() {
+            Err(error) if is_short(&error) => {
+                let mut files = open_files();
+                let has_spare = files.spares.len() > left && files.spares.pop().is_some();
+                if !has_spare && !files.close_one() {
+                    return Err(error);
+                }
+            }
+            opened => return opened,
+        }
+    }
+    open()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn null() -> Arc<OnDemand> {
+        OnDemand::new(|| File::open("/dev/null"))
+    }
+
+    #[test]
+    fn a_file_in_use_is_not_closed() {
+        let file = null();
+        let in_use = file.get(Use::Read).unwrap();
+        assert!(Arc::ptr_eq(&in_use, &file.get(Use::Read).unwrap()), "it is opened once");
+        assert!(!file.close() && file.file.get().is_some());
+        drop(in_use);
+        assert!(file.close() && file.file.get().is_none());
+        assert!(file.get(Use::Read).is_ok(), "it is opened again");
+    }
+
+    #[test]
+    fn the_one_opened_first_is_closed_first() {
+        let all: Vec<_> = (0..4).map(|_| null()).collect();
+        let mut files = OpenFiles { files: VecDeque::new(), spares: Vec::new() };
+        let is_open = |at: usize| all[at].file.get().is_some();
+        for file in &all {
+            let opened = Arc::new(File::open("/dev/null").unwrap());
+            file.file.update(|_| Some(Arc::clone(&opened)));
+            files.files.push_back(Arc::downgrade(file));
+        }
+        let used = all[0].get(Use::Read).unwrap();
+        assert!(files.close_one() && is_open(0) && !is_open(1) && is_open(2));
+        assert!(files.close_one() && files.close_one() && !is_open(2) && !is_open(3));
+        assert!(!files.close_one(), "the one that is left is in use");
+        drop(used);
+        assert!(files.close_one() && !is_open(0) && !files.close_one());
+    }
+}
