@@ -4,8 +4,8 @@
 //!
 //! A descriptor is in use as long as there is another reference to it than the one here: a read or
 //! a write in flight has one, and so has a segment that is being written ([`super::Pin`]). One in
-//! use is not closed. A few spare descriptors are kept, which are closed where the process has no other
-//! left.
+//! use is not closed. A few spare descriptors are kept, which are closed where the process has no
+//! other left.
 #![allow(clippy::disallowed_types)] // A file is opened far less often than it is read.
 
 use std::collections::VecDeque;
