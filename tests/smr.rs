@@ -178,7 +178,11 @@ fn another_shape_or_another_thing_in_the_folder_is_refused() {
     let other = backed(&disk, "").replace("zone_size=1M", "zone_size=2M");
     let refused = blockyard(&["serve", &other, "--nbd", &socket]).fails();
     assert!(refused.err.contains("zone_size"), "{refused}");
-    let stranger = format!("smr:///s0?size=16M&zone_size=1M&backing={}", disk.file(""));
+    // A directory of its own: the test holds a lock on the one that it lives in.
+    let directory = disk.file("stranger");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(format!("{directory}/notes"), "mine").unwrap();
+    let stranger = format!("smr:///s0?size=16M&zone_size=1M&backing={directory}");
     let refused = blockyard(&["serve", &stranger, "--nbd", &socket]).fails();
     assert!(refused.err.contains("no SMR disk"), "{refused}");
 }

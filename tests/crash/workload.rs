@@ -115,7 +115,7 @@ impl<'h> Workload<'h> {
         // of the writes go to the same few.
         let (count, end) = match kind {
             8..14 if self.bears > 0 => (self.random.u64(1..=self.longest), self.pages),
-            _ if self.bears > 0 && kind % 2 == 0 => (count, HOT_PAGES),
+            _ if self.bears > 0 && kind.is_multiple_of(2) => (count, HOT_PAGES),
             _ => (count, self.pages),
         };
         let first = self.random.u64(..=end - count);

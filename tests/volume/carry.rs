@@ -256,7 +256,7 @@ fn what_is_refused_makes_no_pool() {
     std::fs::write(&garbage, "something else".repeat(100)).unwrap();
     let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat()).fails().err;
     for (said, wanted) in [
-        (volume(&["create", &pool, "a b", "--size", "1G"]), "name: `a b`"),
+        (volume(&["create", &pool, "a b", "--size", "1G"]), "invalid value 'a b'"),
         (volume(&["create", &pool, "a", "--size", "20k"]), "size: `20480`"),
         (volume(&["create", &pool, "a", "--size", "1G", "--volblocksize", "6k"]), "volblocksize"),
         (
@@ -264,7 +264,7 @@ fn what_is_refused_makes_no_pool() {
             "reservation: `2147483648`",
         ),
         (volume(&["receive", &pool, "v0", "-i", &garbage]), "`stream` does not begin"),
-        (volume(&["receive", &pool, "a b", "-i", &garbage]), "name: `a b`"),
+        (volume(&["receive", &pool, "a b", "-i", &garbage]), "invalid value 'a b'"),
         (Yard::try_serve(&[&device]).unwrap_err().1, "size: "),
         (Yard::try_serve(&[&format!("{device}&size=20k")]).unwrap_err().1, "size: "),
     ] {

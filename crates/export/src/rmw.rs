@@ -471,7 +471,7 @@ mod tests {
 
     /// Completes all bios; what the queue says about each.
     fn complete(queue: &mut RmwQueue, bios: &mut Vec<Bio>) -> Vec<u64> {
-        let done: Vec<_> = bios.drain(..).collect();
+        let done = std::mem::take(bios);
         done.iter()
             .filter_map(|bio| queue.completed(ends(bio), bios))
             .map(|end| end.user_data)

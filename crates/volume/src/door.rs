@@ -40,6 +40,10 @@ const LAST_LOOK: Duration = Duration::from_millis(50);
 /// No request waits for the answer, and none comes.
 pub const NOBODY: u32 = u32::MAX;
 
+/// The blocks of which a write covers only a part, first and last, as they were when their rest was
+/// read.
+type Edges = [Option<(u64, Found)>; 2];
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -508,7 +512,7 @@ impl<D: Directory> Door<D> {
         end: u64,
         what: What,
         body: Body,
-        (edges, copied): (&[Option<(u64, Found)>; 2], [Option<u64>; 2]),
+        (edges, copied): (&Edges, [Option<u64>; 2]),
         token: u32,
         durable: bool,
     ) -> bool {

@@ -524,7 +524,7 @@ mod tests {
         for (name, purpose) in [("segment-00000000", Purpose::Look), (LOCK, Purpose::Look)] {
             std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
             let mode = Mode::RUSR | Mode::WUSR;
-            rustix::fs::mknodat(CWD, &path.join(name), FileType::Fifo, mode, 0).unwrap();
+            rustix::fs::mknodat(CWD, path.join(name), FileType::Fifo, mode, 0).unwrap();
             let error = match Folder::take(&path, purpose) {
                 Ok(folder) => folder.open(name).unwrap_err().to_string(),
                 Err(error) => error.to_string(),

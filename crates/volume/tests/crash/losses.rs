@@ -1,5 +1,6 @@
 //! One of two copies is lost at any moment, while several threads read, write and scrub: no client
 //! sees an error.
+#![allow(clippy::disallowed_types)] // A flag between the threads of a test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -280,7 +280,7 @@ mod tests {
         let asked = Asked { size: Size { len: 4096, pool: &POOL }, ..asked };
         let (line, export) = asked.line(&settings, &round).unwrap();
         let want = format!(
-            "/bin/false lab serve {}/pool --commit serial --delay-us 100 --nbd SOCKET",
+            "blockyard-lab serve {}/pool --commit serial --delay-us 100 --nbd SOCKET",
             scratch.path().display()
         );
         assert_eq!((line.text(), export), (want, "v0"));
