@@ -297,7 +297,7 @@ fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
     }
     tracing::warn!(
         address,
-        "everybody who can reach this address may read and write every device: clients show no \
+        "any client that reaches this address can read and write every device: clients show no \
          certificate; use a unix socket, or TLS with mode require and verify_peer"
     );
 }
