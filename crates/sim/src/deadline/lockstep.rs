@@ -159,6 +159,8 @@ impl Lockstep {
         let is_free = writes.is_sorted_by(|a, b| zone(a).is_none() || zone(a) != zone(b));
         let lends = has_room && may_write && is_free;
         let sweep = lends.then(|| self.fast.lend(prio, [true; 2], count as u32, now)).flatten();
+        // The caller of a sweep compares the number of its requests with the free capacity.
+        let sweep = sweep.filter(|sweep| count <= sweep.most() as usize);
         let mut order = Vec::new();
         let passes = sweep.is_some_and(|mut sweep| {
             let take = |piece: &Piece| order.push(piece.clone());
