@@ -29,8 +29,8 @@ const PART: u64 = 4;
 /// for several threads at once.
 const SPARES: usize = 8;
 
-/// Of these as many are left to reads: what is written has its descriptor for long, and what is
-/// made is written soon.
+/// As many of these are left to reads: a segment that is written keeps its descriptor until it is
+/// durable.
 const FOR_READS: usize = SPARES / 2;
 
 /// What a descriptor is for.
@@ -41,9 +41,6 @@ pub(crate) enum Use {
     /// A file that is made or written.
     Write,
 }
-
-/// How often a file is tried to be opened again after descriptors were closed for it.
-const TRIES: usize = 4;
 
 /// A file that is opened when it is wanted.
 pub(crate) struct OnDemand {
@@ -136,6 +133,19 @@ impl OpenFiles {
         false
     }
 
+    /// Closes a descriptor, so that a file can be opened for this use; says whether there was one.
+    /// A segment that was opened with a spare descriptor for a read is closed to have that spare
+    /// again, and not for a write, which would keep the descriptor.
+    fn close_for(&mut self, what: Use) -> bool {
+        if what == Use::Read {
+            return self.spares.pop().is_some() || self.close_one();
+        }
+        while self.spares.len() <= FOR_READS && self.close_one() {
+            self.refill();
+        }
+        self.spares.len() > FOR_READS && self.spares.pop().is_some()
+    }
+
     /// Has as many spare descriptors as there should be, if there are any left.
     fn refill(&mut self) {
         while self.spares.len() < SPARES {
@@ -158,26 +168,22 @@ pub(crate) fn keep_spares() {
     open_files().refill();
 }
 
-/// Opens a file; where there are no descriptors left, one that is not in use or a spare one is
-/// closed for it.
+/// Opens a file. Where the process has no descriptor left, this closes a spare one or a segment
+/// that is not in use, and tries again until nothing is left to close. One thread at a time does
+/// so: each would otherwise take the descriptor that another one has just closed for itself.
 ///
 /// # Errors
 /// As `open`.
 pub(crate) fn with_room<T>(what: Use, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    let left = if what == Use::Read { 0 } else { FOR_READS };
-    for _ in 0..TRIES {
-        match open() {
-            Err(error) if is_short(&error) => {
-                let mut files = open_files();
-                let has_spare = files.spares.len() > left && files.spares.pop().is_some();
-                if !has_spare && !files.close_one() {
-                    return Err(error);
-                }
-            }
-            opened => return opened,
-        }
+    let mut opened = open();
+    if !opened.as_ref().is_err_and(is_short) {
+        return opened;
     }
-    open()
+    let mut files = open_files();
+    while opened.as_ref().is_err_and(is_short) && files.close_for(what) {
+        opened = open();
+    }
+    opened
 }
 
 #[cfg(test)]
@@ -186,6 +192,22 @@ mod tests {
 
     fn null() -> Arc<OnDemand> {
         OnDemand::new(|| File::open("/dev/null"))
+    }
+
+    /// A read failed with an I/O error while the process had no descriptor left: five times in a row
+    /// another thread had taken the descriptor that was closed for it.
+    #[test]
+    fn an_open_is_tried_until_no_descriptor_can_be_closed() {
+        keep_spares();
+        let tries = std::cell::Cell::new(0);
+        let opened = with_room(Use::Read, || {
+            tries.set(tries.get() + 1);
+            match tries.get() {
+                1..=6 => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+                _ => Ok(tries.get()),
+            }
+        });
+        assert_eq!(opened.unwrap(), 7);
     }
 
     #[test]
