@@ -308,8 +308,11 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 self.segments.repaired(mended, entry.address());
                 None
             }
-            // The block has moved or is being written, or the copy was given up.
-            Ok(0) => self.in_use(bad, &files, segment),
+            // A reader has repaired it, it has moved or is being written, or the copy has failed.
+            Ok(0) => {
+                bad.retain(|(copy, _)| self.wrong_in(*copy, entry, kind).is_some());
+                self.in_use(bad, &files, segment)
+            }
             Err(error) => {
                 let what = self.in_use(bad, &files, segment)?;
                 Some(format!("{what}; it could not be mended: {error}"))
