@@ -194,8 +194,8 @@ mod tests {
         OnDemand::new(|| File::open("/dev/null"))
     }
 
-    /// A read failed with an I/O error while the process had no descriptor left: five times in a row
-    /// another thread had taken the descriptor that was closed for it.
+    /// A read failed with an I/O error while the process had no descriptor left: five times in a
+    /// row another thread had taken the descriptor that was closed for it.
     #[test]
     fn an_open_is_tried_until_no_descriptor_can_be_closed() {
         keep_spares();
