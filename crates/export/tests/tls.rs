@@ -4,15 +4,17 @@
 
 mod common;
 
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockyard_export::nbd::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use blockyard_export::nbd::wire::{Style, command, option, option_reply};
 use blockyard_export::nbd::{
-    Endpoint, ExportOptions, Exports, Server, ServerError, ServerOptions, TlsConfig, TlsError,
-    TlsMode,
+    Endpoint, ExportOptions, Exports, MemoryBudget, Server, ServerError, ServerOptions, TlsConfig,
+    TlsError, TlsMode,
 };
 use common::ram::Ram;
 use common::{Client, Directory};
@@ -68,10 +70,14 @@ impl Papers {
     }
 
     fn start(&self, mode: TlsMode, verify_peer: bool) -> Server {
+        self.start_with(mode, verify_peer, Arc::default())
+    }
+
+    fn start_with(&self, mode: TlsMode, verify_peer: bool, memory: Arc<MemoryBudget>) -> Server {
         let exports = Exports::new();
         exports.add("disk", Ram::new(64 * MIB), ExportOptions::default()).unwrap();
         let tls = self.config(mode, verify_peer);
-        let options = ServerOptions { tls, ..ServerOptions::default() };
+        let options = ServerOptions { tls, memory, ..ServerOptions::default() };
         Server::start(exports, Endpoint::Unix(self.directory.socket().into()), options).unwrap()
     }
 
@@ -287,4 +293,23 @@ fn an_export_that_a_client_may_not_use_does_not_exist_for_it() {
     client.negotiate("hers", Style::Extended, true);
     assert_eq!(client.read(0, 4096).error, 0);
     drop(server);
+}
+
+#[test]
+fn a_client_that_does_not_read_its_replies_loses_its_memory_to_one_that_waits() {
+    const LONGEST: u64 = 32 * MIB;
+    let papers = Papers::new();
+    let memory = MemoryBudget::with_stall_max(0, Duration::ZERO);
+    let server = papers.start_with(TlsMode::Require, false, Arc::clone(&memory));
+    let [mut stalled, mut other] = [(); 2].map(|()| papers.upgrade(papers.greet(), false));
+    stalled.negotiate("disk", Style::Simple, false);
+    other.negotiate("disk", Style::Structured, false);
+    stalled.send(command::READ, 0, 1, 0, LONGEST);
+    // The head of the reply: the connection has the memory for its data.
+    stalled.bytes::<16>();
+    assert_eq!(other.read(0, LONGEST).error, 0);
+    assert!(memory.usage().waits > 0);
+    assert!(stalled.stream.read_to_end(&mut Vec::new()).is_err(), "no goodbye: it was cut off");
+    server.shutdown();
+    assert_eq!(memory.usage().used_bytes, 0);
 }

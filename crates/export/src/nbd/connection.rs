@@ -22,7 +22,8 @@ use crate::nbd::buffers::{ArenaIndex, Buffers, OutSpan, RECEIVE_BYTES};
 use crate::nbd::client::Client;
 use crate::nbd::command::{Plan, Refusal, Rules, error_of};
 use crate::nbd::exports::Export;
-use crate::nbd::link::{Link, held_memory};
+use crate::nbd::link::Link;
+use crate::nbd::memory::Stall;
 use crate::nbd::pace::Pace;
 use crate::nbd::reply::Replies;
 use crate::nbd::status::Statuses;
@@ -135,8 +136,8 @@ pub(crate) struct Connection {
     tally: Tally,
     /// The next request is refused: there was no memory for it for too long.
     refuses: bool,
-    /// Since when the client has not sent what a message lacks.
-    silent_since: Option<Instant>,
+    /// The client does not send what a message lacks.
+    silence: Stall,
     /// No more is read: finish what is in flight.
     ending: bool,
     /// When an ending connection stops waiting for its device.
@@ -189,7 +190,7 @@ impl Connection {
             pace: Pace::new(),
             tally: Tally::default(),
             refuses: false,
-            silent_since: None,
+            silence: Stall::default(),
             ending: false,
             overdue_at: None,
             fault: None,
@@ -641,14 +642,10 @@ impl Connection {
     #[inline]
     fn note_silence(&mut self, is_whole: bool) -> io::Result<()> {
         if is_whole || self.buffers.unread_len() == 0 {
-            self.silent_since = None;
+            self.silence.end();
             return Ok(());
         }
-        let since = *self.silent_since.get_or_insert_with(Instant::now);
-        match self.client.lease.is_overdue(since) {
-            true => Err(held_memory()),
-            false => Ok(()),
-        }
+        self.silence.note(&self.client.lease)
     }
 
     /// Waits for what a request lacks: something in flight to end, or memory.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
 
-use crate::nbd::memory::Lease;
+use crate::nbd::memory::{Lease, Stall};
 use crate::nbd::reply::{self, Replies};
 use crate::nbd::sys::{self, Interest, Patience, Piece, Ready, SendMode, Wake};
 use crate::nbd::tls::TlsLink;
@@ -249,7 +249,7 @@ fn send_all(
 ) -> io::Result<()> {
     let (bytes, mut pieces) = replies.parts();
     let mut how = SendMode::SocketNow;
-    let mut since = None;
+    let mut stall = Stall::default();
     while !pieces.is_empty() {
         match sys::send(socket, how, region, bytes, pieces) {
             Ok(sent) => {
@@ -265,18 +265,11 @@ fn send_all(
             }
             Err(error) => return Err(error),
         }
-        let sleeps = how == SendMode::Socket && !pieces.is_empty();
-        if sleeps && lease.is_overdue(*since.get_or_insert_with(Instant::now)) {
-            return Err(held_memory());
+        if how == SendMode::Socket && !pieces.is_empty() {
+            stall.note(lease)?;
         }
     }
     Ok(())
-}
-
-/// Why a connection is left whose client does not read, or stops in the middle of a message.
-pub(crate) fn held_memory() -> io::Error {
-    let what = "it held memory that another client waits for, and its client did not go on";
-    io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 #![allow(clippy::disallowed_types)] // A queue that is entered only where memory is short.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,14 +43,15 @@ const LIMIT_BYTES_DEFAULT: u64 = 256 << 20;
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How long a connection may hold leased memory for a client that does not read or send, while
-/// another connection waits for memory.
-pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);
+/// another connection waits for memory, unless the owner of the budget says otherwise.
+const STALL_MAX: Duration = Duration::from_secs(10);
 
 /// A budget for the buffers of NBD connections.
 #[derive(Debug)]
 pub struct MemoryBudget {
     chunks: TagBudget,
     limit_chunks: u32,
+    stall_max: Duration,
     /// How many wait; read without the lock to see whether any does.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
@@ -82,11 +84,18 @@ pub struct MemoryUse {
 impl MemoryBudget {
     /// A budget of so many bytes, [`LIMIT_BYTES_MIN`] at least.
     pub fn new(limit_bytes: u64) -> Arc<MemoryBudget> {
+        MemoryBudget::with_stall_max(limit_bytes, STALL_MAX)
+    }
+
+    /// A budget as [`MemoryBudget::new`] makes it, from which a client is cut off that has held
+    /// leased memory for `stall_max` without reading or sending, while another client waits.
+    pub fn with_stall_max(limit_bytes: u64, stall_max: Duration) -> Arc<MemoryBudget> {
         let chunks = limit_bytes.max(LIMIT_BYTES_MIN) / CHUNK_BYTES;
         let limit_chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
         Arc::new(MemoryBudget {
             chunks: TagBudget::new(limit_chunks),
             limit_chunks,
+            stall_max,
             waiting: AtomicU32::new(0),
             queue: Mutex::default(),
             given: Condvar::new(),
@@ -99,6 +108,13 @@ impl MemoryBudget {
     /// most.
     pub fn for_memory(bytes: u64) -> Arc<MemoryBudget> {
         MemoryBudget::new((bytes / 4).min(LIMIT_BYTES_DEFAULT))
+    }
+
+    /// Longest sleep of a thread in a send or a receive before it checks whether another client
+    /// waits for the memory that the thread's connection holds. Never zero, which a socket takes
+    /// for no limit at all.
+    pub(crate) fn blocked_max(&self) -> Duration {
+        (self.stall_max / 2).max(Duration::from_millis(1))
     }
 
     /// How it is used now.
@@ -243,11 +259,36 @@ impl Lease {
         self.held() > chunks_of(SHARE_BYTES) && self.budget.is_wanted()
     }
 
-    /// Whether the connection has held leased memory for its client since then, while another
-    /// connection waits, for so long that it must be cut off.
+    /// As [`MemoryBudget::blocked_max`].
+    pub(crate) fn blocked_max(&self) -> Duration {
+        self.budget.blocked_max()
+    }
+}
+
+/// Since when the client of a connection has not read or not sent.
+#[derive(Debug, Default)]
+pub(crate) struct Stall(Option<Instant>);
+
+impl Stall {
+    /// Notes that the client still does not read or send.
+    ///
+    /// # Errors
+    /// If the connection must be cut off: it has held leased memory for so long, and another
+    /// connection waits for memory.
     #[cold]
-    pub(crate) fn is_overdue(&self, since: Instant) -> bool {
-        self.is_wanted() && since.elapsed() >= STALL_MAX
+    pub(crate) fn note(&mut self, lease: &Lease) -> io::Result<()> {
+        let since = *self.0.get_or_insert_with(Instant::now);
+        if lease.is_wanted() && since.elapsed() >= lease.budget.stall_max {
+            let what = "it held memory that another client waits for, and its client did not go on";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        Ok(())
+    }
+
+    /// Notes that the client goes on.
+    #[inline]
+    pub(crate) fn end(&mut self) {
+        self.0 = None;
     }
 }
 

@@ -29,10 +29,6 @@ const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// Least send buffer asked for.
 const SEND_BUFFER_BYTES_MIN: i32 = 64 << 10;
 
-/// How long a thread sleeps in a send or a receive before it looks whether another client waits for
-/// the memory that it holds.
-const BLOCKED_MAX: Duration = Duration::from_secs(5);
-
 /// How long the server waits before it accepts again when the system is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -433,7 +429,7 @@ impl Shared {
     /// Gives a client its thread, if there is room for it.
     fn admit(self: &Arc<Shared>, socket: Arc<OwnedFd>, peer: String) {
         sys::set_send_buffer(socket.as_ref(), self.send_buffer_bytes());
-        sys::set_timeouts(socket.as_ref(), BLOCKED_MAX);
+        sys::set_timeouts(socket.as_ref(), self.options.memory.blocked_max());
         let line = Line::Socket(Arc::clone(&socket));
         let link = Link::Socket(Arc::clone(&socket));
         let left = match sys::leaves_descriptors(socket.as_ref()) {

@@ -15,17 +15,14 @@ use x509_parser::objects::{oid_registry, oid2abbrev};
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use crate::nbd::access::escaped;
-use crate::nbd::link::{held_memory, read_socket, write_socket};
-use crate::nbd::memory::Lease;
+use crate::nbd::link::{read_socket, write_socket};
+use crate::nbd::memory::{Lease, Stall};
 use crate::nbd::reply::Replies;
 use crate::nbd::sys::{self, Interest, Patience, Ready, Source};
 use crate::nbd::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsConfig, TlsError, TlsMode};
 
 /// Longest plaintext in one TLS record.
 const RECORD_BYTES: usize = 16 << 10;
-
-/// How long a send waits before a look whether another client waits for memory.
-const SEND_TIME: Duration = Duration::from_secs(5);
 
 /// How long a goodbye may take.
 const CLOSE_TIME: Duration = Duration::from_millis(100);
@@ -279,6 +276,7 @@ impl TlsLink {
     ) -> io::Result<()> {
         // Records are filled across pieces: many short replies share one.
         let mut record = Vec::with_capacity(RECORD_BYTES);
+        let mut stall = Stall::default();
         let (bytes, pieces) = replies.parts();
         for piece in pieces {
             let (mut offset, mut left) = (piece.offset, piece.len);
@@ -298,12 +296,12 @@ impl TlsLink {
                 offset += part as u64;
                 left -= part;
                 if record.len() == RECORD_BYTES {
-                    self.encrypt_all(&record, full, lease)?;
+                    self.encrypt_all(&record, full, lease, &mut stall)?;
                     record.clear();
                 }
             }
         }
-        self.encrypt_all(&record, full, lease)
+        self.encrypt_all(&record, full, lease, &mut stall)
     }
 
     fn encrypt_all(
@@ -311,20 +309,18 @@ impl TlsLink {
         mut bytes: &[u8],
         full: &mut dyn FnMut(),
         lease: &Lease,
+        stall: &mut Stall,
     ) -> io::Result<()> {
         while !bytes.is_empty() {
             let taken = self.session.writer().write(bytes)?;
             bytes = &bytes[taken..];
-            let mut since = None;
             while self.session.wants_write() {
-                let deadline = Some(Instant::now() + SEND_TIME);
+                let deadline = Some(Instant::now() + lease.blocked_max());
                 let mut stream = Stream { socket: &self.socket, deadline, full: Some(&mut *full) };
                 match self.session.write_tls(&mut stream) {
                     Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                        if lease.is_overdue(*since.get_or_insert_with(Instant::now)) {
-                            return Err(held_memory());
-                        }
+                        stall.note(lease)?;
                     }
                     Err(error) => return Err(error),
                 }
