@@ -1,4 +1,4 @@
-//! What a pool has done since it was opened, and how much space it has: for metrics and for people.
+//! Counters of a pool since it was opened, and its space: for metrics and for `show`.
 
 use blockyard_sync::counter::{Counter, Histogram};
 
@@ -10,7 +10,7 @@ use crate::segments::RESERVE;
 use crate::store::Directory;
 use crate::store::mirror::CopyStatus;
 
-/// What the committer counts, alone.
+/// Counters of a pool. Only the committer increments them, except where a field says otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     groups: Counter,
@@ -24,18 +24,19 @@ pub(crate) struct Meters {
     number: Counter,
     recorded: Counter,
     recovered_bytes: Counter,
-    /// Counted by whoever makes the checkpoint: one at a time does.
+    /// Incremented by the thread that makes the checkpoint; only one checkpoint runs at a time.
     page_bytes: Counter,
-    /// The same of cleaning.
+    /// Incremented by the thread that cleans; only one thread cleans at a time.
     cold_bytes: Counter,
     cleaned: Counter,
-    /// The committer's.
+    /// Incremented by the committer.
     waits: Counter,
     searches: Counter,
 }
 
 impl Meters {
-    /// A group is in the log, so long with its head.
+    /// Counts a group that was written to the log. `len` is the length in bytes including the
+    /// header; `synced` says whether the group was synced.
     pub(crate) fn landed(&self, records: &[Record], number: u64, len: u32, synced: bool) {
         self.groups.add(1);
         self.group_sizes.add(len.into(), 1);
@@ -58,119 +59,119 @@ impl Meters {
         }
     }
 
-    /// It was recorded that groups up to this one are durable.
+    /// Notes that the log states all groups up to `number` as durable.
     pub(crate) fn recorded(&self, number: u64) {
         self.recorded.add(number.saturating_sub(self.recorded.get()));
     }
 
-    /// So many bytes of log were found behind the checkpoint.
+    /// Adds bytes of log that an opening found after the checkpoint.
     pub(crate) fn recovered(&self, bytes: u64) {
         self.recovered_bytes.add(bytes);
     }
 
-    /// So many bytes of pages of maps and of the catalogue were written.
+    /// Adds bytes of map pages and catalogue pages that a checkpoint wrote.
     pub(crate) fn paged(&self, bytes: u64) {
         self.page_bytes.add(bytes);
     }
 
-    /// So many bytes were written elsewhere by cleaning, with their heads.
+    /// Adds bytes that cleaning wrote to cold segments, headers included.
     pub(crate) fn cooled(&self, bytes: u64) {
         self.cold_bytes.add(bytes);
     }
 
-    /// So many segments were emptied, and are free.
+    /// Adds segments that cleaning emptied and freed.
     pub(crate) fn cleaned(&self, count: usize) {
         self.cleaned.add(count as u64);
     }
 
-    /// Writes wait for cleaning.
+    /// Counts one time that writes are throttled until cleaning has freed space.
     pub(crate) fn held_back(&self) {
         self.waits.add(1);
     }
 
-    /// Space is looked for, because somebody has found none.
+    /// Counts one search for space, which starts when a write finds none.
     pub(crate) fn searched(&self) {
         self.searches.add(1);
     }
 
-    /// A file was synced for itself.
+    /// Counts a sync that was not part of a group's write.
     pub(crate) fn synced(&self) {
         self.syncs.add(1);
     }
 
-    /// A checkpoint was begun.
+    /// Counts a checkpoint that begins.
     pub(crate) fn checkpointed(&self) {
         self.checkpoints.add(1);
     }
 }
 
-/// What a pool has done since it was opened.
+/// Counters of a pool since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Groups in the log.
+    /// Groups written to the log.
     pub groups: u64,
-    /// How many of them are how long: by the buckets of [`blockyard_sync::counter`].
+    /// Histogram of group lengths in bytes, by the buckets of [`blockyard_sync::counter`].
     pub group_sizes: Vec<u64>,
-    /// Bytes of groups, with their heads.
+    /// Bytes of groups, headers included.
     pub log_bytes: u64,
-    /// Bytes of blocks that were written, before compression.
+    /// Bytes of blocks that clients wrote, before compression.
     pub data_bytes: u64,
-    /// The same as they were stored.
+    /// Bytes of blocks that clients wrote, as stored.
     pub stored_bytes: u64,
-    /// Bytes that cleaning has written again, as they are stored.
+    /// Bytes of blocks that cleaning moved, as stored.
     pub moved_bytes: u64,
-    /// Syncs of the log, those included that were part of a write.
+    /// Syncs of the log, including those that were part of a write.
     pub syncs: u64,
-    /// Checkpoints that were begun.
+    /// Checkpoints begun.
     pub checkpoints: u64,
-    /// The number of the last group: the position of the log.
+    /// Number of the last group: the position of the log.
     pub number: u64,
-    /// The last group when the log has recorded that every group is durable.
+    /// Number of the last group when the log last stated every group as durable.
     pub recorded: u64,
-    /// Bytes of groups that opening it has found behind the last checkpoint.
+    /// Bytes of groups that the opening found after the last checkpoint.
     pub recovered_bytes: u64,
-    /// Bytes of pages of maps and of the catalogue that checkpoints have written.
+    /// Bytes of map pages and catalogue pages that checkpoints wrote.
     pub page_bytes: u64,
-    /// Bytes that cleaning has written elsewhere, with their heads.
+    /// Bytes that cleaning wrote to cold segments, headers included.
     pub cold_bytes: u64,
-    /// Segments that cleaning has emptied.
+    /// Segments that cleaning emptied.
     pub cleaned: u64,
-    /// How often writes have waited for their part of cleaning.
+    /// How often writes were throttled until cleaning had freed space.
     pub waits: u64,
-    /// How often space was looked for, because somebody has found none.
+    /// How often the pool searched for space because a write had found none.
     pub searches: u64,
 }
 
-/// A pool, for people.
+/// The state of a pool, for `show` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStatus {
     /// Length of a segment in bytes.
     pub segment_bytes: u64,
-    /// Segments.
+    /// Number of segments, without those that gave their space back to the file system.
     pub segments: u64,
-    /// Segments that are free, those included that will be after the next checkpoint.
+    /// Free segments, including those that the next checkpoint frees.
     pub segments_free: u64,
-    /// Segments that only checkpoints and cleaning may have.
+    /// Segments that only checkpoints and cleaning may take.
     pub segments_reserved: u64,
-    /// What is free where the pool is, in bytes: there it grows.
+    /// Free bytes of the file system or disk that holds the pool, into which the pool can grow.
     pub outside_free_bytes: u64,
-    /// Bytes of blocks that count, and of pages of maps, twice.
+    /// Bytes of live blocks, plus twice the bytes of map pages.
     pub used_bytes: u64,
-    /// Bytes that may be written beside these, with those for which the pool can grow: reserves are
-    /// not among them.
+    /// Bytes that can still be written, including those for which the pool can grow, without
+    /// reserves.
     pub available_bytes: u64,
-    /// Volumes and snapshots.
+    /// Number of volumes and snapshots.
     pub volumes: u64,
-    /// Nothing is written any more, because a write or a sync has failed.
+    /// A write or a sync failed: the pool accepts no more writes (it is latched).
     pub poisoned: bool,
-    /// Where it has two copies, how they are.
+    /// The state of each copy, if the pool has two.
     pub copies: Vec<CopyStatus>,
-    /// What it has done since it was opened.
+    /// Counters since the pool was opened.
     pub activity: Activity,
 }
 
 impl<D: Directory> Pool<D> {
-    /// What it has done since it was opened.
+    /// The counters of this pool since it was opened.
     pub fn activity(&self) -> Activity {
         let meters = self.meters();
         Activity {
@@ -195,10 +196,10 @@ impl<D: Directory> Pool<D> {
 }
 
 impl Running {
-    /// How it is.
+    /// The state of this pool.
     ///
     /// # Errors
-    /// If the system does not say how much space there is.
+    /// If the system does not report the free space.
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let pool = self.pool();
         let counts = pool.counts();

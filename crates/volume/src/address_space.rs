@@ -1,6 +1,5 @@
-//! The address space that an open pool takes, compared with the process's limit (`RLIMIT_AS`,
-//! `ulimit -v`): where that is too small an allocation fails in the middle of something, which ends
-//! the process.
+//! Compares the address space that an open pool needs with the process's limit (`RLIMIT_AS`,
+//! `ulimit -v`). Without this check an allocation could fail later, which aborts the process.
 
 use std::io;
 
@@ -9,12 +8,12 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::VolumeError;
 use crate::options::Options;
 
-/// What threads reserve beside the memory that the options bound, in bytes: an opening has up to 34
-/// of them at once, each with a stack of 2 MiB, and the C library's allocator has an arena of 64
-/// MiB for each of the first 16 on two processors.
+/// Address space that threads reserve in addition to the memory that the options bound, in bytes.
+/// An opening starts up to 34 threads, each with a stack of 2 MiB. On two processors the C
+/// library's allocator reserves an arena of 64 MiB for each of the first 16.
 const THREADS_BYTES: u64 = 2 << 30;
 
-/// Refuses to open a pool where its process may not have the address space.
+/// Refuses to open a pool if the process's limit leaves too little address space.
 ///
 /// # Errors
 /// If the limit leaves too little.
@@ -25,7 +24,7 @@ pub(crate) fn check(options: &Options) -> Result<(), VolumeError> {
     }
 }
 
-/// What the process has mapped, in bytes, if the system says so.
+/// The address space that the process has mapped, in bytes, if the system reports it.
 fn used_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("VmSize:")?.strip_suffix("kB"))?;
@@ -50,8 +49,8 @@ fn enough(limit: u64, used: u64, options: &Options) -> Result<(), VolumeError> {
 mod tests {
     use super::*;
 
-    /// A start under `ulimit -v 300000` panicked where a thread was refused, and aborted under
-    /// `ulimit -v 600000` where 8 MiB were.
+    /// Regression: a start under `ulimit -v 300000` panicked because a thread could not be created.
+    /// Under `ulimit -v 600000` an allocation of 8 MiB failed and the process aborted.
     #[test]
     fn a_limit_below_what_a_pool_takes_is_an_error_that_names_it() {
         let options = Options::default();

@@ -1,5 +1,6 @@
-//! What is asked of a pool beside I/O: volumes, snapshots and clones by name. Each is a record of
-//! the log, in its order among the writes, and durable when it is answered.
+//! Operations on a pool other than I/O: create, snapshot, clone, roll back, resize and destroy
+//! volumes by name. Each is a record in the log, ordered among the writes, and durable when it is
+//! answered.
 
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
@@ -15,8 +16,8 @@ pub(crate) fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Resu
     Err(VolumeError::Invalid { field, value, wanted })
 }
 
-/// Refuses what cannot be the name of a volume that is there. One that an earlier version made may
-/// have a name that no device can have.
+/// Refuses what cannot be the name of an existing volume. Volumes that an earlier version made may
+/// have names that are not valid as device names.
 pub(crate) fn volume_name(name: &str) -> Result<(), VolumeError> {
     match is_name(name) && !name.contains('@') {
         true => Ok(()),
@@ -24,7 +25,7 @@ pub(crate) fn volume_name(name: &str) -> Result<(), VolumeError> {
     }
 }
 
-/// Refuses what cannot be the name of a volume that is made: it has to be a device's name too.
+/// Refuses what cannot be the name of a new volume, which must also be valid as a device name.
 pub(crate) fn new_volume_name(name: &str) -> Result<(), VolumeError> {
     match is_volume_name(name) {
         true => Ok(()),
@@ -32,14 +33,14 @@ pub(crate) fn new_volume_name(name: &str) -> Result<(), VolumeError> {
     }
 }
 
-/// What the name of a volume has to be.
+/// The rule for the name of a volume, for error messages.
 pub(crate) fn volume_name_wanted() -> String {
     format!(
         "1 to {VOLUME_NAME_MAX} letters, digits, `-`, `_` and `.`, the first a letter or a digit"
     )
 }
 
-/// The two parts of a snapshot's name.
+/// Splits a snapshot's name into volume and snapshot.
 pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
     let wanted = format!(
         "VOLUME@SNAPSHOT of at most {NAME_MAX} characters, SNAPSHOT of letters, digits, `-`, `_`, \
@@ -51,11 +52,11 @@ pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
     }
 }
 
-/// Checks the parameters of a volume that is to be made, as far as that needs no pool: what is
-/// refused leaves nothing, not even a pool. `block_bytes` 0: 16 KiB.
+/// Checks the parameters of a volume that is to be made, as far as that needs no pool, so that a
+/// refused `create` leaves nothing on disk, not even a pool. `block_bytes` 0 stands for 16 KiB.
 ///
 /// # Errors
-/// The first value that is not possible.
+/// Names the first invalid value.
 pub fn check_new(
     name: &str,
     size: u64,
@@ -81,7 +82,7 @@ pub fn check_new(
     }
 }
 
-/// A length in whole blocks.
+/// Converts a size in bytes to a number of whole blocks.
 fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     let unit = u64::from(block_bytes);
     match size > 0 && size.is_multiple_of(unit) && size <= SIZE_MAX {
@@ -95,11 +96,11 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
 
 impl<D: Directory> Running<D> {
     fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
-        // The reference goes at once: a volume that somebody refers to is in use.
+        // Return a copy and drop the reference at once: a volume that is referenced is in use.
         Ok(self.pool().find(name)?.traits.clone())
     }
 
-    /// An identity for a snapshot.
+    /// Draws a random identity for a snapshot.
     fn fresh_guid(&self) -> Result<u64, VolumeError> {
         let id = self.pool().segments().directory().fresh_id();
         let id = id.map_err(VolumeError::io("cannot draw an identity"))?;
@@ -113,18 +114,18 @@ impl<D: Directory> Running<D> {
         }
     }
 
-    /// Makes a volume of zeros; `block_bytes` 0: 16 KiB.
+    /// Makes a volume of zeros. `block_bytes` 0 stands for 16 KiB.
     ///
     /// # Errors
-    /// If the name is taken, or a value does not fit.
+    /// If the name is taken, or a value is invalid.
     pub fn create(&self, name: &str, size: u64, block_bytes: u32) -> Result<(), VolumeError> {
         self.create_reserved(name, size, block_bytes, 0)
     }
 
-    /// The same with so much space that it is promised.
+    /// Makes a volume of zeros with a reservation of `reserved_bytes`.
     ///
     /// # Errors
-    /// As [`Running::create`], or if there is not as much that nobody has or is promised.
+    /// As [`Running::create`], or if the unreserved space is less than the reservation.
     pub fn create_reserved(
         &self,
         name: &str,
@@ -150,7 +151,7 @@ impl<D: Directory> Running<D> {
         self.pool().change(&traits.name.clone(), Change::Create(traits))
     }
 
-    /// Makes a snapshot `VOLUME@SNAPSHOT`, of what was answered before.
+    /// Makes a snapshot `VOLUME@SNAPSHOT` of all writes that were answered before.
     ///
     /// # Errors
     /// If the name is taken, or there is no such volume.
@@ -162,12 +163,11 @@ impl<D: Directory> Running<D> {
         self.pool().change(name, Change::Copy(traits))
     }
 
-    /// Makes a snapshot of a volume that nobody sees, to be gone at the next opening; answers its
-    /// name.
+    /// Makes a hidden snapshot of a volume, which the next opening destroys, and returns its name.
     pub(crate) fn snapshot_unseen(&self, volume: &str) -> Result<String, VolumeError> {
         volume_name(volume)?;
         let (origin, guid) = (self.traits(volume)?, self.fresh_guid()?);
-        // What is received for a volume has one of these marks and the volume's name.
+        // The name of a volume that is being received has one of these marks; this one has two.
         let name = format!("{ON_ITS_WAY}{ON_ITS_WAY}{guid:016x}");
         let named = name.clone();
         let traits = Traits { name, is_snapshot: true, origin: origin.id, guid, ..origin };
@@ -189,16 +189,17 @@ impl<D: Directory> Running<D> {
         self.pool().change(&traits.name.clone(), Change::Copy(traits))
     }
 
-    /// Gives a volume the contents of one of its snapshots again. It must not be a device.
+    /// Restores a volume to the contents of one of its snapshots. The volume must not be in use.
     ///
     /// # Errors
-    /// If there is no such snapshot, it has another length, or the volume is in use.
+    /// If there is no such snapshot, its length or block size differs, or the volume is in use.
     pub fn rollback(&self, snapshot: &str) -> Result<(), VolumeError> {
         let name = snapshot_name(snapshot)?.0;
         let to = self.traits(snapshot)?;
         let before = self.traits(name)?;
         let _held = self.hold(&before)?;
-        // Until it was held it could be resized, or another one be given its name.
+        // Before the hold, another thread could have resized the volume or given its name to
+        // another one.
         let volume = self.traits(name)?;
         if volume.id != before.id {
             return Err(VolumeError::NoSuchVolume { name: name.to_owned() });
@@ -215,10 +216,11 @@ impl<D: Directory> Running<D> {
         self.pool().change(&volume.name, Change::Rollback { id: volume.id, to: to.id })
     }
 
-    /// Changes the length of a volume, which must not be a device. What lies beyond is gone.
+    /// Changes the length of a volume, which must not be in use. Blocks beyond a shorter length are
+    /// lost.
     ///
     /// # Errors
-    /// If the length does not fit, or the volume is in use.
+    /// If the length is invalid, or the volume is in use.
     pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
         volume_name(name)?;
         let volume = self.traits(name)?;
@@ -234,15 +236,16 @@ impl<D: Directory> Running<D> {
         self.pool().change(name, Change::Resize { id: volume.id, blocks })
     }
 
-    /// Promises a volume so much space, before compression: others do not get it. 0: nothing.
+    /// Reserves `bytes` for a volume, before compression; other volumes cannot use that space. 0
+    /// removes the reservation.
     ///
     /// # Errors
-    /// If that is more than its size, or there is not as much that nobody has or is promised.
+    /// If that is more than the volume's size, or than the space that is neither used nor reserved.
     pub fn reserve(&self, name: &str, bytes: u64) -> Result<(), VolumeError> {
         volume_name(name)?;
         let (id, size, has) = {
             let live = self.pool().find(name)?;
-            // Who was promised nothing was not counted exactly.
+            // The blocks of a volume without a reservation were not counted exactly.
             let is_exact = bytes == 0 || live.reserved_bytes() > 0;
             if !is_exact {
                 self.pool().segments().count_owned(&live.map, 0, live.traits.blocks);
@@ -255,7 +258,8 @@ impl<D: Directory> Running<D> {
         self.pool().change(name, Change::Reserve { id, bytes })
     }
 
-    /// Refuses a reservation that is more than a size, or than there is beside what the volume has.
+    /// Refuses a reservation that exceeds the volume's size, or what is unreserved plus what the
+    /// volume already has.
     fn may_reserve(&self, bytes: u64, size: u64, has: u64) -> Result<(), VolumeError> {
         if bytes > size {
             return invalid(
@@ -266,7 +270,8 @@ impl<D: Directory> Running<D> {
         }
         self.pool().segments().look_outside();
         let most = self.pool().unpromised_bytes().saturating_add(has);
-        // Blocks are counted again before that is refused for what may not count.
+        // If unknown bytes could cover the reservation, accept it here: the committer starts a
+        // liveness scan before it refuses.
         if bytes > most.saturating_add(self.pool().segments().unknown_bytes()) {
             let wanted = format!("{most} at most, which nobody has or is promised");
             return invalid("reservation", &bytes.to_string(), &wanted);
@@ -274,13 +279,14 @@ impl<D: Directory> Running<D> {
         Ok(())
     }
 
-    /// Removes a volume, which must have no snapshots, or a snapshot.
+    /// Removes a snapshot, or a volume that has no snapshots.
     ///
     /// # Errors
-    /// If there is none of this name, or it is in use.
+    /// If there is no such volume or snapshot, or it is in use.
     pub fn destroy(&self, name: &str) -> Result<(), VolumeError> {
         let volume = self.traits(name)?;
-        // One that is made from now on is refused, or has the volume refused.
+        // A snapshot that is made after this check is refused, or makes the committer refuse this
+        // change.
         let prefix = format!("{name}@");
         if let Some(snapshot) = self.pool().list().iter().find(|it| it.name.starts_with(&prefix)) {
             let why = format!("needed by its snapshot `{}`; destroy that first", snapshot.name);

@@ -1,5 +1,5 @@
-//! Maps as the log changes them: blocks put in, blocks taken out. Pages that are not in memory are
-//! read first, with no lock held; and what becomes of the bytes of segments is counted.
+//! Applies changes of the log to the maps: inserts blocks and clears them. Reads pages that are not
+//! in memory first, without holding a lock, and counts the live data that segments gain and lose.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::record::Live;
 use crate::segments::Segments;
 use crate::store::Directory;
 
-/// See the module.
+/// Applies changes of the log to the maps, and counts live data per segment.
 pub(crate) struct Apply<'a, D: Directory> {
     segments: &'a Segments<D>,
-    /// Births of leaves that begin now.
+    /// Birth epoch of leaves that are made from now on.
     now: u32,
     tally: Tally,
 }
 
 impl<'a, D: Directory> Apply<'a, D> {
-    /// Changes of maps after so many copies of maps.
+    /// Starts changes of maps when `copies` copies of maps have been made.
     pub(crate) fn new(segments: &'a Segments<D>, copies: u32) -> Apply<'a, D> {
         let now = copies.saturating_add(1);
         let mut tally = Tally::new(segments.bytes());
@@ -29,22 +29,22 @@ impl<'a, D: Directory> Apply<'a, D> {
         Apply { segments, now, tally }
     }
 
-    /// The segments that it counts for.
+    /// The segments whose live data it counts.
     pub(crate) fn segments(&self) -> &'a Segments<D> {
         self.segments
     }
 
-    /// There have been so many copies by now.
+    /// Notes that `copies` copies of maps have been made by now.
     pub(crate) fn copied(&mut self, copies: u32) {
         self.now = copies.saturating_add(1);
     }
 
-    /// Counts what becomes of segments.
+    /// The counts of what segments gain and lose.
     pub(crate) fn tally(&mut self) -> &mut Tally {
         &mut self.tally
     }
 
-    /// Blocks of one span are in the log.
+    /// Enters blocks of one span into a volume's map; the log contains them.
     ///
     /// # Errors
     /// If a page cannot be read.
@@ -60,7 +60,7 @@ impl<'a, D: Directory> Apply<'a, D> {
         end
     }
 
-    /// The same of blocks that were on their way by this number, and are not any more.
+    /// Enters blocks into a volume's map, and retires their pending write `serial`.
     ///
     /// # Errors
     /// As [`Apply::write`].
@@ -82,14 +82,15 @@ impl<'a, D: Directory> Apply<'a, D> {
         put
     }
 
-    /// Blocks are zeros in the log.
+    /// Clears blocks in a volume's map; the log states that they are zeros.
     ///
     /// # Errors
     /// If a page cannot be read.
     pub(crate) fn zero(&mut self, live: &Live, first: u64, blocks: u64) -> Result<(), VolumeError> {
         let now = self.now;
-        // What it is promised again is counted in its blocks. Who asked for it has looked already,
-        // unless this is an opening.
+        // Cleared blocks count towards the volume's reservation again, so the number that it owned
+        // must be exact. The client's thread has usually brought the leaves into memory, except in
+        // an opening.
         if live.reserved_bytes() > 0 {
             self.segments.count_owned(&live.map, first, blocks);
         }
@@ -104,13 +105,15 @@ impl<'a, D: Directory> Apply<'a, D> {
         end
     }
 
-    /// What a volume that is promised something owns was not counted exactly: it is now.
+    /// Counts exactly the blocks that a volume with a reservation owns, which was an estimate
+    /// before.
     pub(crate) fn count_owned(&self, live: &Live) {
         self.segments.count_owned(&live.map, 0, live.map.span_count() as u64 * NODE_BLOCKS);
         live.own(live.map.owned());
     }
 
-    /// Nobody needs a map any more, unless others share it.
+    /// Accounts for a map that is no longer needed: its blocks may be shared, so they become
+    /// unknown bytes.
     pub(crate) fn forget(&mut self, live: &Live) {
         self.tally.unknown(live.map.leaf_count() * leaf_bytes(live));
     }
@@ -133,8 +136,8 @@ impl<'a, D: Directory> Apply<'a, D> {
         }
     }
 
-    /// A page that has rotted is to be changed: what is in the log has its place there, and the
-    /// other blocks that it named are lost.
+    /// Replaces a leaf that has rotted and is to be changed: the blocks in the log get their
+    /// entries there, and the other blocks of the leaf are lost.
     fn lose(
         &mut self,
         live: &Live,
@@ -154,10 +157,11 @@ impl<'a, D: Directory> Apply<'a, D> {
         let fresh = leaf.fresh_count();
         self.tally.unknown(leaf_bytes(live));
         leaf.fill(&Arc::new(Page::lost(home)));
-        // What was its alone is not any more.
+        // The volume no longer owns the blocks that only it had.
         match fresh {
             _ if !is_own => {}
-            // How much of what is counted that was nobody knows: an opening has time to look.
+            // The number of owned blocks in the leaf is unknown. Count all of the volume's: an
+            // opening has the time.
             None if live.reserved_bytes() > 0 => {
                 self.count_owned(live);
                 self.tally.owned = 0;
@@ -168,17 +172,17 @@ impl<'a, D: Directory> Apply<'a, D> {
     }
 }
 
-/// The first block of a leaf of a span.
+/// The number of the first block of a leaf of a span.
 pub(crate) fn first_block(span: usize, leaf: usize) -> u64 {
     span as u64 * NODE_BLOCKS + (leaf * FAN) as u64
 }
 
-/// What the blocks of a leaf take at most.
+/// The most bytes that the blocks of a leaf can take.
 fn leaf_bytes(live: &Live) -> u64 {
     FAN as u64 * u64::from(live.traits.block_bytes)
 }
 
-/// What it has counted holds.
+/// Publishes the counts when the changes end.
 impl<D: Directory> Drop for Apply<'_, D> {
     fn drop(&mut self) {
         self.segments.end_changes(&self.tally);

@@ -1,8 +1,8 @@
-//! Aligned memory, of which there is so much and no more, and which is used again.
+//! Aligned memory with a limit, whose buffers are reused.
 //!
-//! Direct I/O wants aligned memory, and what comes over a socket is not. So a write's data are
-//! copied once, where they are checksummed anyway; afterwards they are passed on by reference, and
-//! nobody can change them any more.
+//! Direct I/O needs aligned memory, and data from a socket are not aligned. A write's data are
+//! therefore copied once, together with the checksum. From then on they are passed by reference,
+//! and no code can change them.
 #![allow(unsafe_code)]
 
 use std::alloc::{self, Layout};
@@ -16,59 +16,60 @@ use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::tag_budget::TagBudget;
 
-/// What addresses and lengths are multiples of, in bytes.
+/// Alignment of addresses and lengths, in bytes.
 pub const ALIGN: usize = 4096;
 
-/// Sizes that are kept: 4 KiB to 2 MiB, each twice the one before.
+/// Number of size classes that are cached: 4 KiB to 2 MiB, each twice the one before.
 const CLASSES: usize = 10;
 
-/// Buffers of one size that are kept when nobody uses them.
+/// Most unused buffers that are cached per size class.
 const KEPT_MAX: usize = 64;
 
-/// Buffers at least as long lie in pages of this size where the system has them, of which the disk
-/// is told one address instead of hundreds: a write of 1 MiB is done in four fifths of the time.
+/// Buffers of at least this length, in bytes, lie in huge pages where the system has them. The disk
+/// then gets one address instead of hundreds: a write of 1 MiB takes four fifths of the time.
 const LONG: usize = 128 << 10;
 const HUGE: usize = 2 << 20;
 
-/// With less memory than this a page of that size is too much.
+/// A pool with less memory than this, in bytes, uses no huge pages: one would be too large a share.
 const HUGE_FROM_BYTES: u64 = 16 << 20;
 
-/// Memory that buffers lie in.
+/// An allocation that buffers lie in.
 struct Chunk {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-/// Bytes at an address that is a multiple of [`ALIGN`]: a part of a chunk that is nobody else's.
+/// Bytes at an address that is a multiple of [`ALIGN`]: a part of a chunk that has no other owner.
 struct Aligned {
     base: NonNull<u8>,
     len: usize,
-    /// There as long as one of its parts is.
+    /// Keeps the chunk allocated as long as one of its parts exists.
     _chunk: Arc<Chunk>,
 }
 
-// SAFETY: it owns its memory, as a box does.
+// SAFETY: an `Aligned` owns its part of the chunk exclusively, as a box does.
 unsafe impl Send for Aligned {}
-// SAFETY: `&Aligned` gives shared references to bytes only.
+// SAFETY: `&Aligned` gives only shared references to the bytes.
 unsafe impl Sync for Aligned {}
 
-// SAFETY: it owns its memory, as a box does, and says nothing of it.
+// SAFETY: a `Chunk` owns its memory, as a box does, and gives no access to the bytes.
 unsafe impl Send for Chunk {}
-// SAFETY: the same.
+// SAFETY: a `&Chunk` gives no access to the bytes.
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
     fn new(len: usize, align: usize) -> Chunk {
         let layout =
             Layout::from_size_align(len, align).expect("lengths are bounded far below isize::MAX");
-        // SAFETY: the size is not 0.
+        // SAFETY: the layout's size is not 0.
         let base = unsafe { alloc::alloc(layout) };
         let Some(base) = NonNull::new(base) else { alloc::handle_alloc_error(layout) };
         if align >= HUGE {
-            // SAFETY: advice about memory of its own. Where it is not taken all works the same.
+            // SAFETY: `madvise` gets memory that this chunk owns. The advice is optional: if it
+            // fails, the memory works as well.
             unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: `len` bytes were allocated at `base`.
         unsafe { base.write_bytes(0, len) };
         Chunk { base, layout }
     }
@@ -76,36 +77,38 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and no part of it is there any more.
+        // SAFETY: the memory was allocated with this layout, and no part of the chunk exists any
+        // more.
         unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 
 impl Aligned {
-    /// Parts of this length of a new chunk: one, or as many as a huge page has.
+    /// Allocates a chunk and divides it into parts of this length: one, or those that fill a huge
+    /// page.
     fn parts(len: usize, huge: bool) -> impl Iterator<Item = Aligned> {
         let len = len.max(ALIGN);
         let is_huge = huge && (LONG..=HUGE).contains(&len);
         let (whole, align) = if is_huge { (HUGE, HUGE) } else { (len, ALIGN) };
         let chunk = Arc::new(Chunk::new(whole, align));
         (0..whole / len).map(move |part| {
-            // SAFETY: it begins inside the chunk.
+            // SAFETY: the part begins inside the chunk.
             let base = unsafe { chunk.base.byte_add(part * len) };
             Aligned { base, len, _chunk: Arc::clone(&chunk) }
         })
     }
 }
 
-/// The memory of a pool.
+/// The buffer memory of a pool.
 pub struct Memory {
-    /// What is left, in units of [`ALIGN`].
+    /// Memory left below the limit, in units of [`ALIGN`].
     budget: TagBudget,
     huge: bool,
     shelves: [SleepLock<Vec<Aligned>, { ranks::SHELF }>; CLASSES],
 }
 
 impl Memory {
-    /// Memory for so many bytes.
+    /// Makes a memory with a limit in bytes.
     pub fn new(limit_bytes: u64) -> Arc<Memory> {
         let units = (limit_bytes / ALIGN as u64).clamp(1, u64::from(u32::MAX) / 2);
         let shelves = std::array::from_fn(|_| SleepLock::new(Vec::new()));
@@ -113,13 +116,13 @@ impl Memory {
         Arc::new(Memory { budget: TagBudget::new(units as u32), huge, shelves })
     }
 
-    /// The size that a buffer of this length has, and its place among those that are kept.
+    /// The size class of a length: the rounded length in bytes and the index of its shelf.
     fn class(len: usize) -> (usize, usize) {
         let len = len.next_multiple_of(ALIGN).next_power_of_two();
         (len, (len / ALIGN).trailing_zeros() as usize)
     }
 
-    /// A buffer, if there is memory for it.
+    /// Takes a buffer, if the limit allows it.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         let units = (Memory::class(len).0 / ALIGN) as u32;
         let got = self.budget.take(units);
@@ -130,7 +133,7 @@ impl Memory {
         Some(self.make(len, units))
     }
 
-    /// A buffer in any case: for what a bound elsewhere keeps few.
+    /// Takes a buffer regardless of the limit, for uses whose number is bounded elsewhere.
     pub fn take_beyond(self: &Arc<Self>, len: usize) -> Buffer {
         self.make(len, 0)
     }
@@ -147,7 +150,7 @@ impl Memory {
         Buffer { memory: Some(memory), len, units, home: Arc::clone(self) }
     }
 
-    /// Puts a part back, unless as many are kept as may be.
+    /// Returns a part to its shelf, or frees it if the shelf is full.
     fn keep(&self, memory: Aligned) {
         let Some(shelf) = self.shelves.get(Memory::class(memory.len).1) else { return };
         let left = shelf.with(|shelf| {
@@ -161,7 +164,7 @@ impl Memory {
         drop(left);
     }
 
-    /// How many bytes are left.
+    /// Bytes left below the limit.
     pub fn free_bytes(&self) -> u64 {
         u64::from(self.budget.free()) * ALIGN as u64
     }
@@ -173,9 +176,10 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Aligned bytes out of a [`Memory`], to which they return. Their contents are anything at first.
+/// Aligned bytes from a [`Memory`], to which they return when dropped. The initial contents are
+/// arbitrary.
 pub struct Buffer {
-    /// There until it is dropped.
+    /// `Some` until the buffer is dropped.
     memory: Option<Aligned>,
     len: usize,
     units: u32,
@@ -183,7 +187,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes it shorter.
+    /// Shortens the buffer to at most `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -198,7 +202,8 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the memory has at least `len` bytes, all of them initialised, and is borrowed.
+        // SAFETY: the memory has at least `len` bytes, all initialised, and is borrowed with the
+        // buffer.
         unsafe { std::slice::from_raw_parts(self.base().as_ptr(), self.len) }
     }
 }
@@ -206,7 +211,8 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: the memory has at least `len` bytes, all initialised, and is borrowed mutably
+        // with the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.base().as_ptr(), self.len) }
     }
 }
@@ -243,7 +249,8 @@ mod tests {
         assert_eq!(memory.take(100).map(|it| it.len()), Some(100));
     }
 
-    /// Parts of one page overlap nowhere, and the page is there as long as one of them is.
+    /// Parts of one huge page do not overlap, and the page stays allocated as long as one part
+    /// exists.
     #[test]
     fn long_buffers_share_large_pages() {
         let memory = Memory::new(HUGE_FROM_BYTES);

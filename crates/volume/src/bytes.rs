@@ -1,6 +1,6 @@
-//! Little-endian fields of records and pages, and the checksum over all of them: CRC-64/NVMe.
+//! Little-endian fields of records and pages, and the checksum of the whole format: CRC-64/NVMe.
 
-/// The checksum.
+/// CRC-64/NVMe of `bytes`.
 #[inline]
 pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
@@ -9,7 +9,7 @@ pub fn crc(bytes: &[u8]) -> u64 {
 /// The 32-bit number at an offset.
 ///
 /// # Panics
-/// If the bytes end before: lengths are checked before fields are read.
+/// If the bytes end before the field does: callers check lengths before they read fields.
 #[inline]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes are four bytes"))
@@ -36,7 +36,7 @@ pub fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Bytes that are read from the front, field by field.
+/// Reads fields of a byte string from front to back.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
         Reader(bytes)
     }
 
-    /// The next so many bytes, if there are as many.
+    /// The next `len` bytes, or `None` if fewer are left.
     pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         self.take(8).map(|bytes| u64_at(bytes, 0))
     }
 
-    /// How many are left.
+    /// The number of bytes left.
     pub fn left(&self) -> usize {
         self.0.len()
     }

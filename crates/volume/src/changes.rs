@@ -1,5 +1,5 @@
-//! What one snapshot has that an older one has not, from their maps: what both share is passed over
-//! page by page, so that it costs what has changed, not what is there.
+//! Finds the blocks in which one snapshot differs from an older one, by comparing their maps. Pages
+//! that both share are skipped, so the cost depends on what changed, not on the size of the volume.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,19 +11,20 @@ use crate::format::entry::Entry;
 use crate::format::{FAN, NODE_BLOCKS};
 use crate::map::{Frozen, Leaf, Node, Page};
 
-/// Blocks one behind the other that differ.
+/// Consecutive blocks that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) first: u64,
     pub(crate) count: u64,
-    /// They are zeros now.
+    /// The blocks are zeros in the newer snapshot.
     pub(crate) is_hole: bool,
 }
 
 /// Reads what a leaf contains.
 pub(crate) type Read = Box<dyn FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send>;
 
-/// Runs that differ, in their order; found span by span, so that few are held at once.
+/// Iterates over the runs that differ, in order. It compares one span at a time, so that few runs
+/// are held in memory.
 pub(crate) struct Changes {
     read: Read,
     old: Option<Frozen>,
@@ -31,13 +32,13 @@ pub(crate) struct Changes {
     blocks: u64,
     /// The next span to be compared.
     number: usize,
-    /// What was found in the last one.
+    /// The runs found in the span that was compared last.
     runs: VecDeque<Run>,
 }
 
 impl Changes {
-    /// What a map has that an older one has not; everything that is no hole, if there is none. Both
-    /// were taken at one moment, and the newer one has so many blocks.
+    /// Compares two maps that were frozen at the same moment. Without an older map, every block
+    /// that is not a hole differs. `blocks` is the length of the newer map.
     pub(crate) fn between(
         old: Option<Frozen>,
         new: Frozen,

@@ -1,6 +1,6 @@
-//! Verifies a pool that nobody has open, and changes nothing: superblock, catalogue, every page of
-//! the maps, the log behind the checkpoint, the bytes of every block, and that as many count of
-//! each segment as the maps name at least.
+//! Verifies a pool that is not open, without changing it: superblock, catalogue, all map pages, the
+//! log after the checkpoint, and the bytes of every block. It also checks that each segment's live
+//! count is at least what the maps reference.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,45 +18,46 @@ use crate::verify::Verifier;
 /// A block that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// One of the volumes or snapshots that have it.
+    /// One of the volumes or snapshots that contain the block.
     pub volume: String,
-    /// Its number there; of a page of the map the first of those that it names.
+    /// The number of the block in that volume; for a damaged map page, the first block that the
+    /// page maps.
     pub block: u64,
-    /// Where it is, in bytes from the pool's beginning.
+    /// The address in the pool, in bytes.
     pub address: u64,
-    /// What is wrong with it.
+    /// A description of the damage.
     pub what: String,
 }
 
-/// What was verified.
+/// The result of verifying a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Volumes and snapshots.
+    /// Number of volumes and snapshots.
     pub volumes: u64,
-    /// Blocks that are somewhere; what is shared counts once.
+    /// Blocks that are stored; a shared block is counted once.
     pub blocks: u64,
-    /// Their bytes as they are stored.
+    /// Bytes of these blocks, as stored.
     pub stored_bytes: u64,
-    /// Groups in the log behind the checkpoint; none were read of a pool that is in use.
+    /// Groups in the log after the checkpoint; 0 for a pool that is in use, whose log is not read.
     pub groups: u64,
-    /// How many blocks and pages are damaged, in one copy at least.
+    /// Blocks and pages that are damaged in at least one copy.
     pub damaged: u64,
-    /// How many were damaged in one of two copies, and were written again from the other one.
+    /// Blocks and pages that were damaged in one of two copies and were repaired from the other.
     pub mended: u64,
     /// How many blocks of the last groups of the log reached only one of two copies before a kill
     /// or a power cut. They are not damaged: the next opening writes them to the other copy.
     pub behind: u64,
-    /// Where there are two copies, how they are.
+    /// The state of each copy, if the pool has two.
     pub copies: Vec<CopyStatus>,
-    /// The first of them.
+    /// The first damaged blocks and pages, described.
     pub damage: Vec<Damage>,
 }
 
-/// Verifies the pool in a directory, and its second copy. `progress` is told the bytes that were
-/// verified.
+/// Verifies the pool in a directory, and its second copy. `progress` gets the number of bytes that
+/// were verified.
 ///
 /// # Errors
-/// If there is no pool, somebody has it open, or it is damaged so that it cannot be opened.
+/// If there is no pool, another process has it open, or it is too damaged to be opened.
 pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, VolumeError> {
     address_space::check(&Options::default())?;
     if !crate::device::is_pool(path)? {
@@ -65,7 +66,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
     check_in(Places::of(path).look()?, progress)
 }
 
-/// The same in any directory.
+/// Verifies the pool in any [`Directory`], without changing it.
 ///
 /// # Errors
 /// As [`check`].
@@ -79,9 +80,9 @@ pub fn check_in<D: Directory>(
     })
 }
 
-/// Verifies the pool in any directory. With `mends` what is damaged in one copy and whole in
-/// another one is written again; what is in segments from `segments_max` on is refused. `goes_on`
-/// is told the bytes that were verified and returns whether to go on.
+/// Verifies the pool in any [`Directory`]. With `mends`, a block that is damaged in one copy and
+/// intact in another is rewritten. References to segments from `segments_max` on are refused.
+/// `goes_on` gets the number of bytes that were verified and returns whether to continue.
 ///
 /// # Errors
 /// As [`check`], and [`VolumeError::Stopped`] if `goes_on` ends it.
@@ -110,8 +111,8 @@ pub(crate) fn verify<D: Directory>(
     Ok(Report { volumes, groups, copies, ..verifier.report })
 }
 
-/// The volumes and snapshots of a pool that nobody has open, of which nothing is changed; and how
-/// its copies are, where it has two.
+/// Lists the volumes and snapshots of a pool that is not open, without changing it, and the state
+/// of its copies if it has two.
 ///
 /// # Errors
 /// As [`check`].

@@ -1,7 +1,8 @@
 //! A checkpoint: the changed pages of all maps, the catalogue, and the superblock that names them.
-//! What the log has before it needs not be read again.
+//! A later opening does not replay the log before it.
 //!
-//! It works on maps as they were at one moment, beside the writes; see [`crate::map::page`].
+//! A checkpoint writes maps as they were at one moment, concurrently with writes; see
+//! [`crate::map::page`].
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -22,35 +23,36 @@ use crate::segments::{Segments, Want};
 use crate::store::{Directory, StoreFile};
 use crate::thread::give_way;
 
-/// What is written at once, in bytes.
+/// Most bytes of pages per write.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What a map has in common with others.
+/// What the catalogue records about the blocks that a map shares with others.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied {
-    /// The number of the volume that all of them come from.
+    /// The number of the volume from which all maps of the family come.
     pub family: u32,
-    /// How many copies of maps had been made when this one was copied last.
+    /// The number of copies of maps that had been made when this map was last copied.
     pub last: u32,
-    /// Blocks that are its alone, at least.
+    /// A lower bound of the blocks that only this map has.
     pub owned: u64,
 }
 
 /// The maps of a pool at one moment, and the end of the log then.
 #[derive(Debug)]
 pub struct Frozen {
-    /// Segments taken in this round or later are not looked at.
+    /// Segments that were taken in this round or later are not examined.
     pub round: u64,
     /// The end of the log.
     pub log: LogPlace,
-    /// Of the pool as a whole.
+    /// The state of the pool as a whole, for the catalogue.
     pub whole: Whole,
-    /// The volumes and snapshots, each with the number of the last copy of its map.
+    /// The volumes and snapshots with their maps.
     pub volumes: Vec<(Traits, Copied, Arc<map::Frozen>)>,
 }
 
 impl Frozen {
-    /// Lets go of the maps, and of those of their pages that nobody else has.
+    /// Drops the maps, and yields the CPU between nodes, because pages without another owner are
+    /// freed here.
     pub(crate) fn let_go(self) {
         let maps = self.volumes.into_iter().filter_map(|(.., map)| Arc::into_inner(map));
         for node in maps.flatten() {
@@ -60,7 +62,7 @@ impl Frozen {
     }
 }
 
-/// The segments that something needs, and how many bytes of it are there.
+/// The bytes of each segment that are referenced.
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
     bytes: Vec<u64>,
@@ -68,26 +70,26 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// None, in segments of this length.
+    /// No references yet, in segments of this length.
     pub fn new(segment_bytes: u32) -> Marks {
         Marks { bytes: Vec::new(), segment_bytes: segment_bytes.into() }
     }
 
-    /// What an entry names is needed.
+    /// Adds the page or block that an entry names.
     pub fn entry(&mut self, entry: &Entry) {
         if !entry.is_hole() {
             self.segment((entry.address() / self.segment_bytes) as u32, entry.stored_bytes());
         }
     }
 
-    /// A block is needed, unless it was lost.
+    /// Adds a block, unless it was lost.
     pub fn block(&mut self, entry: &Entry) {
         if !entry.is_lost() {
             self.entry(entry);
         }
     }
 
-    /// So many bytes of a segment are needed.
+    /// Adds bytes of a segment.
     pub fn segment(&mut self, number: u32, bytes: u32) {
         let number = number as usize;
         if number >= self.bytes.len() {
@@ -96,22 +98,22 @@ impl Marks {
         self.bytes[number] += u64::from(bytes);
     }
 
-    /// How many bytes of a segment are needed.
+    /// Referenced bytes of a segment.
     pub fn live_bytes(&self, number: u32) -> u64 {
         self.bytes.get(number as usize).copied().unwrap_or(0)
     }
 
-    /// How many bytes of each segment are needed.
+    /// Referenced bytes of all segments, by segment number.
     pub fn into_bytes(self) -> Vec<u64> {
         self.bytes
     }
 
-    /// Whether anything of a segment is needed.
+    /// Whether any byte of a segment is referenced.
     pub fn is_needed(&self, number: u32) -> bool {
         self.live_bytes(number) > 0
     }
 
-    /// So many bytes of blocks count in each segment.
+    /// Adds the live bytes of blocks, given for each segment.
     pub fn blocks(&mut self, live: &[u64]) {
         for (number, bytes) in live.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
             if number >= self.bytes.len() {
@@ -121,7 +123,7 @@ impl Marks {
         }
     }
 
-    /// The pages of maps; answers how many. What they share counts once.
+    /// Adds the pages of maps and returns their number. A shared page is counted once.
     pub fn pages<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) -> u64 {
         let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
         for node in maps.flatten().flatten() {
@@ -140,18 +142,18 @@ impl Marks {
     }
 }
 
-/// The mark by which groups of a pool are told from those of another.
+/// The part of the pool's identity by which its groups are distinguished from those of other pools.
 pub(crate) fn pool_mark<D: Directory>(pool: &Pool<D>) -> u64 {
     let superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     mark_of(&superblock)
 }
 
-/// The same of a superblock.
+/// The mark of the pool to which a superblock belongs, see [`pool_mark`].
 pub(crate) fn mark_of(superblock: &Superblock) -> u64 {
     crate::bytes::u64_at(&superblock.id, 0)
 }
 
-/// Why there is no checkpoint.
+/// Why a checkpoint was not made.
 enum Refused {
     NoSpace,
     Io(io::Error),
@@ -163,10 +165,11 @@ impl From<io::Error> for Refused {
     }
 }
 
-/// Makes a checkpoint of maps whose blocks are durable; answers what it needs, if it is there.
+/// Makes a checkpoint of maps whose blocks are durable. Returns the references from it, or `None`
+/// if it failed.
 pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
     let mut written = write(pool, frozen);
-    // There is more room where the one before the last one is given up.
+    // Giving up the checkpoint before the last one frees space.
     if matches!(written, Err(Refused::NoSpace)) && repeat(pool) {
         written = write(pool, frozen);
     }
@@ -192,8 +195,9 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
     }
 }
 
-/// Lets both superblocks stand for the last checkpoint, so that what only the one before it needs
-/// is free: where space is short. Says whether that frees anything. None is on its way.
+/// Writes the last checkpoint's superblock to the other slot too, where space is short. That frees
+/// what only the checkpoint before needs. Returns whether it freed anything. No checkpoint may be
+/// in progress.
 pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
     let frees = pool.segments().counts().idle > 0;
     if pool.is_poisoned() || (!frees && pool.segments().is_for_one()) {
@@ -202,13 +206,13 @@ pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
     write_again(pool, 0) && frees
 }
 
-/// Writes a superblock that says that groups up to this number are durable, for the last
-/// checkpoint; says whether it is durable. No thread may be writing a checkpoint.
+/// Writes a superblock that states, for the last checkpoint, that groups up to `durable` are
+/// durable. Returns whether it is durable. No other thread may be writing a checkpoint.
 pub(crate) fn state_durable<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
     !pool.is_poisoned() && write_again(pool, durable)
 }
 
-/// Writes the last checkpoint's superblock to the other slot too.
+/// Writes the last checkpoint's superblock to the other slot.
 fn write_again<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
     let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let sequence = superblock.sequence.saturating_add(1);
@@ -229,7 +233,7 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     let (top, bytes) = match write_pages(frozen, &mut pages) {
         Ok(catalogue) => catalogue,
         Err(Refused::NoSpace) => {
-            // Nothing durable and nothing in memory names what it has written.
+            // No durable page and no page in memory refers to what was written.
             pages.taken.iter().for_each(|segment| pool.segments().put_back(*segment));
             pool.set_page_place(place);
             return Err(Refused::NoSpace);
@@ -244,7 +248,7 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     roots.mark(&mut marks);
     pool.set_roots(roots);
     pool.segments().set_pages(count);
-    // There is one checkpoint at a time; nobody has to wait for the sync of this one.
+    // Only one checkpoint runs at a time: no thread waits for this lock while this one syncs.
     let superblock = *pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let next = Superblock {
         sequence: superblock.sequence.saturating_add(1),
@@ -256,7 +260,8 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
         ..superblock
     };
     write_superblock(pool.segments(), &next, Epochs::Of(next.epoch))?;
-    // A log that was moved is named by no group: both slots have to say where it goes on.
+    // If the log moved to a new segment, no group names that segment: both slots must say where the
+    // log continues.
     let next = match frozen.log.offset {
         0 => {
             let next = Superblock { sequence: next.sequence.saturating_add(1), ..next };
@@ -269,8 +274,7 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
     Ok(marks)
 }
 
-/// Writes the pages that have changed, and the catalogue; answers what is at the top of that, and
-/// its bytes.
+/// Writes the changed pages and the catalogue. Returns the top page of the catalogue and its bytes.
 fn write_pages<D: Directory>(
     frozen: &Frozen,
     pages: &mut Pages<'_, D>,
@@ -291,19 +295,21 @@ fn write_pages<D: Directory>(
     Ok((top, bytes))
 }
 
-/// The epochs that the slots of the superblock have if no other process has opened the pool.
+/// The epochs that the superblock slots may have if no other process has opened the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Epochs {
-    /// None later than this, which an opening has found: a power cut may have left older ones.
+    /// An opening: no epoch later than this one, which it found. After a power cut a slot may be
+    /// older.
     UpTo(u64),
-    /// This one in a slot at least, which this process has written to both, and none later.
+    /// A running process: at least one slot has this epoch, which it wrote to both, and none a
+    /// later one.
     Of(u64),
 }
 
-/// Writes a superblock to its slot, durably, if the slots have these epochs.
+/// Writes a superblock to its slot durably, if the slots have the expected epochs.
 ///
 /// # Errors
-/// Also if another process has opened the pool, or an older superblock was put back.
+/// If the I/O fails, or another process has opened the pool, or an older superblock was restored.
 pub(crate) fn write_superblock<D: Directory>(
     segments: &Segments<D>,
     superblock: &Superblock,
@@ -319,9 +325,9 @@ pub(crate) fn write_superblock<D: Directory>(
     file.sync()
 }
 
-/// Checks the epochs of the slots of each copy. A slot that cannot be read says nothing. The locks
-/// keep other processes out; this notices one that came in past them, and a superblock that was
-/// restored.
+/// Checks the epochs of the slots of each copy; a slot that cannot be read is ignored. The locks
+/// keep other processes out. This check detects a process that bypassed them, and a superblock that
+/// was restored.
 fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
     let whole = SLOTS as usize * SLOT_BYTES;
     let mut bytes = crate::buffer::Memory::new(whole as u64).take_beyond(whole);
@@ -347,26 +353,27 @@ fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes pages into segments of their own, one behind the other.
+/// Writes pages into segments of their own, sequentially.
 struct Pages<'a, D: Directory> {
     pool: &'a Pool<D>,
     segment: Option<u32>,
-    /// Where in the segment the buffer goes.
+    /// Offset in the segment at which the buffer will be written.
     offset: u32,
     buffer: Buffer,
     filled: usize,
     touched: BTreeSet<u32>,
-    /// Segments that were free before.
+    /// Segments that this checkpoint took; they were free before.
     taken: Vec<u32>,
-    /// Where pages will be found. They are told only when all of them are durable: after an error
-    /// a page that is nowhere must not believe that it is.
+    /// New addresses of pages. The pages learn them only when all are durable: after an error no
+    /// page may refer to an address that was not written.
     leaves: Homes<Leaf>,
     nodes: Homes<Node>,
-    /// Roots and the pages of the catalogue, with those that were there before.
+    /// Roots and catalogue pages, including those of the last checkpoint that did not change.
     roots: Roots,
 }
 
-/// Pages by address, which nobody else has while they are kept.
+/// New addresses of pages, by pointer. The `Arc` keeps the page alive, so that its pointer is not
+/// reused.
 type Homes<T> = HashMap<*const T, (Arc<T>, Entry)>;
 
 impl<'a, D: Directory> Pages<'a, D> {
@@ -374,7 +381,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         let buffer = pool.memory().take_beyond(WRITE_BYTES);
         let place = pool.page_place();
         let (segment, offset) = place.map_or((None, 0), |(segment, at)| (Some(segment), at));
-        // After an error nobody knows what is there.
+        // After an error it is unknown what the segment contains from here on.
         pool.set_page_place(None);
         let (leaves, nodes) = (HashMap::new(), HashMap::new());
         let touched = BTreeSet::new();
@@ -392,7 +399,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         }
     }
 
-    /// Writes what is in the buffer.
+    /// Writes the buffer to the segment.
     fn flush(&mut self) -> Result<(), Refused> {
         if let Some(segment) = self.segment
             && self.filled > 0
@@ -407,7 +414,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(())
     }
 
-    /// Finds room for so many bytes in one segment.
+    /// Ensures that the segment has space for `len` bytes, or takes another segment.
     fn room(&mut self, len: usize) -> Result<(), Refused> {
         let bytes = self.pool.segments().bytes() as usize;
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
@@ -440,7 +447,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(Entry::new(address, PAGE_BYTES as u32, Codec::Raw, crc))
     }
 
-    /// Adds a node, and first those of its leaves that are not on disk; answers where it is.
+    /// Adds a node, after those of its leaves that are not on disk. Returns where the node is.
     fn node(&mut self, node: &Arc<Node>) -> Result<Entry, Refused> {
         if let Some(home) =
             node.home().or_else(|| self.nodes.get(&Arc::as_ptr(node)).map(|it| it.1))
@@ -464,7 +471,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(home)
     }
 
-    /// Adds a root that names nodes, and those that are not on disk.
+    /// Adds a root that names these nodes, after those nodes that are not on disk.
     fn root(&mut self, nodes: &[Option<Arc<Node>>]) -> Result<Entry, Refused> {
         let mut root = roots::empty();
         for (node, into) in nodes.iter().zip(root.chunks_exact_mut(ENTRY_BYTES)) {
@@ -478,7 +485,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         }
     }
 
-    /// Adds bytes of any length, and a tree of pages above them; answers what is at its top.
+    /// Adds a byte string of any length and the tree of pages above it. Returns the top page.
     fn tree(&mut self, bytes: &[u8]) -> Result<Entry, Refused> {
         let mut level = Vec::new();
         for part in bytes.chunks(PAGE_BYTES) {
@@ -493,7 +500,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(level.first().copied().unwrap_or(Entry::HOLE))
     }
 
-    /// Adds a page, unless one with the same contents is there.
+    /// Adds a page, unless a page with equal contents exists.
     fn known(&mut self, page: Contents) -> Result<Entry, Refused> {
         if let Some(home) = self.roots.find(&page) {
             return Ok(home);
@@ -507,7 +514,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         Ok(home)
     }
 
-    /// Makes all of it durable; answers the roots and the pages of the catalogue.
+    /// Makes all pages durable. Returns the roots and the pages of the catalogue.
     fn finish(mut self) -> Result<Roots, Refused> {
         self.flush()?;
         for segment in &self.touched {
@@ -518,11 +525,11 @@ impl<'a, D: Directory> Pages<'a, D> {
         for (leaf, home) in leaves {
             give_way();
             leaf.settle(*home);
-            // It can be dropped from now on.
+            // The leaf can be evicted from now on.
             self.pool.segments().leaves().keep(leaf);
         }
         self.nodes.values().for_each(|(node, home)| node.settle(*home));
-        // The next checkpoint goes on behind it.
+        // The next checkpoint continues after this one's pages.
         let align = self.pool.align().max(PAGE_BYTES as u32);
         let place = self.segment.map(|segment| (segment, self.offset.next_multiple_of(align)));
         self.pool.set_page_place(place);
