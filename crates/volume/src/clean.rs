@@ -1,14 +1,15 @@
-//! Cleaning: what still counts in segments with little of it is written again elsewhere, so that
-//! they become free as a whole.
+//! Cleaning (garbage collection): copies the live blocks out of segments that contain few, so that
+//! whole segments become free.
 //!
-//! It comes behind a checkpoint, and goes by what is counted of each segment. The groups of a
-//! segment name what is in it, the maps say what of that counts. It is written into segments of its
-//! own, made durable, and only then named by a group of the log. What is written meanwhile is not
-//! undone: a move changes an entry only if it is still what it was.
+//! Cleaning follows a checkpoint and chooses victims by the live count of each segment. The group
+//! headers in a segment name its blocks, and the maps say which of them are live. The cleaner
+//! writes the live blocks to cold segments and syncs these; only then does a group of the log state
+//! the moves. A concurrent write is not undone: a move changes a map entry only if the entry is
+//! still the old one.
 //!
-//! A segment is free as soon as the log says durably that nothing in it counts; nobody waits for
-//! another checkpoint, see [`crate::segments`]. Where space is short it goes on beside the writes,
-//! which have what it wins: see [`pace`].
+//! A segment is free as soon as the log states durably that it has no live blocks, without another
+//! checkpoint, see [`crate::segments`]. While space is short, cleaning runs concurrently with
+//! writes and paces them, see [`pace`].
 
 mod cold;
 mod count;
@@ -39,41 +40,40 @@ pub(crate) use policy::{is_scarce, round_bytes};
 use summary::Block;
 use victim::{Piece, Victim};
 
-/// Most blocks that are moved by one record.
+/// Most blocks that one record moves.
 const MOVES_MAX: usize = 1024;
 
-/// Longest sleep before another look whether the committer has answered, or wants something.
+/// Longest sleep until the cleaner checks again whether the committer answered or wants it to stop.
 const LOOK: Duration = Duration::from_millis(5);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
-/// What is done behind a checkpoint.
+/// Which cleaning follows a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cleaning {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// Segments are cleaned, if space is short; it is counted again what counts if that is worth
-    /// it.
+    /// Clean if space is short, and do a liveness scan if that is worth its cost.
     Due,
-    /// The same because somebody has found no space: no more than what may make some.
+    /// Clean, but only a few segments, because a write found no space.
     Needed {
-        /// Whether it may be counted again.
+        /// Whether a liveness scan is allowed.
         counts: bool,
     },
 }
 
-/// Segments that are cleaned at once for somebody who has found no space.
+/// Most segments that are cleaned for a write that found no space.
 const NEEDED: usize = 4;
 
-/// Who carries out what is to be moved.
+/// The way in which the cleaner hands its moves to the log.
 trait Carrier {
-    /// Begins a move; the one before has ended.
+    /// Begins a move. The move before it must have ended.
     fn begin(&mut self, moved: Moved);
 
-    /// Waits for the one that was begun; says whether it is durable, and all that was before it.
+    /// Waits for the move that was begun. Returns whether it is durable, and everything before it.
     fn end(&mut self) -> bool;
 }
 
-/// The committer, to which another thread says what to move.
+/// Hands moves to the committer from another thread, as records.
 struct Beside<'a, D: Directory> {
     pool: &'a Pool<D>,
     replies: Owner<Reply>,
@@ -94,7 +94,8 @@ impl<D: Directory> Carrier for Beside<'_, D> {
                     self.is_owed = false;
                     return reply.status.is_ok();
                 }
-                // The committer waits for this thread, or is gone: the answer comes late, or never.
+                // The committer waits for this thread or has ended: the reply will come late or
+                // never.
                 None if self.is_alone() => return false,
                 None => {
                     let is_any = || self.replies.is_any();
@@ -109,13 +110,13 @@ impl<D: Directory> Carrier for Beside<'_, D> {
 }
 
 impl<D: Directory> Beside<'_, D> {
-    /// Whether the committer does not answer now.
+    /// Whether the committer will not reply now.
     fn is_alone(&self) -> bool {
         self.pool.is_hurried() || !self.pool.is_running()
     }
 }
 
-/// The committer itself.
+/// Carries out moves on the committer's own thread.
 struct Itself<F> {
     carry: F,
     is_done: bool,
@@ -131,10 +132,10 @@ impl<F: FnMut(Moved) -> bool> Carrier for Itself<F> {
     }
 }
 
-/// Cleans behind a checkpoint beside the committer, waiting for it; as long as space is short, or
-/// soon may be, until there is to be another checkpoint.
+/// Cleans after a checkpoint, on a thread other than the committer's. Continues as long as space is
+/// short or may soon be, and returns when another checkpoint is due.
 pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
-    // One may come late.
+    // Two places: the reply to a move that was given up may still arrive.
     let carrier = Beside { pool, replies: Mailbox::open(2), is_owed: false };
     let mut cleaner = Cleaner::new(pool, frozen, marks, carrier);
     cleaner.count_again();
@@ -145,7 +146,7 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
         if !goes_on || !policy::is_near(pool) {
             return;
         }
-        // Whoever asks behind this is heard.
+        // A request that the committer makes after this point ends the sleep below.
         let mut asked = pool.pace().asked();
         while !policy::is_scarce(pool) {
             if pool.is_hurried() || pool.is_poisoned() {
@@ -157,8 +158,8 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
     }
 }
 
-/// Cleans behind a checkpoint: hands on what is to be moved, until there is no more or nobody wants
-/// it.
+/// Cleans after a checkpoint on the committer's own thread: passes each move to `carry`, until
+/// nothing is left to move or `carry` returns false.
 pub(crate) fn each<D: Directory>(
     pool: &Pool<D>,
     frozen: &Frozen,
@@ -178,19 +179,19 @@ pub(crate) fn each<D: Directory>(
     cleaner.run(most);
 }
 
-/// What is to be moved by the next record.
+/// The moves of the next record.
 #[derive(Default)]
 struct Pile {
     moves: Vec<Move>,
     bytes: u64,
-    /// How many pages of maps that changes at most.
+    /// The most map pages that these moves change.
     pages: u64,
-    /// Segments into which it was written, and which are to be synced.
+    /// Segments to which the blocks were written; they must be synced before the record is sent.
     into: BTreeSet<u32>,
 }
 
 impl Pile {
-    /// Adds blocks that were written into a segment, to these places.
+    /// Adds blocks that were written to segment `into`, with their new places.
     fn add(&mut self, piece: &Piece<'_>, into: u32, places: Vec<Entry>) {
         let moves = piece.blocks.iter().zip(places).map(|(block, to)| {
             let Block { family, number, entry, .. } = *block;
@@ -203,24 +204,24 @@ impl Pile {
     }
 }
 
-/// See the module.
+/// Empties segments after one checkpoint.
 struct Cleaner<'a, D: Directory, C> {
     pool: &'a Pool<D>,
     frozen: &'a Frozen,
     marks: &'a Marks,
     carrier: C,
-    /// How many checkpoints had begun.
+    /// Number of checkpoints that had begun when cleaning started.
     round: u64,
     victim: Victim,
     pile: Pile,
-    /// Pages that are changed by what was handed on last.
+    /// Most map pages that the record handed over last changes.
     handed: u64,
-    /// Segments that were looked at behind this checkpoint.
+    /// Segments that were examined since this checkpoint.
     seen: BTreeSet<u32>,
-    /// Segments of which all was handed on, or written again by others.
+    /// Segments whose live blocks were all handed over, or overwritten by clients.
     emptying: Vec<u32>,
-    /// Those of which nothing counted any more before the last record was handed on: they are free
-    /// when that is durable.
+    /// Segments that had no live blocks before the last record was handed over. They are free when
+    /// that record is durable.
     emptied: Vec<u32>,
 }
 
@@ -241,8 +242,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         }
     }
 
-    /// Counts again what counts, if that is worth it. What cannot be counted is given up: the next
-    /// time it is.
+    /// Does a liveness scan, if that is worth its cost. Leaves that cannot be read are given up, so
+    /// that the next scan is complete.
     fn count_again(&mut self) {
         let bearable = policy::bearable_unknown(self.pool, self.frozen);
         let mut lost = count::again(self.pool, self.frozen, bearable).into_iter();
@@ -251,14 +252,14 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         }
     }
 
-    /// Cleans until there is enough, but so many segments at most; whether it did not end for
-    /// another reason.
+    /// Cleans until enough is free, `most` segments at most. Returns false if it ended for any
+    /// other reason.
     fn run(&mut self, most: usize) -> bool {
         let mut left = most;
         loop {
             let Choice { victims, for_space } =
                 choose(self.pool, self.frozen, self.marks, &self.seen);
-            // Nothing is to be won, or nothing is wanted yet.
+            // No segment is worth cleaning, or cleaning is not needed yet.
             if victims.is_empty() {
                 return self.finish() && !for_space;
             }
@@ -266,7 +267,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 self.finish();
                 return false;
             }
-            // Pages were given up, or stay.
+            // The pages in these segments were given up, or could not be moved.
             let has_pages = |number: &u32| has_pages(self.frozen, self.marks, *number);
             let (pages, victims): (Vec<u32>, Vec<u32>) = victims.into_iter().partition(has_pages);
             self.seen.extend(pages);
@@ -277,7 +278,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 }
                 left -= 1;
                 self.seen.insert(victim);
-                // A checkpoint that is due goes first.
+                // A checkpoint that is due has priority.
                 if self.pool.is_hurried() || !self.empty(victim) {
                     self.finish();
                     return false;
@@ -286,14 +287,14 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         }
     }
 
-    /// What is to be done before any segment is emptied; says whether it was.
+    /// Prepares for emptying the victims. Returns whether that succeeded.
     fn begin(&mut self, victims: &[u32]) -> bool {
-        // The log that the older superblock stands for may go through them.
+        // The log after the older superblock's checkpoint may pass through the victims.
         checkpoint::repeat(self.pool);
         if !self.pool.segments().is_for_one() {
             return false;
         }
-        // A walk through all maps, which is worth its time once.
+        // This walk through all maps is worth its time once per checkpoint.
         if !self.seen.is_empty() {
             return true;
         }
@@ -307,7 +308,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         }
     }
 
-    /// Hands something on behind what was handed on before; says whether that is durable.
+    /// Hands over a record after the one before has ended. Returns false if one of them is not
+    /// durable.
     fn hand(&mut self, moved: Moved) -> bool {
         if !self.end() {
             return false;
@@ -319,11 +321,12 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         (self.emptied, self.emptying) = (emptied, emptying);
         self.handed = moved.page_count;
         self.carrier.begin(moved);
-        // One at a time where there is next to no room.
+        // When very few segments are free, wait for each record before the next.
         !policy::is_close(self.pool) || self.end()
     }
 
-    /// Waits for what was handed on last; says whether it is durable. If not, nobody knows what is.
+    /// Waits for the record handed over last, and returns whether it is durable. If not, nothing is
+    /// known to be durable, and no segment is freed.
     fn end(&mut self) -> bool {
         let is_ended = self.carrier.end();
         if !is_ended {
@@ -332,14 +335,14 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         is_ended
     }
 
-    /// What was empty before the record that has ended was handed on is so for good.
+    /// Frees the segments that were empty before the record that has now ended was handed over.
     fn release(&mut self) {
         let count = self.pool.segments().release(&self.emptied);
         self.pool.meters().cleaned(count);
         self.emptied.clear();
     }
 
-    /// Hands on what was written.
+    /// Syncs the blocks that were written and hands over their moves.
     fn hand_pile(&mut self) -> bool {
         if self.pile.moves.is_empty() {
             return true;
@@ -354,7 +357,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         self.hand(Moved { moves, page_count, round: self.round, ..Moved::default() })
     }
 
-    /// Waits for all that was handed on, and frees what is empty then; says whether that went well.
+    /// Waits for all records, frees the segments that are then empty, and returns whether all
+    /// succeeded.
     fn finish(&mut self) -> bool {
         if self.pool.is_hurried() || !self.hand_pile() || !self.end() {
             return false;
@@ -369,19 +373,19 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         if ended {
             self.release();
         }
-        // What is left there is found by the next one.
+        // Segments that still have live blocks are left for the next cleaning.
         self.emptying.clear();
         ended
     }
 
-    /// The blocks that count in the segment that was read, and their bytes; `None` if more is
-    /// counted there.
+    /// The live blocks in the victim that was read, and their bytes; `None` if the segment's live
+    /// count is higher.
     fn found(&self, number: u32) -> Option<(Vec<Block>, u64)> {
         let named = summary::named(self.pool, number, self.victim.bytes());
         look(self.pool.segments(), number, || summary::counting(self.pool, &named))
     }
 
-    /// Moves what counts out of a segment; says whether others may follow.
+    /// Moves the live blocks out of a segment. Returns whether cleaning may continue with others.
     fn empty(&mut self, number: u32) -> bool {
         let (pool, size) = (self.pool, u64::from(self.pool.segments().bytes()));
         let counted = pool.segments().live_bytes(number);
@@ -400,7 +404,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
             let most = pages_left(pool).map(|most| most.saturating_sub(taken));
             let piece = most.map(|most| self.victim.piece(pool, left, most));
             let Some(piece) = piece.filter(|piece| piece.rest.len() < left.len()) else {
-                // Not even one beside what is in the pile: without it there may be room.
+                // Not one block fits in addition to the pending moves; after these there may be
+                // space.
                 if !self.pile.moves.is_empty() || self.handed > 0 {
                     if !self.hand_pile() || !self.end() {
                         return false;
@@ -408,7 +413,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                     self.handed = 0;
                     continue;
                 }
-                // A checkpoint has to write pages first.
+                // A checkpoint must write pages first.
                 return false;
             };
             left = piece.rest;
@@ -424,8 +429,8 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 }
             };
             let moved = piece.bytes.len() as u64;
-            // What is written there counts when the record is carried out, and not before: a look
-            // at what counts says nothing of a segment like this, however little that is.
+            // The blocks in `into` become live when the record is carried out. Until then its live
+            // count is too low, so it must not be chosen as a victim.
             self.seen.insert(into);
             self.pile.add(&piece, into, places);
             let won = size.saturating_sub(bytes) * moved / bytes.max(1);
@@ -442,11 +447,11 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     }
 }
 
-/// How often a segment is looked at while maps change.
+/// How often the live blocks of a segment are searched while maps change.
 const LOOKS: usize = 16;
 
-/// The blocks of a segment that `find` finds, and their bytes; `None` if more is counted there. It
-/// says also whether all pages could be read.
+/// The live blocks of a segment, as `find` returns them, and their bytes; `None` if the segment's
+/// live count is higher. `find` also returns whether all pages could be read.
 fn look<D: Directory>(
     segments: &Segments<D>,
     number: u32,
@@ -458,18 +463,18 @@ fn look<D: Directory>(
         if segments.live_bytes(number) <= bytes {
             return Some((found, bytes));
         }
-        // What was written over meanwhile may still be counted.
+        // Blocks that were overwritten meanwhile may still be in the live count.
         let told = (0..LOOKS).find_map(|_| {
             std::thread::yield_now();
             segments.told_bytes(number)
         });
         match told {
             Some(live) if live <= bytes => return Some((found, bytes)),
-            // Something in it was not found, or does not count: it would not be free, and stays as
-            // it is until all are counted again.
+            // A block of it was not found or is not live. The segment could not become free, so it
+            // is quarantined until the next liveness scan.
             Some(live) => {
                 if segments.spoil(number) && !is_read {
-                    // That gives up what cannot be read.
+                    // The liveness scan gives up pages that cannot be read.
                     segments.doubt(live);
                 }
                 return None;
@@ -480,8 +485,8 @@ fn look<D: Directory>(
     None
 }
 
-/// How many pages may be changed by a batch of blocks, which takes a segment for them and one for
-/// the log at most; `None` if there is no room for one, or none for a segment of pages beside it.
+/// Most pages that a batch of moves may change, if it takes at most one segment for blocks and one
+/// for the log. `None` if not even one fits, or no segment is left for pages.
 fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
     let segments = pool.segments();
     let taken = if victim::open_room(pool).is_some() { 1 } else { 2 };
@@ -498,10 +503,11 @@ mod tests {
     use crate::map::Tally;
     use crate::options::Options;
 
-    /// Segments of a pool that comes to its end here.
+    /// Segments of a pool that runs out of space in these tests.
     const SHORT: usize = 37;
 
-    /// Nothing was counted again where a promise was all that kept others from space.
+    /// Regression: no liveness scan was done when only a reservation left too little space for
+    /// others.
     #[test]
     fn what_is_promised_is_not_there_for_others() {
         let mut hand = Hand::new("promised");
@@ -515,7 +521,7 @@ mod tests {
         assert_eq!(policy::bearable_unknown(&hand.pool, &frozen), 32 << 10);
     }
 
-    /// Leaves are read by several threads: what they name is counted as by one.
+    /// Several threads read leaves; the count must equal that of one thread.
     #[test]
     fn leaves_that_are_not_in_memory_are_counted_too() {
         let mut hand = Hand::new("counted");
@@ -540,8 +546,8 @@ mod tests {
         assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
     }
 
-    /// A count that was too small stayed so: its segment was taken for empty some day, and written
-    /// over.
+    /// Regression: a live count that was too small was never corrected. The segment was eventually
+    /// taken for empty and overwritten.
     #[test]
     fn a_count_that_was_too_small_is_put_right() {
         let mut hand = Hand::new("too-small");
@@ -553,12 +559,12 @@ mod tests {
         let (whole, _) = segments.live();
         let live = whole.iter().zip(0..).map(|(live, at)| if at == number { 0 } else { *live });
         segments.set_live(live.collect(), 1);
-        // Nothing seems to count there, and nobody needs it.
+        // The segment seems to have no live blocks, so the checkpoint does not keep it.
         hand.checkpoint();
         assert!(!segments.used_before(u64::MAX).contains(&number));
         let free = segments.free();
         let frozen = hand.committer.freeze();
-        // What comes behind that moment counts as well, and what goes.
+        // Writes and discards after the freeze must be counted as well.
         hand.write(3 * FULL, FULL);
         hand.discard(FULL, 4);
         let (now, _) = segments.live();
@@ -578,8 +584,8 @@ mod tests {
         assert_eq!(segments.live().0, found);
     }
 
-    /// Where somebody wrote all the time, a segment of which more was counted than was found was
-    /// looked at behind each checkpoint again, in vain.
+    /// Regression: with constant writes, a segment whose live count was higher than what was found
+    /// was searched again after each checkpoint, without effect.
     #[test]
     fn what_is_written_meanwhile_keeps_no_segment_from_being_told() {
         let mut hand = Hand::new("looks");
@@ -598,7 +604,8 @@ mod tests {
         assert_eq!(segments.told_bytes(number), Some(4 * BLOCK));
     }
 
-    /// It waited for a committer that had panicked, and nobody could have the pool any more.
+    /// Regression: the cleaner waited for a committer that had panicked, and the pool stayed
+    /// locked.
     #[test]
     fn who_moves_does_not_wait_for_a_committer_that_is_gone() {
         let hand = Hand::new("gone");
@@ -607,7 +614,7 @@ mod tests {
         assert!(!hand.pool.is_running() && !carrier.end());
     }
 
-    /// It cost a client of long writes half its speed.
+    /// Regression: cleaning without need halved the speed of a client with long writes.
     #[test]
     fn nothing_is_cleaned_while_there_is_room() {
         let chosen = |hand: &mut Hand| {
@@ -616,17 +623,17 @@ mod tests {
             assert!(!choice.for_space && !is_scarce(&hand.pool));
             choice.victims.len()
         };
-        // One block of each group is left where it is, the next time.
+        // Each pass leaves one block of each group live.
         let write = |hand: &mut Hand, times: std::ops::Range<u64>| {
             for (time, number) in times.flat_map(|time| (0..14).map(move |it| (time, it))) {
                 hand.write(number * FULL + time, FULL - time);
             }
         };
-        // All that there will be is there.
+        // The pool cannot grow: all its segments exist.
         let mut hand = Hand::of("room", 100, 100);
         write(&mut hand, 0..5);
         assert_eq!(chosen(&mut hand), 0, "four fifths of what is used are garbage");
-        // It would grow.
+        // The pool can grow.
         let mut hand = Hand::of("grows", 100, 1000);
         write(&mut hand, 0..1);
         (0..10).for_each(|number| hand.write(number * FULL + 1, FULL - 1));
@@ -635,15 +642,16 @@ mod tests {
         assert!(chosen(&mut hand) > 20);
     }
 
-    /// Where segments are longer than half of what is written between checkpoints, as many as are
-    /// made ahead were room enough: a pool that grew was cleaned when it could grow no more.
+    /// Regression: where a segment is longer than half of the log between checkpoints, the segments
+    /// made ahead counted as enough space. A growing pool was cleaned only when it could grow no
+    /// more.
     #[test]
     fn what_is_made_ahead_is_no_room_to_leave_garbage_for() {
         for checkpoint_bytes in [16 << 10, 64 << 10, 120 << 10] {
             let options = Options { checkpoint_bytes, segments_max: 1000, ..Options::default() };
             let mut hand = Hand::by("ahead", 10, options);
             let pool = Arc::clone(&hand.pool);
-            // Nothing is cleaned yet.
+            // Prevents cleaning until the pool is full of garbage.
             pool.set_hurried(true);
             for (time, number) in (0..5).flat_map(|time| (0..14).map(move |it| (time, it))) {
                 hand.write(number * FULL + time, FULL - time);
@@ -664,9 +672,10 @@ mod tests {
         }
     }
 
-    /// What is on its way into a segment does not count there yet. Where it was discarded as soon
-    /// as it did, the segment was free before the discard was durable: a crash would have found
-    /// the blocks again, and something else where they were.
+    /// Regression: blocks whose move is in flight are not yet in the live count of their new
+    /// segment. If a client discarded them as soon as they were, the segment became free before the
+    /// discard was durable. After a crash the moves were replayed, and the segment contained other
+    /// data.
     #[test]
     fn a_segment_into_which_blocks_are_on_their_way_is_not_empty() {
         let hand = RefCell::new(Hand::of("on-its-way", SHORT, SHORT));
@@ -674,14 +683,14 @@ mod tests {
         let carry = |moved| hand.borrow_mut().committer.move_blocks(moved);
         let segment = |block| hand.borrow().segment(block);
         let cold = || pool.cold().map(|cold| cold.segment);
-        // Garbage enough that cleaning is worth it.
+        // Write enough garbage that cleaning is worthwhile.
         for number in 0..14 {
             hand.borrow_mut().write(number * FULL, FULL);
         }
         for number in 2..14 {
             hand.borrow_mut().write(number * FULL + 1, FULL - 1);
         }
-        // The last blocks of the first segment go where there is room for more.
+        // The last live blocks of the first segment go to a cold segment with space left.
         hand.borrow_mut().write(0, 10);
         let (frozen, marks) = hand.borrow_mut().checkpoint();
         let mut cleaner =
@@ -689,12 +698,12 @@ mod tests {
         assert!(cleaner.empty(segment(10)) && cleaner.finish());
         let into = segment(10);
         assert_eq!(cold(), Some(into));
-        // They are written again: nothing counts there.
+        // Overwrite the moved blocks, so that the cold segment has no live blocks.
         hand.borrow_mut().write(10, 4);
         hand.borrow_mut().write(FULL, 3);
         assert_eq!(pool.segments().live_bytes(into), 0);
         let (frozen, marks) = hand.borrow_mut().checkpoint();
-        // Those of the second segment fill it.
+        // The blocks of the second segment fill the cold segment.
         let mut cleaner =
             Cleaner::new(&pool, &frozen, &marks, Itself { carry: &carry, is_done: true });
         assert!(cleaner.empty(segment(FULL + 3)));

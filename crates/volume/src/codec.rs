@@ -1,4 +1,4 @@
-//! How a block is stored: as it is, or compressed where that saves at least one unit of the disk.
+//! Stores a block raw, or compressed if that saves at least one unit of the disk (`align`).
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use crate::config::Compression;
 use crate::format::BLOCK_BYTES_MAX;
 use crate::format::entry::Codec;
 
-/// What stands before a compressed block: its length in bytes.
+/// Length of the header of a compressed block, which contains the compressed length in bytes.
 const LEN_BYTES: usize = 4;
 
-/// What a compressed block may take while it is made, in bytes.
+/// Most bytes that a compressed block takes while it is made, header included.
 pub(crate) const PACKED_MAX: usize =
     LEN_BYTES + lz4_flex::block::get_maximum_output_size(BLOCK_BYTES_MAX as usize);
 
-/// Compresses blocks, one after the other.
+/// Compresses blocks one at a time.
 pub(crate) struct Packer {
     compression: Compression,
     #[cfg(feature = "c-codecs")]
@@ -29,13 +29,13 @@ impl Packer {
         }
     }
 
-    /// Whether it leaves all blocks as they are.
+    /// Whether all blocks stay uncompressed.
     pub(crate) fn is_idle(&self) -> bool {
         self.compression == Compression::None
     }
 
-    /// Compresses a block into memory of [`PACKED_MAX`] bytes; answers how, and how long it became
-    /// with its padding, which is zeros. `None` if that saves nothing.
+    /// Compresses a block into memory of [`PACKED_MAX`] bytes. Returns the codec and the stored
+    /// length, including padding with zeros; `None` if compression saves nothing.
     pub(crate) fn compress(
         &mut self,
         block: &[u8],
@@ -59,7 +59,7 @@ impl Packer {
 
     #[cfg(feature = "c-codecs")]
     fn zstd(&mut self, block: &[u8], into: &mut [u8], level: u8) -> Option<usize> {
-        // What does not fit into less than it was is not worth it.
+        // Compressed data as long as the block would save nothing.
         let room = into.len().min(block.len());
         self.zstd.as_mut()?.compress(&mut into[..room], block, level.into()).ok()
     }
@@ -76,7 +76,7 @@ impl fmt::Debug for Packer {
     }
 }
 
-/// Makes a block of what is stored; `false` if it is none.
+/// Decodes a stored block into `block`. Returns `false` if the stored bytes are invalid.
 #[must_use]
 pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
     if codec == Codec::Raw {
@@ -100,7 +100,7 @@ fn unpack_zstd(packed: &[u8], block: &mut [u8]) -> Option<usize> {
     use std::cell::RefCell;
 
     thread_local! {
-        /// Making one costs more than a block.
+        /// Creating a context costs more than decompressing a block.
         static BACK: RefCell<zstd_safe::DCtx<'static>> = RefCell::new(zstd_safe::DCtx::create());
     }
     BACK.with_borrow_mut(|back| back.decompress(block, packed).ok())

@@ -1,9 +1,10 @@
-//! Where blocks go that are moved: segments of their own. What has outlived others is likely to
-//! live on, so that these segments stay full, and what is written now goes where much dies soon.
+//! Writes moved blocks to cold segments. Blocks that outlived others are likely to stay live, so
+//! cold segments stay full. New data go to other segments, in which many blocks soon become
+//! garbage.
 //!
-//! A batch has a head as a group of the log has, with the pool's mark turned over: it names its
-//! blocks, and recovery takes it for nothing. It is durable before the log says that its blocks are
-//! there.
+//! A batch has a header like a group of the log, but with the pool's mark inverted. The header
+//! names the blocks, and recovery ignores the batch. A batch is durable before the log states the
+//! moves.
 
 use std::io;
 
@@ -15,7 +16,7 @@ use crate::pool::Pool;
 use crate::segments::Want;
 use crate::store::Directory;
 
-/// Where the next batch goes.
+/// The cold segment that is open, and where its next batch goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cold {
     pub(crate) segment: u32,
@@ -24,14 +25,14 @@ pub(crate) struct Cold {
 }
 
 impl Cold {
-    /// How many bytes there is room for in a segment of this length.
+    /// Bytes left in a segment of this length.
     pub(super) fn room(&self, segment_bytes: u32) -> u32 {
         segment_bytes - self.offset
     }
 }
 
-/// Writes blocks, whose bytes lie one behind the other; answers the segment, which is still to be
-/// synced, and where they are, or `None` if there is no space.
+/// Writes blocks whose bytes are consecutive in `bytes`. Returns the segment, which the caller must
+/// sync, and the blocks' new places, or `None` if there is no space.
 pub(super) fn write<D: Directory>(
     pool: &Pool<D>,
     blocks: &[Block],

@@ -1,13 +1,13 @@
-//! Counting again: how many bytes of blocks count in each segment, by a walk through all leaves of
-//! all maps as they were at one moment. It comes when much of what is counted may not count any
-//! more, and reads leaves without keeping them.
+//! The liveness scan: counts the live bytes of each segment exactly, by a walk through all leaves
+//! of all maps as they were at one moment. It runs when many counted bytes may not be live any
+//! more. It reads leaves without caching them.
 //!
-//! A leaf that has rotted, in all copies, would keep anything from being counted for ever. It is
-//! given up: the next checkpoint has another one in its place, of whose blocks none can be had, and
-//! the count behind that is whole.
+//! A leaf that has rotted in all copies would make every scan fail. It is given up: the next
+//! checkpoint has another leaf in its place, none of whose blocks can be read, and the next scan is
+//! complete.
 //!
-//! A checkpoint that is due breaks it off once, and what was counted is of no use then. The next
-//! time it has to wait: else there would be pools in which nothing is ever counted.
+//! A checkpoint that is due interrupts a scan once, and the partial counts are discarded. It waits
+//! for the second scan; otherwise some pools would never complete one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
@@ -25,27 +25,27 @@ use crate::recovery::crew::{Crew, THREADS};
 use crate::store::Directory;
 use crate::thread::give_way;
 
-/// So many leaves of each map are looked at at once, and so many of all of them where these are
-/// many.
+/// Leaves that are read together: this number of each map, and at most this number of all maps.
 const AT_ONCE: usize = 64;
 const LEAVES_AT_ONCE: usize = 1024;
 
-/// What is given up by one record, in pages that it changes: as the next checkpoint has to find
-/// room for these, and everybody waits while they are changed, more of them come one by one.
+/// Most map pages that one record for lost leaves changes. The next checkpoint must find space for
+/// these pages, and all clients wait while they are changed, so many lost leaves take several
+/// records.
 const LOST_PAGES: u64 = 256;
 
-/// What a walk through all leaves has come to.
+/// The result of a liveness scan.
 enum Counted {
-    /// So many bytes count in each segment.
+    /// The live bytes of each segment.
     Exact(Vec<u64>),
-    /// Some leaves have rotted.
+    /// Records that give up leaves that have rotted.
     Lost(Vec<Moved>),
-    /// Somebody cannot wait for it.
+    /// The scan was interrupted by a checkpoint that is due.
     Broken,
 }
 
-/// Counts again if more bytes may not count than are bearable; answers what is to be given up
-/// before that is possible.
+/// Does a liveness scan if more than `bearable` bytes are unknown. Returns the records that give up
+/// rotten leaves, which must be carried out before a scan can succeed.
 pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64) -> Vec<Moved> {
     let whole = &frozen.whole;
     if whole.unknown_bytes <= bearable {
@@ -64,7 +64,7 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
             pool.has_counted(frozen.round);
             Vec::new()
         }
-        // Who waits for it waits for the next one.
+        // Changes that wait for a scan wait for the next one.
         Ok(Counted::Lost(lost)) => lost,
         Ok(Counted::Broken) => Vec::new(),
         Err(error) => {
@@ -75,17 +75,17 @@ pub(super) fn again<D: Directory>(pool: &Pool<D>, frozen: &Frozen, bearable: u64
     }
 }
 
-/// The leaves in one place of some nodes; what these share once.
+/// The distinct leaves at one place of some nodes.
 fn leaves<'a>(nodes: &[&'a Arc<Node>], at: usize) -> Vec<&'a Arc<Leaf>> {
     let mut seen = HashSet::new();
     let leaves = nodes.iter().filter_map(|node| node.leaf(at));
     leaves.filter(|leaf| seen.insert(ptr::from_ref::<Leaf>(leaf))).collect()
 }
 
-/// What became of a leaf that was read.
+/// The result of reading a leaf.
 type Read = Result<Arc<Page>, VolumeError>;
 
-/// Reads those of some leaves at once that are not in memory, if they are many.
+/// Reads in parallel those leaves that are not in memory, if there are enough of them.
 fn read<'scope, 'a, D: Directory>(
     pool: &'scope Pool<D>,
     leaves: impl Iterator<Item = &'a &'a Arc<Leaf>>,
@@ -107,7 +107,7 @@ fn read<'scope, 'a, D: Directory>(
     Ok(read.collect())
 }
 
-/// Counts how many bytes of blocks count in each segment.
+/// Counts the live bytes of each segment, with worker threads.
 fn count<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Counted, VolumeError> {
     std::thread::scope(|scope| count_by(pool, frozen, &Crew::new(scope)))
 }
@@ -147,7 +147,8 @@ fn count_by<'scope, D: Directory>(
                     let known = read.remove(&ptr::from_ref::<Leaf>(leaf));
                     match known.unwrap_or_else(|| pool.segments().page(leaf)) {
                         Ok(page) => {
-                            // Where leaves are lost it is counted what volumes own.
+                            // If leaves are lost, the owned blocks of their volumes are counted
+                            // from this.
                             leaf.note_fresh(&page);
                             pages.push(page);
                         }
@@ -167,19 +168,19 @@ fn count_by<'scope, D: Directory>(
     })
 }
 
-/// Leaves that have rotted.
+/// Rotten leaves that the scan has found.
 #[derive(Default)]
 struct Lost {
-    /// How many checkpoints had begun when they were found.
+    /// Number of checkpoints that had begun when the leaves were found.
     round: u64,
     records: Vec<Moved>,
-    /// Nodes that the last record changes: each is one page, however many of its leaves are lost
-    /// and maps have it.
+    /// Nodes that the last record changes. A node is one page, regardless of how many of its leaves
+    /// are lost and how many maps contain it.
     nodes: HashSet<*const Node>,
 }
 
 impl Lost {
-    /// Notes that a leaf has rotted, in this place of its maps.
+    /// Adds a rotten leaf at this place of its maps.
     fn give_up(
         &mut self,
         frozen: &Frozen,
@@ -214,7 +215,7 @@ impl Lost {
     }
 }
 
-/// Counts the blocks of leaves in the same place of their maps. What they share counts once.
+/// Counts the blocks of leaves at the same place of their maps; a shared block once.
 fn blocks(pages: &[Arc<Page>], marks: &mut Marks) {
     if let [page] = pages {
         page.entries().iter().for_each(|entry| marks.block(entry));
@@ -241,8 +242,8 @@ mod tests {
     use crate::clean::{Cleaner, Itself};
     use crate::hand::Hand;
 
-    /// Each snapshot that had a leaf was said to need another page of each node for it: for many
-    /// leaves there was never so much room, and none of them was given up.
+    /// Regression: each snapshot that contained a leaf was thought to need a page for each of its
+    /// nodes. For many leaves there was never enough space, and none of them was given up.
     #[test]
     fn many_rotten_leaves_of_many_snapshots_are_given_up() {
         const LEAVES: u64 = 300;
@@ -252,7 +253,7 @@ mod tests {
         (0..LEAVES).for_each(|leaf| hand.write(leaf * FAN as u64, 1));
         for number in 0..10 {
             hand.snapshot("w", &format!("w@{number}"));
-            // The second node is another one in each of them.
+            // The second node is a different one in each snapshot.
             hand.write((LEAVES - 1) * FAN as u64, 1);
         }
         hand.checkpoint();
@@ -276,7 +277,7 @@ mod tests {
             pages
         };
         let pages = count(&mut hand);
-        // The first node is in two records, the second ones in one.
+        // Two records contain the first node, one record contains the second nodes.
         assert_eq!(pages.iter().sum::<u64>(), ROTTEN as u64 + 2 + 11);
         assert_eq!((pages.len(), pages[0]), (2, LOST_PAGES));
         assert!(count(&mut hand).is_empty());
@@ -286,7 +287,8 @@ mod tests {
         assert_eq!(read(ROTTEN), Status::Ok);
     }
 
-    /// Who wanted a count in the moment in which another one ended went on without one.
+    /// Regression: a change that wanted a scan at the moment at which another scan ended went on
+    /// without one.
     #[test]
     fn who_wants_a_later_count_waits_for_it() {
         const ROUNDS: u64 = 400_000;
@@ -303,7 +305,7 @@ mod tests {
             let mut missed = 0;
             for round in 1..=ROUNDS {
                 pool.want_count(Some(round));
-                // Nobody has counted since.
+                // No scan has completed since the request.
                 missed += u64::from((0..8).any(|_| pool.wanted_count() != Some(round)));
                 counted.add(1);
             }

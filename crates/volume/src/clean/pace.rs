@@ -1,71 +1,71 @@
-//! The pace of writes where space is short: they may have what cleaning wins, and a little more. So
-//! each waits for a little of it, instead of all for the whole.
+//! Throttles writes while space is short: writes may use the bytes that cleaning frees, and a
+//! little more. Each write waits a little, instead of all for a whole round of cleaning.
 
 use std::time::Duration;
 
 use blockyard_sync::bell::Bell;
 use blockyard_sync::counter::Counter;
 
-/// What the thread of a checkpoint does.
+/// What the checkpoint thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// There is none, or it has nothing to do.
+    /// The thread does not exist, or has nothing to do.
     Rests,
-    /// It writes pages.
+    /// The thread writes pages.
     Writes,
-    /// It cleans.
+    /// The thread cleans.
     Cleans,
 }
 
-/// What is shared by that thread and the committer.
+/// State shared by the checkpoint thread and the committer.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// The phase, as a number. The committer changes it before there is the thread, and the thread
-    /// as long as it is there.
+    /// The [`Phase`] as a number. The committer writes it before it starts the thread, the thread
+    /// as long as it runs.
     phase: Counter,
-    /// Bytes that were won for writes. Whoever cleans counts.
+    /// Bytes freed for writes. Only the thread that cleans increments it.
     won: Counter,
-    /// So many times the committer has asked for cleaning. It alone counts.
+    /// Number of times the committer asked for cleaning. Only the committer increments it.
     asked: Counter,
     bell: Bell,
 }
 
 impl Pace {
-    /// Something else is done from now on.
+    /// Sets the phase.
     pub(crate) fn set(&self, phase: Phase) {
         self.phase.add((phase as u64).wrapping_sub(self.phase.get()));
     }
 
-    /// What is done.
+    /// The current phase.
     pub(crate) fn phase(&self) -> Phase {
         let all = [Phase::Writes, Phase::Cleans];
         let phase = self.phase.get();
         all.into_iter().find(|it| *it as u64 == phase).unwrap_or(Phase::Rests)
     }
 
-    /// So many bytes more are for writes.
+    /// Adds bytes that writes may use.
     pub(super) fn win(&self, bytes: u64) {
         self.won.add(bytes);
     }
 
-    /// How many bytes were won for writes.
+    /// Bytes freed for writes so far.
     pub(crate) fn won(&self) -> u64 {
         self.won.get()
     }
 
-    /// The committer wants something to be cleaned, or that it ends.
+    /// The committer asks the thread to clean, or to stop cleaning; this wakes the thread.
     pub(crate) fn ask(&self) {
         self.asked.add(1);
         self.bell.ring();
     }
 
-    /// How many times it has asked.
+    /// Number of times the committer asked.
     pub(super) fn asked(&self) -> u64 {
         self.asked.get()
     }
 
-    /// Sleeps until it has asked more often than so many times, but not for longer; answers how
-    /// often it has then.
+    /// Sleeps until the committer has asked more than `asked` times, `at_most` long. Returns the
+    /// number of times it asked by then.
     pub(super) fn sleep(&self, at_most: Duration, asked: u64) -> u64 {
         self.bell.sleep(at_most, || self.asked.get() != asked);
         self.asked.get()

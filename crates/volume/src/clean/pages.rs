@@ -1,5 +1,5 @@
-//! Pages of maps in segments that are to be empty: they are given up where they are, and the next
-//! checkpoint writes them elsewhere.
+//! Moves map pages out of victims: pages there are given up, and the next checkpoint writes them
+//! elsewhere.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::segments::Want;
 use crate::store::Directory;
 use crate::thread::give_way;
 
-/// Those of some segments with pages for which the next checkpoint finds room, if what is in them
-/// is written again: their pages, and each node that names one. Answers how many these are, too.
+/// Selects the segments whose pages the next checkpoint has space to rewrite. Rewriting a segment
+/// takes its pages and each node that names one. Returns the segments and their number of pages.
 pub(super) fn that_fit<D: Directory>(
     pool: &Pool<D>,
     frozen: &Frozen,
@@ -55,8 +55,8 @@ pub(super) fn that_fit<D: Directory>(
     (segments, page_count)
 }
 
-/// Finds the spans that have pages in some segments, and brings their leaves into memory: these are
-/// about to be left, and the committer has no time to look for them or to read.
+/// Finds the spans that have pages in some segments, and reads their leaves into memory. The
+/// committer is about to give these pages up, and has no time to search or read.
 pub(super) fn bring<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
     let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
     let mut spans = Spans::new();
@@ -69,7 +69,8 @@ pub(super) fn bring<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u
             for (_, leaf) in left {
                 is_any = true;
                 if pool.is_running() && !pool.is_hurried() {
-                    // What cannot be read stays where it is, and is told then.
+                    // A leaf that cannot be read stays where it is; the error is reported when it
+                    // is moved.
                     _ = pool.segments().load(leaf);
                 }
             }

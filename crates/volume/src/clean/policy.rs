@@ -1,7 +1,7 @@
-//! When segments are cleaned, and which: those with least in them. Where space is short just as
-//! many as are wanted, one after the other, and no sooner: garbage that is left alone grows, and
-//! the less counts in a segment the less is moved for what is won. Where there is room nothing is
-//! cleaned, but what would make a pool grow beyond twice of what counts in it.
+//! Decides when to clean, and which segments: those with the least live data. While space is short,
+//! it cleans one segment after another, no more and no sooner than needed: garbage that is left
+//! alone grows, and emptier segments cost less to clean. While there is space, it cleans only what
+//! would make a pool grow beyond twice its live data.
 
 use std::collections::BTreeSet;
 
@@ -10,29 +10,30 @@ use crate::pool::Pool;
 use crate::segments::Want;
 use crate::store::Directory;
 
-/// Segments that may be garbage, beside as many as what counts takes, before a pool that grows is
-/// cleaned.
+/// Segments of garbage that a growing pool may have, in addition to one segment per segment of live
+/// data, before it is cleaned.
 const GARBAGE_SEGMENTS: u64 = 4;
 
-/// Where space is short so many segments should be free beyond what writes leave to others and a
-/// checkpoint takes, and two batches of blocks fill that are on their way elsewhere. Of a short
-/// pool one in so many of all.
+/// The goal while space is short: this number of free segments, in addition to the reserves of
+/// writes, the needs of a checkpoint, and two batches of moves. In a small pool the goal is a
+/// fraction of all segments, 1 / `SLACK_PART`, and at least `SLACK_MIN`.
 const SLACK: usize = 4;
 const SLACK_PART: usize = 20;
 const SLACK_MIN: usize = 2;
 
-/// What is moved by one record: in bytes at most, and one in so many of a pool, or a segment.
+/// Bytes that one record moves: at most `MOVE_BYTES`, and 1 / `BATCH_PART` of the pool or a
+/// segment, whichever is more.
 const MOVE_BYTES: u64 = 2 << 20;
 const BATCH_PART: u64 = 256;
 
-/// The log behind a checkpoint takes one in so many of the bytes that do not count, where space is
-/// short: it is not cleaned before the next one.
+/// While space is short, the log between checkpoints takes at most 1 / `ROUND_PART` of the bytes
+/// that are not live: the log after the last checkpoint cannot be cleaned.
 const ROUND_PART: u64 = 4;
 
-/// Segments that are chosen at once.
+/// Most segments chosen together.
 const CHOSEN: usize = 16;
 
-/// How many segments should be free where space is short.
+/// The number of segments that should be free while space is short.
 fn goal<D: Directory>(pool: &Pool<D>) -> usize {
     let segments = pool.segments();
     let slack = segments.beside() + SLACK + batches(pool);
@@ -40,25 +41,25 @@ fn goal<D: Directory>(pool: &Pool<D>) -> usize {
     (segments.reserved() + part).min(slack).max(segments.reserved() + SLACK_MIN)
 }
 
-/// What is moved by one record, in bytes: of a short pool a small part.
+/// Bytes that one record moves; fewer in a small pool.
 fn whole_batch_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
     let bytes = u64::from(pool.segments().bytes());
     let part = pool.segments().files().len() as u64 * bytes / BATCH_PART;
     part.max(bytes).min(MOVE_BYTES)
 }
 
-/// How many segments two batches fill that are on their way.
+/// The number of segments that two batches in flight fill.
 fn batches<D: Directory>(pool: &Pool<D>) -> usize {
     (2 * whole_batch_bytes(pool)).div_ceil(pool.segments().bytes().into()) as usize
 }
 
-/// Whether so little is free that cleaning would not find room to begin with, if what is on its way
-/// came to nothing, which it does when somebody cannot wait for it.
+/// Whether so few segments are free that cleaning could not begin again if the moves in flight were
+/// given up. That happens when a checkpoint is urgent.
 pub(super) fn is_close<D: Directory>(pool: &Pool<D>) -> bool {
     pool.segments().free() + 1 < pool.segments().reserved() + batches(pool)
 }
 
-/// What is moved by one record now.
+/// Bytes that one record moves now.
 pub(super) fn batch_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
     match is_close(pool) {
         true => u64::from(pool.segments().bytes()) / 4,
@@ -71,39 +72,40 @@ pub(crate) fn is_scarce<D: Directory>(pool: &Pool<D>) -> bool {
     pool.segments().available() < goal(pool)
 }
 
-/// Whether it may soon be.
+/// Whether space may soon be short.
 pub(super) fn is_near<D: Directory>(pool: &Pool<D>) -> bool {
     pool.segments().available() < 2 * goal(pool)
 }
 
-/// Whether it will not grow yet: it does not, or what is there has room for what is written behind
-/// two checkpoints.
+/// Whether the pool will not grow soon: it cannot grow, or the existing segments have space for the
+/// log of two checkpoints.
 fn is_roomy<D: Directory>(pool: &Pool<D>) -> bool {
     let segments = pool.segments();
     let round = (pool.options().checkpoint_bytes / u64::from(segments.bytes())).max(2);
     !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + 2 * round
 }
 
-/// Whether as much is free as there should be, if so many segments more will be.
+/// Whether enough segments are free, if `more` more become free.
 pub(super) fn is_enough<D: Directory>(pool: &Pool<D>, more: usize) -> bool {
     pool.segments().available() + more > goal(pool)
 }
 
-/// Whether it is so short that writes are refused.
+/// Whether space is so short that writes are refused.
 fn is_dire<D: Directory>(pool: &Pool<D>) -> bool {
     pool.segments().available() <= pool.segments().reserved()
 }
 
-/// What of so many bytes that were won writes may have: less where less is free than there should
-/// be, so that there will be more.
+/// The part of freed bytes that writes may use. It is smaller the fewer segments are free, so that
+/// their number grows.
 pub(super) fn share<D: Directory>(pool: &Pool<D>, bytes: u64) -> u64 {
     let segments = pool.segments();
     let wanted = goal(pool).saturating_sub(segments.reserved()).max(1) as u64;
     bytes * (segments.free_for(Want::Write) as u64).min(wanted) / wanted
 }
 
-/// How much log there may be until the next checkpoint. Where space is short there is less, because
-/// the log is not cleaned before; least where nobody cleans, which is done behind a checkpoint.
+/// Most bytes of log until the next checkpoint. While space is short there are fewer, because the
+/// log after a checkpoint cannot be cleaned. Fewest while no thread cleans, because cleaning
+/// follows a checkpoint.
 pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>, is_cleaned: bool) -> u64 {
     let (segments, most) = (pool.segments(), pool.options().checkpoint_bytes);
     if !is_scarce(pool) && !is_cleaned {
@@ -117,9 +119,9 @@ pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>, is_cleaned: bool) -> u64
     some.max(2 * bytes).min(most)
 }
 
-/// How many bytes may be counted that do not count any more. Where segments are short none: those
-/// in which less was found than counts are cleaned once it was counted again. Where what counts is
-/// so much that writes are refused next to none, however many segments are free.
+/// How many unknown bytes (counted, but possibly not live) are tolerated before a liveness scan.
+/// None while segments are short: quarantined segments can be cleaned only after a scan. Next to
+/// none if so much is live that writes are refused, however many segments are free.
 pub(super) fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
     let counted: u64 = frozen.whole.live.iter().sum();
     let segments = pool.segments();
@@ -133,15 +135,15 @@ pub(super) fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) ->
     }
 }
 
-/// What is to be cleaned.
+/// The segments to clean next.
 pub(super) struct Choice {
-    /// The first one first.
+    /// In the order in which to clean them.
     pub(super) victims: Vec<u32>,
-    /// Only until there is enough.
+    /// Whether to clean only until enough segments are free.
     pub(super) for_space: bool,
 }
 
-/// Whether a checkpoint has pages in a segment.
+/// Whether a segment contains pages of the checkpoint.
 pub(super) fn has_pages(frozen: &Frozen, marks: &Marks, number: u32) -> bool {
     marks.live_bytes(number) > at(&frozen.whole.live, number)
 }
@@ -150,8 +152,8 @@ fn at(counts: &[u64], number: u32) -> u64 {
     counts.get(number as usize).copied().unwrap_or(0)
 }
 
-/// The segments to be cleaned next, but for those that were: where space is short those with least
-/// in them, else until there is no more garbage in the rest than a pool that grows may have.
+/// Chooses the segments to clean next, except those in `seen`. While space is short: those with the
+/// least live data. Otherwise: as many as bring the garbage down to what a growing pool may have.
 pub(super) fn choose<D: Directory>(
     pool: &Pool<D>,
     frozen: &Frozen,
@@ -166,18 +168,18 @@ pub(super) fn choose<D: Directory>(
     let size = u64::from(segments.bytes());
     let mut used = segments.used_before(frozen.round);
     used.retain(|number| !is_open(*number));
-    // Blocks as they are counted now, and pages as the checkpoint has found them.
+    // Blocks by the current live counts, pages by those of the checkpoint.
     let ((blocks, _), old) = (segments.live(), &frozen.whole.live);
     let live_bytes = |number: u32| {
         marks.live_bytes(number).saturating_sub(at(old, number)) + at(&blocks, number)
     };
     let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
     let garbage = (used.len() as u64 * size).saturating_sub(live);
-    // Half of the space.
+    // Garbage may take as much space as live data.
     let bearable = live + GARBAGE_SEGMENTS * size;
     let mut excess = if is_roomy(pool) { 0 } else { garbage.saturating_sub(bearable) };
     let (for_space, is_dire) = (is_scarce(pool), is_dire(pool));
-    // Where space is short, little garbage is worth the work too.
+    // While space is short, segments with little garbage are worth cleaning too.
     let parts = match (is_dire, for_space) {
         (true, _) => 32,
         (_, true) => 16,
@@ -185,7 +187,7 @@ pub(super) fn choose<D: Directory>(
     };
     let is_worth = |number: u32| live_bytes(number) * parts <= size * (parts - 1);
     used.retain(|number| !seen.contains(number) && is_worth(*number));
-    // Pages first where there is next to no room: that takes none.
+    // When writes are refused, prefer segments of pages: giving pages up needs no space.
     let is_thin =
         |number: u32| is_dire && has_pages(frozen, marks, number) && 2 * live_bytes(number) < size;
     let key = |number: &u32| (!is_thin(*number), live_bytes(*number));

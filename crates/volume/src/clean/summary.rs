@@ -1,5 +1,5 @@
-//! What a segment has: its groups name every block in it, so that nobody has to look through maps
-//! for those that may be there. Which of them count, the maps say.
+//! The contents of a segment. Its group headers name every block in it, so the cleaner need not
+//! search all maps. The maps say which of these blocks are live.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
@@ -16,23 +16,23 @@ use crate::pool::Pool;
 use crate::store::Directory;
 use crate::thread::give_way;
 
-/// A block that lies, or lay, in a segment.
+/// A block that is, or was, in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// The volumes that may have it; 0: any.
+    /// The family of volumes that may contain the block; 0: any.
     pub(super) family: u32,
-    /// Its number in them.
+    /// The block number in these volumes.
     pub(super) number: u64,
-    /// Where it is.
+    /// The address of the block.
     pub(super) entry: Entry,
-    /// How many leaves at its place, of volumes and snapshots, have one of the blocks that are
-    /// looked for, but for those that the next checkpoint writes in any case.
+    /// Number of leaves that contain one of the wanted blocks at this place, in all volumes and
+    /// snapshots. Leaves that the next checkpoint writes anyway are not counted.
     pub(super) leaves: u64,
-    /// The same of nodes.
+    /// Number of nodes above these leaves that the next checkpoint would not write anyway.
     pub(super) nodes: u64,
 }
 
-/// The blocks that groups of a segment name, which was read.
+/// The blocks that the group headers in a segment name; `image` is the segment as it was read.
 pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) -> Vec<Block> {
     let (segments, align) = (pool.segments(), pool.align());
     let (files, mark) = (segments.files(), crate::checkpoint::pool_mark(pool));
@@ -48,7 +48,7 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
         let len = |first: &[u8]| group::head_len(first, align).filter(|len| *len <= room);
         let head = here.get(..align as usize).and_then(len);
         let head = head.and_then(|len| group::parse(&here[..len], align));
-        // What is no head here may be one in another copy.
+        // A header that is damaged in this copy may be intact in another one.
         let head = head.or_else(|| {
             segments.copies(&files, segment).numbers().skip(1).find_map(|copy| {
                 let mut first = memory.take_beyond(align as usize);
@@ -59,7 +59,7 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
             })
         });
         let Some((head, _, descriptors)) = head else { break };
-        // What an earlier use of the segment has left does not follow.
+        // Groups that remain from an earlier use of the segment do not follow.
         let is_cold = head.pool == !mark;
         let follows = before.is_none_or(|before| before + 1 == head.number);
         if !follows || (!is_cold && head.pool != mark) {
@@ -85,8 +85,8 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
     blocks
 }
 
-/// Those of the blocks that count, in the order of their addresses, each with its family; and
-/// whether all pages could be read that may name them.
+/// The live blocks of `blocks` in the order of their addresses, each with its family. Also returns
+/// whether all pages that may name them could be read.
 pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<Block>, bool) {
     let mut spans: BTreeMap<usize, BTreeMap<usize, Vec<&Block>>> = BTreeMap::new();
     for block in blocks {
@@ -119,7 +119,7 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<B
     (found, is_read)
 }
 
-/// The nodes of a span, in all maps; what they share once.
+/// The distinct nodes of a span in all maps, each with its family.
 fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
     let (mut seen, mut nodes) = (HashSet::new(), Vec::new());
     for live in pool.volumes().by_id.values().filter(|live| span < live.map.span_count()) {
@@ -132,11 +132,11 @@ fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
     nodes
 }
 
-/// What a leaf contains, the family that it belongs to, and whether it is clean.
+/// The family of a leaf, its contents, and whether it is clean.
 type Found = (u32, Arc<Page>, bool);
 
-/// What leaves at one place contain that may have one of the blocks. One that cannot be read has
-/// none: they are not moved.
+/// The contents of the leaves at one place that may name one of the blocks. A leaf that cannot be
+/// read is left out: its blocks are not moved.
 fn pages<D: Directory>(
     pool: &Pool<D>,
     nodes: &[(u32, Arc<Node>)],
@@ -163,7 +163,7 @@ fn pages<D: Directory>(
     pages
 }
 
-/// Says which blocks cannot be moved because the page that names them cannot be read.
+/// Logs which blocks cannot be moved because the leaf that names them cannot be read.
 fn tell<D: Directory>(
     pool: &Pool<D>,
     (family, span, at): (u32, usize, usize),

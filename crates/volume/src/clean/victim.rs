@@ -1,5 +1,5 @@
-//! A segment that is being emptied: read as a whole, as most of it counts where it matters, and cut
-//! into pieces that are written elsewhere.
+//! A segment that is being emptied. It is read as a whole, because when cleaning is expensive most
+//! of it is live, and divided into pieces that are written elsewhere.
 
 use std::collections::HashSet;
 
@@ -14,34 +14,35 @@ use crate::pool::Pool;
 use crate::store::Directory;
 use crate::thread::give_way;
 
-/// What is read or written at once, in bytes.
+/// Length of a read or write, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// See the module.
+/// The victim's contents; the buffer is reused for the next one.
 #[derive(Default)]
 pub(super) struct Victim {
     image: Option<Buffer>,
 }
 
-/// Blocks that are moved at once.
+/// Blocks that are moved together.
 pub(super) struct Piece<'a> {
     pub(super) blocks: Vec<Block>,
-    /// Their bytes.
+    /// The bytes of the blocks, consecutive.
     pub(super) bytes: Buffer,
-    /// How many pages of maps that changes at most.
+    /// The most map pages that the moves change.
     pub(super) pages: u64,
-    /// The blocks behind them.
+    /// The blocks that follow the piece.
     pub(super) rest: &'a [Block],
 }
 
-/// Most bytes of a piece: a block at least, and a segment has room for two.
+/// Most bytes of a piece: at least one block, and two pieces fit into a segment.
 fn piece_bytes<D: Directory>(pool: &Pool<D>) -> usize {
     let segment = pool.segments().bytes() as usize;
     PIECE_BYTES.min(segment / 4).max(STORED_MAX as usize).min(segment / 2)
 }
 
-/// Most bytes of a piece that goes behind the last one: the end of a segment is filled, as these
-/// are not cleaned before there is garbage in them. `None` if there is next to no room.
+/// Most bytes of a piece that goes to the open cold segment. The end of a segment is filled too,
+/// because cold segments are not cleaned before they contain garbage. `None` if next to nothing is
+/// left.
 pub(super) fn open_room<D: Directory>(pool: &Pool<D>) -> Option<usize> {
     let most = piece_bytes(pool);
     let room = pool.cold()?.room(pool.segments().bytes()) as usize;
@@ -53,7 +54,8 @@ pub(super) fn open_room<D: Directory>(pool: &Pool<D>) -> Option<usize> {
 }
 
 impl Victim {
-    /// Reads a segment. What cannot be read is zeros here, and read once more by whoever wants it.
+    /// Reads a segment. Parts that cannot be read are zeros, and each block there is read again
+    /// when it is needed.
     pub(super) fn read<D: Directory>(&mut self, pool: &Pool<D>, number: u32) {
         let (segments, files) = (pool.segments(), pool.segments().files());
         let bytes = segments.bytes() as usize;
@@ -65,14 +67,13 @@ impl Victim {
         }
     }
 
-    /// All of it.
+    /// The contents of the segment.
     pub(super) fn bytes(&self) -> &[u8] {
         self.image.as_deref().unwrap_or_default()
     }
 
-    /// The first of some blocks of this segment, which change no more than so many pages. A damaged
-    /// block stays where it is, and its segment is left alone from then on: it would be the
-    /// emptiest one for ever.
+    /// Takes the first blocks that change at most `most` pages. A damaged block stays where it is,
+    /// and its segment is quarantined: otherwise cleaning would choose it again and again.
     pub(super) fn piece<'a, D: Directory>(
         &self,
         pool: &Pool<D>,
@@ -113,7 +114,8 @@ impl Victim {
         Piece { blocks: whole, bytes: buffer, pages, rest: &blocks[done..] }
     }
 
-    /// Copies a block; says whether it is whole. One that is not here is read from wherever it is.
+    /// Copies a block and returns whether it is intact. A block that is not intact in the image is
+    /// read again, from any copy.
     fn copy<D: Directory>(&self, pool: &Pool<D>, block: &Block, into: &mut [u8]) -> bool {
         let (number, address) = (block.number, block.entry.address());
         let (segment, offset) = pool.segments().split(address);
@@ -123,7 +125,7 @@ impl Victim {
             into.copy_from_slice(here);
             return true;
         }
-        // Direct I/O wants memory that begins at a page.
+        // Direct I/O needs page-aligned memory.
         let mut stored = pool.memory().take_beyond(into.len());
         let files = pool.segments().files();
         let read = pool.segments().read_whole(&files, address, &mut stored, &is_whole);
