@@ -1,5 +1,6 @@
-//! What is done with blocks that nobody asks for: idle tracking, recompression, compaction, and a
-//! listing. Each is a worker beside the channels, and loses to any of them.
+//! Background work on blocks: idle tracking, recompression, writeback, compaction, and a listing of
+//! block states. A worker runs concurrently with the channels; if a client changes a block first,
+//! the worker gives that block up.
 
 mod keep;
 mod recompress;
@@ -17,35 +18,35 @@ pub use recompress::Recompressed;
 pub use unfinished::Replace;
 pub use writeback::WrittenBack;
 
-/// Sizes of objects are taken for equal within so many bytes, as in zram's post-processing.
+/// Post-processing treats object sizes within the same 64 bytes as equal, as zram does.
 const BUCKET_BYTES: usize = 64;
-/// Bits of a block's number: of the largest device there are 2^34.
+/// Bits of a block number in a sort key: the largest device has 2^34 blocks.
 const BLOCK_BITS: u32 = 48;
-/// An object is replaced only by one that takes less in the pool, whose grain this is.
+/// Allocation unit of the pool in bytes: replacing an object gains nothing unless it saves a unit.
 const GRAIN_BYTES: usize = 16;
 
-/// Words that are looked at for a page of a listing, at most: half a MiB of a table that may be
-/// sparse, or empty.
+/// Words that a page of a listing examines at most: half a MiB of a table that may be sparse or
+/// empty.
 const PAGE_WORDS: u64 = 1 << 16;
 
-/// Which blocks are worked on, by zram's words.
+/// Which blocks to process, by the names that zram uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Which {
-    /// All of them.
+    /// All blocks.
     #[default]
     All,
-    /// Those that were not accessed for a while.
+    /// Blocks that were not accessed for the selection's `age`.
     Idle,
-    /// Those stored raw.
+    /// Blocks that are stored uncompressed.
     Huge,
-    /// Those that are both.
+    /// Blocks that are both idle and huge.
     HugeIdle,
-    /// Those that no algorithm makes smaller.
+    /// Blocks that no configured algorithm makes smaller.
     Incompressible,
 }
 
 impl Which {
-    /// Every choice, with its name.
+    /// Every variant with its name.
     pub const ALL: [(Which, &'static str); 5] = [
         (Which::All, "all"),
         (Which::Idle, "idle"),
@@ -55,18 +56,18 @@ impl Which {
     ];
 }
 
-/// Which blocks are worked on, and how many.
+/// Which blocks to process, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// Which.
+    /// The category of blocks.
     pub which: Which,
-    /// Turns of idle tracking after which a block is idle: 1 to 7.
+    /// Idle age, in rounds of idle tracking, from which a block is idle: 1 to 7.
     pub age: u8,
-    /// Only objects of at least so many stored bytes.
+    /// Minimum stored size of an object in bytes.
     pub threshold: usize,
-    /// Most blocks that are changed.
+    /// Maximum number of blocks to change.
     pub blocks_max: u64,
-    /// Recompression: only by the algorithm of this priority, 1 to 3; `None` for each in turn.
+    /// Recompression: use only the algorithm of this priority, 1 to 3; `None` tries each in turn.
     pub priority: Option<u8>,
 }
 
@@ -77,7 +78,7 @@ impl Default for Selection {
 }
 
 impl Selection {
-    /// Whether it means the block of this word.
+    /// Whether the selection includes the block of this word.
     fn takes(&self, word: Word) -> bool {
         let idle = word.age() >= self.age;
         let which = match self.which {
@@ -87,33 +88,33 @@ impl Selection {
             Which::HugeIdle => word.is_huge() && idle,
             Which::Incompressible => word.is_incompressible(),
         };
-        // A word that is repeated takes no less anywhere else.
+        // An object that holds one repeated word already takes the minimum.
         let repeated = word.is_huge() && word.len_bytes() <= GRAIN_BYTES;
         let object = word.kind() == Kind::Object && !repeated;
         which && object && word.len_bytes() >= self.threshold
     }
 }
 
-/// A block, as zram's `block_state` lists it.
+/// The state of a block, as zram's `block_state` lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockState {
-    /// Its number.
+    /// Block number.
     pub block: u64,
-    /// Turns of idle tracking since its last access.
+    /// Rounds of idle tracking since the last access of the block.
     pub age: u8,
-    /// Stored bytes; 0 if it takes no memory.
+    /// Stored bytes; 0 if the block takes no memory.
     pub stored_bytes: u32,
     /// zram's flags: `s` same, `w` written back, `h` huge, `i` idle, `r` recompressed, `n`
-    /// incompressible; a dot for each that it has not.
+    /// incompressible. A dot stands for each flag that is not set.
     pub flags: [u8; 6],
 }
 
 /// A page of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatesPage {
-    /// Blocks that hold something, in order; maybe none, though there are more behind them.
+    /// Blocks that hold data, in ascending order; may be empty although later pages have some.
     pub states: Vec<BlockState>,
-    /// The block that the next page begins with; `None` if there is none.
+    /// The first block of the next page; `None` after the last page.
     pub next: Option<u64>,
 }
 
@@ -139,11 +140,11 @@ impl BlockState {
 }
 
 impl Blocks {
-    /// The blocks that a selection means now, the largest first: they are worth most.
+    /// The blocks that a selection includes now, largest first, since those can save most.
     fn targets(&self, selection: &Selection) -> Result<Vec<u64>, RamError> {
         let words = (0..self.store.blocks()).map(|block| (block, self.store.word(block)));
         let taken = words.filter(|(_, word)| selection.takes(*word));
-        // One word each, which sorts as they are to come: there may be very many.
+        // One word per block, in sort order: a device can have very many blocks.
         let most = (self.form.stored_bytes_max() / BUCKET_BYTES) as u64;
         let mut targets: Vec<u64> = Vec::new();
         for (block, word) in taken {
@@ -156,12 +157,12 @@ impl Blocks {
         Ok(targets)
     }
 
-    /// A turn of idle tracking: all blocks are one older that were not accessed since the last.
+    /// One round of idle tracking: ages every block that was not accessed since the last round.
     pub(crate) fn grow_older(&self) {
         (0..self.store.blocks()).for_each(|block| self.store.grow_older(block));
     }
 
-    /// How many blocks that hold something have each age.
+    /// How many blocks that hold data have each age.
     pub(crate) fn ages(&self) -> [u64; AGE_MAX as usize + 1] {
         let mut ages = [0; AGE_MAX as usize + 1];
         for block in 0..self.store.blocks() {
@@ -173,7 +174,7 @@ impl Blocks {
         ages
     }
 
-    /// Up to `count` blocks that hold something, from `first` on.
+    /// Lists up to `count` blocks that hold data, starting at block `first`.
     pub(crate) fn states(&self, first: u64, count: usize) -> StatesPage {
         let (blocks, unit) = (self.store.blocks(), self.form.unit);
         let last = first.saturating_add(PAGE_WORDS).min(blocks);
@@ -192,7 +193,7 @@ impl Blocks {
         page
     }
 
-    /// Moves objects together, and gives back what becomes free.
+    /// Compacts the pool and returns the freed pages to the system.
     pub(crate) fn compact(&self) -> Result<Compacted, RamError> {
         let mut hand = self.hand()?;
         let done = hand.access.compact(|| false);

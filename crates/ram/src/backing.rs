@@ -1,13 +1,12 @@
-//! The backing file: where blocks go that are not wanted in memory, compressed as they are.
+//! The backing file: holds blocks that were moved out of memory, compressed as they are.
 //!
 //! ```text
 //! "BLKYBACK", 4096 bytes ▸ stored bytes at multiples of 64, wherever there is room
 //! ```
 //!
-//! Which places are taken is not written down anywhere: the table of words says it, and what
-//! readers have pinned. Whoever writes back looks at both first ([`Room`]), so that a write of a
-//! block that was written back frees its place without doing anything. What is in the file means
-//! nothing after the end of the device.
+//! The file has no allocation map: the table of words and the readers' pins say which places are
+//! taken. A writeback reads both before it allocates ([`Room`]). So a client's write frees the old
+//! place without any work. After the device is closed, the contents of the file mean nothing.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -20,13 +19,13 @@ use blockyard_sync::ration::Ration;
 
 use crate::error::RamError;
 
-/// What a file of ours begins with.
+/// The first bytes of a backing file.
 const MAGIC: [u8; 8] = *b"BLKYBACK";
-/// Its owner alone reads it: it holds a disk's contents.
+/// Readable by the owner only: the file holds the contents of a disk.
 const MODE: u32 = 0o600;
 /// Bytes before the first place.
 const HEAD_BYTES: u64 = 4096;
-/// Grain of places: a cache line, of which compressed pages have many sizes.
+/// Allocation unit of the file in bytes: a cache line, since compressed pages have many sizes.
 const GRAIN_BYTES: u64 = 64;
 
 /// An open backing file.
@@ -34,17 +33,17 @@ const GRAIN_BYTES: u64 = 64;
 pub(crate) struct Backing {
     file: File,
     path: PathBuf,
-    /// So many reads and writes are to fail.
+    /// Injected fault: how many further reads and writes fail.
     failing: Published<Ration>,
-    /// So many writes are to fail after the system has taken them, as it does when the disk behind
-    /// its cache refuses them.
+    /// Injected fault: how many further syncs fail after the kernel has accepted the write, as when
+    /// the disk below the page cache rejects it.
     failing_late: Published<Ration>,
-    /// So many writes are to find the file system full when half of them is there.
+    /// Injected fault: how many further writes fail half way because the file system is full.
     full: Published<Ration>,
 }
 
 impl Backing {
-    /// Makes the file, or takes one that was a backing file before. What it held is gone.
+    /// Creates the file, or reuses an earlier backing file. Any earlier contents are lost.
     pub(crate) fn open(path: &Path) -> Result<Backing, RamError> {
         let refused = |what: &'static str| {
             let path = path.display().to_string();
@@ -92,7 +91,7 @@ impl Backing {
         self.file.read_exact_at(into, place * PLACE_BYTES)
     }
 
-    /// Writes stored bytes. The system has them then, and the file may not: see [`Backing::sync`].
+    /// Writes stored bytes to the page cache. They are not durable before [`Backing::sync`].
     pub(crate) fn write(&self, place: u64, bytes: &[u8]) -> io::Result<()> {
         strike(&self.failing, libc::EIO)?;
         let full = strike(&self.full, libc::ENOSPC);
@@ -101,24 +100,25 @@ impl Backing {
         full
     }
 
-    /// Waits until the file has what was written. An error that the system meets only then is told
-    /// here, once, or nowhere: until this has returned the bytes are still needed in memory.
+    /// Waits until the written data is durable. The kernel reports a late write error only here,
+    /// and only once: until this returns, the bytes must stay in memory.
     pub(crate) fn sync(&self) -> io::Result<()> {
         strike(&self.failing_late, libc::EIO)?;
         self.file.sync_data()
     }
 
-    /// Has the next so many reads and writes fail with EIO, as those of a disk that dies.
+    /// Injected fault: the next `times` reads and writes fail with EIO, as on a dying disk.
     pub(crate) fn fail(&self, times: u64) {
         self.failing.update(|_| Ration::new(times));
     }
 
-    /// Has the next so many batches of writes fail with EIO after the system has taken them.
+    /// Injected fault: the next `times` batches fail with EIO after the kernel has accepted the
+    /// writes.
     pub(crate) fn fail_late(&self, times: u64) {
         self.failing_late.update(|_| Ration::new(times));
     }
 
-    /// Has the next so many writes fail with ENOSPC, as those of a file system that is full.
+    /// Injected fault: the next `times` writes fail with ENOSPC, as on a full file system.
     pub(crate) fn fill_up(&self, times: u64) {
         self.full.update(|_| Ration::new(times));
     }
@@ -128,19 +128,19 @@ fn strike(failing: &Published<Ration>, errno: i32) -> io::Result<()> {
     if failing.get().take() { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
 }
 
-/// Where in the file there is room.
+/// The free space of the file.
 #[derive(Debug)]
 pub(crate) struct Room {
-    /// What is taken, in bytes of the file: in order, and none touching another.
+    /// Byte ranges of the file that are taken, sorted, with no two adjacent.
     taken: Vec<(u64, u64)>,
-    /// The gap before this one of them is looked at next.
+    /// Index in `taken` of the range after the gap to search next.
     next: usize,
-    /// From here on the gap is free.
+    /// Start of the free part of that gap.
     at: u64,
 }
 
 impl Room {
-    /// The room that is left by places and lengths.
+    /// The space that the given places and lengths leave free.
     pub(crate) fn beside(taken: impl Iterator<Item = (u64, usize)>) -> Room {
         let range = |(place, len): (u64, usize)| {
             let at = place * PLACE_BYTES;
@@ -151,8 +151,8 @@ impl Room {
         Room { taken, next: 0, at: HEAD_BYTES }
     }
 
-    /// A place for so many bytes. Gaps are filled from the front on, each one once; what is too
-    /// small for this is left until the next time.
+    /// Allocates a place of `len` bytes. Gaps are used in ascending order, each once: a gap that is
+    /// too small for `len` is skipped until the next writeback.
     pub(crate) fn take(&mut self, len: usize) -> Option<u64> {
         let len = (len as u64).next_multiple_of(GRAIN_BYTES);
         loop {

@@ -1,13 +1,13 @@
-//! The blocks of a device: what a word says becomes bytes, and bytes contents.
+//! The blocks of a device: turns words and stored bytes into contents, and contents into both.
 //!
 //! ```text
 //! read     pin ▸ word ▸ decompress from the pool into the reader's buffer
 //! write    buffer ▸ hand ▸ same-filled? ▸ compress ▸ pool ▸ exchange the word ▸ retire the old one
-//! part     pin ▸ word ▸ hand, patched ▸ compress ▸ pool ▸ exchange, again if a writer was faster
+//! part     pin ▸ word ▸ hand, patched ▸ compress ▸ pool ▸ exchange; repeat if another write won
 //! ```
 //!
-//! Nothing here is locked. Each thread works with a [`Hand`] of its own: what it compresses in, its
-//! way into the store, its counts.
+//! No function here takes a lock. Each thread works with a [`Hand`] of its own: its buffers, its
+//! access to the store, and its counters.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::form::{Form, Packer, Unpacker, is_zero, word_of};
 use crate::pool::{NoSpace, Pool, PoolConfig, PoolError};
 use crate::store::{Access, New, Store};
 
-/// What is left of a limit for the pool; `None` if there is none.
+/// What the hints leave of the memory limit for the pool; `None` if there is no limit.
 fn pool_limit(mem_limit: u64, hints: Option<&Hints>) -> Option<u64> {
     let hints = hints.map_or(0, Hints::len_bytes);
     (mem_limit > 0).then(|| mem_limit.saturating_sub(hints))
 }
 
-/// Threads that work on one device at once: channels, and what runs in the background.
+/// Maximum number of threads that work on one device at once: channels and background workers.
 const HANDS_MAX: u32 = 1024;
 
 /// The blocks of a device.
@@ -38,33 +38,33 @@ pub(crate) struct Blocks {
     pub(crate) form: Form,
     pub(crate) store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
-    /// Where equal blocks may be found, if they are to be stored once.
+    /// Finds equal blocks; `None` unless the device deduplicates.
     pub(crate) hints: Option<Hints>,
 }
 
-/// What one thread works with.
+/// Per-thread working state: buffers, store access and counters of one channel or worker.
 #[derive(Debug)]
 pub(crate) struct Hand {
     pub(crate) access: Access,
     pub(crate) unpacker: Unpacker,
-    /// A block as it is.
+    /// A decompressed block.
     pub(crate) plain: Box<[u8]>,
-    /// What is to replace a part of a block.
+    /// The new bytes for a part of a block.
     patch: Box<[u8]>,
-    /// Another block, to compare with; nothing where none are compared.
+    /// Another decompressed block to compare with; empty without deduplication.
     pub(crate) other: Box<[u8]>,
     pub(crate) packer: Packer,
     pub(crate) tally: Tally,
 }
 
 impl Hand {
-    /// The block that [`Blocks::write`] stores, to be filled by the caller.
+    /// The buffer from which [`Blocks::write`] stores a block; the caller fills it.
     #[inline]
     pub(crate) fn block(&mut self) -> &mut [u8] {
         &mut self.plain
     }
 
-    /// The bytes that [`Blocks::patch`] puts into a block, to be filled by the caller.
+    /// The buffer whose bytes [`Blocks::patch`] puts into a block; the caller fills it.
     #[inline]
     pub(crate) fn patch(&mut self, len: usize) -> &mut [u8] {
         &mut self.patch[..len]
@@ -72,7 +72,7 @@ impl Hand {
 }
 
 impl Blocks {
-    /// Blocks that were never written.
+    /// Creates the blocks of a device, none of them written.
     pub(crate) fn new(config: &RamConfig) -> Result<Blocks, RamError> {
         let form = Form::new(config)?;
         let entries = Entries::new(config.block_count())
@@ -99,7 +99,7 @@ impl Blocks {
         Ok(Blocks { form, store: Store::new(entries, pool), counters: Arc::default(), hints })
     }
 
-    /// What a thread needs to work on blocks.
+    /// Creates the working state for one thread.
     pub(crate) fn hand(&self) -> Result<Hand, RamError> {
         let block = || vec![0; self.form.unit].into_boxed_slice();
         Ok(Hand {
@@ -113,33 +113,33 @@ impl Blocks {
         })
     }
 
-    /// A way to the contents alone, for who neither compresses nor decompresses.
+    /// Access to the stored contents only, for a thread that neither compresses nor decompresses.
     pub(crate) fn access(&self) -> Result<Access, RamError> {
         self.store.access().ok_or(RamError::Crowded { max: HANDS_MAX })
     }
 
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     #[inline]
     pub(crate) fn unit(&self) -> usize {
         self.form.unit
     }
 
-    /// Memory that finding equal blocks takes, in bytes.
+    /// Memory that the deduplication hints take, in bytes.
     pub(crate) fn hints_bytes(&self) -> u64 {
         self.hints.as_ref().map_or(0, Hints::len_bytes)
     }
 
-    /// Sets how much memory data may take, what finds equal blocks included; 0: no limit.
+    /// Sets the memory limit in bytes, deduplication hints included; 0 means no limit.
     pub(crate) fn set_mem_limit(&self, bytes: u64) {
         self.store.pool().set_limit(pool_limit(bytes, self.hints.as_ref()));
     }
 
-    /// The contents, for their statistics.
+    /// The store, for statistics.
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The counts now.
+    /// The counters now, summed over all threads.
     pub(crate) fn counts(&self) -> Sum {
         self.counters.sum()
     }
@@ -147,8 +147,8 @@ impl Blocks {
     /// Reads a block.
     ///
     /// # Safety
-    /// `into` must be valid for reads and writes of a block; others may touch it meanwhile, as they
-    /// may any buffer under I/O.
+    /// `into` must be valid for reads and writes of a block. Other threads or processes may access
+    /// these bytes concurrently, as they may any buffer under I/O.
     #[inline]
     pub(crate) unsafe fn read(&self, hand: &mut Hand, block: u64, into: *mut u8) -> Status {
         let Hand { access, unpacker, tally, .. } = hand;
@@ -160,15 +160,15 @@ impl Blocks {
         read.err().unwrap_or(Status::Ok)
     }
 
-    /// Reads a block into the hand, where the caller finds it.
+    /// Reads a block into `hand.plain` and returns it.
     pub(crate) fn read_here<'h>(&self, hand: &'h mut Hand, block: u64) -> Result<&'h [u8], Status> {
         let into = hand.plain.as_mut_ptr();
-        // SAFETY: `plain` is a block long and the hand's alone.
+        // SAFETY: `plain` is a block long and only this thread uses it.
         let done = unsafe { self.read(hand, block, into) };
         if done.is_ok() { Ok(&hand.plain) } else { Err(done) }
     }
 
-    /// Stores the block that is in the hand. If there is no memory, what was stored stays.
+    /// Stores the block in `hand.plain`. If there is no memory, the old contents stay.
     #[inline]
     pub(crate) fn write(&self, hand: &mut Hand, block: u64) -> Status {
         match &self.hints {
@@ -177,7 +177,7 @@ impl Blocks {
         }
     }
 
-    /// The same without looking for its like.
+    /// Stores the block in `hand.plain` without searching for an equal one.
     #[inline]
     pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
         let Hand { access, plain, packer, tally, .. } = hand;
@@ -188,7 +188,7 @@ impl Blocks {
         Status::Ok
     }
 
-    /// Puts what is in the hand's patch into a block, from `offset` on.
+    /// Replaces `len` bytes of a block from `offset` on by the bytes in `hand.patch`.
     pub(crate) fn patch(&self, hand: &mut Hand, block: u64, offset: usize, len: usize) -> Status {
         let Hand { access, unpacker, plain, patch, packer, tally, .. } = hand;
         let (mut turns, mut made) = (0u64, Word::NOTHING);
@@ -211,7 +211,7 @@ impl Blocks {
         }
     }
 
-    /// Makes a block read as zeros, and holds nothing for it.
+    /// Frees a block, which then reads as zeros.
     pub(crate) fn discard(&self, hand: &mut Hand, block: u64) {
         if self.store.word(block).kind() == Kind::Nothing {
             return;
@@ -224,13 +224,13 @@ impl Blocks {
         }
     }
 
-    /// Whether a block is known to read as zeros.
+    /// Whether the block's word alone shows that it reads as zeros.
     pub(crate) fn is_zero(&self, block: u64) -> bool {
         is_zero(self.store.word(block))
     }
 
-    /// How many of `count` blocks from `first` on are of the first one's kind, and that kind. The
-    /// extent's length is left to the caller.
+    /// Returns how many of `count` blocks from `first` on are of the same kind as the first, and
+    /// that kind. The caller sets the length of the extent.
     pub(crate) fn run(&self, first: u64, count: u64) -> (u64, Extent) {
         let kind = |block| {
             let word = self.store.word(block);

@@ -1,12 +1,12 @@
-//! Codecs: how a block becomes fewer bytes, and those a block again.
+//! Codecs: compress a block, and decompress it again.
 //!
-//! A [`Codec`] is what a device has been told (algorithm, level, dictionary) and is shared by all
-//! its channels. The working memory is apart from it: an [`Encoder`] and a [`Decoder`] belong to
-//! one thread and are made when a channel is opened, so that nothing is allocated afterwards.
+//! A [`Codec`] is configuration (algorithm, level, dictionary) that all channels of a device share.
+//! Working memory is separate: an [`Encoder`] and a [`Decoder`] belong to one thread. Opening a
+//! channel creates them, so that nothing is allocated afterwards.
 //!
 //! LZ4 and zstd are their authors' C libraries, for speed. A build without the feature `c-codecs`
-//! needs no C compiler: it has LZ4 in Rust, which reads and writes the same bytes, and no zstd.
-//! LZO, the kernel's default, exists under the GPL only and is not here.
+//! needs no C compiler: it has LZ4 in Rust, which reads and writes the same format, and no zstd.
+//! LZO, the kernel's default, exists under the GPL only and is not included.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "c-codecs")]
@@ -28,15 +28,15 @@ use lz4_c as lz4;
 #[cfg(not(feature = "c-codecs"))]
 use lz4_rust as lz4;
 
-/// An algorithm, by the name that zram gives it.
+/// A compression algorithm, by the name that zram uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Algo {
-    /// LZ4: fast both ways.
+    /// LZ4: compresses and decompresses fast.
     #[default]
     Lz4,
-    /// LZ4's high compression: slow to write, read as LZ4.
+    /// LZ4's high compression: compresses slowly; decompresses as LZ4 does.
     Lz4hc,
-    /// Zstandard: smaller and slower.
+    /// Zstandard: smaller output, slower.
     Zstd,
 }
 
@@ -44,7 +44,7 @@ impl Algo {
     /// Every algorithm.
     pub const ALL: [Algo; 3] = [Algo::Lz4, Algo::Lz4hc, Algo::Zstd];
 
-    /// Its name.
+    /// The algorithm's name, as zram spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Algo::Lz4 => "lz4",
@@ -53,7 +53,7 @@ impl Algo {
         }
     }
 
-    /// The level of who asks for none: zram's.
+    /// The default level of the algorithm, as in zram.
     pub const fn default_level(self) -> i32 {
         match self {
             Algo::Lz4 => 1,
@@ -62,7 +62,8 @@ impl Algo {
         }
     }
 
-    /// The levels that it takes. LZ4's is its acceleration: the higher, the faster and larger.
+    /// The valid levels. For LZ4 the level is its acceleration: a higher one is faster and
+    /// compresses less.
     pub const fn levels(self) -> std::ops::RangeInclusive<i32> {
         match self {
             Algo::Lz4 => 1..=65_537,
@@ -71,7 +72,7 @@ impl Algo {
         }
     }
 
-    /// Whether this build has it.
+    /// Whether this build includes the algorithm.
     pub const fn is_built_in(self) -> bool {
         cfg!(feature = "c-codecs") || matches!(self, Algo::Lz4)
     }
@@ -92,14 +93,14 @@ impl FromStr for Algo {
     }
 }
 
-/// An algorithm with its level and dictionary, as a device was told.
+/// An algorithm with level and dictionary, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CodecConfig {
     /// The algorithm.
     pub algo: Algo,
-    /// Its level; `None` for its own default.
+    /// The compression level; `None` for the algorithm's default.
     pub level: Option<i32>,
-    /// What blocks are likely to have in common; zstd only.
+    /// Dictionary of content that many blocks share; zstd only.
     pub dictionary: Option<Arc<[u8]>>,
 }
 
@@ -112,27 +113,27 @@ pub struct Codec {
     dictionary: Option<zstd_c::Dictionary>,
 }
 
-/// Bytes that are no block: a flipped bit, or an object of another codec.
+/// The bytes do not decompress to a block: a bit flipped, or another codec wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damaged;
 
-/// The parameters of level and dictionary that stand beside that of an algorithm.
+/// The names of the level and dictionary parameters that belong to an algorithm parameter.
 fn beside(algo: &str) -> (&'static str, &'static str) {
     match algo {
         "recomp_algo" => ("recomp_level", "recomp_dict"),
         "recomp_algo2" => ("recomp_level2", "recomp_dict2"),
         "recomp_algo3" => ("recomp_level3", "recomp_dict3"),
-        // A snapshot's own.
+        // A codec that a snapshot's header describes.
         "load" => ("load", "load"),
         _ => ("level", "dict"),
     }
 }
 
 impl Codec {
-    /// Makes a codec. `field` is what an error blames for the algorithm.
+    /// Creates a codec. `field` is the parameter that an error names for the algorithm.
     ///
     /// # Errors
-    /// If this build has no such algorithm, or level or dictionary do not go with it.
+    /// If this build lacks the algorithm, or level or dictionary are invalid for it.
     pub fn new(config: &CodecConfig, field: &'static str) -> Result<Codec, RamError> {
         let CodecConfig { algo, level, dictionary } = config;
         if !algo.is_built_in() {
@@ -152,7 +153,7 @@ impl Codec {
         if let Some(len) = dictionary.as_ref().map(|bytes| bytes.len())
             && len > DICTIONARY_BYTES_MAX
         {
-            // No snapshot of the device could be loaded.
+            // A longer dictionary would make a snapshot that no device can load.
             let wanted = format!("{DICTIONARY_BYTES_MAX} bytes at most");
             return Err(RamError::invalid(beside(field).1, format!("{len} bytes"), wanted));
         }
@@ -177,10 +178,10 @@ impl Codec {
         self.level
     }
 
-    /// Working memory for compressing blocks of `unit` bytes by this codec.
+    /// Allocates the working memory to compress blocks of `unit` bytes with this codec.
     ///
     /// # Errors
-    /// If the system refuses memory.
+    /// If there is not enough memory.
     pub fn encoder(&self, unit: usize) -> Result<Encoder, RamError> {
         let mut encoder = Encoder(match self.algo {
             Algo::Lz4 => Working::Lz4(lz4::Fast::new()),
@@ -191,21 +192,21 @@ impl Codec {
             #[cfg(not(feature = "c-codecs"))]
             Algo::Lz4hc | Algo::Zstd => unreachable!("`new` has refused what is not built in"),
         });
-        // zstd allocates when it sees the first block of a size, and never again for that size.
+        // zstd allocates at the first block of a size and never again for that size: do it now.
         let block: Vec<u8> = (0..unit).map(|at| ((at * at) >> 7) as u8).collect();
         self.compress(&mut encoder, &block, &mut vec![0; packed_bytes_max(unit)], unit);
         Ok(encoder)
     }
 
-    /// Compresses `block` into `packed`, which holds [`packed_bytes_max`] bytes at least; the
-    /// length, unless it would be above `len_max`.
+    /// Compresses `block` into `packed`, which must hold at least [`packed_bytes_max`] bytes.
+    /// Returns the compressed length; `None` if that would exceed `len_max`.
+    ///
+    /// `block` must not change during the call. Compressors rely on that: from a block that changes
+    /// they produce bytes that decompress to other contents or not at all. A caller whose data is
+    /// in a client's buffer copies it first.
     ///
     /// # Panics
-    /// If the encoder is another codec's.
-    ///
-    /// A slice is memory that nobody changes meanwhile, and that is what compressors rely on: of a
-    /// block that changed under them they make what decompresses to something else, or to nothing.
-    /// Who has the bytes in a client's buffer copies them first.
+    /// If another codec made the encoder.
     #[inline]
     pub fn compress(
         &self,
@@ -222,12 +223,13 @@ impl Codec {
             }
             #[cfg(feature = "c-codecs")]
             (Working::Zstd(compressor), Algo::Zstd) => compressor.compress(block, packed, len_max),
-            #[allow(unreachable_patterns)] // A build without C has one row above.
+            #[allow(unreachable_patterns)] // A build without C has only one of these arms.
             _ => unreachable!("the encoder was made by another codec"),
         }
     }
 
-    /// As [`Codec::decompress`], into memory of the caller's own: exactly as much as it holds.
+    /// Decompresses as [`Codec::decompress`] does, into the caller's slice, which must be exactly
+    /// one block long.
     ///
     /// # Errors
     /// As [`Codec::decompress`].
@@ -240,21 +242,22 @@ impl Codec {
         packed: &[u8],
         into: &mut [u8],
     ) -> Result<(), Damaged> {
-        // SAFETY: the slice is valid for its length and the caller's alone.
+        // SAFETY: the slice is valid for its length, and only the caller can access it.
         unsafe { self.decompress(decoder, packed, into.as_mut_ptr(), into.len()) }
     }
 
-    /// Makes exactly `len_bytes` of what [`Codec::compress`] made of as many.
+    /// Decompresses `packed`, which [`Codec::compress`] made of `len_bytes` bytes, into `into`.
     ///
     /// # Errors
-    /// If `packed` is no such thing; what is at `into` is then undefined.
+    /// If `packed` does not decompress to exactly `len_bytes`; the contents of `into` are then
+    /// undefined.
     ///
     /// # Panics
-    /// If the codec is zstd and the decoder was made without.
+    /// If the codec is zstd and the decoder was created without zstd.
     ///
     /// # Safety
-    /// `into` must be valid for reads and writes of `len_bytes`. Others may read and write these
-    /// bytes meanwhile, as they may any buffer under I/O.
+    /// `into` must be valid for reads and writes of `len_bytes`. Other threads or processes may
+    /// read and write these bytes concurrently, as they may any buffer under I/O.
     #[inline]
     pub unsafe fn decompress(
         &self,
@@ -281,10 +284,10 @@ impl Codec {
     }
 }
 
-/// Length of a dictionary that is trained here: what zram's users take.
+/// Maximum length of a trained dictionary in bytes: the usual size among zram's users.
 const DICTIONARY_BYTES: usize = 32 << 10;
 
-/// A zstd dictionary for blocks like these samples, which stand one behind the other.
+/// Trains a zstd dictionary on `samples`, which are concatenated and have these lengths.
 pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Result<Vec<u8>, RamError> {
     #[cfg(feature = "c-codecs")]
     if let Some(dictionary) = zstd_c::train(samples, lengths, DICTIONARY_BYTES) {
@@ -299,13 +302,13 @@ pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Result<Vec<u8>, RamErr
     Err(RamError::invalid("train", what, wanted))
 }
 
-/// The most that a block of `unit` bytes can become, whatever the codec.
+/// The maximum compressed length of a block of `unit` bytes, over all codecs.
 pub const fn packed_bytes_max(unit: usize) -> usize {
     if cfg!(feature = "c-codecs") {
         // LZ4's bound is n + n/255 + 16, zstd's n + n/256 + 64 for what is below 128 KiB.
         unit + unit / 128 + 128
     } else {
-        // What LZ4 in Rust asks for is 1.1 n + 20.
+        // LZ4 in Rust asks for 1.1 n + 20.
         unit + unit / 8 + 128
     }
 }
@@ -323,21 +326,21 @@ enum Working {
     Zstd(zstd_c::Compressor),
 }
 
-/// Working memory for decompressing by any of a device's codecs; belongs to one thread.
+/// Working memory for decompressing with any of a device's codecs; belongs to one thread.
 #[derive(Debug)]
 pub struct Decoder {
     #[cfg(not(feature = "c-codecs"))]
     lz4: lz4::Unpacker,
-    /// There only if one of the codecs is zstd.
+    /// `Some` only if one of the codecs is zstd.
     #[cfg(feature = "c-codecs")]
     zstd: Option<zstd_c::Decompressor>,
 }
 
 impl Decoder {
-    /// Working memory for blocks of `unit` bytes, for zstd too if `zstd` says so.
+    /// Allocates the working memory for blocks of `unit` bytes, including zstd's if `zstd` is set.
     ///
     /// # Errors
-    /// If the system refuses memory.
+    /// If there is not enough memory.
     pub fn new(unit: usize, zstd: bool) -> Result<Decoder, RamError> {
         let _ = (unit, zstd);
         Ok(Decoder {
@@ -356,7 +359,7 @@ impl Decoder {
 mod tests {
     use super::*;
 
-    /// Blocks of every kind: text, noise, runs, and steps between them.
+    /// Blocks of every kind: text, noise, runs, and mixtures of them.
     fn blocks(unit: usize) -> Vec<Vec<u8>> {
         let mut random = fastrand::Rng::with_seed(7);
         let words = [&b"sector "[..], b"request ", b"queue ", b"zone ", b"\n", b"the "];
@@ -389,7 +392,7 @@ mod tests {
 
     fn unpack(codec: &Codec, decoder: &mut Decoder, packed: &[u8], len: usize) -> Option<Vec<u8>> {
         let mut block = vec![0xee; len];
-        // SAFETY: the vector is as long as that.
+        // SAFETY: the vector has `len` bytes.
         let done = unsafe { codec.decompress(decoder, packed, block.as_mut_ptr(), len) };
         done.ok().map(|()| block)
     }
@@ -408,7 +411,7 @@ mod tests {
                     assert!(len < unit || kind == 1, "{config:?}: block {kind} becomes {len}");
                     let back = unpack(&codec, &mut decoder, &packed[..len], unit);
                     assert!(back.as_deref() == Some(&block[..]), "{config:?}: block {kind}");
-                    // Too little room is an answer, and exactly enough is enough.
+                    // Too small a `len_max` returns `None`; an exact one succeeds.
                     let tight = codec.compress(&mut encoder, &block, &mut packed, len / 2);
                     assert_eq!(tight, None, "{config:?}: block {kind}");
                 }
@@ -431,11 +434,11 @@ mod tests {
             for bit in 0..len * 8 {
                 let mut damaged = packed[..len].to_vec();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                // It may still be a block of this length, of other bytes: that is what checksums
-                // are for. It must not write beyond the block, which a sanitizer would see.
+                // The result may be another block of the same length, which only a checksum
+                // detects. It must not write beyond the block, which a sanitizer would see.
                 let _ = unpack(&codec, &mut decoder, &damaged, 4096);
             }
-            // The decoder is as good as new.
+            // After an error the decoder still works.
             assert!(unpack(&codec, &mut decoder, &packed[..len], 4096).as_ref() == Some(block));
         }
     }
@@ -460,7 +463,7 @@ mod tests {
         assert!("lzo".parse::<Algo>().is_err());
     }
 
-    /// The build without C reads what the build with C wrote, and the other way round.
+    /// A build without C reads what a build with C wrote, and vice versa.
     #[cfg(feature = "c-codecs")]
     #[test]
     fn another_implementation_of_lz4_agrees() {

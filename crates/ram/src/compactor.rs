@@ -1,12 +1,12 @@
-//! Compaction in the background: a thread of the device's looks once a second how much of the pool
-//! is lost, and moves some objects together when it is more than a threshold.
+//! Background compaction: once a second a thread of the device checks what share of the pool is
+//! lost to free space, and compacts if the share exceeds a threshold.
 //!
-//! Then it asks the system for huge pages in place of the small ones that objects have filled.
+//! Then the thread asks the system for huge pages in place of small ones that are full of objects.
 //!
-//! The data path has no part in it. A look costs a few instructions; a turn moves [`TURN_BYTES`] at
-//! most and loses to every writer, as any compaction does. What could not be won is not tried again
-//! until the pool has changed.
-#![allow(clippy::disallowed_types)] // Starting, asking and stopping a thread is control plane.
+//! The data path is not involved. A check costs a few instructions. A round moves at most
+//! [`TURN_BYTES`], and any write that races with a move wins. After a round that gained little, the
+//! thread does not try again before the pool has changed.
+#![allow(clippy::disallowed_types)] // Starting, triggering and stopping a thread is control plane.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,25 +16,25 @@ use std::time::Duration;
 use crate::pool::Load;
 use crate::store::Access;
 
-/// Time between looks.
+/// Time between checks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Objects of so many bytes are moved in a turn, which takes some 20 ms.
+/// Maximum bytes of objects that a round moves: 64 MiB take about 20 ms.
 const TURN_BYTES: u64 = 64 << 20;
-/// So many huge pages are asked for in a turn: 64 MiB, which takes some 20 ms as well.
+/// Maximum number of huge pages that a round asks for: 64 MiB, which also take about 20 ms.
 const TURN_HUGE_PAGES: u64 = 32;
-/// A turn has won little if it was less than one part in so many of what was lost.
+/// A round gained little if it freed less than 1/8 of the lost bytes.
 const WON_PART: u64 = 8;
-/// After such a turn there is none until so many percent of what is stored were stored anew.
+/// After such a round, wait until this share of the stored bytes was written again, in percent.
 const CHANGED_PERCENT: u64 = 5;
 
-/// The thread, and what it is told.
+/// The compaction thread and its control block.
 #[derive(Debug)]
 pub(crate) struct Compactor {
     desk: Arc<Desk>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What thread and device tell each other.
+/// State that the thread and the device share.
 #[derive(Debug)]
 struct Desk {
     orders: Mutex<Orders>,
@@ -43,14 +43,14 @@ struct Desk {
 
 #[derive(Debug)]
 struct Orders {
-    /// Percent of the stored bytes that may be lost.
+    /// Threshold: lost bytes in percent of the stored bytes.
     percent: u8,
-    /// Turns that have begun, and that are over.
+    /// Number of rounds that have begun; the next field counts those that have ended.
     begun: u64,
     over: u64,
-    /// Turns up to this one do not wait for their time.
+    /// Rounds up to this one start at once and do not wait for the interval.
     wanted: u64,
-    /// Nobody wants any more; ends a turn in its middle.
+    /// The device is closing: ends a round early.
     stopped: bool,
 }
 
@@ -58,7 +58,7 @@ impl Compactor {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has no thread.
+    /// If the system cannot create a thread.
     pub(crate) fn start(access: Access, percent: u8) -> io::Result<Compactor> {
         let orders = Orders { percent, begun: 0, over: 0, wanted: 0, stopped: false };
         let desk = Arc::new(Desk { orders: Mutex::new(orders), changed: Condvar::new() });
@@ -73,12 +73,12 @@ impl Compactor {
         self.desk.orders().percent
     }
 
-    /// Sets another threshold.
+    /// Sets the threshold.
     pub(crate) fn set_percent(&self, percent: u8) {
         self.desk.orders().percent = percent;
     }
 
-    /// Has a turn made at once, and returns when it is over.
+    /// Runs a round at once and waits until it has ended.
     pub(crate) fn turn(&self) {
         let mut orders = self.desk.orders();
         let turn = orders.begun + 1;
@@ -94,7 +94,7 @@ impl Drop for Compactor {
     fn drop(&mut self) {
         self.desk.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic in it was printed, and has left the pool as it was.
+            // A panic in the thread was already printed and has left the pool consistent.
             let _ = thread.join();
         }
     }
@@ -105,14 +105,14 @@ impl Desk {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the thread end, and nobody wait for it.
+    /// Asks the thread to end, and releases every thread that waits for a round.
     fn stop(&self) {
         let mut orders = self.orders();
         orders.stopped = true;
         self.changed.notify_all();
     }
 
-    /// Waits for the next turn, and says at which threshold; `None` if there is to be no more.
+    /// Waits for the next round and returns its threshold; `None` after a stop.
     fn next_turn(&self) -> Option<u8> {
         let waiting = |orders: &mut Orders| orders.wanted <= orders.begun && !orders.stopped;
         let waited = self.changed.wait_timeout_while(self.orders(), INTERVAL, waiting);
@@ -129,7 +129,7 @@ impl Desk {
 }
 
 fn run(desk: &Desk, mut access: Access) {
-    /// However the thread ends, nobody waits for it.
+    /// Releases the waiting threads, even if the compaction thread panics.
     struct End<'d>(&'d Desk);
     impl Drop for End<'_> {
         fn drop(&mut self) {
@@ -146,15 +146,15 @@ fn run(desk: &Desk, mut access: Access) {
     }
 }
 
-/// What is remembered from one turn to the next.
+/// State that is kept between rounds.
 #[derive(Debug, Default)]
 struct Turns {
-    /// How the pool was after a turn that has won little.
+    /// The pool's load after a round that gained little.
     in_vain: Option<Load>,
 }
 
 impl Turns {
-    /// Moves objects together if more than `percent` of the stored bytes are lost.
+    /// Compacts if more than `percent` of the stored bytes are lost.
     fn turn(&mut self, access: &mut Access, percent: u8, stop: impl FnMut() -> bool) {
         let before = access.store().pool().load();
         let is_little = before.lost_bytes() * 100 <= before.stored_bytes * u64::from(percent);
@@ -168,7 +168,7 @@ impl Turns {
         self.in_vain = (left + lost / WON_PART > lost).then_some(after);
     }
 
-    /// Whether too little was stored since a turn that has won little.
+    /// Whether too little was stored since a round that gained little.
     fn is_vain(&self, now: Load) -> bool {
         self.in_vain.is_some_and(|then| {
             (now.placed_bytes - then.placed_bytes) * 100 <= then.stored_bytes * CHANGED_PERCENT

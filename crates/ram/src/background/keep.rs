@@ -1,7 +1,8 @@
-//! Save and load: what a device holds, in a file and back.
+//! Save and load: writes the contents of a device to a snapshot file, and reads them back.
 //!
-//! A snapshot is written beside the file that it is to be, synced, and then given its name: a crash
-//! leaves the old file or the new one, whole. Blocks are stored as they are compressed.
+//! A save writes to a temporary file in the target's directory, syncs it, and renames it. After a
+//! crash the target is either the complete old file or the complete new one. Blocks are stored as
+//! they are compressed.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -23,34 +24,34 @@ use crate::pool::NoSpace;
 use crate::snapshot::{Header, MAGIC, Reader, Record, SnapshotError, Stored, Writer};
 use crate::store::New;
 
-/// Bytes that are read or written at once.
+/// Buffer size for reading and writing a snapshot, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a dictionary is trained on, at most: much more than it will be.
+/// Maximum size of the training sample in bytes: many times the size of a dictionary.
 const SAMPLE_BYTES_MAX: usize = 8 << 20;
 
-/// What was saved.
+/// The result of a save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
-    /// Blocks in the file.
+    /// Number of blocks in the file.
     pub blocks: u64,
-    /// Its length.
+    /// Length of the file in bytes.
     pub bytes: u64,
 }
 
-/// A dictionary that was trained.
+/// The result of training a dictionary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trained {
-    /// Blocks that it was trained on.
+    /// Number of blocks in the training sample.
     pub samples: u64,
-    /// Its length.
+    /// Length of the dictionary in bytes.
     pub bytes: u64,
 }
 
-/// Why blocks could not be saved.
+/// Why a save failed.
 #[derive(Debug)]
 pub enum SaveError {
-    /// The stream cannot be written.
+    /// The output stream cannot be written.
     Io(io::Error),
     /// A block cannot be read.
     Ram(RamError),
@@ -79,7 +80,7 @@ impl From<io::Error> for SaveError {
 }
 
 impl Blocks {
-    /// Saves what the blocks hold into a file, each as of the moment when it is its turn.
+    /// Saves the contents to a file. Each block is saved as of the moment when the save reaches it.
     pub(crate) fn save(
         &self,
         config: &RamConfig,
@@ -98,7 +99,7 @@ impl Blocks {
         Ok(Saved { blocks, bytes })
     }
 
-    /// Saves what the blocks hold into a stream. Says how many blocks went.
+    /// Saves the contents to a stream and returns the number of blocks written.
     pub(crate) fn save_to(&self, config: &RamConfig, out: impl Write) -> Result<u64, SaveError> {
         let mut hand = self.hand().map_err(SaveError::Ram)?;
         let codecs = std::iter::once(&config.codec).chain(&config.recompress).cloned().collect();
@@ -121,7 +122,7 @@ impl Blocks {
                     }
                     Kept::Bytes(stored, bytes) => {
                         if let Stored::Packed(_) = stored {
-                            // A file with a block that is none would be refused as a whole.
+                            // One undecodable block would make a load refuse the whole file.
                             self.form.decode(unpacker, word, bytes, plain).map_err(damaged)?;
                         }
                         writer.record(Record { block, stored, bytes })?;
@@ -134,7 +135,7 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// What a snapshot keeps of a block.
+    /// The snapshot record for a block.
     fn record<'b>(
         &self,
         word: Word,
@@ -174,7 +175,7 @@ impl Blocks {
         Ok(Trained { samples, bytes: dictionary.len() as u64 })
     }
 
-    /// A zstd dictionary trained on blocks of the device, evenly spread, and how many they were.
+    /// Trains a zstd dictionary on evenly spaced blocks. Returns it with the number of blocks used.
     pub(crate) fn dictionary(&self) -> Result<(Vec<u8>, u64), RamError> {
         let stored = |block: &u64| self.store.word(*block).kind() == Kind::Object;
         let count = (0..self.store.blocks()).filter(stored).count();
@@ -184,10 +185,11 @@ impl Blocks {
         let (mut samples, mut lengths) = (Vec::new(), Vec::new());
         for block in (0..self.store.blocks()).filter(stored).step_by(step) {
             let Hand { access, unpacker, plain, tally, .. } = &mut hand;
-            // No access by a client, which would make the block younger.
+            // `peek` does not count as an access by a client, which would reset the block's idle
+            // age.
             let read = access
                 .peek(block, |word, stored| self.form.unpack_here(unpacker, word, stored, plain));
-            // What cannot be read is no sample; who reads it will be told.
+            // Leave an unreadable block out of the sample; a client that reads it gets the error.
             if read.is_ok() {
                 samples.extend_from_slice(plain);
                 lengths.push(plain.len());
@@ -197,7 +199,7 @@ impl Blocks {
         Ok((codec::train(&samples, &lengths)?, lengths.len() as u64))
     }
 
-    /// Changes a bit of what is stored of a block: the fault that checksums are for.
+    /// Flips one bit of a block's stored bytes: an injected fault that a checksum detects.
     pub(crate) fn flip(&self, block: u64) -> Result<bool, RamError> {
         let mut hand = self.hand()?;
         let flipped = hand.access.remake(block, |word, stored, maker| {
@@ -208,18 +210,18 @@ impl Blocks {
             changed[stored.len() / 2] ^= 1;
             maker.make(New::Bytes(&changed, word)).map(Some)
         });
-        // The same bytes but one are counted as before.
+        // The object keeps its length, so the counters do not change.
         let flipped = flipped.map_err(|NoSpace| RamError::no_memory("flip", block))?;
         Ok(flipped.is_some())
     }
 
-    /// Fills blocks that were never written with those of a snapshot.
+    /// Fills never-written blocks with those of a snapshot.
     pub(crate) fn load(&self, config: &RamConfig, path: &Path) -> Result<(), RamError> {
         let name = || path.display().to_string();
         let unreadable = |source| RamError::Snapshot { path: name(), source };
         let refused =
             |what| move |source| RamError::File { field: "load", path: name(), what, source };
-        // Opening a pipe would wait for somebody who writes to it.
+        // Without O_NONBLOCK, opening a FIFO waits for a process that writes to it.
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = opened.map_err(refused("cannot be opened"))?;
         if !file.metadata().map_err(refused("cannot be read"))?.is_file() {
@@ -247,13 +249,15 @@ impl Blocks {
             let done = match stored {
                 Stored::Packed(codec) => {
                     let (codec, own) = &theirs[usize::from(codec)];
-                    // Of a block that is none somebody would hear when it is read, if ever.
+                    // Verify now: otherwise a damaged block would be noticed only when a client
+                    // reads it.
                     codec
                         .decompress_here(&mut decoder, bytes, &mut hand.plain)
                         .map_err(|_| unreadable(SnapshotError::Undecodable { block }))?;
                     match own {
-                        // One that is no shorter than a block was not made by us; it is not kept,
-                        // since with a checksum no word could say how long it is.
+                        // This crate never stores a compressed block that is not shorter than a
+                        // plain one. Store it plain: with a checksum, a word could not express its
+                        // length.
                         Some(own) if bytes.len() + self.form.tail < self.form.unit => {
                             let hints = self.hints.as_ref();
                             let like = hints.map(|hints| (hints, dedup::key(&hand.plain)));
@@ -283,7 +287,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// The number of the codec of ours that reads what theirs has written.
+    /// The index of our codec that can decompress what codec `theirs` wrote.
     fn reads(&self, config: &RamConfig, theirs: &CodecConfig) -> Option<u8> {
         let is_lz4 = |algo| matches!(algo, Algo::Lz4 | Algo::Lz4hc);
         let mut ours = std::iter::once(&config.codec).chain(&config.recompress);
@@ -293,7 +297,7 @@ impl Blocks {
         found.map(|number| number as u8)
     }
 
-    /// Stores bytes that are compressed already, unless a block like the one in the hand is there.
+    /// Stores compressed bytes, or shares an existing object that equals the block in `hand.plain`.
     fn put(
         &self,
         hand: &mut Hand,
@@ -319,7 +323,7 @@ impl Blocks {
     }
 }
 
-/// Why a snapshot is too large.
+/// The error for a snapshot that does not fit into memory.
 fn no_room(config: &RamConfig, path: String) -> RamError {
     match config.mem_limit {
         0 => RamError::no_memory("load", path),
@@ -327,7 +331,7 @@ fn no_room(config: &RamConfig, path: String) -> RamError {
     }
 }
 
-/// What a snapshot keeps of a block.
+/// What a snapshot stores for a block.
 enum Kept<'b> {
     Same([u8; 8]),
     Bytes(Stored, &'b [u8]),

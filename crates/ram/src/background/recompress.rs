@@ -1,9 +1,10 @@
-//! Recompression: blocks are compressed anew by algorithms that take longer and make them smaller.
+//! Recompression: compresses blocks again with slower algorithms that make them smaller.
 //!
-//! As zram, the algorithms of higher priority than a block's own are tried in turn until one makes
-//! it smaller by what the pool counts in. An object that several blocks refer to is recompressed
-//! for the first of them, and the others take a part in what was made, if it is equal to theirs. If
-//! some of them are not meant it is left alone: it would stay, beside what was made of it.
+//! As in zram, the algorithms of higher priority than the block's own are tried in turn until one
+//! saves at least one allocation unit of the pool. A shared object is recompressed for the first of
+//! its blocks; the other blocks then share the new object if its contents equal theirs. A shared
+//! object is skipped unless all its blocks are selected: otherwise the old object would stay in
+//! memory next to the new one.
 
 use std::collections::HashMap;
 
@@ -17,44 +18,45 @@ use crate::form::{Packer, word_of};
 use crate::pool::NoSpace;
 use crate::store::New;
 
-/// What a recompression has done.
+/// What a recompression did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recompressed {
     /// Blocks that were tried.
     pub tried: u64,
     /// Blocks that are smaller now.
     pub replaced: u64,
-    /// Bytes that they take less. An object that other blocks refer to is still there.
+    /// Bytes saved. A shared object that other blocks still refer to is not freed and does not
+    /// count.
     pub saved_bytes: u64,
     /// Blocks that were found to be incompressible.
     pub incompressible: u64,
-    /// Blocks for whose smaller form there was no memory beside the larger one.
+    /// Blocks whose smaller object found no memory while the larger one was still stored.
     pub no_memory: u64,
-    /// Blocks that share an object with others, not all of which were to be recompressed.
+    /// Blocks that were skipped because not all blocks that share their object were selected.
     pub skipped_shared: u64,
 }
 
-/// A recompression that goes on.
+/// A recompression in progress.
 struct Work<'b> {
     blocks: &'b Blocks,
     selection: &'b Selection,
     hand: Hand,
-    /// The algorithms that are tried, lowest priority first.
+    /// The algorithms to try, lowest priority first.
     packers: Vec<Packer>,
-    /// Whether these are all that there are but the device's own.
+    /// Whether `packers` has all recompression algorithms of the device.
     is_all: bool,
-    /// By the places of objects that several blocks refer to: how many of these are to be
-    /// recompressed; `None` if all are.
+    /// For each shared object, by place: how many of its blocks are selected; `None` if all blocks
+    /// are.
     meant: Option<HashMap<u64, u64>>,
-    /// By the places of such objects: a block that has a smaller one now.
+    /// For each shared object that was recompressed, by place: a block that has the new object.
     remade: HashMap<u64, u64>,
-    /// Bytes that were given back, less those that were taken.
+    /// Bytes freed minus bytes allocated.
     saved_bytes: i64,
     done: Recompressed,
 }
 
 impl Blocks {
-    /// Compresses blocks by further codecs, where that makes them smaller.
+    /// Compresses the selected blocks with further codecs where that makes them smaller.
     pub(crate) fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
         let count = self.form.codecs.len();
         if count < 2 {
@@ -100,7 +102,7 @@ impl Blocks {
             if work.recompress(block) {
                 continue;
             }
-            // At the limit there may be room, but not where it is wanted.
+            // There may be free space below the limit that is not usable here: compact first.
             let tried = work.done.tried;
             if !work.hand.access.make_room() || !work.recompress(block) {
                 work.done.no_memory += 1;
@@ -108,15 +110,16 @@ impl Blocks {
             work.done.tried = tried;
         }
         work.hand.access.reclaim();
-        // Less than none, if the others that share an object were not replaced.
+        // Negative if other blocks that share an object were not replaced.
         work.done.saved_bytes = u64::try_from(work.saved_bytes).unwrap_or(0);
         Ok(work.done)
     }
 }
 
 impl Blocks {
-    /// How many of the blocks that share each object are targets; `None` if that is all of them.
-    /// All words of an object say how long it is, and each how old it is and what was tried.
+    /// For each shared object, counts the targets that refer to it; `None` if all blocks are
+    /// targets. All words of a shared object have the same length, but each has its own age and
+    /// flags.
     fn meant(
         &self,
         selection: &Selection,
@@ -138,14 +141,14 @@ impl Blocks {
 }
 
 impl Work<'_> {
-    /// Whether there is something to try with a block of this word.
+    /// Whether some algorithm is left to try for a block with this word.
     fn tries(&self, word: Word) -> bool {
         let further = self.packers.iter().any(|packer| packer.codec() > word.codec());
         self.selection.takes(word) && !word.is_incompressible() && further
     }
 
-    /// Whether a block would be tried, but shares its object with some that are not to be
-    /// recompressed. If the object was moved meanwhile nobody knows.
+    /// Whether the block would be tried, but shares its object with blocks that are not selected.
+    /// An object that was moved meanwhile is not recognised and returns `false`.
     fn is_in_part(&mut self, block: u64) -> bool {
         let word = self.blocks.store.word(block);
         if !word.is_shared() || !self.tries(word) {
@@ -157,7 +160,7 @@ impl Work<'_> {
         sharers > left || meant.get(&word.place()).is_none_or(|meant| *meant < sharers)
     }
 
-    /// `false` if there was no memory for the smaller form.
+    /// Recompresses one block. Returns `false` if there was no memory for the smaller object.
     fn recompress(&mut self, block: u64) -> bool {
         let Work { blocks, selection, hand, packers, saved_bytes, done, .. } = self;
         let form = &blocks.form;
@@ -193,19 +196,19 @@ impl Work<'_> {
                 }
             }
             (Ok(None), Some(word)) if word.is_huge() && self.is_all => {
-                // A writer that is faster has put something else there.
+                // A client's write that came first has replaced the word; then the mark fails.
                 let mark = |word: Word| word.with_incompressible(true);
                 done.incompressible += u64::from(hand.access.mark(block, word, mark));
             }
             (Ok(None), _) => {}
             (Err(Status::NoSpc), _) => return false,
-            // A reader will be told; here there is nothing to make smaller.
+            // A client that reads the block gets the error; there is nothing to recompress here.
             (Err(_), _) => {}
         }
         true
     }
 
-    /// Has a block refer to what was made of the object that it shares with a block before.
+    /// Makes a block refer to the object that replaced the one it shares with an earlier block.
     fn share(&mut self, block: u64) -> bool {
         let word = self.blocks.store.word(block);
         let Some(&of) = self.remade.get(&word.place()).filter(|_| word.is_shared()) else {

@@ -1,42 +1,43 @@
-//! A file that has its name only when it is whole.
+//! A file that gets its final name only when it is complete.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Its owner alone reads it: it holds a disk's contents.
+/// Readable by the owner only: the file holds the contents of a disk.
 const MODE: u32 = 0o600;
-/// What a zstd dictionary begins with.
+/// The first bytes of a zstd dictionary.
 pub(super) const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 
-/// What a save may replace.
+/// Which existing files a save may replace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replace {
-    /// An empty file, or one that begins as a save of this kind does.
+    /// An empty file, or one that starts like a save of this kind.
     #[default]
     Own,
     /// Any regular file.
     Any,
 }
 
-/// A file beside the one that it is to be. It is locked while somebody writes it, so that one whose
-/// writer was killed is taken over by the next one.
+/// A temporary file in the directory of the target. The writer holds a lock on it, so that the next
+/// save can take over the file of a writer that was killed.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     path: PathBuf,
     into: PathBuf,
     has_name: bool,
-    /// Closed last, and the lock given up with it: nobody takes the name over while it is removed.
+    /// Closed last, which releases the lock: no other save can take the name over during its
+    /// removal.
     file: File,
 }
 
 impl Unfinished {
-    /// An empty file beside `into`, which begins with `magic` when it is finished.
+    /// Creates an empty temporary file for `into`. A complete file starts with `magic`.
     ///
     /// # Errors
-    /// If it cannot be made, another save writes it now, a file of its name was not left by a save,
-    /// or `into` holds something else and may not be replaced.
+    /// If the file cannot be created, another save is writing it, a file of its name was not left
+    /// by a save, or `into` holds something else and must not be replaced.
     pub(super) fn beside(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<Unfinished> {
         check_replaced(into, replace, magic)?;
         let mut name = into.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
@@ -55,8 +56,8 @@ impl Unfinished {
             if !opened.is_file() {
                 return Err(not_ours(&path, "is no regular file"));
             }
-            // Whoever had it before may have finished it since it was opened: then it has its own
-            // name by now, and is not to be touched.
+            // The previous owner of the lock may have renamed the file since this open. Then the
+            // file has its final name and must not be touched.
             let is_there = std::fs::symlink_metadata(&path)
                 .is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()));
             if is_there {
@@ -71,15 +72,15 @@ impl Unfinished {
         }
     }
 
-    /// What is written.
+    /// The temporary file to write to.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives the file its name, durably.
+    /// Syncs the file, renames it to the target, and syncs the directory.
     ///
     /// # Errors
-    /// If it cannot be made durable or renamed.
+    /// If the file or its name cannot be made durable, or the rename fails.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.path, &self.into)?;
@@ -92,8 +93,8 @@ impl Unfinished {
     }
 }
 
-/// Refuses to replace a file that no save has made. What is no regular file is never replaced: a
-/// rename would put a file in the place of a device.
+/// Refuses to replace a file that no save has made. Never replaces anything but a regular file: a
+/// rename would put a file in the place of a device node.
 fn check_replaced(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<()> {
     let refused = |what: &str| Err(io::Error::new(ErrorKind::AlreadyExists, what.to_owned()));
     match std::fs::symlink_metadata(into) {
@@ -113,8 +114,8 @@ fn check_replaced(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<()>
     }
 }
 
-/// Opens the file, or makes it. A link of that name is not followed: whoever may write to the
-/// folder could have it lead anywhere. Nor is a pipe waited for.
+/// Opens the file, or creates it. Does not follow a symbolic link: a user with write access to the
+/// directory could point it anywhere. Does not wait for the other end of a FIFO.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(MODE);
@@ -126,17 +127,17 @@ fn open(path: &Path) -> io::Result<File> {
     })
 }
 
-/// Whether a file begins as what is written here, a snapshot or a zstd dictionary, or holds zeros
-/// only: a power cut leaves those where a length was durable and what had been written was not.
+/// Whether a save left this file: it starts as a snapshot or a zstd dictionary does, or holds only
+/// zeros. A power cut leaves zeros if the file's length was durable and its data was not.
 fn was_left_by_us(file: &File) -> bool {
     let mut start = [0; 8];
-    // A writer that was killed early has left fewer.
+    // A writer that was killed early has left fewer than 8 bytes.
     let Ok(len) = file.read_at(&mut start, 0) else { return false };
     let begins = |magic: &[u8]| start[..len.min(magic.len())] == magic[..len.min(magic.len())];
     begins(&crate::snapshot::MAGIC) || begins(&DICTIONARY_MAGIC) || holds_zeros(file)
 }
 
-/// Looks no further than the first byte that is none.
+/// Whether the file has only zeros; stops at the first other byte.
 fn holds_zeros(file: &File) -> bool {
     let (mut piece, mut at) = (vec![0; 1 << 20], 0);
     loop {
@@ -158,7 +159,7 @@ fn not_ours(path: &Path, what: &str) -> io::Error {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.has_name {
-            // It is of no use; if it stays, the next one takes it over.
+            // The file is useless; if the removal fails, the next save takes the file over.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -173,7 +174,7 @@ mod tests {
         Unfinished::beside(into, Replace::Any, &crate::snapshot::MAGIC)
     }
 
-    /// `ram save r0 /etc/passwd` replaced that file.
+    /// Regression: `ram save r0 /etc/passwd` replaced that file.
     #[test]
     fn what_no_save_has_written_is_replaced_by_force_alone() {
         let folder = Folder::new("replaced");
@@ -194,7 +195,7 @@ mod tests {
         assert!(begin(&into).is_err(), "a link is not replaced");
     }
 
-    /// A folder of its own, removed in the end.
+    /// A temporary directory, removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -267,7 +268,7 @@ mod tests {
         assert!(refused.to_string().contains("disk.unfinished is being written"), "{refused}");
         drop(first);
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
-        // The next one is a file of its own, whatever becomes of the name of the first.
+        // The next save creates a new file and never touches the renamed one.
         begin(&into).unwrap().finish().unwrap();
         let second = begin(&into).unwrap();
         second.file().write_all(b"second").unwrap();

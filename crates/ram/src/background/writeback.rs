@@ -1,9 +1,9 @@
-//! Writeback: blocks go to the backing file, compressed as they are.
+//! Writeback: moves blocks to the backing file, compressed as they are.
 //!
-//! A batch of blocks is marked, copied, written and synced, and then each word is exchanged for the
-//! place in the file if its mark is still there: whoever has written the block meanwhile has taken
-//! it away. Memory is given back only for what the file has: an error that comes when the system
-//! writes its cache out would have nobody to be told to later.
+//! A batch of blocks is marked, copied, written and synced. Then each word is exchanged for the
+//! place in the file, if its mark is still set: a client that wrote the block meanwhile has cleared
+//! the mark. Memory is freed only after the sync. If the kernel's own writeback failed later, the
+//! data would be lost and no caller could be told.
 
 use std::io;
 
@@ -18,24 +18,25 @@ use crate::error::RamError;
 use crate::form::said_bytes;
 use crate::store::New;
 
-/// Bytes that are written and synced at once.
+/// Maximum bytes of a batch: written and synced together.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// What a writeback has done, and which of the blocks that it was to take it has not, and why.
+/// What a writeback did, and which selected blocks it skipped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBack {
-    /// Blocks that are on the backing file now and were not before.
+    /// Blocks that this writeback moved to the backing file.
     pub blocks: u64,
-    /// Bytes that they take there, and no longer in memory, unless other blocks share them.
+    /// Bytes that these blocks take in the file. Their memory is freed unless other blocks share
+    /// it.
     pub bytes: u64,
-    /// Blocks that somebody was writing.
+    /// Blocks that a client was writing.
     pub skipped_written: u64,
-    /// Blocks that were used since they were chosen, and are no longer idle, or not what was asked
-    /// for any more.
+    /// Blocks that a client accessed after the selection, so that they are no longer idle or no
+    /// longer match it.
     pub skipped_used: u64,
-    /// Blocks longer than what was left of the limit.
+    /// Blocks longer than the rest of the limit.
     pub skipped_limit: u64,
-    /// Blocks for which there is no place in the file: it has 2^40 bytes at most.
+    /// Blocks for which the file has no free place: it has 2^40 bytes at most.
     pub skipped_no_place: u64,
 }
 
@@ -59,24 +60,24 @@ impl WrittenBack {
     }
 }
 
-/// Blocks on their way to the file.
+/// Blocks that are being written to the file.
 #[derive(Default)]
 struct Batch {
     blocks: Vec<Copied>,
     bytes: Vec<u8>,
 }
 
-/// One of them.
+/// A block of a batch.
 struct Copied {
     block: u64,
     place: u64,
-    /// Where its bytes begin in the batch, and how many they are.
+    /// Offset and length of the block's bytes in the batch.
     at: usize,
     len: usize,
 }
 
 impl Blocks {
-    /// Writes blocks back until all that are selected are, or `limit_bytes` have been written.
+    /// Writes back the selected blocks until none is left or `limit_bytes` have been written.
     pub(crate) fn write_back(
         &self,
         selection: &Selection,
@@ -99,7 +100,7 @@ impl Blocks {
             match self.copy(&mut hand, block, selection, left, &mut room, &mut batch) {
                 Ok(len) => {
                     planned += 1;
-                    // Whatever becomes of the block, the file is worn by so much.
+                    // The write wears the medium even if the block is not moved in the end.
                     left = left.saturating_sub(len as u64);
                 }
                 Err(why) => done.skip(why),
@@ -110,19 +111,19 @@ impl Blocks {
         Ok(done)
     }
 
-    /// Room in the file beside all that a word refers to, or a reader has pinned.
+    /// The free space of the file: not referred to by a word, nor pinned by a reader.
     fn room(&self) -> Places {
         let words = (0..self.store.blocks()).map(|block| self.store.word(block));
         let taken = words.filter(|word| word.kind() == Kind::Backing);
         let room = Room::beside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
-        // After the words: whoever reads a place that is in no word has pinned it before.
+        // Ordering: scan the pins after the words. A reader pins a place before it leaves its word.
         let mut pinned = Pinned::default();
         self.store.pool().pins().look(&mut pinned);
         Places { room, pinned, longest: self.form.stored_bytes_max() }
     }
 
-    /// Marks a block and copies it into the batch, unless it is no longer selected or too long, and
-    /// says how long it is.
+    /// Marks a block and copies it into the batch, unless it is no longer selected or too long.
+    /// Returns its length.
     fn copy(
         &self,
         hand: &mut Hand,
@@ -163,13 +164,14 @@ impl Blocks {
         Ok(len)
     }
 
-    /// Who has changed a block's word: a reader changes its age alone.
+    /// Why a block's word changed: a reader changes only its age.
     fn overtaken_by(&self, block: u64, was: Word) -> Skip {
         let read = self.store.word(block).with_age(was.age()) == was;
         if read { Skip::Used } else { Skip::Written }
     }
 
-    /// Writes the batch and shows it. If the file does not get it, all of it stays in memory.
+    /// Writes the batch and then exchanges the words. If the write or sync fails, all blocks stay
+    /// in memory.
     fn commit(
         &self,
         backing: &Backing,
@@ -202,7 +204,7 @@ impl Blocks {
                 done.blocks += 1;
                 done.bytes += len as u64;
             } else {
-                // It stays for the next time.
+                // The block stays in memory until the next writeback.
                 let is_ours = was.is_under_writeback() && was.kind() == Kind::Object;
                 done.skip(if is_ours { self.overtaken_by(block, was) } else { Skip::Written });
                 self.unmark(hand, block);
@@ -212,8 +214,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Takes the mark away, unless a writer has. Who writes a part of the block is waited for, and
-    /// takes it away himself if he does not fail.
+    /// Clears the writeback mark, unless a write has cleared it. If a client is writing a part of
+    /// the block, this waits for that write, which also clears the mark if it succeeds.
     fn unmark(&self, hand: &mut Hand, block: u64) {
         loop {
             let word = self.store.settled_word(block);
@@ -226,7 +228,7 @@ impl Blocks {
 }
 
 impl Batch {
-    /// Writes what lies side by side in the file at once, and waits until the file has all of it.
+    /// Writes each contiguous run of the file with one write, then syncs the file.
     fn write(&self, backing: &Backing) -> io::Result<()> {
         let mut run: Vec<u8> = Vec::with_capacity(self.bytes.len());
         let mut start = 0;
@@ -253,7 +255,7 @@ impl Batch {
     }
 }
 
-/// Room in the file that no reader looks at.
+/// Free space of the file that no reader has pinned.
 struct Places {
     room: Room,
     pinned: Pinned,
@@ -264,7 +266,7 @@ impl Places {
     fn take(&mut self, len: usize) -> Option<u64> {
         loop {
             let place = self.room.take(len)?;
-            // A pin says where something begins and not where it ends.
+            // A pin has the start of a stored block, not its end.
             let before = (self.longest as u64).div_ceil(PLACE_BYTES);
             let starts = place.saturating_sub(before)..place + (len as u64).div_ceil(PLACE_BYTES);
             let mut starts = starts.map(|start| Word::backing(start, 1));
@@ -285,7 +287,7 @@ mod tests {
 
     const BLOCK: usize = 4096;
 
-    /// Blocks with a backing file, of which the first 16 hold noise and are a turn old.
+    /// Test fixture: blocks with a backing file. The first 16 blocks hold noise and have age 1.
     struct Bench {
         blocks: Blocks,
         hand: Hand,
@@ -311,7 +313,8 @@ mod tests {
             assert!(self.blocks.write(&mut self.hand, block).is_ok());
         }
 
-        /// Writes back two blocks, between whose copy and whose end `meanwhile` happens.
+        /// Writes back two blocks; `meanwhile` runs after their copy and before the exchange of
+        /// their words.
         fn write_back(&mut self, meanwhile: impl FnOnce(&mut Bench)) -> WrittenBack {
             let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
             let mut room = self.blocks.room();
@@ -364,7 +367,7 @@ mod tests {
             (0..2).for_each(|block| blocks.discard(hand, block));
         });
         assert_eq!(done, WrittenBack { skipped_written: 2, ..none });
-        // One that is read is still what was copied.
+        // A block that was read still has the contents that were copied.
         let mut bench = Bench::new("read");
         let done = bench.write_back(|bench| {
             assert_eq!(bench.blocks.read_here(&mut bench.hand, 1).map(<[u8]>::len), Ok(BLOCK));
@@ -385,7 +388,7 @@ mod tests {
             let copied = bench.copy(block, &IDLE, left, &mut room, &mut batch);
             assert_eq!(copied, Err(why), "block {block}");
         }
-        // A file that has no place left: its last one is taken.
+        // A file with no free place: even the last place is taken.
         room.room = Room::beside(std::iter::once((256, 1 << 40)));
         let copied = bench.copy(6, &IDLE, u64::MAX, &mut room, &mut batch);
         assert_eq!(copied, Err(Skip::NoPlace));
@@ -399,8 +402,8 @@ mod tests {
         assert_eq!((counts, done.skipped_no_place), ([1, 2, 1], 1));
     }
 
-    /// A reader has a block's place in the file pinned, and reads it slowly. Meanwhile the block is
-    /// written, so that no word has the place any more, and others are written back.
+    /// A slow reader has pinned a block's place in the file. Meanwhile the block is written, so
+    /// that no word refers to the place, and other blocks are written back.
     #[test]
     fn a_place_is_not_used_again_while_somebody_reads_it() {
         let mut bench = Bench::new("place");
@@ -417,7 +420,7 @@ mod tests {
                 assert!(word.kind() != Kind::Backing || word.place() != taken, "block {block}");
             }
         });
-        // Then it is.
+        // After the reader has finished, the place is used again.
         assert!(bench.blocks.write_back(&Selection::default(), u64::MAX).unwrap().blocks > 4);
         let again = (0..16).map(|block| bench.blocks.store.word(block));
         let mut again = again.filter(|word| word.kind() == Kind::Backing);

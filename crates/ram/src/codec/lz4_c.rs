@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::Damaged;
 
-// Links the library, whose functions for callers with a state of their own it does not declare.
+// Links the library. It does not declare the functions for callers that bring their own state.
 use lz4_sys as _;
 
 unsafe extern "C" {
@@ -35,7 +35,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Memory for a compressor, aligned as the library wants it.
+/// Memory for a compressor, with the alignment that the library requires.
 type State = Box<[u64]>;
 
 fn state(len_bytes: c_int) -> State {
@@ -46,7 +46,7 @@ fn len(slice: &[u8]) -> c_int {
     c_int::try_from(slice.len()).expect("blocks are 64 KiB at most")
 }
 
-/// The length that the library answers, if it is one.
+/// Converts the library's return value to a length; 0 or less is an error.
 fn packed(answer: c_int) -> Option<usize> {
     usize::try_from(answer).ok().filter(|len| *len > 0)
 }
@@ -57,7 +57,7 @@ pub(super) struct Fast(State);
 
 impl Fast {
     pub(super) fn new() -> Fast {
-        // SAFETY: it takes nothing and answers a size.
+        // SAFETY: the function takes no argument and returns a size.
         Fast(state(unsafe { LZ4_sizeofState() }))
     }
 
@@ -70,10 +70,10 @@ impl Fast {
         acceleration: i32,
     ) -> Option<usize> {
         let room = len_max.min(into.len()) as c_int;
-        // SAFETY: the state has the size and the alignment that the library asks for and is ours
-        // alone; it reads `block`, which nobody changes meanwhile (the library comes back to bytes
-        // and trusts that they are what they were), and writes at most `room` bytes, which `into`
-        // has.
+        // SAFETY: the state has the size and alignment that the library requires, and only this
+        // function uses it. The library reads `block`, which no thread changes during the call: it
+        // reads some bytes again and relies on finding the same values. It writes at most `room`
+        // bytes, which `into` has.
         packed(unsafe {
             LZ4_compress_fast_extState(
                 self.0.as_mut_ptr().cast(),
@@ -87,13 +87,13 @@ impl Fast {
     }
 }
 
-/// The compressor that takes its time.
+/// The slow compressor with the higher compression ratio.
 #[derive(Debug)]
 pub(super) struct High(State);
 
 impl High {
     pub(super) fn new() -> High {
-        // SAFETY: it takes nothing and answers a size.
+        // SAFETY: the function takes no argument and returns a size.
         High(state(unsafe { LZ4_sizeofStateHC() }))
     }
 
@@ -119,20 +119,20 @@ impl High {
     }
 }
 
-/// Makes exactly `len_bytes` of `packed`.
+/// Decompresses `packed` to exactly `len_bytes`.
 ///
 /// # Safety
-/// `into` must be valid for reads and writes of `len_bytes`. Others may touch these bytes
-/// meanwhile, as they may a buffer under I/O: the library copies within them and decides nothing by
-/// what it finds there.
+/// `into` must be valid for reads and writes of `len_bytes`. Other threads or processes may access
+/// these bytes concurrently, as they may a buffer under I/O: the library copies within them, and
+/// their values do not affect its control flow.
 #[inline]
 pub(super) unsafe fn decompress(
     packed: &[u8],
     into: *mut u8,
     len_bytes: usize,
 ) -> Result<(), Damaged> {
-    // SAFETY: the library reads `packed`, however damaged, within its length, and writes within
-    // `len_bytes`, by this function's own contract.
+    // SAFETY: the library reads `packed` within its length, even if it is damaged. It writes within
+    // `len_bytes`, which is valid by this function's own contract.
     let answer = unsafe {
         LZ4_decompress_safe(
             packed.as_ptr().cast(),

@@ -1,4 +1,4 @@
-//! LZ4 in Rust, for a build without codecs in C. It writes and reads the same bytes.
+//! LZ4 in Rust, for a build without C codecs. It writes and reads the same format.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -7,7 +7,7 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 
 use super::Damaged;
 
-/// The fast compressor. It has no acceleration: the level is C's.
+/// The fast compressor. It has no acceleration: only the C library implements levels.
 pub(super) struct Fast(Box<CompressTable>);
 
 impl fmt::Debug for Fast {
@@ -34,7 +34,7 @@ impl Fast {
     }
 }
 
-/// A block of memory of its own: what others may touch cannot be a Rust slice.
+/// Decompressor with a private block buffer: memory that others may access cannot be a Rust slice.
 #[derive(Debug)]
 pub(super) struct Unpacker(Box<[u8]>);
 
@@ -43,7 +43,7 @@ impl Unpacker {
         Unpacker(vec![0; unit].into_boxed_slice())
     }
 
-    /// Makes exactly `len_bytes` of `packed`.
+    /// Decompresses `packed` to exactly `len_bytes`.
     ///
     /// # Safety
     /// `into` must be valid for writes of `len_bytes`.
@@ -58,7 +58,8 @@ impl Unpacker {
         if decompress_into(packed, block).map_err(|_| Damaged)? != len_bytes {
             return Err(Damaged);
         }
-        // SAFETY: the caller's contract; the block is ours and apart from it.
+        // SAFETY: `into` is valid by the caller's contract, and the private block does not overlap
+        // it.
         unsafe { into.copy_from_nonoverlapping(block.as_ptr(), len_bytes) };
         Ok(())
     }

@@ -9,15 +9,15 @@ use zstd_safe::{CCtx, CParameter, DCtx, DDict, WriteBuf};
 use super::{Codec, Damaged};
 use crate::error::RamError;
 
-/// A dictionary as both ways want it. Who decompresses shares what is made of it; a compressor
-/// makes its own, because that depends on the size of its blocks.
+/// A dictionary for both directions. All decompressors share one digested form. Each compressor
+/// digests the dictionary itself, because the result depends on the block size.
 pub(super) struct Dictionary {
     bytes: Arc<[u8]>,
     back: DDict<'static>,
 }
 
 impl Dictionary {
-    /// `field` is what an error blames.
+    /// Digests a dictionary. `field` is the parameter that an error names.
     pub(super) fn new(bytes: &Arc<[u8]>, field: &'static str) -> Result<Dictionary, RamError> {
         let refused = || RamError::invalid(field, format!("{} bytes", bytes.len()), WANTED);
         if bytes.len() < 8 {
@@ -28,7 +28,7 @@ impl Dictionary {
     }
 }
 
-/// What a dictionary has to be.
+/// What an error says is expected of a dictionary.
 const WANTED: &str = "a dictionary of `zstd --train`, or at least 8 bytes that blocks begin with";
 
 impl fmt::Debug for Dictionary {
@@ -37,21 +37,21 @@ impl fmt::Debug for Dictionary {
     }
 }
 
-/// A dictionary of so many bytes at most; `None` if the samples will not do.
+/// Trains a dictionary of at most `len_max` bytes; `None` if the samples are unsuitable.
 pub(super) fn train(samples: &[u8], lengths: &[usize], len_max: usize) -> Option<Vec<u8>> {
     let mut dictionary = Vec::with_capacity(len_max);
     zstd_safe::train_from_buffer(&mut dictionary, samples, lengths).ok()?;
     Some(dictionary)
 }
 
-/// Memory of others that is only written to, and never referred to as a slice.
+/// Memory that others may access: only written, never borrowed as a slice.
 struct Raw {
     at: *mut u8,
     len_bytes: usize,
 }
 
-// SAFETY: `as_mut_ptr` is valid for writes of `capacity` bytes by the contract of whoever makes a
-// `Raw`, and no part of it is claimed to be filled, so no reference to it is ever made.
+// SAFETY: the creator of a `Raw` guarantees that `as_mut_ptr` is valid for writes of `capacity`
+// bytes. `as_slice` reports no initialised bytes, so zstd never makes a reference to this memory.
 unsafe impl WriteBuf for Raw {
     fn as_slice(&self) -> &[u8] {
         &[]
@@ -68,7 +68,7 @@ unsafe impl WriteBuf for Raw {
     unsafe fn filled_until(&mut self, _: usize) {}
 }
 
-/// A context that compresses, with its parameters set.
+/// A compression context with its parameters set.
 pub(super) struct Compressor(CCtx<'static>);
 
 impl Compressor {
@@ -77,7 +77,7 @@ impl Compressor {
         let mut context = CCtx::try_create().ok_or_else(no_memory)?;
         let wrong = |code| RamError::invalid("level", codec.level, zstd_safe::get_error_name(code));
         context.set_parameter(CParameter::CompressionLevel(codec.level)).map_err(wrong)?;
-        // Four bytes an object that nobody reads: a device has one dictionary.
+        // Save 4 bytes per object: a device has one dictionary, so its ID is never read.
         context.set_parameter(CParameter::DictIdFlag(false)).map_err(wrong)?;
         if let Some(dictionary) = &codec.dictionary {
             context.load_dictionary(&dictionary.bytes).map_err(wrong)?;
@@ -91,7 +91,7 @@ impl Compressor {
         into: &mut [u8],
         len_max: usize,
     ) -> Option<usize> {
-        // An error is a lack of room: nothing else can happen to a context with its memory.
+        // The only possible error is a lack of output space: the context has all its memory.
         let room = len_max.min(into.len());
         self.0.compress2(&mut into[..room], block).ok()
     }
@@ -103,7 +103,7 @@ impl fmt::Debug for Compressor {
     }
 }
 
-/// A context that decompresses.
+/// A decompression context.
 pub(super) struct Decompressor(DCtx<'static>);
 
 impl Decompressor {
@@ -111,12 +111,12 @@ impl Decompressor {
         DCtx::try_create().map(Decompressor).ok_or_else(|| RamError::no_memory("algo", "zstd"))
     }
 
-    /// Makes exactly `len_bytes` of `packed`.
+    /// Decompresses `packed` to exactly `len_bytes`.
     ///
     /// # Safety
-    /// `into` must be valid for reads and writes of `len_bytes`. Others may touch these bytes
-    /// meanwhile, as they may a buffer under I/O: the library copies literals and matches within
-    /// them and decides nothing by what it finds there.
+    /// `into` must be valid for reads and writes of `len_bytes`. Other threads or processes may
+    /// access these bytes concurrently, as they may a buffer under I/O: the library copies literals
+    /// and matches within them, and their values do not affect its control flow.
     pub(super) unsafe fn decompress(
         &mut self,
         dictionary: Option<&Dictionary>,
