@@ -1,13 +1,14 @@
-//! The committer: takes what waits, writes it as one group, makes it durable if anybody wants that,
-//! and tells everybody.
+//! The committer: the thread that takes all waiting records, writes them as one group of the log,
+//! makes it durable if a record asks for that, and answers the records.
 //!
-//! It does not wait for more to come: what comes while a group is on its way is the next one. It is
-//! the only one that writes to the log and that changes the trees of maps.
+//! It does not wait for more records: those that arrive while a group is in flight form the next
+//! group. Only the committer writes to the log and changes the trees of the maps.
 //!
-//! A group is on its way from when it is begun until it has *landed*: it is durable then if it is
-//! to be, its blocks are in the maps, and everybody is told. Groups land in the order of the log.
-//! Others are begun behind a long one, where they fill the disk's time. Behind a short one the next
-//! is begun when that one is written, before anybody is told: the disk has to do meanwhile.
+//! A group is in flight from the start of its write until it *lands*: then it is written, and
+//! durable if a record asked for that, its blocks are in the maps, and its records are answered.
+//! Groups land in log order. After a long group, more groups are started while it is in flight, to
+//! keep the disk busy. After a short one, the next group starts when the first is written, before
+//! its records are answered, so that the disk has work meanwhile.
 
 mod count;
 mod flight;
@@ -45,111 +46,115 @@ use idle::QUIET;
 use publish::Names;
 use search::{Room, Search};
 
-/// Longest group, unless a single write is longer. One large write is as fast as several, and where
-/// the disk is slow to answer it is faster.
+/// Longest group in bytes, unless a single write is longer. One large write is as fast as several,
+/// and faster on a disk with high latency.
 const GROUP_BYTES_MAX: u32 = 4 << 20;
 
-/// Groups that a segment holds at least, unless a single write is longer: every head in it names
-/// the segment that the log goes on in, and one of them may rot.
+/// Least number of groups in a segment, unless a single write is longer. Each header in a segment
+/// names the segment in which the log continues, and one header may rot.
 const SEGMENT_GROUPS: u32 = 2;
 
-/// Most records in a group: the kernel takes 1024 parts in a call.
+/// Most records in a group: the kernel takes at most 1024 parts in a call.
 const RECORDS_MAX: usize = 1000;
 
-/// Changed pages of maps that are not worth a checkpoint, in bytes.
+/// Changed map pages, in bytes, below which a checkpoint is not worthwhile.
 const DIRTY_BYTES_MIN: u64 = 256 << 10;
 
-/// When what nobody has asked to be durable is made so, and how often is looked whether the pool is
-/// still there.
+/// How long a write that no client asked to be durable may stay unsynced, and how often the
+/// committer checks that the pool still exists.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// The space of free segments is given back that were free at each of so many looks.
+/// Segments that were free at each of this number of checks, one every [`SETTLE`], give their space
+/// back.
 const LOOKS: u32 = 60;
 
-/// Most segments whose space is given back at once.
+/// Most segments that give their space back together.
 const GIVEN_MAX: usize = 32;
 
-/// In an idle pool blocks are counted again if one in so many of the bytes that are used, or a
-/// segment, may not be live any more.
+/// An idle pool starts a liveness scan if its unknown bytes exceed 1 / `UNKNOWN_PART` of its used
+/// bytes, or a segment.
 const UNKNOWN_PART: u64 = 32;
 
-/// Longest sleep of one for whom space is looked for beside.
+/// Longest sleep of the committer while records wait for space or for a scan.
 const SEARCH_LOOK: Duration = Duration::from_millis(2);
 
-/// How often space is looked for where there is none, by a checkpoint and cleaning each time.
+/// Most checkpoints with cleaning in one search for space.
 const ROOM_TRIES: usize = 64;
 
-/// So many groups are refused without looking for space again, after it was in vain.
+/// After a failed search for space, refuse this number of groups without searching again.
 const VAIN_MAX: u32 = 16;
 
-/// A checkpoint that has come to nothing is tried again behind such a part of the log that there is
-/// between two.
+/// After a failed checkpoint, wait for 1 / `TRY_PART` of the usual log between checkpoints before
+/// trying again.
 const TRY_PART: u64 = 8;
 
-/// What a turn has come to.
+/// What a turn did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// There was something to do.
+    /// It did some work.
     Worked,
-    /// There was nothing.
+    /// There was nothing to do.
     Idle,
-    /// The pool is closed.
+    /// The pool was closed.
     Stopped,
 }
 
-/// See the module.
+/// The committer of a pool: its queues, the groups in flight, and the end of the log.
 pub struct Committer<D: Directory> {
     pool: Arc<Pool<D>>,
-    /// By which groups of this pool are told from those of another.
+    /// Distinguishes the groups of this pool from those of another.
     mark: u64,
     mail: Owner<Record>,
-    /// Taken out, and too much for the last group.
+    /// Records taken out of the mailbox that did not go into the last group.
     held: VecDeque<Record>,
-    /// So many of the next ones have a group each.
+    /// Number of next records that get a group each.
     singly: usize,
     group: Group,
-    /// Made by the thread that runs the committer, which alone uses it.
+    /// Made by the thread that runs the committer; only that thread uses it.
     lane: Option<Chosen<D::File, D::Lane>>,
-    /// The oldest first.
+    /// Groups in flight, oldest first.
     flights: VecDeque<Flight>,
-    /// To be used again.
+    /// Empty groups and parcels, kept for reuse.
     groups: Vec<Group>,
     parcels: Vec<Parcel>,
     log: LogEnd,
-    /// Segments with groups that have landed and are not durable.
+    /// Segments with groups that have landed but are not durable.
     unsynced: BTreeSet<u32>,
     unsynced_bytes: u64,
-    /// The last group when it was recorded that all groups are durable.
+    /// The last group when the log last stated that all groups are durable.
     recorded: u64,
     /// Bytes of log since the last checkpoint began.
     since_checkpoint: u64,
-    /// The same when that began.
+    /// The value of `since_checkpoint` when the last checkpoint began.
     frozen_bytes: u64,
-    /// The last one has come to nothing: the next one begins behind so many bytes.
+    /// After a failed checkpoint, the value of `since_checkpoint` from which the next one may
+    /// begin.
     next_try: u64,
     checkpoint: Option<Thread>,
-    /// How many of them there were when cleaning behind it began.
+    /// The value of `since_checkpoint` when cleaning after the current checkpoint began.
     cleaning_since: Option<u64>,
-    /// What writes have had of what cleaning wins, in bytes.
+    /// Bytes that writes have used of those that cleaning freed for them.
     spent: u64,
-    /// So many times more nobody looks for space: there was none.
+    /// Number of further groups that are refused without a search, because the last search failed.
     in_vain: u32,
     search: Search,
-    /// Changes of the catalogue for which blocks are counted again, and how often that was begun.
+    /// Changes of the catalogue that wait for a liveness scan, and how often one was begun for
+    /// them.
     uncounted: VecDeque<Record>,
     count_tries: u32,
     head_bytes_max: usize,
-    /// Volumes of which a write was answered and then found no space: their next flush says so.
+    /// Volumes with a write that was answered and then found no space: their next flush returns the
+    /// error.
     lost: BTreeSet<u32>,
-    /// Who is to be woken.
+    /// Mailboxes whose owners are to be woken.
     names: Names,
-    /// The pool is being closed: nothing comes any more.
+    /// The pool is being closed: no further records are accepted.
     stopping: bool,
-    /// The last group at the last look, and that at which an idle pool had blocks counted again.
+    /// The last group at the last check, and the last group when an idle pool started a scan.
     seen: u64,
     counted_at: Option<u64>,
-    /// The least number of segments that were free at the looks since space was given back, and how
-    /// many looks that is.
+    /// The least number of free segments at the checks since space was last given back, and the
+    /// number of these checks.
     least_free: usize,
     looks: u32,
 }
@@ -172,9 +177,10 @@ impl<D: Directory> Committer<D> {
             log,
             unsynced: BTreeSet::new(),
             unsynced_bytes: 0,
-            // Opening the pool has written it to both superblocks.
+            // Opening the pool wrote this number to both superblock slots.
             recorded: log.last(),
-            // A pool that is killed again and again makes checkpoints too.
+            // Count the log that was found, so that a pool that is killed repeatedly still makes
+            // checkpoints.
             since_checkpoint: log.found_bytes,
             frozen_bytes: 0,
             next_try: 0,
@@ -198,7 +204,7 @@ impl<D: Directory> Committer<D> {
     /// Runs until the pool is closed.
     pub fn run(&mut self) {
         self.lane();
-        // When the oldest group came that is not durable, as far as that was seen.
+        // The time at which the oldest group that is not durable was first seen.
         let mut loose: Option<Instant> = None;
         let mut looked = Instant::now();
         loop {
@@ -209,7 +215,7 @@ impl<D: Directory> Committer<D> {
             match self.turn() {
                 Turn::Worked => self.settle_late(&mut loose),
                 Turn::Stopped => return,
-                // Whoever stopped it has panicked.
+                // The thread that stopped the pool has panicked.
                 Turn::Idle if self.stopping => return,
                 Turn::Idle => {
                     let bell = self.mail.mailbox().bell();
@@ -236,7 +242,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Makes durable what nobody has asked to be if that has waited for long, since `loose`.
+    /// Syncs groups that no client asked to be durable, if they have waited too long since `loose`.
     fn settle_late(&mut self, loose: &mut Option<Instant>) {
         if self.unsynced.is_empty() {
             *loose = None;
@@ -246,9 +252,9 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Notices that the pool was removed: nothing more is said to be durable then. And how much its
-    /// file system has left, of which others have their part. What the pool does not need it gives
-    /// back to them.
+    /// Checks that the pool still exists, so that a removed pool does not acknowledge writes as
+    /// durable. Checks how much space its file system has left, which other programs use too. Gives
+    /// surplus space back to the file system.
     fn look(&mut self) {
         self.pool.segments().look_outside();
         self.pool.look();
@@ -273,9 +279,8 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Has blocks counted again where much may not count any more, as after a snapshot was
-    /// destroyed, and nothing else is to be done: what is said to be free is free then. Once, until
-    /// something is written.
+    /// Starts a liveness scan if the pool is idle and many bytes may not be live any more, as after
+    /// `destroy`, so that the reported free space becomes exact. Once only, until the next write.
     fn count_if_idle(&mut self, is_idle: bool) {
         let segments = self.pool.segments();
         let unknown = segments.unknown_bytes();
@@ -290,7 +295,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Makes durable what nobody has asked to be.
+    /// Syncs all groups, including those that no client asked to be durable.
     pub fn settle(&mut self) {
         self.land_all();
         if !self.pool.is_poisoned() {
@@ -298,7 +303,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Writes one group, or waits for one.
+    /// Writes one group, or waits for a group in flight.
     pub fn turn(&mut self) -> Turn {
         self.end_search();
         self.count_for_them();
@@ -329,7 +334,7 @@ impl<D: Directory> Committer<D> {
         self.carry_out()
     }
 
-    /// Carries the group out.
+    /// Finds space for the group and commits it.
     fn carry_out(&mut self) -> Turn {
         let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
         match self.finds_room() {
@@ -341,7 +346,7 @@ impl<D: Directory> Committer<D> {
             Room::Later => return Turn::Worked,
         }
         match self.commit() {
-            // Told when it has landed.
+            // Its records are answered when it lands.
             None if !wants_checkpoint => {
                 if !self.may_overlap() && !self.may_relay() {
                     self.land();
@@ -362,7 +367,7 @@ impl<D: Directory> Committer<D> {
         Turn::Worked
     }
 
-    /// Takes records out of the mailbox, as many as fit.
+    /// Takes records out of the mailbox until the group is full.
     fn gather(&mut self) {
         let align = self.pool.align();
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes() / SEGMENT_GROUPS);
@@ -391,11 +396,11 @@ impl<D: Directory> Committer<D> {
                 && head as usize <= self.head_bytes_max
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
             let follows = match record.body {
-                // Writes go on beside it: a snapshot is a record as theirs are.
+                // A snapshot is a record, like the writes, which therefore need not stop for it.
                 Body::Catalogue(_) => !group.changes_catalogue && !changes_under_way,
                 _ => alone || may_follow(&record),
             };
-            // A move is alone: it does not look for space.
+            // A move has a group of its own, because it must not trigger a search for space.
             let fits = fits && !matches!(record.body, Body::Move(_));
             if (!fits && !group.records.is_empty()) || !follows {
                 self.held.push_front(record);
@@ -406,7 +411,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Begins to write the group; answers how it has ended if it is not on its way then.
+    /// Begins to write the group. Returns the group's status, or `None` if it is in flight now.
     fn commit(&mut self) -> Option<Status> {
         if self.pool.is_poisoned() {
             self.land_all();
@@ -414,14 +419,14 @@ impl<D: Directory> Committer<D> {
         }
         if self.group.descriptors.is_empty() {
             self.land_all();
-            // A flush is answered by what it has synced, also where what is beside it is refused.
+            // A flush is answered by its sync, even if another record of its group is refused.
             if (self.group.durable && !self.sync()) || self.pool.is_poisoned() {
                 return Some(Status::IoErr);
             }
             if !self.keeps_enough() {
                 return Some(Status::NoSpc);
             }
-            // Pages that are to be written again are in no group.
+            // A record that only gives pages up writes no group.
             publish::group(&self.pool, &self.group, 0);
             return Some(Status::Ok);
         }
@@ -429,7 +434,7 @@ impl<D: Directory> Committer<D> {
             Ok(()) => None,
             Err(status) => {
                 self.land_all();
-                // Others who only wait for what was before must not suffer from it.
+                // Records that only wait for earlier writes must not fail because of this one.
                 let synced = !self.group.durable || self.sync();
                 self.unpublish();
                 Some(if synced { status } else { Status::IoErr })
@@ -448,8 +453,8 @@ impl<D: Directory> Committer<D> {
         self.append()
     }
 
-    /// Makes every group durable that was written; says whether they are. It is never tried again.
-    /// None is on its way.
+    /// Syncs all written groups and returns whether they are durable. A failed sync is never
+    /// retried. No group may be in flight.
     fn sync(&mut self) -> bool {
         debug_assert!(self.flights.is_empty(), "what is on its way would not be durable");
         if !self.sync_segments() {
@@ -459,25 +464,25 @@ impl<D: Directory> Committer<D> {
         true
     }
 
-    /// Tells everybody in the group how it has ended, and makes it empty.
+    /// Answers all records of the group and empties it.
     fn answer(&mut self, status: Status) {
         publish::answer(&self.pool, &mut self.group, status, &mut self.lost, &mut self.names);
         self.wake();
         self.group.clear();
     }
 
-    /// Wakes those who were told something.
+    /// Wakes the owners of records that were answered.
     fn wake(&mut self) {
         self.names.drain(..).for_each(|name| _ = name.bell().ring());
     }
 
-    /// Begins a checkpoint if it is time for one, and says whether space is short. One that is to
-    /// be made at once is waited for; answers whether it is there.
+    /// Begins a checkpoint if one is due, and updates whether space is low. With `at_once` the
+    /// checkpoint is made on this thread. Returns whether it is durable.
     fn look_after(&mut self, at_once: bool) -> bool {
         if self.checkpoint.as_ref().is_some_and(Thread::is_ended) {
             self.join();
         }
-        // Pages that are only in memory are bounded, too.
+        // Changed pages are only in memory, so their number is bounded too.
         let dirty_max = self.dirty_max();
         let is_cleaned = self.checkpoint.is_some() && self.pool.is_cleaning();
         let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
@@ -491,7 +496,7 @@ impl<D: Directory> Committer<D> {
             self.join();
             return self.checkpoint_now(Cleaning::Nothing);
         }
-        // While its pages are written it is needed as it is.
+        // While the checkpoint's pages are being written, the checkpoint must complete.
         if self.cleaning_since.is_none() && is_cleaned {
             self.cleaning_since = Some(self.since_checkpoint);
         }
@@ -500,15 +505,15 @@ impl<D: Directory> Committer<D> {
         if much && self.checkpoint.is_none() {
             self.checkpoint_beside();
         } else if overdue && !self.pool.is_hurried() && self.pool.recount() != Recount::Again {
-            // Cleaning behind the last one has had its time. Counting that had been broken off
-            // before goes on to its end.
+            // Cleaning after the last checkpoint had its time. A scan that was interrupted before
+            // may complete.
             self.pool.set_hurried(true);
         } else if is_cleaned && clean::is_scarce(&self.pool) {
             self.pool.pace().ask();
         }
         self.pool.prepare(0);
-        // What is answered early is in memory, and has to find a place in files that exist. None
-        // that could be made counts: the file system may be full.
+        // Writes that are answered early are only in memory, and must find space in existing files.
+        // Segments that could still be made do not count, because the file system may be full.
         let free = self.pool.segments().free_for(Want::Write);
         let next = usize::from(self.log.place.next != SEGMENT_NONE);
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
@@ -530,7 +535,7 @@ impl<D: Directory> Committer<D> {
         let maps = maps.map(|live| {
             let (family, last, owned) = (live.family, live.map.copied(), live.owned());
             let copied = Copied { family, last, owned };
-            // Nobody writes to a snapshot.
+            // A snapshot's map does not change.
             let map = match live.traits.is_snapshot {
                 true => live.map.whole(),
                 false => Arc::new(live.map.freeze()),
@@ -543,10 +548,9 @@ impl<D: Directory> Committer<D> {
         Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
     }
 
-    /// A checkpoint that this thread waits for, and cleaning behind it. It says whether
-    /// the checkpoint is durable.
+    /// Makes a checkpoint on this thread, then cleans. Returns whether the checkpoint is durable.
     fn checkpoint_now(&mut self, cleaning: Cleaning) -> bool {
-        // What the checkpoint says is to be behind everything that it refers to.
+        // The checkpoint must follow all groups that it refers to.
         self.land_all();
         if self.pool.is_poisoned() || !self.sync() {
             return false;
@@ -560,8 +564,8 @@ impl<D: Directory> Committer<D> {
         true
     }
 
-    /// Writes and publishes a group of blocks that are moved, durably; says whether there was
-    /// space. Nothing else is on its way.
+    /// Writes and publishes a group of moves durably. Returns false if there was no space or it
+    /// failed. No other group may be in flight.
     pub(crate) fn move_blocks(&mut self, moved: Moved) -> bool {
         let others = std::mem::take(&mut self.group);
         let align = self.pool.align();
@@ -579,7 +583,7 @@ impl<D: Directory> Committer<D> {
         is_written
     }
 
-    /// A checkpoint beside the writes, where there are threads.
+    /// Makes a checkpoint concurrently with writes, if the pool runs threads.
     fn checkpoint_beside(&mut self) {
         if !self.pool.is_running() {
             self.checkpoint_now(Cleaning::Due);
@@ -616,14 +620,14 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// The last checkpoint has come to nothing: the log behind the one before is as long as it is.
+    /// Notes that the last checkpoint failed: the log after the one before it keeps its length.
     fn put_off(&mut self) {
         self.since_checkpoint += std::mem::take(&mut self.frozen_bytes);
         self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
     }
 
-    /// Waits for the checkpoint that is on its way. The cleaning behind it waits for this thread,
-    /// and is told to leave that.
+    /// Waits for the checkpoint thread. Its cleaning may be waiting for this thread, so it is told
+    /// to stop.
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
         self.pool.set_hurried(true);
@@ -636,14 +640,16 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// The last thing: everything is durable, and the next opening has nothing to do.
+    /// Closes the pool: makes everything durable with a last checkpoint, so that the next opening
+    /// has nothing to replay.
     fn close(&mut self) {
         self.land_all();
         self.join();
         self.pool.end_preparing();
         let is_behind = self.since_checkpoint > 0 || !self.unsynced.is_empty();
         if !self.pool.is_poisoned() && (is_behind || !self.is_recorded()) {
-            // If the superblock that is written now is lost, the other one has the log to rely on.
+            // If the superblock written now is lost, an opening by the other slot relies on the
+            // log.
             self.rest();
             self.checkpoint_now(Cleaning::Nothing);
         }

@@ -11,78 +11,79 @@ use crate::store::{Commit, StoreKind};
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
-    /// By LZ4, where that saves anything.
+    /// LZ4, where it saves space.
     #[default]
     Lz4,
-    /// By Zstandard of a level, 1 to 19, where that saves anything.
+    /// Zstandard at a level of 1 to 19, where it saves space.
     Zstd(u8),
 }
 
-/// The level of Zstandard where nothing else is said.
+/// The default level of Zstandard.
 pub const ZSTD_LEVEL: u8 = 3;
 
-/// What is durable when.
+/// When writes are made durable (`sync=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncMode {
-    /// What is asked to be: writes with FUA, and what was written before a flush.
+    /// On request: writes with FUA, and at a flush all writes before it.
     #[default]
     Standard,
-    /// Every write when it is answered.
+    /// Every write is durable when it completes.
     Always,
-    /// Nothing by request: flush and FUA are answered at once.
+    /// Never on request: flush and FUA complete at once.
     Disabled,
 }
 
 /// The parameters of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeConfig {
-    /// The pool's directory, or its disk.
+    /// The directory or disk of the pool.
     pub path: PathBuf,
-    /// The same of its second copy; where none is named, the one that the first one knows.
+    /// The directory or disk of the second copy; `None`: the one that the first copy's label names.
     pub path2: Option<PathBuf>,
-    /// How many copies there have to be: 1 or 2; 0: as many as there are.
+    /// The required number of copies, 1 or 2; 0: as many as the pool has.
     pub copies: u8,
-    /// Where one of two copies is not there, and may be the newer one, the other one will do.
+    /// Open the pool with one of two copies, even if the missing one may be newer.
     pub degraded: bool,
-    /// The volume's name in it.
+    /// The name of the volume in the pool.
     pub name: String,
-    /// Its capacity in bytes; 0: what it has.
+    /// The capacity in bytes; 0: that of the existing volume.
     pub size: u64,
-    /// Length of a block in bytes, of a volume that is made; 0: what it has, or 16 KiB.
+    /// The block length in bytes of a new volume; 0: that of the existing volume, or 16 KiB.
     pub volblocksize: u32,
     /// How blocks are compressed that are written from now on.
     pub compress: Compression,
-    /// What is durable when.
+    /// When writes are made durable.
     pub sync: SyncMode,
-    /// Most reads and writes that begin in a second; 0: any number.
+    /// Most reads and writes started per second; 0: no limit.
     pub iops: u64,
-    /// Most bytes of them in a second; 0: any number.
+    /// Most bytes read and written per second; 0: no limit.
     pub bandwidth: u64,
-    /// Bytes that it is promised, which others do not get; 0: what it is promised already.
+    /// Bytes reserved for the volume, which other volumes cannot use; 0: the existing reservation.
     pub reservation: u64,
-    /// Memory for the maps of the pool in bytes, if it is opened now; 0: 128 MiB.
+    /// Memory for the pool's maps in bytes, if this opens the pool; 0: 128 MiB.
     pub map_cache: u64,
-    /// How writes to the pool become durable, if that matters: a pool that is open otherwise is
-    /// refused.
+    /// How writes to the pool become durable; `None`: any way. A pool that is open with another
+    /// value is refused.
     pub commit: Option<Commit>,
-    /// By what the pool's files are read and written, in the same way.
+    /// How the pool's files are read and written; `None`: any way. A pool that is open with another
+    /// value is refused.
     pub store: Option<StoreKind>,
 }
 
-/// Length of a block where nothing else is said.
+/// The default block length, in bytes.
 pub const BLOCK_BYTES: u32 = 16 << 10;
 
-/// Shortest block.
+/// The least block length, in bytes.
 pub const BLOCK_BYTES_MIN: u32 = 4096;
 
 /// Largest volume, in bytes.
 pub const SIZE_MAX: u64 = 1 << 50;
 
 impl VolumeConfig {
-    /// A volume that is there, or whose size is still to be said, with all else as it is by
-    /// default.
+    /// The parameters of an existing volume, or of a new one whose size is still to be set. Other
+    /// parameters have their defaults.
     pub fn new(path: impl Into<PathBuf>, name: impl Into<String>) -> VolumeConfig {
         VolumeConfig {
             path: path.into(),
@@ -103,7 +104,7 @@ impl VolumeConfig {
         }
     }
 
-    /// Where the pool is.
+    /// The pool's places: its directory or disk, and that of the second copy.
     ///
     /// # Errors
     /// If there are not as many copies as there have to be.
@@ -123,10 +124,10 @@ impl VolumeConfig {
         }
     }
 
-    /// Checks what can be checked without looking at the pool.
+    /// Checks what can be checked without the pool.
     ///
     /// # Errors
-    /// If a value does not fit.
+    /// If a value is invalid.
     pub fn check(&self) -> Result<(), VolumeError> {
         let refused = |field, value: String, wanted: &str| {
             Err(VolumeError::Invalid { field, value, wanted: wanted.to_owned() })
@@ -163,7 +164,7 @@ impl VolumeConfig {
                 return refused("compress", format!("zstd:{level}"), wanted);
             }
         }
-        // What a volume has that is there is not known yet.
+        // The block length of an existing volume is not known here.
         let unit = if block == 0 { BLOCK_BYTES_MIN } else { block };
         if !self.size.is_multiple_of(unit.into()) {
             let wanted = format!("a multiple of volblocksize, {unit}");

@@ -1,4 +1,4 @@
-//! The device: a volume of a pool, opened by its name, or made.
+//! The volume device: opens a volume of a pool by its name, and makes it if it does not exist.
 
 use std::fmt;
 use std::path::Path;
@@ -24,10 +24,10 @@ use crate::store::{Backing, Directory, StoreKind};
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
 
-/// Requests that one queue works on at once.
+/// Most requests in flight on one queue.
 pub(crate) const DEPTH: u16 = 64;
 
-/// Most blocks that one question about an extent looks at.
+/// Most blocks that one extent query examines.
 const RUN_MAX: u32 = 1 << 14;
 
 /// A durable volume.
@@ -35,19 +35,20 @@ pub struct Volume<D: Directory = Backing> {
     shared: Arc<Shared<D>>,
 }
 
-/// What the device and its queues share.
+/// State shared by the device and its queues.
 pub(crate) struct Shared<D: Directory> {
     pub(crate) config: VolumeConfig,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
     pub(crate) rates: Rates,
     pub(crate) live: Arc<Live>,
-    /// Behind `live`: who finds that it is no device any more may change it.
+    /// Declared after `live`, and so dropped after it: a thread that finds the volume closed may
+    /// change it.
     _taken: Taken<D>,
     pub(crate) running: Arc<Running<D>>,
 }
 
-/// A volume that is a device, until this is dropped.
+/// Marks a volume as an open device until it is dropped.
 struct Taken<D: Directory> {
     running: Arc<Running<D>>,
     id: u32,
@@ -60,15 +61,15 @@ impl<D: Directory> Drop for Taken<D> {
 }
 
 impl Volume {
-    /// Opens a volume, and makes it if there is none of the name.
+    /// Opens a volume, and makes it if the name does not exist.
     ///
     /// # Errors
-    /// If a parameter does not fit, or the pool cannot be opened.
+    /// If a parameter is invalid, or the pool cannot be opened.
     pub fn open(config: VolumeConfig) -> Result<Arc<Volume>, VolumeError> {
         Volume::open_with(config, Options::default())
     }
 
-    /// The same with other bounds of the pool.
+    /// Opens a volume as [`Volume::open`] does, with given options for the pool.
     ///
     /// # Errors
     /// As [`Volume::open`].
@@ -82,7 +83,7 @@ impl Volume {
         let store = config.store.unwrap_or(options.store);
         let options = Options { map_cache_bytes, commit, store, ..options };
         let places = config.places()?;
-        // Everything is checked before a pool is made.
+        // Check all parameters before a pool is made.
         if !places.has_pool() {
             check_new(&config.name, config.size, config.volblocksize, config.reservation)?;
         }
@@ -93,7 +94,7 @@ impl Volume {
 }
 
 impl<D: Directory> Volume<D> {
-    /// A volume of a pool that is open already; the path of the parameters is not looked at.
+    /// Opens a volume of a pool that is already open. The path in `config` is ignored.
     ///
     /// # Errors
     /// As [`Volume::open`].
@@ -108,7 +109,7 @@ impl<D: Directory> Volume<D> {
                 let why = "a device of this process already".to_owned();
                 return Err(VolumeError::Busy { name: config.name.clone(), why });
             }
-            // Somebody may have removed or changed it before it was taken.
+            // Another thread may have removed or changed the volume before it was taken.
             match running.pool().find(&config.name) {
                 Ok(now) if Arc::ptr_eq(&now, &live) => break live,
                 _ => running.put(live.traits.id),
@@ -139,18 +140,18 @@ impl<D: Directory> Volume<D> {
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 
-    /// Its parameters.
+    /// The parameters of the volume.
     pub fn config(&self) -> &VolumeConfig {
         &self.shared.config
     }
 
-    /// The pool that it is in.
+    /// The open pool that contains the volume.
     pub fn running(&self) -> &Arc<Running<D>> {
         &self.shared.running
     }
 }
 
-/// Refuses a pool that somebody else has opened otherwise than this volume wants it.
+/// Refuses a pool that is already open with other parameters than this volume asks for.
 fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
     let path = running.path().display();
     let differs = |field, value: String, is: &dyn fmt::Display| {

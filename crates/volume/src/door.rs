@@ -1,8 +1,8 @@
-//! The door: blocks of one volume, read and written by one thread. What is above it speaks of
-//! requests, what is below of records and entries.
+//! A door is one thread's handle to a volume: it reads and writes blocks. The layer above handles
+//! requests, the layer below records and map entries.
 //!
-//! A write that is not whole blocks reads what it does not cover, and goes in only if those blocks
-//! are still what was read; otherwise it begins again. So no range is ever locked.
+//! A write of part of a block reads the rest of the block, and takes effect only if the block has
+//! not changed since; otherwise it starts again. So no range is ever locked.
 
 mod blocks;
 mod pages;
@@ -28,35 +28,35 @@ use crate::record::{Body, Live, Payload, Record, Reply, Return, Stored};
 use crate::segments::Files;
 use crate::store::Directory;
 
-/// What is read at once, in bytes.
+/// Bytes per read.
 const SCRATCH_BYTES: usize = 256 << 10;
 
-/// Blocks that are looked up under a lock at once.
+/// Most blocks looked up while the map's lock is held.
 const LOOK_MAX: u64 = 64;
 
-/// Longest sleep of a door that is closed before it looks again.
+/// Longest sleep of a door that is being closed, until it checks for answers again.
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
-/// No request waits for the answer, and none comes.
+/// The token of a write that is answered early: no request waits for the committer's reply.
 pub const NOBODY: u32 = u32::MAX;
 
-/// The blocks of which a write covers only a part, first and last, as they were when their rest was
-/// read.
+/// The first and last block of a write, if it covers only a part of them, as they were when the
+/// rest was read.
 type Edges = [Option<(u64, Found)>; 2];
 
-/// What became of a request.
+/// The result of starting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is on its way; its token comes back.
+    /// The request is in flight; its token will be returned.
     Taken,
-    /// It cannot begin now: there is no memory for it, or it was to be answered early and copies
-    /// the rest of a block from a write that may still be refused.
+    /// The request cannot start now: there is no memory for it, or it would be answered early but
+    /// copies the rest of a block from a write that may still be refused.
     Full,
-    /// It has ended.
+    /// The request has completed.
     Ended(Status),
 }
 
-/// See the module.
+/// One thread's handle to a volume.
 pub struct Door<D: Directory> {
     pool: Arc<Pool<D>>,
     volume: Arc<Live>,
@@ -65,24 +65,25 @@ pub struct Door<D: Directory> {
     poisoned: Reader<bool>,
     tight: Reader<bool>,
     replies: Owner<Reply>,
-    /// Records that were not answered yet.
+    /// Number of records without an answer.
     out: usize,
-    /// The committer is woken when all of a batch is there.
+    /// While set, the committer is woken once for a whole batch.
     holds: bool,
     wakes: bool,
-    /// Places in the committer's mailbox for the parts of the request that is begun now.
+    /// Places in the committer's mailbox that are reserved for the parts of the request being
+    /// started.
     reserved: Option<u32>,
     found: Vec<Found>,
     /// Stored bytes as they are read.
     stored: Buffer,
-    /// A block.
+    /// One uncompressed block.
     plain: Buffer,
-    /// A block while it is compressed.
+    /// One block while it is compressed.
     packing: Buffer,
 }
 
 impl<D: Directory> Door<D> {
-    /// A door for so many records at once.
+    /// Opens a handle with space for this number of records in flight.
     pub fn open(
         pool: &Arc<Pool<D>>,
         volume: Arc<Live>,
@@ -108,12 +109,12 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Records that were not answered yet.
+    /// Number of records without an answer.
     pub fn out(&self) -> usize {
         self.out
     }
 
-    /// Takes an answer.
+    /// Takes an answer out of the mailbox.
     pub fn take(&mut self) -> Option<Reply> {
         let reply = self.replies.take()?;
         self.pool.dismiss();
@@ -121,22 +122,22 @@ impl<D: Directory> Door<D> {
         Some(reply)
     }
 
-    /// Whether an answer is there.
+    /// Whether an answer is waiting.
     pub fn is_any(&self) -> bool {
         self.replies.is_any()
     }
 
-    /// Where answers come to.
+    /// The mailbox in which answers arrive.
     pub fn mailbox(&self) -> &Arc<Mailbox<Reply>> {
         self.replies.mailbox()
     }
 
-    /// From now on the committer is not woken for each record, but by [`Door::release_all`].
+    /// From now on [`Door::release_all`] wakes the committer, rather than each record.
     pub(crate) fn hold(&mut self) {
         self.holds = true;
     }
 
-    /// Wakes the committer if there is something for it.
+    /// Wakes the committer if records were posted since [`Door::hold`].
     pub(crate) fn release_all(&mut self) {
         self.holds = false;
         if std::mem::take(&mut self.wakes) {
@@ -160,8 +161,8 @@ impl<D: Directory> Door<D> {
         (token != NOBODY).then(|| Return::new(self.replies.mailbox(), token))
     }
 
-    /// Whether an answer may come before a write is in the log: not where space is short, because
-    /// nobody could be told that there was none.
+    /// Whether a write may be answered before it is in the log. Not while space is low: a later
+    /// lack of space could not be reported for that write.
     pub fn may_answer_early(&mut self) -> bool {
         !**self.tight.get()
     }
@@ -202,8 +203,8 @@ impl<D: Directory> Door<D> {
         Status::Ok
     }
 
-    /// Reads the first of the blocks that were found, and those behind it that lie behind it on
-    /// disk too; says how many.
+    /// Reads the first of the found blocks, and those after it that follow it on disk. Returns
+    /// their number.
     fn read_some(
         &mut self,
         block: u64,
@@ -238,7 +239,7 @@ impl<D: Directory> Door<D> {
         Ok(1)
     }
 
-    /// How many blocks from the first on lie one behind the other, as they are.
+    /// The number of uncompressed blocks, from the first on, that are consecutive on disk.
     fn run(&self, first: &Entry, rest: &[Found]) -> usize {
         let size = self.block_bytes() as u64;
         let (segment, _) = self.pool.segments().split(first.address());
@@ -255,8 +256,9 @@ impl<D: Directory> Door<D> {
         1 + (1..).zip(rest).take(most).take_while(follows).count()
     }
 
-    /// Reads a block into `plain`; answers what it was found to be. What is not whole may have
-    /// moved meanwhile: it is looked up again until it is said to be where it was not whole.
+    /// Reads a block into `plain` and returns what the map said of it. A block that is not intact
+    /// may have moved meanwhile: it is looked up again, until the map names the place that was
+    /// read.
     fn load(&mut self, block: u64, mut found: Found) -> Result<Found, Status> {
         let size = self.block_bytes();
         let mut failed = None;
@@ -274,7 +276,8 @@ impl<D: Directory> Door<D> {
                 Found::Away(leaf) => {
                     let fetched = self.fetch(leaf);
                     let now = self.look(block);
-                    // Another page may know by now, and what was here be gone from the disk.
+                    // Another page may name the block by now, and its old bytes may be gone from
+                    // the disk.
                     let same = matches!(&now, Found::Away(now) if Arc::ptr_eq(now, leaf));
                     if same {
                         fetched?;
@@ -308,7 +311,7 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Says of a block that it cannot be had: its bytes are wrong, unless they cannot be read.
+    /// Logs that a block cannot be read, and returns the status: damaged, or a read error.
     #[cold]
     fn is_bad(&self, block: u64, entry: &Entry, error: Option<io::Error>) -> Status {
         let (name, address) = (&self.volume.traits.name, entry.address());
@@ -320,9 +323,9 @@ impl<D: Directory> Door<D> {
         status
     }
 
-    /// Takes places for so many records of one request, if there are as many: until
-    /// [`Door::release`] none of them is refused for want of a place or of memory, so that a
-    /// request in parts begins as a whole or not at all.
+    /// Reserves places for the records of one request, if there are enough. Until [`Door::release`]
+    /// none of them is refused for lack of a place or of memory, so a request in parts starts as a
+    /// whole or not at all.
     pub fn reserve(&mut self, records: u32) -> bool {
         debug_assert!(self.reserved.is_none(), "one request is begun at a time");
         let all = self.pool.admit_all(records);
@@ -332,7 +335,7 @@ impl<D: Directory> Door<D> {
         all
     }
 
-    /// Gives places back that were not needed.
+    /// Releases the reserved places that were not needed.
     pub fn release(&mut self) {
         self.pool.dismiss_all(self.reserved.take().unwrap_or(0));
     }
@@ -347,15 +350,15 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Memory for the blocks of a write. A part of a request that is on its way already gets it
-    /// from beyond the bound: it is one block.
+    /// Memory for the blocks of a write. A part of a request that is already in flight gets it
+    /// regardless of the limit: it is one block.
     fn memory(&self, len: usize) -> Option<Buffer> {
         let memory = self.pool.memory();
         memory.take(len).or_else(|| self.reserved.map(|_| memory.take_beyond(len)))
     }
 
-    /// Writes a range of bytes, which lie in one span. `fill` makes those from an offset on, block
-    /// by block; it may be asked again.
+    /// Writes a range of bytes in one span. `fill` writes the bytes from an offset on, block by
+    /// block; it may be called more than once.
     pub fn write(
         &mut self,
         at: u64,
@@ -380,7 +383,7 @@ impl<D: Directory> Door<D> {
         outcome
     }
 
-    /// Tries until no edge changes meanwhile.
+    /// Retries until no edge block changes during the attempt.
     #[expect(clippy::too_many_arguments, reason = "the one loop of its caller")]
     fn attempt(
         &mut self,
@@ -414,7 +417,8 @@ impl<D: Directory> Door<D> {
                 raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
             }
             let copied = [0, 1].map(|at| edges[at].as_ref().and_then(|(_, it)| it.unsettled()));
-            // What was answered cannot be refused later with the write that it copies from.
+            // A write that was answered could not be refused later together with the write that it
+            // copies from.
             if token == NOBODY && copied != [None, None] {
                 return Outcome::Full;
             }
@@ -434,14 +438,14 @@ impl<D: Directory> Door<D> {
         self.load(block, found)
     }
 
-    /// What is known of a block.
+    /// Looks up a block in the map.
     fn look(&self, block: u64) -> Found {
         let (span, at) = Map::place(block);
         self.volume.map.with(span, |span| span.find(at))
     }
 
-    /// Fills a part of some blocks, compresses and checksums them: one after the other, as long as
-    /// it is in the processor's cache.
+    /// Fills a part of some blocks, compresses and checksums them. It handles one block after the
+    /// other, while the block is in the CPU's cache.
     fn seal(
         &mut self,
         mut raw: Buffer,
@@ -481,7 +485,7 @@ impl<D: Directory> Door<D> {
         Some(Arc::new(Payload::new(packed, blocks)))
     }
 
-    /// Makes a range of bytes zeros, which lies in one span.
+    /// Makes a range of whole blocks in one span zeros.
     pub fn zero(&mut self, at: u64, len: u64, token: u32, durable: bool) -> Outcome {
         if **self.poisoned.get() {
             return Outcome::Ended(Status::IoErr);
@@ -502,9 +506,9 @@ impl<D: Directory> Door<D> {
         Outcome::Taken
     }
 
-    /// Puts blocks among those on their way, and their record into the committer's mailbox, in one
-    /// order; unless an edge has changed since it was read. With the edges go the numbers of the
-    /// writes that they come from, where these may still be refused.
+    /// Makes blocks visible to readers as pending, and posts their record to the committer, in the
+    /// same order; unless an edge block has changed since it was read. `copied` has the numbers of
+    /// the writes from which the edges were copied, if these may still be refused.
     #[expect(clippy::too_many_arguments, reason = "one place, called by two")]
     fn begin(
         &mut self,
@@ -542,7 +546,7 @@ impl<D: Directory> Door<D> {
         begun
     }
 
-    /// Makes everything durable that was answered before.
+    /// Makes all writes durable that were answered before.
     pub fn flush(&mut self, token: u32) -> Outcome {
         if **self.poisoned.get() {
             return Outcome::Ended(Status::IoErr);
@@ -559,8 +563,8 @@ impl<D: Directory> Door<D> {
     }
 }
 
-/// Waits for what is still in the committer's mailbox, whose places somebody else may have then.
-/// What waits for space there is refused.
+/// Waits for the records of this handle that the committer still has, because their reply places
+/// are reused afterwards. Writes that wait for space are refused.
 impl<D: Directory> Drop for Door<D> {
     fn drop(&mut self) {
         let pool = Arc::clone(&self.pool);

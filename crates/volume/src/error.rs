@@ -1,4 +1,4 @@
-//! Why a volume could not be opened, or something asked of it not be done.
+//! Errors of the control plane: why a volume could not be opened, or an operation on it failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,34 +12,35 @@ pub use crate::store::mirror::assemble::CopiesError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeError {
-    /// A parameter does not fit.
+    /// A parameter is invalid.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
         /// What was given.
         value: String,
-        /// What would do.
+        /// What is expected instead.
         wanted: String,
     },
-    /// There is no pool.
+    /// The place contains no pool.
     #[error(
         "`{}` holds no pool of volumes; expected the directory or the disk of a pool",
         path.display()
     )]
     NoPool {
-        /// What was named.
+        /// The place that was named.
         path: PathBuf,
     },
-    /// Another process has the pool.
+    /// Another process has the pool open.
     #[error("path: `{}` is in use by {holder}; wanted a pool of its own", path.display())]
     InUse {
         /// The pool's directory.
         path: PathBuf,
-        /// Who has it.
+        /// The process that has it open.
         holder: Holder,
     },
-    /// Another process had the pool, and is gone; what it had begun is not.
+    /// The pool is locked by a process that does not run here: either its writes are still in flight,
+    /// or it runs on another host.
     #[error(
         "path: `{}` is locked by process {pid}, which does not run here: either writes that it had \
          begun are still on their way to the disk, or it runs elsewhere; wanted a pool that nobody \
@@ -49,27 +50,27 @@ pub enum VolumeError {
     Unfinished {
         /// The pool's directory.
         path: PathBuf,
-        /// The number of the process that had it.
+        /// The process ID.
         pid: u32,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("path: {doing}: {source}")]
     Io {
-        /// What was being done, with what.
+        /// The operation that failed.
         doing: String,
-        /// Why it was refused.
+        /// The cause.
         source: io::Error,
     },
-    /// What is there is not a pool that this program can open.
+    /// The pool's contents are invalid, or of an unknown version.
     #[error("path: {0}")]
     Format(#[from] FormatError),
-    /// Copies of a pool do not go together, or one is missing.
+    /// The copies of a pool do not match, or one is missing.
     #[error("path: {0}")]
     Copies(#[from] CopiesError),
-    /// A stream is not one that can be received.
+    /// A stream is invalid.
     #[error("stream: {0}")]
     Stream(FormatError),
-    /// A stream could not be read or written on.
+    /// Reading or writing a stream failed.
     #[error("stream: {0}")]
     Pipe(io::Error),
     /// Blocks cannot be read.
@@ -77,14 +78,14 @@ pub enum VolumeError {
     Unreadable {
         /// The volume or snapshot.
         name: String,
-        /// The first block of those that were read at once.
+        /// The first block of the read that failed.
         first: u64,
-        /// How many.
+        /// The number of blocks.
         count: u64,
-        /// Why.
+        /// The status of the read.
         status: Status,
     },
-    /// Whoever wanted it wants no more.
+    /// The operation was interrupted by its caller.
     #[error("it was stopped")]
     Stopped,
     /// There is no volume of this name.
@@ -93,7 +94,7 @@ pub enum VolumeError {
         /// The name.
         name: String,
     },
-    /// There is one already.
+    /// The name is taken.
     #[error("`{name}` exists already")]
     Exists {
         /// The name.
@@ -104,35 +105,35 @@ pub enum VolumeError {
     Busy {
         /// The name.
         name: String,
-        /// What holds it.
+        /// Why it is busy.
         why: String,
     },
-    /// No space.
+    /// The pool has no space left.
     #[error("the pool has no space left; remove volumes or snapshots, or make room where it is")]
     NoSpace,
-    /// A write or a sync has failed, so nothing more is written until the pool is opened again.
+    /// A write or a sync failed: the pool is latched until it is opened again.
     #[error("the pool is read-only since a write or a sync failed; open it again")]
     Poisoned,
 }
 
 impl VolumeError {
-    /// Whether a page of a map is not what was written there, in no copy that is there.
+    /// Whether this says that a map page has rotted in every available copy.
     pub(crate) fn is_rotten_page(&self) -> bool {
         matches!(self, VolumeError::Format(FormatError::Page { .. }))
     }
 
-    /// Makes an I/O error tell what was being done.
+    /// Adds to an I/O error what was being done.
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
         let doing = doing.into();
         move |source| VolumeError::Io { doing, source }
     }
 
-    /// Makes an I/O error one of a stream.
+    /// Turns an I/O error into the error of a stream.
     pub(crate) fn stream() -> impl FnOnce(io::Error) -> VolumeError {
         VolumeError::Pipe
     }
 
-    /// The parameter that is to blame, as far as one is.
+    /// The parameter that is invalid; `path` if the error has none.
     pub fn field(&self) -> &'static str {
         match self {
             VolumeError::Invalid { field, .. } => field,
@@ -142,7 +143,7 @@ impl VolumeError {
 }
 
 impl FormatError {
-    /// Whether a newer program has written the bytes: they are not damaged.
+    /// Whether a newer program wrote the bytes, so that they are not damaged.
     pub fn is_of_newer(&self) -> bool {
         matches!(self, FormatError::Version { .. })
     }
@@ -152,45 +153,45 @@ impl FormatError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// They do not begin as they should.
+    /// The magic number is wrong.
     #[error("`{what}` does not begin with the mark of one")]
     Magic {
-        /// What was looked for.
+        /// The kind of object that was read.
         what: &'static str,
     },
-    /// The checksum does not fit.
+    /// The checksum is wrong.
     #[error("`{what}` is damaged: its checksum is {found:#018x}, not {want:#018x}")]
     Checksum {
-        /// What was looked for.
+        /// The kind of object that was read.
         what: &'static str,
-        /// The checksum of what is there.
+        /// The checksum of the bytes read.
         found: u64,
-        /// The one that was noted.
+        /// The expected checksum.
         want: u64,
     },
-    /// A newer program made this.
+    /// The version is newer than this program knows.
     #[error("`{what}` is of version {found}; this program knows version {known}")]
     Version {
-        /// What was read.
+        /// The kind of object that was read.
         what: &'static str,
-        /// Its version.
+        /// The version that was read.
         found: u32,
-        /// Ours.
+        /// The newest version that this program knows.
         known: u32,
     },
-    /// A field has an impossible value.
+    /// A field has an invalid value.
     #[error("`{what}` has {field} = {value}; wanted {want}")]
     Field {
-        /// What was read.
+        /// The kind of object that was read.
         what: &'static str,
         /// The field.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What would be possible.
+        /// What is expected instead.
         want: &'static str,
     },
-    /// A page of a map is damaged.
+    /// A map page is damaged.
     #[error(
         "a page of the map, segment {segment} offset {offset}, is damaged: its checksum is \
          {found:#018x}, not {want:#018x}"
@@ -198,14 +199,14 @@ pub enum FormatError {
     Page {
         /// The segment.
         segment: u32,
-        /// Where in it, in bytes.
+        /// The offset in the segment, in bytes.
         offset: u64,
-        /// The checksum of what is there.
+        /// The checksum of the bytes read.
         found: u64,
-        /// The one that was noted.
+        /// The expected checksum.
         want: u64,
     },
-    /// Something is missing in the middle of the log.
+    /// A group that was durable is missing from the log.
     #[error(
         "the log is damaged: group {number} should be in segment {segment} at offset {offset}, \
          and was durable; what is behind it cannot be read without it. Wanted the segments as they \
@@ -214,17 +215,17 @@ pub enum FormatError {
     Log {
         /// The segment.
         segment: u32,
-        /// Where in it, in bytes.
+        /// The offset in the segment, in bytes.
         offset: u32,
-        /// The group that is missing.
+        /// The number of the missing group.
         number: u64,
     },
-    /// It ends too early.
+    /// The bytes end too early.
     #[error("`{what}` ends after {len} bytes")]
     Short {
-        /// What was read.
+        /// The kind of object that was read.
         what: &'static str,
-        /// Its length.
+        /// The number of bytes that there are.
         len: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What is on disk: bytes to values and back, nothing else. docs/format.md is its description.
+//! The on-disk format: converts bytes to values and back, without I/O. docs/format.md describes it.
 
 pub mod catalogue;
 pub mod entry;
@@ -23,5 +23,5 @@ pub const NODE_BLOCKS: u64 = (FAN * FAN) as u64;
 /// Longest block, in bytes.
 pub const BLOCK_BYTES_MAX: u32 = 64 << 10;
 
-/// Smallest unit that anything on disk is a multiple of, in bytes.
+/// The unit of addresses and lengths on disk, in bytes.
 pub const UNIT: u64 = 512;

@@ -1,5 +1,5 @@
-//! Changes of the catalogue that are promised more than there is as far as is known wait until it
-//! is known: blocks are counted again for them, once, before they are refused. Nothing else waits.
+//! Catalogue changes that need more space than is known to be free wait for one liveness scan
+//! before they are refused, if unknown bytes could cover them. Nothing else waits.
 
 use super::Committer;
 use crate::clean::{Cleaning, Phase};
@@ -8,11 +8,11 @@ use crate::record::{Body, Record};
 use crate::store::Directory;
 use crate::thread::Thread;
 
-/// So many checkpoints are made for it: one may come to nothing, or counting be broken off.
+/// Most checkpoints made for one scan: a checkpoint may fail, or the scan may be interrupted.
 const TRIES: u32 = 4;
 
 impl<D: Directory> Committer<D> {
-    /// Whether a change is to wait until blocks are counted again.
+    /// Whether a change must wait for a liveness scan.
     fn is_to_wait(&self, record: &Record) -> bool {
         match &record.body {
             Body::Catalogue(change) if !record.is_counted && !self.stopping => {
@@ -22,7 +22,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Takes a record in if it is to wait until blocks are counted again.
+    /// Keeps a record that must wait for a liveness scan; returns any other record.
     pub(super) fn keep_uncounted(&mut self, mut record: Record) -> Option<Record> {
         if !self.is_to_wait(&record) {
             return Some(record);
@@ -36,8 +36,8 @@ impl<D: Directory> Committer<D> {
         None
     }
 
-    /// Has blocks counted again for those that wait for it, or others who want that, or lets these
-    /// go on. It is done beside the writes where there are threads.
+    /// Starts a liveness scan for the records that wait for it and for other requests, or releases
+    /// these records. The scan runs concurrently with writes if the pool runs threads.
     pub(super) fn count_for_them(&mut self) {
         if self.uncounted.is_empty() && self.pool.wanted_count().is_none() {
             self.count_tries = 0;
@@ -66,7 +66,7 @@ impl<D: Directory> Committer<D> {
                 self.count_tries += 1;
                 self.checkpoint_beside();
             }
-            // It counts at its beginning only.
+            // The checkpoint thread scans only when it begins to clean.
             Some(_) => {
                 let pool = &self.pool;
                 let is_behind = pool.is_cleaning() && pool.pace().phase() != Phase::Writes;
@@ -78,7 +78,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Those that wait for a count go on.
+    /// Releases the records that wait for a scan.
     pub(super) fn let_uncounted_go(&mut self) {
         while let Some(record) = self.uncounted.pop_back() {
             self.held.push_front(record);

@@ -1,4 +1,4 @@
-//! Groups on their way: how they are begun and how they land.
+//! Groups in flight: how they are started and how they land.
 
 use std::collections::VecDeque;
 
@@ -15,24 +15,26 @@ use crate::store::lane::Part;
 use crate::store::tasks::{Chosen, Tasks, blocks_of};
 use crate::store::{Commit, Directory, Durability, Lane, Parcel, StoreFile};
 
-/// So many threads that wait for a group are woken before its blocks are in the maps.
+/// If at least this number of threads wait for a group, they are woken before its blocks are in the
+/// maps.
 const MANY: usize = 6;
 
-/// A group of so many records takes so long to land that the next one is begun before.
+/// A group with at least this number of records takes so long to land that the next one starts
+/// before.
 const RELAYED: usize = 4;
 
-/// A group on its way.
+/// A group in flight.
 pub(super) struct Flight {
     group: Group,
     /// The group's number.
     number: u64,
     segment: u32,
-    /// Of its first block.
+    /// The address of the group's first block.
     address: u64,
     len: u32,
 }
 
-/// The lane that the options ask for.
+/// Makes the lane that the options ask for.
 fn choose<D: Directory>(pool: &Pool<D>) -> Chosen<D::File, D::Lane> {
     if let Commit::TaskQueue(workers) = pool.options().commit {
         match Tasks::start(workers) {
@@ -48,7 +50,7 @@ fn choose<D: Directory>(pool: &Pool<D>) -> Chosen<D::File, D::Lane> {
 }
 
 impl<D: Directory> Committer<D> {
-    /// The lane, which the first caller makes for its thread.
+    /// The lane, which the first call makes for the calling thread.
     pub(super) fn lane(&mut self) -> &mut Chosen<D::File, D::Lane> {
         let (pool, mail) = (&self.pool, self.mail.mailbox());
         self.lane.get_or_insert_with(|| {
@@ -58,7 +60,7 @@ impl<D: Directory> Committer<D> {
         })
     }
 
-    /// Whether another group may be on its way behind those that are.
+    /// Whether another group may be started while others are in flight.
     pub(super) fn may_overlap(&mut self) -> bool {
         let Some(last) = self.flights.back() else { return true };
         let is_long = last.len >= self.pool.options().pipeline_bytes;
@@ -70,8 +72,8 @@ impl<D: Directory> Committer<D> {
         (is_long || lane.takes_short()) && count < lane.depth()
     }
 
-    /// Whether the next group may be begun between the end of the only one on its way and the
-    /// telling of those who wait for that one, which the disk would have nothing to do for.
+    /// Whether the next group may start when the only group in flight is written, before that one's
+    /// records are answered. Otherwise the disk would be idle meanwhile.
     pub(super) fn may_relay(&mut self) -> bool {
         let [flight] = self.flights.make_contiguous() else { return false };
         flight.group.records.len() >= RELAYED
@@ -79,8 +81,8 @@ impl<D: Directory> Committer<D> {
             && self.lane().depth() > 1
     }
 
-    /// Waits until the only group on its way is written, begins the next one, and tells everybody
-    /// of the first; says whether that could be. Behind one that has failed nothing is begun.
+    /// Waits until the only group in flight is written, starts the next group, then lands the
+    /// first. Returns false if it did not. After a failed group no other is started.
     pub(super) fn relay(&mut self) -> bool {
         if !self.lane().ripen() {
             return false;
@@ -92,20 +94,20 @@ impl<D: Directory> Committer<D> {
         let oldest = |flights: &VecDeque<Flight>| flights.front().map(|flight| flight.number);
         let written = oldest(&self.flights);
         self.carry_out();
-        // Behind a long one it is still there.
+        // After a long group, the next one may have started without landing it.
         if oldest(&self.flights) == written {
             self.land();
         }
         true
     }
 
-    /// Whether a change of the catalogue is on its way.
+    /// Whether a change of the catalogue is in flight.
     pub(super) fn is_change_under_way(&self) -> bool {
         self.flights.iter().any(|flight| flight.group.changes_catalogue)
     }
 
-    /// Whether the group may be on its way behind those that are. A sync counts for what is written
-    /// when it begins, so that a group that is to be durable follows only such as are to be too.
+    /// Whether the group may be in flight together with the others. A sync covers only what was
+    /// written when it begins, so a durable group may follow only durable groups.
     pub(super) fn may_go_behind(&self) -> bool {
         let Group { records, descriptors, durable, .. } = &self.group;
         let len = self.group.len(self.pool.align());
@@ -116,10 +118,11 @@ impl<D: Directory> Committer<D> {
             && !(much || *durable && self.flights.iter().any(|flight| !flight.group.durable))
     }
 
-    /// Sleeps until the oldest group may land, or something has come that may go behind it.
+    /// Sleeps until the oldest group can land, or a record arrives that may go into a group after
+    /// it.
     pub(super) fn wait(&mut self) {
         let Self { lane, mail, held, group, .. } = self;
-        // What could not go behind it does not become able to by what comes.
+        // A record that could not follow the groups in flight still cannot when others arrive.
         let waits = group.records.is_empty() && held.is_empty();
         let ended = match lane {
             Some(lane) if waits => lane.wait(mail.mailbox().bell(), &|| mail.is_any()),
@@ -131,7 +134,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Begins to write the group behind the last one.
+    /// Begins to write the group at the end of the log.
     pub(super) fn append(&mut self) -> Result<(), Status> {
         let (pages, bytes) = (self.group.pages, self.group.payload_bytes);
         self.pool.segments().take_off(pages, bytes);
@@ -181,7 +184,7 @@ impl<D: Directory> Committer<D> {
         Ok(())
     }
 
-    /// What has to be durable with the group, so that it is. Other segments are made so now.
+    /// Determines what must become durable with the group. Syncs other segments now.
     fn durability(&mut self, segment: u32) -> Result<Durability, Status> {
         if !self.group.durable {
             return Ok(Durability::Nothing);
@@ -197,7 +200,8 @@ impl<D: Directory> Committer<D> {
         Ok(Durability::Itself)
     }
 
-    /// Makes durable what has landed; says whether it is. It is never tried again.
+    /// Syncs the segments of groups that have landed; returns whether that succeeded. A failed sync
+    /// is never retried.
     pub(super) fn sync_segments(&mut self) -> bool {
         while let Some(segment) = self.unsynced.pop_first() {
             let place = self.pool.segments().address(segment, 0);
@@ -212,18 +216,20 @@ impl<D: Directory> Committer<D> {
         true
     }
 
-    /// Waits for the oldest group, and tells everybody.
+    /// Waits for the oldest group and answers its records.
     pub(super) fn land(&mut self) {
         let Some((mut group, status, address)) = self.touch_down() else { return };
-        // What is in the log can be told at once to whoever has the volume: until its blocks are in
-        // the map they are found among those on their way. Others go by the maps.
+        // Records of an open volume can be answered as soon as they are in the log: until their
+        // blocks are in the map, readers find them among the pending writes. Other records rely on
+        // the maps.
         let early = group.records.iter().all(|it| may_follow(it) && it.volume.is_some());
         if !early {
             self.publish(&group, status, address);
         }
         publish::answer(&self.pool, &mut group, status, &mut self.lost, &mut self.names);
-        // Many have as many things to do, while this thread does its own. One alone would come with
-        // the first of many writes just when the next group is begun, and the others miss it.
+        // Many woken threads have work to do while this thread publishes. If there were few, the
+        // first new write would arrive just as the next group starts, and the others would miss
+        // that group.
         if self.names.len() >= MANY {
             self.wake();
         }
@@ -235,14 +241,14 @@ impl<D: Directory> Committer<D> {
         self.groups.push(group);
     }
 
-    /// Waits for everything that is on its way.
+    /// Waits until no group is in flight.
     pub(super) fn land_all(&mut self) {
         while !self.flights.is_empty() {
             self.land();
         }
     }
 
-    /// Waits for the only group that is on its way; its records are the group's again.
+    /// Waits for the only group in flight, whose records become the current group again.
     pub(super) fn land_alone(&mut self) -> Status {
         while self.flights.len() > 1 {
             self.land();
@@ -254,8 +260,8 @@ impl<D: Directory> Committer<D> {
         status
     }
 
-    /// Puts the blocks of a group into the maps, the first of which is at this address, if they are
-    /// in the log; the group is not on its way any more.
+    /// Enters the blocks of a group into the maps, if the group is in the log; `address` is that of
+    /// its first block. Ends the group's time in flight.
     fn publish(&mut self, group: &Group, status: Status, address: u64) {
         if status.is_ok() {
             publish::group(&self.pool, group, address);
@@ -266,7 +272,8 @@ impl<D: Directory> Committer<D> {
         self.pool.segments().touch_down(group.pages, group.payload_bytes);
     }
 
-    /// Waits for the oldest group; answers how it has ended, and where its first block is.
+    /// Waits for the oldest group. Returns the group, its status and the address of its first
+    /// block.
     fn touch_down(&mut self) -> Option<(Group, Status, u64)> {
         let Flight { group, number, segment, address, len } = self.flights.pop_front()?;
         let (parcel, result) = self.lane().end().unwrap_or((None, Ok(())));
@@ -278,7 +285,7 @@ impl<D: Directory> Committer<D> {
             let what = if group.durable { "a write to the log or its sync" } else { "a write" };
             self.pool.poison(&format!("{what} failed: {error}"));
         }
-        // What is behind a group that has failed is not in the log either.
+        // Groups after a failed one are not in the log either.
         if self.pool.is_poisoned() {
             return Some((group, Status::IoErr, address));
         }
@@ -294,8 +301,8 @@ impl<D: Directory> Committer<D> {
         Some((group, Status::Ok, address))
     }
 
-    /// Takes the group's blocks back, because there was no space for them, and refuses with it the
-    /// writes that wait and hold copies of them.
+    /// Takes the blocks of a group that found no space out of memory, and refuses the waiting
+    /// writes that contain copies of them.
     pub(super) fn unpublish(&mut self) {
         if !self.pool.is_poisoned() {
             let mut records = std::mem::take(&mut self.group.records);
@@ -306,7 +313,7 @@ impl<D: Directory> Committer<D> {
 }
 
 impl Group {
-    /// Puts what is written behind the head into a parcel.
+    /// Puts the bytes that follow the header into a parcel.
     fn pack(&mut self, parcel: &mut Parcel) {
         if let [Record { body, volume: Some(volume), first, .. }] = &self.records[..] {
             let blocks = match body {

@@ -1,4 +1,4 @@
-//! What the committer writes together.
+//! A group: the records that the committer writes together.
 
 use std::sync::Arc;
 
@@ -19,38 +19,38 @@ use crate::store::Directory;
 pub(super) struct Group {
     pub(super) records: Vec<Record>,
     pub(super) descriptors: Vec<Descriptor>,
-    /// Bytes of changes of the catalogue, in the order of their descriptors.
+    /// Bytes of catalogue changes, in the order of their descriptors.
     pub(super) changes: Vec<Buffer>,
     pub(super) payload_bytes: u32,
-    /// Somebody waits for it to be durable.
+    /// A record asks for the group to be durable.
     pub(super) durable: bool,
-    /// Somebody wants a checkpoint.
+    /// A record asks for a checkpoint.
     pub(super) checkpoint: bool,
-    /// Something in it may make room.
+    /// A record may free space.
     pub(super) frees: bool,
-    /// What space is wanted for by that of its records which leaves most to others.
+    /// The allocation class of the record that leaves the most space to others.
     pub(super) want: Option<Want>,
-    /// Pages that it changes at most.
+    /// The most pages that the group changes.
     pub(super) pages: u64,
-    /// There was no space for it.
+    /// A requested checkpoint found no space.
     pub(super) unchecked: bool,
-    /// It has found room: what others take meanwhile is not its own.
+    /// The group was admitted: space that others take meanwhile is not the group's.
     pub(super) admitted: bool,
     pub(super) stop: bool,
-    /// A change of the catalogue is in it. Another one may not be: each is checked against what is
-    /// there.
+    /// The group contains a catalogue change, and may not contain another: each is checked against
+    /// the current catalogue.
     pub(super) changes_catalogue: bool,
-    /// Nothing more may come into it.
+    /// No further record may be added.
     pub(super) closed: bool,
 }
 
-/// Whether a record may be in a group that is on its way behind another one: what it does does not
-/// depend on what that has done.
+/// Whether a record may be in a group that starts while another is in flight: its effect must not
+/// depend on that group.
 pub(super) fn may_follow(record: &Record) -> bool {
     matches!(record.body, Body::Write(_) | Body::Zero(_) | Body::Flush)
 }
 
-/// What a record wants space for, if it wants any.
+/// The allocation class of a record, if it needs space.
 pub(super) fn want<D: Directory>(record: &Record, pool: &Pool<D>) -> Option<Want> {
     match &record.body {
         Body::Write(_) if record.reply.is_some() => Some(Want::Write),
@@ -62,8 +62,7 @@ pub(super) fn want<D: Directory>(record: &Record, pool: &Pool<D>) -> Option<Want
     }
 }
 
-/// Whether a change of the catalogue may make room. What makes a volume longer does not, nor what
-/// promises it more.
+/// Whether a catalogue change may free space. Growing a volume or its reservation does not.
 fn frees(change: &Change, volumes: &Volumes) -> bool {
     let live = |id: &u32| volumes.by_id.get(id);
     match change {
@@ -75,12 +74,12 @@ fn frees(change: &Change, volumes: &Volumes) -> bool {
     }
 }
 
-/// How many pages of maps and of the catalogue a record changes at most.
+/// The most pages of maps and of the catalogue that a record changes.
 fn pages<D: Directory>(record: &Record, pool: &Pool<D>) -> u64 {
     match &record.body {
-        // Leaves, their node, and a root.
+        // The leaves, their node, and a root.
         Body::Write(payload) => leaves(record.first, payload.blocks().len() as u64) + 2,
-        // Those between the first and the last one go.
+        // The leaves between the first and the last are dropped as a whole.
         Body::Zero(blocks) => leaves(record.first, u64::from(*blocks)).min(2) + 2,
         Body::Move(moved) => moved.page_count,
         Body::Catalogue(change) => pool.volumes().change_pages(change),
@@ -88,18 +87,18 @@ fn pages<D: Directory>(record: &Record, pool: &Pool<D>) -> u64 {
     }
 }
 
-/// In how many leaves so many blocks are.
+/// The number of leaves that contain a range of blocks.
 fn leaves(first: u64, blocks: u64) -> u64 {
     (first + blocks).div_ceil(FAN as u64) - first / FAN as u64
 }
 
 impl Group {
-    /// How long it is in the log.
+    /// The length of the group in the log, in bytes.
     pub(super) fn len(&self, align: u32) -> u32 {
         head_bytes(self.descriptors.len(), align) + self.payload_bytes
     }
 
-    /// Makes it empty.
+    /// Empties the group, but keeps its memory.
     pub(super) fn clear(&mut self) {
         self.records.clear();
         self.descriptors.clear();
@@ -112,13 +111,13 @@ impl Group {
         self.descriptors.push(descriptor);
     }
 
-    /// Counts what a record wants of the pool.
+    /// Adds the space and pages that a record needs.
     fn count<D: Directory>(&mut self, record: &Record, pool: &Pool<D>) {
         self.want = self.want.max(want(record, pool));
         self.pages += pages(record, pool);
     }
 
-    /// Takes a record in.
+    /// Adds a record.
     pub(super) fn take<D: Directory>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) {
         self.count(&record, pool);
         match &mut record.body {
@@ -146,7 +145,8 @@ impl Group {
             }
             Body::Move(moved) => {
                 self.closed = true;
-                // After a checkpoint their place may be another's: they stay where they were.
+                // A checkpoint began since: other data may be at the new places, so the blocks stay
+                // where they were.
                 if pool.segments().round() > moved.round {
                     record.body = Body::Move(nothing_moved(moved));
                 } else {
@@ -203,7 +203,7 @@ impl Group {
     }
 }
 
-/// The answer to a move that is not made.
+/// A move of nothing, in place of one that is not made.
 fn nothing_moved(moved: &Moved) -> Arc<Moved> {
     Arc::new(Moved { round: moved.round, ..Moved::default() })
 }

@@ -1,5 +1,5 @@
-//! Writes wait for cleaning where space is short: for their part of it. And they wait for a count
-//! that no checkpoint breaks off, where what that checkpoint is to write grows too long.
+//! Throttles writes: while space is short, they wait for cleaning. They also wait for a liveness
+//! scan that may not be interrupted, if the next checkpoint would become too large meanwhile.
 
 use super::{Committer, DIRTY_BYTES_MIN};
 use crate::clean::{self, Phase};
@@ -8,27 +8,27 @@ use crate::segments::Want;
 use crate::store::Directory;
 use crate::thread::Thread;
 
-/// What writes may have beyond what cleaning has won since space is short, in bytes.
+/// Bytes that writes may use in advance of what cleaning frees while space is short.
 const AHEAD_BYTES: u64 = 256 << 10;
 
-/// Writes wait where fewer segments than these are left for them.
+/// Writes wait if fewer than this number of segments are left for them.
 const LEFT_MIN: usize = 2;
 
-/// As many times as much as a checkpoint is begun for there may be of changed pages and of log,
-/// while it has to wait until blocks are counted.
+/// While a checkpoint must wait for a liveness scan, changed pages and log may grow to this
+/// multiple of what normally starts a checkpoint.
 const OVERRUN_DIRTY: u64 = 2;
 const OVERRUN_LOG: u64 = 4;
 
 impl<D: Directory> Committer<D> {
-    /// Changed pages that are worth a checkpoint, in bytes: they are only in memory.
+    /// Changed pages, in bytes, at which a checkpoint starts: they are only in memory.
     pub(super) fn dirty_max(&self) -> u64 {
         (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN)
     }
 
-    /// Whether so much is to be written by a checkpoint that cannot begin before blocks are counted
-    /// that there must not be more.
+    /// Whether a checkpoint that must wait for a liveness scan has so much to write that no more
+    /// may be added.
     pub(super) fn is_overrun(&self) -> bool {
-        // One that has ended, in whatever way, is joined soon.
+        // A thread that has ended, for whatever reason, is joined soon.
         let is_over = self.checkpoint.as_ref().is_some_and(Thread::is_ended);
         let waits = self.pool.recount() == Recount::Again && !is_over;
         if !waits || self.stopping || self.pool.is_poisoned() {
@@ -40,7 +40,7 @@ impl<D: Directory> Committer<D> {
             || self.since_checkpoint >= log
     }
 
-    /// Whether writes have to wait: for what is being cleaned, or the checkpoint before that.
+    /// Whether writes must wait for cleaning, or for the checkpoint before it.
     pub(super) fn is_held_back(&mut self) -> bool {
         if self.is_overrun() {
             return true;
@@ -59,7 +59,7 @@ impl<D: Directory> Committer<D> {
         left < LEFT_MIN || self.spent >= pace.won() + AHEAD_BYTES
     }
 
-    /// Lets writes wait if they have to; what is in a group already goes on.
+    /// Makes writes wait if they must. Records that are in a group already continue.
     pub(super) fn hold_back(&mut self) {
         if !self.search.is_on && self.group.records.is_empty() && self.is_held_back() {
             self.pool.meters().held_back();

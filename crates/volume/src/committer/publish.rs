@@ -1,4 +1,5 @@
-//! What becomes of a group's records: blocks go into the maps, or out again, and answers home.
+//! What happens to the records of a group that has ended: blocks enter the maps, and the records
+//! are answered.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use crate::record::{Body, Reply};
 use crate::relocate;
 use crate::store::Directory;
 
-/// Who is to be woken.
+/// Mailboxes whose owners are to be woken.
 pub(super) type Names = Vec<Arc<Mailbox<Reply>>>;
 
-/// Puts a group's blocks into the maps; the first is at this address. What is in the log and cannot
-/// be put there poisons the pool: opening it again says why.
+/// Enters a group's blocks into the maps; `address` is that of the first block. If a map cannot be
+/// changed, the pool latches; opening it again reports the cause.
 pub(super) fn group<D: Directory>(pool: &Pool<D>, group: &Group, address: u64) {
     if let Err(error) = put(pool, group, address) {
         pool.poison(&format!("a map cannot be changed: {error}"));
@@ -53,7 +54,8 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
                         || moved.lost.contains(&home)
                 };
                 let volumes = pool.volumes();
-                // What stays is there: it is not free.
+                // A block that could not be moved stays in its segment, which is therefore not
+                // freed.
                 _ = relocate::blocks(&volumes, &moved.moves, &mut maps);
                 if !moved.pages.is_empty() || !moved.lost.is_empty() {
                     relocate::pages(&volumes, &moved.spans, is_left, &moved.lost, &mut maps);
@@ -71,7 +73,7 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
     Ok(())
 }
 
-/// Tells everybody how the group has ended; answers who is to be woken for it.
+/// Answers all records of the group, and collects the mailboxes to wake.
 pub(super) fn answer<D: Directory>(
     pool: &Pool<D>,
     group: &mut Group,
@@ -82,7 +84,8 @@ pub(super) fn answer<D: Directory>(
     for record in &mut group.records {
         let volume = record.volume.as_ref().map(|volume| volume.traits.id);
         let Some(reply) = &mut record.reply else {
-            // It was answered before. Who flushes next is told if it is not there.
+            // This write was answered early. If it failed, the volume's next flush returns the
+            // error.
             if let Some(id) = volume {
                 pool.dismiss();
                 if !status.is_ok() {
@@ -92,7 +95,7 @@ pub(super) fn answer<D: Directory>(
             continue;
         };
         let status = match &record.body {
-            // What was refused before it came into the group.
+            // A change that was refused before it entered the group.
             Body::Catalogue(_) if !record.durable => {
                 Status::from_u8(record.serial as u8).expect("it was put there as a status")
             }

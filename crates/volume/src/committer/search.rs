@@ -1,13 +1,11 @@
-//! Writes for which there is no space wait while some is made, by segments, or looked for, by
-//! checkpoints and cleaning behind them: beside the committer. Flushes, discards and what was
-//! answered before go on.
+//! Searching for space. Writes without space wait while another thread makes segments, or
+//! checkpoints and cleans. Flushes, discards and acknowledged writes continue.
 //!
-//! What overlaps a write that waits waits behind it. A part of a block is written with the rest of
-//! it as that was on its way then, so that writes of a block keep their order.
+//! A record that overlaps a waiting write waits for it. A write of part of a block includes the
+//! rest of the block as it was pending then, so writes of one block must keep their order.
 //!
-//! A write that is refused leaves nothing. Before the answer its blocks leave memory, and with it
-//! are refused all writes that copied the rest of a block from it, and those that copied from
-//! these.
+//! A refused write has no effect. Before the answer its blocks are taken out of memory. Writes that
+//! copied the rest of a block from it are refused too, and those that copied from these.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,50 +22,50 @@ use crate::segments::{Progress, Want};
 use crate::store::Directory;
 use crate::thread::Thread;
 
-/// So many times space is looked for though the last time has changed nothing.
+/// How often the search continues after a try that changed nothing.
 pub(super) const VAIN_TRIES: usize = 5;
 
-/// What has become of a group that wanted space.
+/// Result of looking for space for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// There is some, or it has one record and is to be refused.
+    /// There is space, or the group has one record and is to be refused.
     Found,
-    /// There is none: each of its records is tried alone.
+    /// There is no space: each record is tried alone.
     None,
-    /// It waits.
+    /// The group waits for space.
     Later,
 }
 
-/// See the module.
+/// The records that wait for space, and the state of the search for them.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Something is on its way for those that wait.
+    /// A thread is making space for the waiting records.
     pub(super) is_on: bool,
-    /// It is segments.
+    /// They wait for new segments.
     makes: bool,
-    /// It is their part of what cleaning wins.
+    /// They are throttled: they wait until cleaning has freed enough bytes.
     paces: bool,
-    /// What they need, where nothing but segments is missing: so many pages, and segments.
+    /// What they need, if only segments are missing: number of pages, and of segments.
     needs: Option<(u64, usize)>,
     waiting: VecDeque<Record>,
-    /// One of them was answered before, so that a flush must not be answered without it.
+    /// A waiting record was answered early, so a flush must wait for it.
     is_owed: bool,
-    /// It was tried again to make a segment where one could not be made.
+    /// Making a segment was retried after it had failed.
     is_retried: bool,
-    /// How often space was looked for.
+    /// Number of tries.
     tried: usize,
-    /// How often nothing has changed by it.
+    /// Number of tries in a row that changed nothing.
     vain: usize,
     before: Option<Progress>,
 }
 
 impl Search {
-    /// Writes wait for their part of what cleaning wins.
+    /// Makes writes wait until cleaning has freed enough bytes.
     pub(super) fn pace(&mut self) {
         (self.is_on, self.makes, self.paces) = (true, false, true);
     }
 
-    /// Takes a record in if it has to wait.
+    /// Keeps a record that must wait; returns any other record.
     fn keep<D: Directory>(&mut self, record: Record, pool: &Pool<D>) -> Option<Record> {
         let waits = want(&record, pool) == Some(Want::Write)
             || self.waiting.iter().any(|other| overlap(other, &record))
@@ -81,7 +79,7 @@ impl Search {
     }
 }
 
-/// Whether two records change a block of one volume.
+/// Whether two records change a common block of one volume.
 fn overlap(one: &Record, other: &Record) -> bool {
     let range = |record: &Record| match &record.body {
         Body::Write(payload) => record.first..record.first + payload.blocks().len() as u64,
@@ -103,7 +101,7 @@ impl<D: Directory> Committer<D> {
             let record = self.held.pop_front().or_else(|| self.mail.take())?;
             self.stopping |= matches!(record.body, Body::Stop);
             if self.stopping && !self.uncounted.is_empty() {
-                // They came before it.
+                // The waiting changes precede the stop.
                 self.held.push_front(record);
                 self.let_uncounted_go();
                 continue;
@@ -112,7 +110,7 @@ impl<D: Directory> Committer<D> {
                 return Some(record);
             }
             if self.stopping {
-                // Those that wait come before it, and are not looked for again.
+                // The waiting records precede the stop, and are not kept again.
                 self.held.push_front(record);
                 self.resume();
             } else if let Some(record) = self.search.keep(record, &self.pool) {
@@ -121,7 +119,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Those that wait go on: either there is space now, or it is looked for once more.
+    /// Releases the waiting records: either there is space now, or they start another search.
     pub(super) fn resume(&mut self) {
         (self.search.is_on, self.search.is_owed) = (false, false);
         while let Some(record) = self.search.waiting.pop_back() {
@@ -129,8 +127,8 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Goes on when that is there which writes wait for: segments, or a checkpoint and the cleaning
-    /// behind it.
+    /// Releases the waiting records when their wait is over: segments were made, the checkpoint and
+    /// its cleaning ended, or throttling ended.
     pub(super) fn end_search(&mut self) {
         if !self.search.is_on {
             return;
@@ -152,7 +150,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Refuses the writes that wait of those who are leaving: they wait for that.
+    /// Refuses waiting writes of handles that are being closed, because closing waits for them.
     fn refuse_left(&mut self) {
         if !self.pool.is_any_leaving() || self.pool.is_poisoned() {
             return;
@@ -163,7 +161,7 @@ impl<D: Directory> Committer<D> {
         if !self.search.waiting.iter().any(|record| is_left(&self.pool, record)) {
             return;
         }
-        // Then what is on its way into the log is in the maps, and no longer only in memory.
+        // After this, groups in flight are in the maps and no longer only in memory.
         self.land_all();
         if self.pool.is_poisoned() {
             return;
@@ -179,13 +177,13 @@ impl<D: Directory> Committer<D> {
         self.wake();
     }
 
-    /// Takes the blocks of refused records out of memory, and adds to these all records that wait
-    /// and hold data copied from them. Nothing that these change is on its way into the log.
+    /// Takes the blocks of refused records out of memory, and adds to these all waiting records
+    /// that contain data copied from them. No group in flight may contain such blocks.
     pub(super) fn take_back(&mut self, refused: &mut Vec<Record>) {
         let mut next = 0;
         while let Some(record) = refused.get(next) {
-            // First: then no further copy of it can begin, and all of them are in the mailbox. What
-            // came before it was taken out of there before it.
+            // This comes first: afterwards no copy can begin, and all existing copies are in the
+            // mailbox or queues.
             let waiting = self.search.waiting.iter().chain(&self.held).chain(&self.group.records);
             record.take_back(waiting);
             while let Some(record) = self.mail.take() {
@@ -202,7 +200,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// The group waits.
+    /// Makes the group wait.
     fn park(&mut self, makes: bool) -> Room {
         (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
         let taken = self.taken().filter(|_| self.fits());
@@ -211,7 +209,7 @@ impl<D: Directory> Committer<D> {
         Room::Later
     }
 
-    /// Notes that the group has found space.
+    /// Notes that the group found space, which ends its search.
     pub(super) fn found(&mut self) {
         let has_tried = self.search.tried > 0 || self.search.is_retried;
         if !self.search.is_on && has_tried && self.group.want == Some(Want::Write) {
@@ -219,7 +217,7 @@ impl<D: Directory> Committer<D> {
         }
     }
 
-    /// Begins to look for space for the group, which nothing is on its way before, or goes on.
+    /// Starts or continues a search for space for the group. No group is in flight.
     pub(super) fn search(&mut self) -> Room {
         let refused = if self.group.records.len() == 1 { Room::Found } else { Room::None };
         if let Some(needed) = self.lacks().filter(|_| !self.stopping) {
@@ -228,17 +226,17 @@ impl<D: Directory> Committer<D> {
                 return self.park(true);
             }
         }
-        // Where it was in vain, only now and then again.
+        // After a failed search, search only now and then.
         self.in_vain = self.in_vain.saturating_sub(1);
         if self.in_vain > 0 || self.stopping {
             return refused;
         }
-        // The thread of the last one may be there still, and do nothing.
+        // The last thread may still exist but be idle.
         let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
         if is_over || self.pool.pace().phase() == Phase::Rests {
             self.join();
             if !self.search.is_retried && self.pool.segments().may_try_again() {
-                // One that could not make any may be there still: it does not try again.
+                // A thread that failed to make a segment may still exist; it does not try again.
                 self.search.is_retried = self.pool.try_again();
                 if self.pool.is_preparing() {
                     return self.park(true);

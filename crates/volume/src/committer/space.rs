@@ -1,7 +1,7 @@
-//! Who may have what is left of the log, and what is done where nothing is.
+//! Admission: which groups may use the remaining space, and what happens when there is none.
 //!
-//! A write that finds no space is refused, and nothing else is: discards, flushes and what was
-//! answered before have what writes leave to them, see [`crate::segments`].
+//! Only writes that find no space are refused. Discards, flushes and acknowledged writes use the
+//! reserve that writes leave, see [`crate::segments`].
 
 use super::search::{Room, VAIN_TRIES};
 use super::{Committer, ROOM_TRIES, VAIN_MAX};
@@ -13,7 +13,7 @@ use crate::segments::Want;
 use crate::store::Directory;
 
 impl<D: Directory> Committer<D> {
-    /// How many segments the group takes; `None` if it finds no place.
+    /// The number of segments that the group takes; `None` if it cannot be placed.
     pub(super) fn taken(&self) -> Option<usize> {
         self.log.takes(self.group.len(self.pool.align()), self.pool.segments())
     }
@@ -22,23 +22,24 @@ impl<D: Directory> Committer<D> {
         self.group.want.unwrap_or(Want::Free)
     }
 
-    /// Whether the group may be appended, so that others have what is left to them. Makes segments
-    /// if there are too few.
+    /// Whether the group may be appended without using space reserved for others. Makes segments if
+    /// there are too few.
     pub(super) fn is_admitted(&self) -> bool {
         let (want, pages) = (self.want(), self.group.pages);
         let taken = self.taken();
         taken.is_some_and(|taken| self.pool.segments().may(want, pages, taken)) && self.fits()
     }
 
-    /// The same where nobody waits for a segment that is made.
+    /// Whether the group may be appended with the segments that exist, without waiting for new
+    /// ones.
     pub(super) fn finds_place(&self) -> bool {
         let (want, pages) = (self.want(), self.group.pages);
         let taken = self.taken();
         taken.is_some_and(|taken| self.pool.segments().has(want, pages, taken)) && self.fits()
     }
 
-    /// Whether what a write adds leaves so much garbage that cleaning goes on, and to other volumes
-    /// what these are promised. What was answered before was looked at then.
+    /// Whether a write leaves enough garbage for cleaning to progress, and other volumes their
+    /// reservations. Acknowledged writes were checked before.
     pub(super) fn fits(&self) -> bool {
         if self.group.want != Some(Want::Write) {
             return true;
@@ -46,32 +47,34 @@ impl<D: Directory> Committer<D> {
         self.pool.affords_writes(&self.group.records, self.group.payload_bytes.into())
     }
 
-    /// Whether a checkpoint will find room for the pages that the group changes, though it is not
-    /// in the log.
+    /// Whether a checkpoint will have space for the pages that the group changes, when the group
+    /// itself is not written to the log.
     pub(super) fn keeps_enough(&self) -> bool {
-        // Nothing else is with moves; a flush beside a change that was refused is carried out.
+        // A move has a group of its own. A flush together with a refused change is carried out.
         let moves = self.group.want == Some(Want::Move);
         !moves || self.pool.segments().has(Want::Move, self.group.pages, 0)
     }
 
-    /// Finds room for the group, if there is any.
+    /// Finds space for the group, if there is any.
     pub(super) fn finds_room(&mut self) -> Room {
         if self.group.descriptors.is_empty() || self.pool.is_poisoned() {
             return Room::Found;
         }
-        // What writes wait for is done beside this thread, where others run.
+        // Another thread makes the space that writes wait for, if the pool runs threads.
         let beside = self.want() == Want::Write && self.pool.is_running();
         self.group.admitted = if beside { self.finds_place() } else { self.is_admitted() };
         if self.group.admitted {
             self.found();
             return Room::Found;
         }
-        // Some checkpoints on, what was moved would lie where something else does.
+        // A move is not searched for: after some checkpoints, other data could be at its new
+        // places.
         if self.group.want == Some(Want::Move) {
             return Room::Found;
         }
         self.land_all();
-        // A log at its end goes on where a checkpoint says: nothing else can, until that is there.
+        // A log at its end can continue only where a checkpoint says, so no other group could be
+        // written meanwhile.
         if beside && self.taken().is_some() {
             return self.search();
         }
@@ -80,7 +83,7 @@ impl<D: Directory> Committer<D> {
         if is_there { Room::Found } else { Room::None }
     }
 
-    /// How many segments have to be free so that the group is admitted, if nothing but segments is
+    /// The number of segments that must be free so that the group is admitted, if only segments are
     /// missing and more can be made.
     pub(super) fn lacks(&self) -> Option<usize> {
         let (segments, pages) = (self.pool.segments(), self.group.pages);
@@ -88,20 +91,20 @@ impl<D: Directory> Committer<D> {
         (segments.free() < needed && segments.grows() && self.fits()).then_some(needed)
     }
 
-    /// Takes the group apart, for a group for each of its records: one that finds no space is
+    /// Splits the group so that each record gets a group of its own, and one without space is
     /// refused alone.
     pub(super) fn part(&mut self) {
-        // What waits for space and overlaps one of them came later.
+        // Waiting records that overlap one of these came later.
         self.resume();
         self.singly += self.group.records.len();
         self.put_back();
     }
 
-    /// Takes the group apart.
+    /// Puts the group's records back in front of the queue.
     pub(super) fn put_back(&mut self) {
         let mut group = std::mem::take(&mut self.group);
         for mut record in group.records.drain(..).rev() {
-            // What was refused is checked once more.
+            // A refused change is checked again.
             record.durable |= matches!(record.body, Body::Catalogue(_));
             self.held.push_front(record);
         }
@@ -109,10 +112,10 @@ impl<D: Directory> Committer<D> {
         self.group = group;
     }
 
-    /// Looks for space where there is none for the group: what two checkpoints do not need any
-    /// more, and what cleaning wins back. The log moves there if it has come to its end.
+    /// Makes space for the group on this thread: frees what the last two checkpoints no longer
+    /// need, and cleans. If the log is at its end, it continues in a new segment.
     fn make_room(&mut self) -> bool {
-        // Where it was in vain, only now and then again, unless it has to go on.
+        // After a failed search, search only now and then, unless the group must continue.
         self.in_vain = self.in_vain.saturating_sub(1);
         if self.in_vain > 0 && self.want() == Want::Write {
             return false;
@@ -140,12 +143,13 @@ impl<D: Directory> Committer<D> {
                 self.log.place.offset = 0;
                 self.log.place.next = SEGMENT_NONE;
             }
-            // To count again is a walk through all maps, which is worth its time once; where others
-            // wait for this thread only if nothing else has helped.
+            // A liveness scan walks all maps, which is worthwhile once; where clients wait for this
+            // thread, only if nothing else helped.
             let counts = if self.pool.is_running() { vain == VAIN_TRIES } else { tried == 0 };
             let cleaning = Cleaning::Needed { counts };
             if !self.checkpoint_now(cleaning) {
-                // Nothing was written there, unless by cleaning behind a checkpoint.
+                // Only cleaning after a checkpoint could have written to the new segment, and there
+                // was none.
                 self.log.place = before;
                 moved.inspect(|segment| self.pool.segments().put_back(*segment));
                 break;
@@ -157,7 +161,7 @@ impl<D: Directory> Committer<D> {
         found
     }
 
-    /// A segment for the log to go on in, if no group names one: only a checkpoint can say where.
+    /// A segment in which the log continues, if no group names one: only a checkpoint can name it.
     fn new_place(&self) -> Option<u32> {
         let (len, segments) = (self.group.len(self.pool.align()), self.pool.segments());
         let ends = len <= segments.bytes() && !self.log.has_room(len, segments);

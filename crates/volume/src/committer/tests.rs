@@ -1,11 +1,11 @@
-//! What the committer does where others do something in between, or something comes to nothing.
+//! Tests of the committer when other threads interfere, or an operation fails.
 
 use super::search::Room;
 use super::*;
 use crate::door::{NOBODY, Outcome};
 use crate::hand::{BLOCK, Hand};
 
-/// Asked for twice, room that others took between the two looks was missed: a whole group was
+/// Regression: space was checked twice. If others took it between the two checks, a whole group was
 /// refused, with writes that had been answered.
 #[test]
 fn what_has_found_room_is_not_asked_again() {
@@ -32,7 +32,8 @@ fn what_has_found_room_is_not_asked_again() {
     assert_eq!(hand.door.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
-/// The log behind the last checkpoint was taken for short, each time by as much as there may be.
+/// Regression: after a failed checkpoint the log since the last one was reset to 0, so it could
+/// grow without bound.
 #[test]
 fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
     let mut hand = Hand::new("put-off");
@@ -52,7 +53,8 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
     assert_eq!((committer.since_checkpoint, committer.next_try), (0, 0));
 }
 
-/// While blocks were counted that nobody broke off, changed pages and the log had no bound.
+/// Regression: during a liveness scan that may not be interrupted, changed pages and log had no
+/// bound.
 #[test]
 fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
     let mut hand = Hand::new("overrun");
@@ -70,8 +72,8 @@ fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
     assert!(committer.is_overrun());
 }
 
-/// A thread that panicked while it counted held writes back for ever: nobody joined it, because
-/// nobody wrote.
+/// Regression: a thread that panicked during a scan blocked writes forever: it was joined only by a
+/// write.
 #[test]
 fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
     let mut hand = Hand::new("ended");
@@ -95,8 +97,8 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
     assert!(!committer.search.is_on && !committer.is_held_back());
 }
 
-/// Where no segment has room for the record that follows the last group, a superblock says what is
-/// durable; but not while another thread writes one.
+/// If no segment has space for the empty group after the last one, a superblock states what is
+/// durable, but not while another thread writes one.
 #[test]
 fn a_full_pool_records_in_a_superblock_what_is_durable() {
     let mut hand = Hand::new("recorded");
@@ -127,8 +129,8 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
     assert_eq!(pool.activity().recorded, committer.log.last());
 }
 
-/// A client that sends its next durable write when it has the answer to the last one has no other
-/// writes between them, and an idle log has one.
+/// A client that sends each durable write after the answer to the last one causes no other writes
+/// between them; an idle log gets one.
 #[test]
 fn only_an_idle_log_is_written_to() {
     let mut hand = Hand::new("busy");

@@ -1,4 +1,4 @@
-//! What a queue needs of blocks to read many at once: where they are, and what is stored of them.
+//! What a queue needs to read many blocks at once: where blocks are, and how to decode them.
 
 use std::sync::Arc;
 
@@ -15,8 +15,7 @@ use crate::record::Payload;
 use crate::store::Directory;
 
 impl<D: Directory> Door<D> {
-    /// What is known of the first of some blocks, and of those behind them in its span: of so many
-    /// at most.
+    /// Looks up the block `first` and those after it in its span, `count` at most.
     pub(crate) fn look_at(&self, first: u64, count: u64, found: &mut Vec<Found>) {
         let (span, from) = Map::place(first);
         let count = count.min(LOOK_MAX).min(NODE_BLOCKS - u64::from(from));
@@ -26,7 +25,7 @@ impl<D: Directory> Door<D> {
         });
     }
 
-    /// Reads the page of the map that says where a block is.
+    /// Reads the leaf of the map that says where a block is.
     pub(crate) fn fetch_for(&mut self, block: u64) -> Result<(), Status> {
         match self.look(block) {
             Found::Away(leaf) => self.fetch(&leaf),
@@ -34,15 +33,15 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Where an entry's bytes are: the file and the place in it.
+    /// The file that contains an entry's bytes, and their offset in it.
     pub(crate) fn place(&mut self, entry: &Entry) -> Option<(Arc<D::File>, u64)> {
         let (segment, offset) = self.pool.segments().split(entry.address());
         let file = self.files.get().get(segment as usize)?;
         Some((Arc::clone(file), offset))
     }
 
-    /// How many of the blocks that were found, from the first on, lie one behind the other in one
-    /// segment, and how many bytes these are.
+    /// The number of found blocks, from the first on, that are consecutive in one segment, and
+    /// their length in bytes.
     pub(crate) fn row(&self, found: &[Found]) -> (usize, usize) {
         let (mut count, mut bytes) = (0, 0);
         let mut next = None;
@@ -60,7 +59,7 @@ impl<D: Directory> Door<D> {
         (count, bytes)
     }
 
-    /// A block as it is, out of what is stored of it, if that is what it should be.
+    /// Decodes a block from its stored bytes, if their checksum is right.
     pub(crate) fn unpack<'a>(&'a mut self, entry: &Entry, stored: &'a [u8]) -> Option<&'a [u8]> {
         if crc(stored) != entry.crc() {
             return None;
@@ -73,7 +72,7 @@ impl<D: Directory> Door<D> {
         codec::decode(entry.codec(), stored, plain).then_some(&*plain)
     }
 
-    /// A block that is on its way into the log.
+    /// Reads a pending block from memory.
     pub(crate) fn remember(&mut self, payload: &Payload, index: u32) -> &[u8] {
         let size = self.block_bytes();
         payload.read(index, &mut self.plain[..size]);

@@ -1,5 +1,5 @@
-//! Pages of the map that a door reads: whoever puts blocks into the map, or takes them out, has no
-//! time for that.
+//! Leaves that clients' threads read into memory before a write, so that the committer need not
+//! read them when it changes the map.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::map::{Away, Leaf, Map};
 use crate::store::Directory;
 
 impl<D: Directory> Door<D> {
-    /// Brings a page of the map into memory.
+    /// Reads a leaf of the map into memory.
     pub(super) fn fetch(&self, leaf: &Arc<Leaf>) -> Result<(), Status> {
         match self.pool.segments().load(leaf) {
             Ok(_) => Ok(()),
@@ -26,9 +26,9 @@ impl<D: Directory> Door<D> {
         }
     }
 
-    /// Brings the pages for some blocks into memory, which are in one span. A page that is damaged
-    /// is found before anything is in the log. Each is brought once: where the cache has room for
-    /// few, the next drives it out again, and whoever needs it brings it himself.
+    /// Reads the leaves of some blocks of one span into memory, so that a damaged leaf is found
+    /// before the write is in the log. Each leaf is read once. If the cache is too small to keep
+    /// all of them, the committer reads those that were evicted.
     pub(super) fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;
@@ -42,7 +42,7 @@ impl<D: Directory> Door<D> {
                     Err(status) if away().is_some_and(|Away(now)| Arc::ptr_eq(&now, &leaf)) => {
                         return Err(status);
                     }
-                    // It has moved.
+                    // The leaf was replaced meanwhile.
                     Err(_) => {}
                 }
             }
@@ -51,8 +51,8 @@ impl<D: Directory> Door<D> {
         Ok(())
     }
 
-    /// The same for blocks that become zeros: leaves that go as a whole are not read, but counted
-    /// where what they have is promised again.
+    /// Reads the leaves that a range of zeros changes only in part. Leaves that are dropped as a
+    /// whole are not read, but counted if the volume has a reservation.
     pub(super) fn prefetch_edges(&self, first: u64, end: u64) -> Result<(), Status> {
         let fan = FAN as u64;
         let edges = [(first, first % fan), (end - 1, end % fan)];
@@ -71,7 +71,8 @@ mod tests {
     use crate::Options;
     use crate::hand::Hand;
 
-    /// A write of blocks in two leaves read one, and drove the other out by that, for ever.
+    /// Regression: a write of blocks in two leaves never ended, because reading one leaf evicted
+    /// the other.
     #[test]
     fn a_cache_of_least_length_is_enough_for_a_write_of_two_leaves() {
         let options = Options { map_cache_bytes: 4096, ..Options::default() };
@@ -84,7 +85,7 @@ mod tests {
             hand.checkpoint();
             hand.write(number * 256 - 4, 8);
         }
-        // Parts of two blocks, of which the rest is read.
+        // Parts of two blocks, whose rest must be read.
         for number in 1..40 {
             hand.checkpoint();
             let at = number * 256 * 4096 - 512;

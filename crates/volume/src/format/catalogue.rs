@@ -1,8 +1,9 @@
-//! The catalogue: the volumes and snapshots of a pool, each with its map. Part of every checkpoint;
-//! changes between two checkpoints are in the log, in one order with the writes.
+//! The catalogue: the volumes and snapshots of a pool, each with the roots of its map. Every
+//! checkpoint contains it. Changes between two checkpoints are in the log, ordered with the writes.
 //!
-//! It is one string of bytes, in pages below a tree of pages: see [`crate::roots`]. What changes at
-//! each checkpoint stands behind what does not, so that most of its pages stay where they are.
+//! The catalogue is one string of bytes, stored in pages below a tree of pages: see
+//! [`crate::roots`]. The part that changes at each checkpoint is at the end, so that most pages
+//! need not be rewritten.
 
 use std::collections::HashSet;
 
@@ -17,13 +18,13 @@ const MAGIC: [u8; 8] = *b"BLKYCAT\n";
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 200;
 
-/// Longest name of a volume that is made, in bytes: a device's name is no longer.
+/// Longest name of a new volume, in bytes, equal to that of a device.
 pub const VOLUME_NAME_MAX: usize = 64;
 
 /// Most volumes and snapshots.
 pub const VOLUMES_MAX: usize = 1 << 20;
 
-/// What a catalogue has of a volume beside its name and its roots, in bytes.
+/// Bytes that the catalogue has of a volume, without its name and its roots.
 const LISTED_FIXED_BYTES: usize = 54;
 
 /// Most blocks of a volume.
@@ -32,52 +33,52 @@ pub const BLOCKS_MAX: u64 = 1 << 40;
 /// Longest catalogue that is read, in bytes.
 pub const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
 
-/// What all volumes and snapshots may take of it: the rest is for what it says of segments.
+/// Most bytes of the catalogue for all volumes and snapshots; the rest is for the segments.
 pub const LISTED_BYTES_MAX: u64 = CATALOGUE_BYTES_MAX / 2;
 
-/// What is known of a volume or snapshot beside its map.
+/// Properties of a volume or snapshot, without its map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
-    /// Its number, never used again.
+    /// The number of the volume or snapshot, never reused.
     pub id: u32,
-    /// Its name; a snapshot's has a `@`.
+    /// The name; that of a snapshot contains `@`.
     pub name: String,
-    /// Whether it never changes.
+    /// Whether this is a snapshot, which never changes.
     pub is_snapshot: bool,
-    /// What it was made from; 0: from nothing.
+    /// The number of the volume or snapshot that it was copied from; 0: none.
     pub origin: u32,
     /// Length of a block in bytes.
     pub block_bytes: u32,
-    /// How many blocks it has.
+    /// Number of blocks.
     pub blocks: u64,
-    /// The identity of a snapshot, which it keeps where it is received; 0: none.
+    /// The identity of a snapshot, which `receive` preserves; 0: none.
     pub guid: u64,
-    /// Bytes that it is promised, before compression.
+    /// The reservation in bytes, before compression.
     pub reserved_bytes: u64,
 }
 
 impl Traits {
-    /// How many nodes its map has at most.
+    /// The most nodes that the map has.
     pub fn node_count(&self) -> usize {
         self.blocks.div_ceil(NODE_BLOCKS) as usize
     }
 
-    /// How many roots, which name nodes, its map has at most.
+    /// The most roots, which name nodes, that the map has.
     pub fn root_count(&self) -> usize {
         self.node_count().div_ceil(FAN)
     }
 
-    /// How many bytes a catalogue has of it at most.
+    /// The most bytes that the catalogue has of the volume.
     pub fn listed_bytes(&self) -> u64 {
         (LISTED_FIXED_BYTES + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
     }
 
-    /// Its capacity in bytes.
+    /// The capacity in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    /// Appends it.
+    /// Appends the encoded properties.
     pub fn print(&self, out: &mut Vec<u8>) {
         out.extend(self.id.to_le_bytes());
         out.extend(self.origin.to_le_bytes());
@@ -90,10 +91,10 @@ impl Traits {
         out.extend(self.name.as_bytes());
     }
 
-    /// Reads it.
+    /// Parses the properties.
     ///
     /// # Errors
-    /// If it is cut short, or impossible.
+    /// If the bytes end too early, or a field has an invalid value.
     pub fn parse(reader: &mut Reader<'_>) -> Result<Traits, FormatError> {
         let traits = Traits::take(reader).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
         let impossible = |field, value, want| FormatError::Field { what: WHAT, field, value, want };
@@ -123,10 +124,10 @@ impl Traits {
     }
 }
 
-/// Whether a volume or a snapshot may have this name in a pool: letters, digits, `-`, `_`, `.`,
+/// Whether this is a valid name of a volume or snapshot in a pool: letters, digits, `-`, `_`, `.`,
 /// `:`, `+` and, for a snapshot, one `@`.
 ///
-/// A volume that is made must have a name that a device can have too: [`is_volume_name`].
+/// The name of a new volume must be valid for a device too: [`is_volume_name`].
 pub fn is_name(name: &str) -> bool {
     let fits = |part: &str| {
         !part.is_empty()
@@ -136,47 +137,47 @@ pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && name.splitn(2, '@').all(fits)
 }
 
-/// Whether a volume may be made with this name: it is the name of the device too.
+/// Whether this is a valid name of a new volume, which is also the name of its device.
 pub fn is_volume_name(name: &str) -> bool {
     name.len() <= VOLUME_NAME_MAX
         && name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-/// A change of the catalogue, as the log has it.
+/// A change of the catalogue, as it is recorded in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A volume of zeros.
+    /// Makes a volume of zeros.
     Create(Traits),
-    /// A volume or snapshot with the contents that its origin has at this moment.
+    /// Makes a volume or snapshot with the current contents of its origin.
     Copy(Traits),
-    /// A volume or snapshot is no more.
+    /// Destroys a volume or snapshot.
     Destroy {
-        /// Which.
+        /// The number of the volume or snapshot.
         id: u32,
     },
-    /// A volume has the contents of a snapshot again.
+    /// Restores a volume to the contents of a snapshot.
     Rollback {
-        /// The volume.
+        /// The number of the volume.
         id: u32,
-        /// The snapshot.
+        /// The number of the snapshot.
         to: u32,
     },
-    /// A volume has another length.
+    /// Changes the length of a volume.
     Resize {
-        /// Which.
+        /// The number of the volume.
         id: u32,
-        /// Its length in blocks.
+        /// The new length in blocks.
         blocks: u64,
     },
-    /// A volume is promised so much space.
+    /// Changes the reservation of a volume.
     Reserve {
-        /// Which.
+        /// The number of the volume.
         id: u32,
-        /// Bytes, before compression.
+        /// The new reservation in bytes, before compression.
         bytes: u64,
     },
-    /// Several changes one after the other, all of them or none. None of them is such a list.
+    /// Several changes in order, all or none. They cannot be nested.
     Several(Vec<Change>),
 }
 
@@ -187,7 +188,7 @@ const SEVERAL_MAX: usize = 8;
 pub const CHANGE_BYTES_MAX: usize = 2048;
 
 impl Change {
-    /// Its bytes.
+    /// The encoded change.
     pub fn print(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -230,10 +231,10 @@ impl Change {
         out
     }
 
-    /// Reads it.
+    /// Parses a change.
     ///
     /// # Errors
-    /// If it is cut short, or impossible.
+    /// If the bytes end too early, or a field has an invalid value.
     pub fn parse(bytes: &[u8]) -> Result<Change, FormatError> {
         let mut reader = Reader::new(bytes);
         let short =
@@ -290,20 +291,20 @@ impl Change {
     }
 }
 
-/// What a catalogue says of the whole pool.
+/// What the catalogue says of the pool as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
-    /// The next number to give away.
+    /// The number of the next volume.
     pub next_id: u32,
-    /// How many copies of maps have been made.
+    /// Number of copies of maps made so far.
     pub copies: u32,
-    /// Of each segment how many bytes of blocks count at most.
+    /// Upper bound of the live bytes of blocks in each segment.
     pub live: Vec<u64>,
-    /// Bytes of them that may not count any more.
+    /// Bytes included in `live` that may not be live any more.
     pub unknown_bytes: u64,
 }
 
-/// Most segments: as many as addresses can name.
+/// Most segments that addresses can refer to.
 const SEGMENTS_MAX: u32 = 1 << 26;
 
 impl Whole {
@@ -329,22 +330,22 @@ impl Whole {
     }
 }
 
-/// A volume or snapshot and where the roots of its map are.
+/// A volume or snapshot with the roots of its map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// What it is.
+    /// The properties of the volume or snapshot.
     pub traits: Traits,
-    /// The number of the volume that it and all that share blocks with it come from.
+    /// The number of the volume from which it and all that share blocks with it come.
     pub family: u32,
-    /// How many copies of maps had been made when its map was copied last.
+    /// The number of copies of maps that had been made when its map was last copied.
     pub copied: u32,
-    /// Blocks that are its alone, at least.
+    /// A lower bound of the blocks that only it has.
     pub owned: u64,
-    /// Its roots; as many as it can have.
+    /// The roots, as many as its length allows.
     pub roots: Vec<Entry>,
 }
 
-/// Writes a catalogue.
+/// Encodes a catalogue.
 pub fn print(whole: &Whole, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend((volumes.len() as u32).to_le_bytes());
@@ -363,10 +364,10 @@ pub fn print(whole: &Whole, volumes: &[Listed]) -> Vec<u8> {
     out
 }
 
-/// Reads a catalogue: what it says of the pool, and what there is.
+/// Parses a catalogue. Returns what it says of the pool, and its volumes and snapshots.
 ///
 /// # Errors
-/// If it is cut short, or impossible.
+/// If the bytes end too early, or a field has an invalid value.
 pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
     let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
     let mut reader = Reader::new(bytes);
@@ -385,7 +386,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
         let copied = reader.u32().ok_or_else(short)?;
         let owned = reader.u64().ok_or_else(short)?;
         let count = traits.root_count();
-        // What is there bounds what is asked for.
+        // Bound the allocation by the bytes that exist.
         if reader.left() / ENTRY_BYTES < count {
             return Err(short());
         }
@@ -404,7 +405,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Whole, Vec<Listed>), FormatError> {
     let whole = Whole::parse(&mut reader).ok_or_else(short)?;
     let mut ids = HashSet::new();
     for Listed { traits: Traits { id, .. }, .. } in &volumes {
-        // The next volume would take the place of one that is there.
+        // Otherwise the next new volume would get the number of an existing one.
         if *id >= whole.next_id || !ids.insert(*id) {
             let (field, value) = ("id", u64::from(*id));
             let want = "one of its own, below the next one";

@@ -1,40 +1,40 @@
-//! Where something is, how long it is, how it is compressed, and its checksum: 16 bytes. A block in
-//! a leaf of the map, a page in a node, and the catalogue in the superblock are named alike.
+//! An entry of 16 bytes refers to something on disk: address, length, codec and checksum. Leaves
+//! refer to blocks by entries, nodes to pages, and the superblock to the catalogue.
 
 use super::{PAGE_BYTES, UNIT};
 use crate::bytes::{put_u64, u64_at};
 
-/// Length of an entry on disk.
+/// Length of an entry on disk, in bytes.
 pub const ENTRY_BYTES: usize = 16;
 
-/// Set where there is something.
+/// Set if the entry refers to something.
 const PRESENT: u64 = 1 << 63;
-/// Bits of the address, in units.
+/// Number of bits of the address, in units.
 const ADDRESS_BITS: u32 = 40;
-/// Where the length stands, in units less one.
+/// Position of the length, which is stored in units less one.
 const LEN_SHIFT: u32 = ADDRESS_BITS;
-/// Bits of the length.
+/// Number of bits of the length.
 const LEN_BITS: u32 = 8;
-/// Where the codec stands.
+/// Position of the codec.
 const CODEC_SHIFT: u32 = LEN_SHIFT + LEN_BITS;
-/// Bits of the codec.
+/// Number of bits of the codec.
 const CODEC_BITS: u32 = 4;
 
-/// Longest thing that an entry names, in bytes.
+/// Most bytes that an entry refers to.
 pub const STORED_MAX: u32 = (1 << LEN_BITS) * UNIT as u32;
-/// The first address beyond what an entry can name.
+/// The first address beyond those that an entry can refer to.
 pub const ADDRESS_END: u64 = (1 << ADDRESS_BITS) * UNIT;
 
 /// How stored bytes become a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// They are the block.
+    /// The stored bytes are the block.
     #[default]
     Raw = 0,
-    /// An LZ4 block behind four bytes that say how long it is.
+    /// An LZ4 block after four bytes with its length.
     Lz4 = 1,
-    /// The same by Zstandard.
+    /// A Zstandard frame after four bytes with its length.
     Zstd = 2,
 }
 
@@ -50,7 +50,7 @@ impl Codec {
     }
 }
 
-/// An entry.
+/// A reference to something on disk, with its checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Entry {
     word: u64,
@@ -58,14 +58,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Nothing: a block that reads as zeros, a page that does not exist.
+    /// No reference: a block that reads as zeros, or a page that does not exist.
     pub const HOLE: Entry = Entry { word: 0, crc: 0 };
 
-    /// What lies at this address.
+    /// Refers to the bytes at this address.
     ///
     /// # Panics
-    /// If address or length is no multiple of the unit, or beyond what can be named: both come from
-    /// our own bounds.
+    /// If address or length is not a multiple of the unit, or too large: callers bound both.
     pub fn new(address: u64, stored_bytes: u32, codec: Codec, crc: u64) -> Entry {
         let whole = address.is_multiple_of(UNIT) && u64::from(stored_bytes).is_multiple_of(UNIT);
         assert!(whole && (1..=STORED_MAX).contains(&stored_bytes) && address < ADDRESS_END);
@@ -75,37 +74,37 @@ impl Entry {
         Entry { word, crc }
     }
 
-    /// Whether there is nothing.
+    /// Whether the entry refers to nothing.
     #[inline]
     pub fn is_hole(&self) -> bool {
         self.word & PRESENT == 0
     }
 
-    /// A block that was lost with the page of the map that named it, of this checksum: at the
-    /// beginning of all, where there is a head of a group or a page, and never a block.
+    /// The entry of a block that was lost with the leaf that named it; `page_crc` is that leaf's
+    /// checksum. Its address is 0, where the pool has a group header or a page, and never a block.
     pub(crate) fn lost(page_crc: u64) -> Entry {
         Entry::new(0, PAGE_BYTES as u32, Codec::Raw, !page_crc)
     }
 
-    /// Whether this, which names a block, is one that was lost.
+    /// Whether this entry of a block marks a lost block.
     #[inline]
     pub fn is_lost(&self) -> bool {
         !self.is_hole() && self.address() == 0
     }
 
-    /// Where it is, in bytes from the pool's beginning.
+    /// The address in the pool, in bytes.
     #[inline]
     pub fn address(&self) -> u64 {
         (self.word & ((1 << ADDRESS_BITS) - 1)) * UNIT
     }
 
-    /// How long it is, in bytes.
+    /// The stored length, in bytes.
     #[inline]
     pub fn stored_bytes(&self) -> u32 {
         ((self.word >> LEN_SHIFT & ((1 << LEN_BITS) - 1)) as u32 + 1) * UNIT as u32
     }
 
-    /// How it is compressed.
+    /// The codec of the stored bytes.
     #[inline]
     pub fn codec(&self) -> Codec {
         let number = self.word >> CODEC_SHIFT & ((1 << CODEC_BITS) - 1);
@@ -118,18 +117,18 @@ impl Entry {
         self.crc
     }
 
-    /// Writes it.
+    /// Writes the entry.
     pub fn print(&self, into: &mut [u8]) {
         put_u64(into, 0, self.word);
         put_u64(into, 8, self.crc);
     }
 
-    /// Reads it; `None` if it is impossible.
+    /// Parses an entry; `None` if it is invalid.
     pub fn parse(bytes: &[u8]) -> Option<Entry> {
         Entry::of_words(u64_at(bytes, 0), u64_at(bytes, 8))
     }
 
-    /// The same of its two words.
+    /// Makes an entry of its two words; `None` if it is invalid.
     pub(crate) fn of_words(word: u64, crc: u64) -> Option<Entry> {
         let entry = Entry { word, crc };
         let used = PRESENT | ((1 << (CODEC_SHIFT + CODEC_BITS)) - 1);

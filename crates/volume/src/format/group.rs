@@ -1,12 +1,13 @@
-//! A group: what the log is made of. One head, which names every block behind it, and the blocks.
+//! A group, the unit of the log: one header that names every block, followed by the blocks.
 //!
 //! ```text
 //! ┌ head: number, epoch, chain, one descriptor for each block ┬ block ┬ block ┬ ... ┐
 //! └ padded to the alignment ──────────────────────────────────┴ each padded too ────┘
 //! ```
 //!
-//! A group counts as a whole or not at all: its head has a checksum, and each descriptor that of
-//! its block. It follows the group whose head has the checksum that it names as `chain`.
+//! A group is valid as a whole or not at all: its header has a checksum, and each descriptor has
+//! that of its block. A group follows the group whose header has the checksum that it states as
+//! `chain`.
 
 use super::superblock::SEGMENT_NONE;
 use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
@@ -16,49 +17,50 @@ use crate::format::{NODE_BLOCKS, UNIT};
 
 const MAGIC: [u8; 8] = *b"BLKYGRP\n";
 
-/// Length of a head without descriptors.
+/// Length of a header without descriptors, in bytes.
 pub const HEAD_BYTES: usize = 96;
 
-/// Length of a descriptor.
+/// Length of a descriptor, in bytes.
 pub const DESCRIPTOR_BYTES: usize = 32;
 
-/// Most descriptors of a group: a head is read in one piece.
+/// Most descriptors of a group, because a header is read in one piece.
 pub const DESCRIPTORS_MAX: usize = 8192;
 
-/// What a group begins with.
+/// The header of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The first bytes of the pool's identity, so that what another pool left is not taken.
+    /// The first bytes of the pool's identity, so that groups left by another pool are not
+    /// accepted.
     pub pool: u64,
-    /// The opening of the pool in which it was written.
+    /// The epoch (opening of the pool) in which the group was written.
     pub epoch: u64,
-    /// Its number; groups are counted without a gap.
+    /// The group's number (LSN). Numbers have no gaps.
     pub number: u64,
-    /// The checksum of the head of the group before.
+    /// The checksum of the previous group's header.
     pub chain: u64,
-    /// Groups up to this number were durable when it was written.
+    /// Groups up to this number were durable when the header was written.
     pub durable: u64,
-    /// The segment at whose beginning the log goes on, where it does not right behind this group.
+    /// The segment at whose beginning the log continues, if not directly after this group.
     pub next: u32,
     /// Number of descriptors.
     pub count: u32,
-    /// Length of the head with its padding.
+    /// Length of the header including padding, in bytes.
     pub head_bytes: u32,
-    /// Length of what follows.
+    /// Length of what follows the header, in bytes.
     pub payload_bytes: u32,
 }
 
-/// What is done by a part of a group.
+/// What a descriptor does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A block has new contents, which follow the head.
+    /// Writes a block; its contents follow the header.
     Data = 1,
-    /// Blocks are zeros.
+    /// Makes blocks zeros.
     Zero = 2,
-    /// The catalogue changes; how, follows the head.
+    /// Changes the catalogue; the encoded change follows the header.
     Catalogue = 3,
-    /// A block lies elsewhere now, in every volume and snapshot: cleaning.
+    /// Moves a block to another address, in every volume and snapshot of its family (cleaning).
     Move = 4,
 }
 
@@ -69,29 +71,29 @@ impl Kind {
     }
 }
 
-/// One part of a group.
+/// A descriptor: one operation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// What is done.
+    /// The operation.
     pub kind: Kind,
     /// How the stored bytes are compressed.
     pub codec: Codec,
-    /// To which volume; of a block that is moved, the family of those that may have it.
+    /// The volume; for a move, the family of volumes that may contain the block.
     pub volume: u32,
-    /// Where a block lay that is moved: the address.
+    /// For a move: the old address.
     pub from: u64,
-    /// Where it is: the address.
+    /// For a move: the new address.
     pub to: u64,
-    /// To which block, or from which on.
+    /// The block, or the first of a range.
     pub block: u64,
-    /// Length of the stored bytes without padding; of zeros, the number of blocks.
+    /// Length in bytes of the stored contents without padding; for zeros, the number of blocks.
     pub len: u32,
-    /// Checksum of the stored bytes with their padding.
+    /// Checksum of the stored contents including padding.
     pub crc: u64,
 }
 
 impl Descriptor {
-    /// How many bytes of the payload are its own.
+    /// Bytes that the descriptor has in the payload.
     pub fn payload_bytes(&self, align: u32) -> u32 {
         match self.kind {
             Kind::Zero | Kind::Move => 0,
@@ -149,18 +151,18 @@ impl Descriptor {
     }
 }
 
-/// Bits of the number of a block that is moved.
+/// Number of bits of a moved block's number.
 const MOVED_BLOCK_BITS: u32 = 40;
 
-/// Length of the head of a group with so many descriptors.
+/// Length of a header with this number of descriptors, in bytes.
 pub fn head_bytes(count: usize, align: u32) -> u32 {
     ((HEAD_BYTES + count * DESCRIPTOR_BYTES) as u32).next_multiple_of(align)
 }
 
-/// Writes a head, whose length and count are those of the descriptors; answers its checksum.
+/// Writes a header, whose length and count must match the descriptors. Returns its checksum.
 ///
 /// # Panics
-/// If there is no room for it.
+/// If `bytes` is too short.
 pub fn print(head: &Head, descriptors: &[Descriptor], bytes: &mut [u8]) -> u64 {
     let len = head.head_bytes as usize;
     let bytes = &mut bytes[..len];
@@ -183,7 +185,7 @@ pub fn print(head: &Head, descriptors: &[Descriptor], bytes: &mut [u8]) -> u64 {
     crc
 }
 
-/// How long a head says that it is, if these bytes begin with one: for reading all of it.
+/// The length that a header states, if these bytes begin with a header; used to read all of it.
 pub fn head_len(bytes: &[u8], align: u32) -> Option<usize> {
     if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
         return None;
@@ -193,13 +195,13 @@ pub fn head_len(bytes: &[u8], align: u32) -> Option<usize> {
     (count <= DESCRIPTORS_MAX && len == head_bytes(count, align)).then_some(len as usize)
 }
 
-/// The number that a head says it has, which may be damaged.
+/// The number that a header states; the header may be damaged.
 pub fn number(bytes: &[u8]) -> u64 {
     u64_at(bytes, 32)
 }
 
-/// Reads a head, all of which is there: with its checksum and its descriptors. `None` if it is
-/// none, or damaged; the end of a log looks like that.
+/// Parses a whole header. Returns it with its checksum and its descriptors, or `None` if there is
+/// no valid header; the end of a log looks like that.
 pub fn parse(bytes: &[u8], align: u32) -> Option<(Head, u64, Vec<Descriptor>)> {
     let len = head_len(bytes, align)?;
     let bytes = bytes.get(..len)?;
@@ -224,7 +226,7 @@ pub fn parse(bytes: &[u8], align: u32) -> Option<(Head, u64, Vec<Descriptor>)> {
     (payload == u64::from(head.payload_bytes)).then_some((head, want, descriptors))
 }
 
-/// Whether a segment is named.
+/// Whether `next` names a segment.
 pub fn names_segment(next: u32) -> bool {
     next != SEGMENT_NONE
 }
