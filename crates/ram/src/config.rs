@@ -1,4 +1,4 @@
-//! Parameters of a RAM disk, and the shape that follows from them.
+//! Parameters of a RAM disk, and the geometry and limits that follow from them.
 
 use std::path::PathBuf;
 
@@ -8,22 +8,22 @@ use blockyard_sync::hints::Hints;
 use crate::codec::{Codec, CodecConfig};
 use crate::error::RamError;
 
-/// Smallest and largest block that is compressed as one, in bytes.
+/// Smallest and largest block that is compressed as a unit, in bytes.
 pub(crate) const UNIT_BYTES: std::ops::RangeInclusive<u32> = 4096..=65_536;
-/// Largest device. Its table of a word per block must fit into memory long before that.
+/// Largest device in bytes. The table of words exhausts memory long before that.
 const SIZE_MAX: u64 = 1 << 46;
-/// Least memory for data: less is not asked of the system at a time.
+/// Smallest memory limit in bytes: the pool asks the system for this much at a time.
 const MEM_LIMIT_MIN: u64 = 32 << 10;
-/// Where memory is limited there is a hint for so much of it.
+/// With a memory limit, deduplication has one hint per this many bytes of the limit.
 const HINT_DATA_BYTES: u64 = 1 << 10;
 /// Longest read or write, in sectors: compressing a MiB keeps a channel busy for a millisecond.
 const SECTORS_MAX: u64 = (1 << 20) / SECTOR_BYTES;
 /// Longest discard and write-zeroes, in sectors: 256 MiB, which is 65536 words of 4 KiB blocks.
 const DISCARD_SECTORS_MAX: u64 = (256 << 20) / SECTOR_BYTES;
-/// Requests that a queue has at once. They complete while they are started.
+/// Requests that a queue accepts at once. Each completes while it is started.
 const DEPTH: u16 = 128;
 
-/// The parameters by which blocks are recompressed, by priority.
+/// The names of the recompression parameters, by priority.
 pub(crate) const RECOMPRESS_FIELDS: [&str; 3] = ["recomp_algo", "recomp_algo2", "recomp_algo3"];
 
 /// Parameters of a RAM disk.
@@ -31,29 +31,28 @@ pub(crate) const RECOMPRESS_FIELDS: [&str; 3] = ["recomp_algo", "recomp_algo2", 
 pub struct RamConfig {
     /// Capacity in bytes, a multiple of `unit`. Default 4 GiB.
     pub size: u64,
-    /// Logical block size in bytes: 512, 1024, 2048 or 4096. Default 4096, as zram's.
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096. Default 4096, as in zram.
     pub bs: u32,
-    /// How many bytes are compressed as one block: a power of two from 4 KiB to 64 KiB. Default
-    /// 4096. A write of less than that reads, changes and writes the block.
+    /// Bytes that are compressed as one block: a power of two from 4 KiB to 64 KiB. Default 4096. A
+    /// shorter write reads, modifies and writes the block.
     pub unit: u32,
-    /// How blocks are compressed.
+    /// The codec for new blocks.
     pub codec: CodecConfig,
-    /// How blocks are recompressed when that is asked for, by priority: up to three. Default: not
-    /// at all.
+    /// The codecs for recompression, by priority: up to three. Default: none, and no recompression.
     pub recompress: Vec<CodecConfig>,
-    /// Equal blocks are stored once. Default: they are not.
+    /// Whether equal blocks are stored once. Default: no.
     pub dedup: bool,
-    /// A checksum with every object, so that a changed bit is an error and not data.
+    /// Whether each object has a checksum, so that a flipped bit is an error and not wrong data.
     pub checksum: bool,
-    /// A file for blocks that are written back; `None`, the default, for none.
+    /// The backing file for writeback; `None`, the default, for no writeback.
     pub backing: Option<PathBuf>,
-    /// A snapshot that the device holds from the beginning; `None`, the default, for nothing.
+    /// A snapshot to load when the device is created; `None`, the default, for an empty device.
     pub load: Option<PathBuf>,
-    /// Most memory for data in bytes; 0, the default, for no limit. What would go beyond it fails
-    /// with NOSPC and changes nothing.
+    /// Memory limit for data in bytes; 0, the default, for no limit. A write that would exceed it
+    /// fails with NOSPC and changes nothing.
     pub mem_limit: u64,
-    /// From which overhead on the pool is compacted in the background, in percent of the stored
-    /// bytes. Default 3; 0 for never.
+    /// Overhead of the pool from which background compaction runs, in percent of the stored bytes.
+    /// Default 3; 0 disables it.
     pub compact: u8,
 }
 
@@ -76,10 +75,10 @@ impl Default for RamConfig {
 }
 
 impl RamConfig {
-    /// Checks that the parameters go together.
+    /// Checks the parameters and their combination.
     ///
     /// # Errors
-    /// If one does not fit.
+    /// If a parameter is invalid, alone or in combination.
     pub fn check(&self) -> Result<(), RamError> {
         let RamConfig { size, bs, unit, .. } = *self;
         if !bs.is_power_of_two() || !(512..=4096).contains(&bs) {
@@ -105,7 +104,7 @@ impl RamConfig {
         Ok(())
     }
 
-    /// Checks that something can be stored within a limit.
+    /// Checks that a memory limit leaves enough space to store something.
     pub(crate) fn check_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
         let least = MEM_LIMIT_MIN.max(2 * u64::from(self.unit)) + self.hints_bytes();
         if bytes > 0 && !(least..=SIZE_MAX).contains(&bytes) {
@@ -115,14 +114,14 @@ impl RamConfig {
         Ok(())
     }
 
-    /// Slots in which it is noted where equal blocks may be; 0 where none are looked for. One for
-    /// each block, or for each KiB of memory, if that is limited.
+    /// Number of deduplication hints: one per block, or one per KiB of the memory limit if there is
+    /// one. 0 without deduplication.
     pub(crate) fn hint_slots(&self) -> u64 {
         let most = if self.mem_limit > 0 { self.mem_limit / HINT_DATA_BYTES } else { u64::MAX };
         if self.dedup { self.block_count().min(most).max(1) } else { 0 }
     }
 
-    /// Memory that they take, which counts as used.
+    /// Memory that the hints take, in bytes; it counts towards the memory limit.
     pub(crate) fn hints_bytes(&self) -> u64 {
         if self.dedup { Hints::bytes_for(self.hint_slots()) } else { 0 }
     }
@@ -134,12 +133,12 @@ impl RamConfig {
         Ok(())
     }
 
-    /// How many blocks of `unit` bytes there are.
+    /// Number of blocks of `unit` bytes.
     pub fn block_count(&self) -> u64 {
         self.size / u64::from(self.unit)
     }
 
-    /// The shape of a device of these parameters.
+    /// The geometry of a device with these parameters.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             sectors: self.size / SECTOR_BYTES,
@@ -149,7 +148,7 @@ impl RamConfig {
         }
     }
 
-    /// What a device of these parameters takes in one request.
+    /// The limits for one request to a device with these parameters.
     pub fn limits(&self) -> Limits {
         Limits {
             sectors_max: SECTORS_MAX,

@@ -1,9 +1,9 @@
-//! What a device counts, by zram's names.
+//! Counters of a device, by zram's names.
 //!
-//! Each thread that works on blocks has a [`Tally`] of its own, so that counting touches no line
-//! that another thread writes; zram pays two to four shared atomics a write for the same numbers. A
-//! block that one thread stored and another frees is added in one tally and taken off in the other:
-//! each is any number, their sum is right.
+//! Each thread that works on blocks has a [`Tally`] of its own, so counting writes to no cache line
+//! that another thread writes; zram pays two to four shared atomics per write for the same numbers.
+//! One thread may store a block and another free it: the one's tally goes up and the other's down.
+//! So a single tally means nothing; only the sum is right.
 #![allow(clippy::disallowed_types)] // The list of tallies is control plane.
 
 use std::fmt;
@@ -11,51 +11,51 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_sync::counter::Counter;
 
-/// Something that is counted.
+/// A quantity that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Count {
-    /// Reads that failed: what is stored is damaged, or the backing file failed.
+    /// Reads that failed: the stored data is damaged, or the backing file failed.
     FailedReads,
     /// Writes that failed for lack of memory.
     FailedWrites,
-    /// Blocks that a discard or a write-zeroes has freed.
+    /// Blocks that a discard or a write-zeroes freed.
     NotifyFree,
-    /// Blocks that hold something.
+    /// Blocks that hold data.
     Stored,
-    /// Bytes of objects, as compressed.
+    /// Compressed bytes of the objects.
     Compressed,
-    /// Blocks that are one word repeated.
+    /// Same-filled blocks.
     Same,
-    /// Blocks stored raw, now.
+    /// Blocks that are stored uncompressed now.
     Huge,
-    /// Blocks stored raw, since the device was made.
+    /// Blocks that were stored uncompressed since the device was created.
     HugeSince,
-    /// Blocks on the backing file, now.
+    /// Blocks in the backing file now.
     Backed,
-    /// Reads of the backing file, in blocks.
+    /// Blocks read from the backing file.
     BackedReads,
-    /// Writes to the backing file, in blocks.
+    /// Blocks written to the backing file.
     BackedWrites,
-    /// Sub-block writes that another writer overtook and that were made anew.
+    /// Sub-block writes that were repeated because another write replaced the block first.
     PatchRetries,
 }
 
-/// How many there are.
+/// Number of counters.
 const COUNTS: usize = Count::PatchRetries as usize + 1;
 
-/// One thread's counts.
+/// The counters of one thread.
 #[derive(Debug, Default)]
 struct Tallied([Counter; COUNTS]);
 
-/// One thread's counts, in the registry until it is dropped.
+/// A thread's handle on its counters, which stay in the registry until it is dropped.
 pub(crate) struct Tally {
     counts: Arc<Tallied>,
     registry: Arc<Counters>,
 }
 
 impl Tally {
-    /// Counts `n`, which may stand for less than nothing: counts wrap.
+    /// Adds `n`; a two's-complement negative `n` subtracts, since the counters wrap.
     #[inline]
     pub(crate) fn add(&self, what: Count, n: u64) {
         self.counts.0[what as usize].add(n);
@@ -78,7 +78,7 @@ impl fmt::Debug for Tally {
     }
 }
 
-/// All tallies of a device: the open ones, and the sum of those that are closed.
+/// All tallies of a device: those of live threads, and the sum of the closed ones.
 #[derive(Debug, Default)]
 pub(crate) struct Counters(Mutex<Tallies>);
 
@@ -88,7 +88,7 @@ struct Tallies {
     open: Vec<Arc<Tallied>>,
 }
 
-/// A sum over tallies.
+/// A sum over all tallies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sum([u64; COUNTS]);
 
@@ -99,15 +99,15 @@ impl Sum {
         }
     }
 
-    /// A count. What is added and taken off by different threads may be seen in the wrong order;
-    /// a sum that is below zero for a moment counts as zero.
+    /// A counter. The decrement of one thread may be visible before the increment of another; a sum
+    /// that is negative for a moment reads as zero.
     pub(crate) fn get(&self, what: Count) -> u64 {
         u64::try_from(self.0[what as usize] as i64).unwrap_or(0)
     }
 }
 
 impl Counters {
-    /// A tally for one thread.
+    /// Creates a tally for one thread.
     pub(crate) fn open(self: &Arc<Self>) -> Tally {
         let counts = Arc::new(Tallied::default());
         let mut tallies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +115,7 @@ impl Counters {
         Tally { counts, registry: Arc::clone(self) }
     }
 
-    /// The sum now.
+    /// The sum over all threads now.
     pub(crate) fn sum(&self) -> Sum {
         let tallies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = tallies.closed.clone();

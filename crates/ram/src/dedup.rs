@@ -1,14 +1,14 @@
-//! Equal blocks are stored once, where that is asked for.
+//! Deduplication: equal blocks are stored once if the device is configured so.
 //!
-//! A write of a whole block looks up where blocks like it may be ([`Hints`]), by a key of its
-//! bytes. It compares with what is stored there, byte by byte, and if that is the same it takes a
-//! part in the object ([`crate::pool`]) instead of compressing and storing its own. A key alone
-//! never decides.
+//! A write of a whole block computes a key of its bytes and looks up where equal blocks may be
+//! ([`Hints`]). It compares its bytes with those stored there. If they are equal, the block shares
+//! that object ([`crate::pool`]) and nothing is compressed or stored. A key alone never decides.
 //!
-//! A hint names a block and not an object, so it stays right when that is moved or recompressed. It
-//! may be overwritten by another's, and is of no use any more when its block is written: then the
-//! next one of its like is stored anew. Same-filled blocks take no memory and are not looked for,
-//! nor are those on the backing file; a write of a part of a block is not compared.
+//! A hint names a block and not an object, so it stays valid when the object moves or is
+//! recompressed. Another hint may overwrite it, and it becomes useless when its block is written;
+//! then the next equal block is stored separately. Same-filled blocks take no memory, so they are
+//! not deduplicated. Blocks on the backing file are not deduplicated either, nor are writes of a
+//! part of a block.
 
 use blockyard_core::Status;
 use blockyard_sync::hints::Hints;
@@ -16,17 +16,17 @@ use blockyard_sync::hints::Hints;
 use crate::blocks::{Blocks, Hand};
 use crate::fill::repeated_word;
 
-/// What equal blocks have in common, and few others.
+/// A hash of a block, under which its hint is stored: equal blocks have equal keys.
 pub(crate) fn key(plain: &[u8]) -> u64 {
     let (one, two) = plain.split_at(plain.len() / 2);
     let both = u64::from(crc32fast::hash(one)) << 32 | u64::from(crc32fast::hash(two));
-    // Blocks of which only a half differs differ in all bits.
+    // Mixes the bits, so that blocks that differ in only one half differ in all bits of the key.
     let mixed = (both ^ both >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 29
 }
 
 impl Blocks {
-    /// Stores the block that is in the hand, unless it is stored already.
+    /// Stores the block in `hand.plain`, or shares an equal one.
     pub(crate) fn write_once(&self, hints: &Hints, hand: &mut Hand, block: u64) -> Status {
         if repeated_word(&hand.plain).is_some() {
             return self.write_alone(hand, block);
@@ -42,13 +42,13 @@ impl Blocks {
         status
     }
 
-    /// Has the block refer to an object that has what is in the hand, if one is found.
+    /// Makes the block refer to an object that equals `hand.plain`, if a hint leads to one.
     pub(crate) fn share(&self, hints: &Hints, hand: &mut Hand, block: u64, key: u64) -> bool {
         let Hand { access, unpacker, plain, other, tally, .. } = hand;
         for of in hints.find(key) {
             let mut differs = false;
             let shared = access.share(block, of, |word, stored| {
-                // What is damaged is no equal.
+                // A damaged object equals nothing.
                 let unpacked = self.form.unpack_here(unpacker, word, stored, other);
                 differs = unpacked.is_err() || other != plain;
                 !differs
@@ -85,7 +85,7 @@ mod tests {
             tags.dedup();
             tags.len()
         };
-        // The block of sevens is there five times.
+        // The block of sevens is stored five times.
         assert_eq!((tags(&keys, 0), tags(&keys, 32)), (5 * 255 + 1, 5 * 255 + 1));
     }
 }

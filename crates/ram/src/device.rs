@@ -1,5 +1,5 @@
-//! The device: made from a configuration, asked for its statistics, and given faults at run time.
-#![allow(clippy::disallowed_types)] // Workers taking turns are control plane.
+//! The device: created from a configuration, with statistics and with faults injected at run time.
+#![allow(clippy::disallowed_types)] // The lock that serializes background workers is control plane.
 
 use std::fmt;
 use std::io::Write;
@@ -23,46 +23,46 @@ use crate::pool::{Compacted, SizeClass};
 use crate::queue::RamQueue;
 use crate::stats::{BdStat, DebugStat, DedupStat, IoStat, MmStat, RamStats};
 
-/// Most blocks that one question about an extent looks at.
+/// Maximum number of blocks that one extent query examines.
 const RUN_MAX: u64 = 1 << 20;
-/// Where the dice of the injected fault begin, so that they fall the same way each time.
+/// Seed of the injected `nospc` fault, so that its sequence is reproducible.
 const CHANCE_SEED: u64 = 0xb10c_6a4d;
 
-/// Faults of the backing file: of a disk that dies, of one behind the system's cache, of a file
-/// system that is full.
+/// Names of the faults of the backing file: a dying disk, a disk that rejects the page cache's late
+/// writes, and a full file system.
 const EIO: &str = "backing_eio";
 const LATE_EIO: &str = "backing_late_eio";
 const ENOSPC: &str = "backing_enospc";
 
 /// A compressed RAM disk.
 ///
-/// Faults that it can be given by [`Device::inject`], beside those of the error injector:
+/// Faults that [`Device::inject`] can set, in addition to those of the fault injector:
 ///
 /// | name | value | effect |
 /// | --- | --- | --- |
-/// | `nospc` | a number | one in so many objects finds no memory, by chance; 0: none |
-/// | `flip` | a sector | a bit of what is stored of its block changes |
-/// | `backing_eio` | a number | so many reads and writes of the backing file fail with EIO |
-/// | `backing_late_eio` | a number | so many batches fail when the system writes its cache out |
-/// | `backing_enospc` | a number | so many writes to it find the file system full half way |
+/// | `nospc` | a number N | one in N allocations fails at random; 0: none |
+/// | `flip` | a sector | one bit of what is stored for its block flips |
+/// | `backing_eio` | a number N | the next N reads and writes of the backing file fail with EIO |
+/// | `backing_late_eio` | a number N | the next N batches fail with EIO when they are synced |
+/// | `backing_enospc` | a number N | the next N writes to it stop half way with ENOSPC |
 pub struct Ram {
     shared: Arc<Shared>,
     turn: Mutex<()>,
     compactor: Mutex<Option<Compactor>>,
 }
 
-/// What is changed while a device is used; what is `None` or `false` stays.
+/// Settings to change at run time; `None` or `false` leaves a setting as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// As [`Ram::set_mem_limit`].
+    /// Passed to [`Ram::set_mem_limit`].
     pub mem_limit: Option<u64>,
-    /// As [`Ram::set_compact`].
+    /// Passed to [`Ram::set_compact`].
     pub compact: Option<u8>,
-    /// As [`Ram::reset_mem_used_max`].
+    /// Whether to call [`Ram::reset_mem_used_max`].
     pub resets_mem_used_max: bool,
 }
 
-/// What the device and its queues share.
+/// State that the device and its queues share.
 pub(crate) struct Shared {
     pub(crate) config: RamConfig,
     pub(crate) geometry: Geometry,
@@ -71,10 +71,10 @@ pub(crate) struct Shared {
 }
 
 impl Ram {
-    /// Makes a device that reads as zeros and holds nothing.
+    /// Creates a device that reads as zeros, or that has the contents of the snapshot in `load`.
     ///
     /// # Errors
-    /// If a parameter does not fit, or the system refuses memory.
+    /// If a parameter is invalid, the snapshot cannot be loaded, or there is not enough memory.
     pub fn open(config: RamConfig) -> Result<Arc<Ram>, RamError> {
         config.check()?;
         let load = config.load.clone();
@@ -94,25 +94,25 @@ impl Ram {
         Ok(Arc::new(ram))
     }
 
-    /// Its parameters.
+    /// The parameters of the device.
     pub fn config(&self) -> &RamConfig {
         &self.shared.config
     }
 
-    /// Moves objects together, and gives the pages that become free back to the system.
+    /// Compacts the pool and returns the freed pages to the system.
     ///
     /// # Errors
-    /// If there are as many channels and workers as there can be.
+    /// If the maximum number of channels and workers is in use.
     pub fn compact(&self) -> Result<Compacted, RamError> {
         let _turn = self.turn();
         self.shared.blocks.compact()
     }
 
-    /// Sets from which overhead on the pool is compacted in the background, in percent of the
-    /// stored bytes; 0 for never.
+    /// Sets the overhead of the pool from which background compaction runs, in percent of the
+    /// stored bytes; 0 disables it.
     ///
     /// # Errors
-    /// If it is no percentage, or the system has no thread for it.
+    /// If `percent` is invalid, or the system cannot create the thread.
     pub fn set_compact(&self, percent: u8) -> Result<(), RamError> {
         RamConfig::check_compact(percent)?;
         let mut compactor = self.compactor();
@@ -127,12 +127,13 @@ impl Ram {
         Ok(())
     }
 
-    /// From which overhead on the pool is compacted in the background; 0 for never.
+    /// Overhead of the pool from which background compaction runs, in percent; 0 if disabled.
     pub fn compact_percent(&self) -> u8 {
         self.compactor().as_ref().map_or(0, Compactor::percent)
     }
 
-    /// Has the background look at the pool at once, and returns when that is over.
+    /// Makes the background compaction check the pool at once, and waits until that round has
+    /// ended.
     pub fn compact_in_background(&self) {
         if let Some(compactor) = &*self.compactor() {
             compactor.turn();
@@ -143,26 +144,27 @@ impl Ram {
         self.compactor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets how much memory data may take; 0 for no limit. What is used beyond it stays; nothing
-    /// more is taken.
+    /// Sets the memory limit for data in bytes; 0 for no limit. If more is in use already, it stays
+    /// in use, and no more is allocated.
     ///
     /// # Errors
-    /// If nothing could be done with so little.
+    /// If the limit is too small to store anything.
     pub fn set_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
         self.shared.config.check_mem_limit(bytes)?;
         self.shared.blocks.set_mem_limit(bytes);
         Ok(())
     }
 
-    /// Makes several settings, all of them or, if one will not do, none.
+    /// Changes several settings: all of them, or none if one is invalid.
     ///
     /// # Errors
-    /// Those of each of them.
+    /// Those of each setting.
     pub fn set(&self, settings: &Settings) -> Result<(), RamError> {
         if let Some(bytes) = settings.mem_limit {
             self.shared.config.check_mem_limit(bytes)?;
         }
-        // First what may fail by more than its value: it may want a thread.
+        // First the setting that can fail although its value is valid: it may have to create a
+        // thread.
         if let Some(percent) = settings.compact {
             self.set_compact(percent)?;
         }
@@ -175,31 +177,32 @@ impl Ram {
         Ok(())
     }
 
-    /// Begins to look for the most memory in use anew.
+    /// Resets the maximum of memory in use to the current value.
     pub fn reset_mem_used_max(&self) {
         self.shared.blocks.store().pool().reset_used_max();
     }
 
-    /// A turn of idle tracking: every block is one turn older, until it is read or written.
+    /// One round of idle tracking: every block ages by one until it is read or written.
     pub fn idle(&self) {
         self.shared.blocks.grow_older();
     }
 
-    /// Compresses blocks by the second algorithm, where that makes them smaller.
+    /// Recompresses the selected blocks with the configured further algorithms, where that makes
+    /// them smaller.
     ///
     /// # Errors
-    /// If the device was made without one, or there is no memory for working.
+    /// If the device has no recompression algorithm, or there is no working memory.
     pub fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
         let _turn = self.turn();
         self.shared.blocks.recompress(selection)
     }
 
-    /// Moves blocks to the backing file, `limit_bytes` of them at most. They are read from there
-    /// when somebody wants them.
+    /// Moves blocks to the backing file, at most `limit_bytes` bytes. Later reads of these blocks
+    /// read the file.
     ///
     /// # Errors
-    /// If the device was made without a backing file, or that cannot be written; what is not there
-    /// stays in memory.
+    /// If the device has no backing file, or the file cannot be written; blocks that were not
+    /// written stay in memory.
     pub fn write_back(
         &self,
         selection: &Selection,
@@ -209,17 +212,18 @@ impl Ram {
         self.shared.blocks.write_back(selection, limit_bytes)
     }
 
-    /// Saves what it holds to a file, which `load` takes when a device is made. A crash leaves the
-    /// file as it was or as it is to be. What is written meanwhile is in it or not, block by block.
+    /// Saves the contents to a file that `load` accepts. After a crash the file has its old
+    /// contents or the complete new ones. A concurrent write is in the file or not, block by block.
     ///
     /// # Errors
-    /// If the file cannot be written or may not be replaced, or a block cannot be read.
+    /// If the file cannot be written or must not be replaced, or a block cannot be read.
     pub fn save(&self, path: &Path, replace: Replace) -> Result<Saved, RamError> {
         let _turn = self.turn();
         self.shared.blocks.save(&self.shared.config, path, replace)
     }
 
-    /// Saves what it holds into a stream, for [`Ram::save`]'s readers. Says how many blocks went.
+    /// Saves the contents to a stream, in the format of [`Ram::save`]. Returns the number of blocks
+    /// written.
     ///
     /// # Errors
     /// If the stream cannot be written, or a block cannot be read.
@@ -228,35 +232,36 @@ impl Ram {
         self.shared.blocks.save_to(&self.shared.config, out)
     }
 
-    /// Trains a zstd dictionary on what it holds and writes it to a file, for `dict` of another
-    /// device.
+    /// Trains a zstd dictionary on the contents and writes it to a file, for the parameter `dict`
+    /// of another device.
     ///
     /// # Errors
-    /// If there is too little to train on, this build has no zstd, or the file cannot be written.
+    /// If there is too little data to train on, this build has no zstd, or the file cannot be
+    /// written.
     pub fn train(&self, path: &Path, replace: Replace) -> Result<Trained, RamError> {
         self.shared.blocks.train(path, replace)
     }
 
-    /// A zstd dictionary trained on what it holds, and on how many blocks.
+    /// Trains a zstd dictionary on the contents. Returns it with the number of blocks used.
     ///
     /// # Errors
-    /// If there is too little to train on, or this build has no zstd.
+    /// If there is too little data to train on, or this build has no zstd.
     pub fn dictionary(&self) -> Result<(Vec<u8>, u64), RamError> {
         self.shared.blocks.dictionary()
     }
 
-    /// Up to `count` blocks that hold something, from block `first` on; fewer, or none, where the
-    /// table is sparse: the page says where to go on.
+    /// Lists up to `count` blocks that hold data, from block `first` on. A page of a sparse table
+    /// may have fewer or none; the page says where the next one starts.
     pub fn states(&self, first: u64, count: usize) -> StatesPage {
         self.shared.blocks.states(first, count)
     }
 
-    /// How many blocks have each age, in turns of idle tracking.
+    /// How many blocks have each age, in rounds of idle tracking.
     pub fn ages(&self) -> Vec<u64> {
         self.shared.blocks.ages().to_vec()
     }
 
-    /// How many objects there are of each size.
+    /// How many objects there are of each size class.
     pub fn size_classes(&self) -> Vec<SizeClass> {
         self.shared.blocks.store().pool().size_classes()
     }
@@ -295,16 +300,16 @@ impl Ram {
         Ok(())
     }
 
-    /// Workers take turns: each looks at the table first and relies on being the only one.
+    /// Locks out other background workers: each scans the table first and relies on running alone.
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its statistics now.
+    /// The statistics now.
     pub fn stats(&self) -> RamStats {
         let Shared { blocks, .. } = &*self.shared;
         let (counts, pool) = (blocks.counts(), blocks.store().pool().usage());
-        // What is noted of equal blocks is memory for data as well.
+        // The deduplication hints count as memory for data as well.
         let hints = blocks.hints_bytes();
         let compressed = counts.get(Count::Compressed);
         let pages = blocks.unit() as u64 >> 12;
@@ -416,7 +421,7 @@ impl fmt::Debug for Ram {
 mod tests {
     use super::*;
 
-    /// The limit was set once, and then there was no thread to compact.
+    /// Regression: the limit was set, and then there was no thread for compaction.
     #[test]
     fn settings_are_made_all_at_once_or_not_at_all() {
         let config = RamConfig { size: 4 << 20, compact: 0, ..RamConfig::default() };

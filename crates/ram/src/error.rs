@@ -1,4 +1,4 @@
-//! Why a RAM disk could not be made, or something asked of it not be done.
+//! Errors of creating a RAM disk and of operations on it.
 
 use std::io;
 
@@ -7,62 +7,62 @@ use blockyard_core::{DeviceError, Status};
 use crate::background::WrittenBack;
 use crate::snapshot::SnapshotError;
 
-/// Why a RAM disk refused something.
+/// Why creating a RAM disk or an operation on it failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// A parameter does not fit.
+    /// A parameter is invalid.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// What the parameter accepts.
         wanted: String,
     },
-    /// The system refused memory.
+    /// The system has not enough memory.
     #[error(
         "{field}: `{value}` takes more memory than there is: {}",
         io::Error::from_raw_os_error(*.errno)
     )]
     Memory {
-        /// The parameter that decides how much it is.
+        /// The parameter that determines the amount.
         field: &'static str,
-        /// Its value.
+        /// The value of the parameter.
         value: String,
         /// The error number.
         errno: i32,
     },
-    /// The system has no thread for compaction.
+    /// The system cannot create the compaction thread.
     #[error("compact: no thread for it: {source}; compact=0 needs none")]
     Thread {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There are as many channels as there can be.
+    /// The maximum number of channels and workers is in use.
     #[error("{max} channels are open, and no more will do; close one first")]
     Crowded {
-        /// How many there may be.
+        /// The maximum.
         max: u32,
     },
     /// A snapshot cannot be loaded.
     #[error("load: `{path}`: {source}")]
     Snapshot {
-        /// The file.
+        /// Path of the snapshot.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the snapshot.
         source: SnapshotError,
     },
-    /// A block cannot be read, and so not be saved or loaded.
+    /// A block cannot be read, and so cannot be saved or loaded.
     #[error("block {block} {} ({status})", unreadable(*.status))]
     Unreadable {
-        /// The block.
+        /// The block number.
         block: u64,
-        /// How a read of it ends.
+        /// The status with which a read of the block fails.
         status: Status,
     },
-    /// The backing file could not be written, after some of it was.
+    /// Writing the backing file failed after some blocks were written.
     #[error(
         "backing: `{path}`: cannot be written: {source}; {} in {} bytes there before, the \
          others stay in memory",
@@ -70,11 +70,11 @@ pub enum RamError {
         done.bytes
     )]
     WriteBack {
-        /// The file.
+        /// Path of the backing file.
         path: String,
-        /// What was written back and stays so.
+        /// What was written before the failure and remains valid.
         done: WrittenBack,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file that a parameter names cannot be used.
@@ -82,11 +82,11 @@ pub enum RamError {
     File {
         /// The parameter.
         field: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What was being done.
+        /// What failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -95,7 +95,7 @@ fn written(blocks: u64) -> String {
     if blocks == 1 { "1 block went".to_owned() } else { format!("{blocks} blocks went") }
 }
 
-/// What is wrong with a block that ends a read so.
+/// Describes a block whose read fails with this status.
 fn unreadable(status: Status) -> &'static str {
     match status {
         Status::IoErr => "cannot be read from the backing file",
@@ -116,7 +116,7 @@ impl RamError {
         RamError::Memory { field, value: value.to_string(), errno: libc::ENOMEM }
     }
 
-    /// The parameter that is to blame.
+    /// The parameter that the error concerns.
     pub fn field(&self) -> &'static str {
         match self {
             RamError::Invalid { field, .. }

@@ -1,17 +1,17 @@
-//! Fetching memory into the cache ahead of its use.
+//! Prefetching memory into the cache.
 //!
-//! A codec that reads what is not in the cache waits for it line by line, and so does a copy: the
-//! processor fetches ahead by itself, but not over the border of a page. Asked for all at once, and
-//! while something else is computed, the lines arrive side by side.
+//! A codec or a copy that reads uncached memory waits for it line by line. The hardware prefetcher
+//! helps, but does not cross page boundaries. When all lines are prefetched at once while the
+//! thread computes something else, they arrive in parallel.
 #![allow(unsafe_code)]
 
-/// What the cache counts in.
+/// Size of a cache line.
 const LINE_BYTES: usize = 64;
-/// Lines that are asked for in a turn: counting them one by one takes longer than asking.
+/// Lines that are prefetched per loop iteration: a loop per line costs more than the prefetches.
 const TURN: usize = 4;
 
-/// Fetches a range into the cache, for who reads it next. What lies there does not matter: nothing
-/// is read that can be seen, and an address that is none does no harm.
+/// Prefetches a range that the caller reads next. Its contents do not matter: a prefetch has no
+/// visible effect, and an invalid address does no harm.
 #[inline]
 pub(crate) fn fetch(from: *const u8, len_bytes: usize) {
     let (mut line, mut left) = (from, len_bytes.div_ceil(LINE_BYTES));
@@ -27,7 +27,8 @@ pub(crate) fn fetch(from: *const u8, len_bytes: usize) {
     }
 }
 
-/// The same for who comes to it after other work, which all lines at once would hold up.
+/// Prefetches a range that the caller reads after other work, which prefetching all lines at once
+/// would delay.
 #[inline]
 pub(crate) fn fetch_ahead(from: *const u8, len_bytes: usize) {
     for line in (0..len_bytes).step_by(LINE_BYTES) {
@@ -35,15 +36,16 @@ pub(crate) fn fetch_ahead(from: *const u8, len_bytes: usize) {
     }
 }
 
-/// Fetches a range into the cache for who writes it some time later. Other processors lose it, who
-/// may be reading it.
+/// Prefetches a range that the caller writes some time later. This invalidates the lines in the
+/// caches of other CPUs, which may be reading them.
 #[inline]
 pub(crate) fn fetch_to_write(from: *const u8, len_bytes: usize) {
     for line in (0..len_bytes).step_by(LINE_BYTES) {
         let line = from.wrapping_add(line);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: as in `fetch_line`. The library's prefetch for writing is one for reading, unless
-        // the build is for newer processors only; one that does not know this does nothing.
+        // SAFETY: as in `fetch_line`. `prefetchw` is used directly because the library's prefetch
+        // for writing compiles to one for reading unless the target has the instruction. A CPU
+        // without `prefetchw` executes it as a no-op.
         unsafe {
             use std::arch::asm;
             asm!("prefetchw [{}]", in(reg) line, options(readonly, nostack, preserves_flags));
@@ -56,7 +58,7 @@ pub(crate) fn fetch_to_write(from: *const u8, len_bytes: usize) {
 #[inline(always)]
 fn fetch_line(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch of any address neither reads anything that can be seen nor faults.
+    // SAFETY: a prefetch of any address has no visible effect and does not fault.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(line.cast());

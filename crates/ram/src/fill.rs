@@ -1,14 +1,14 @@
-//! Same-filled blocks: one word repeated, for which no memory is held.
+//! Same-filled blocks: one word repeated, which takes no memory.
 #![allow(unsafe_code)]
 
-/// Bytes of the word that is repeated, as zram's on a 64-bit machine.
+/// Bytes of the repeated word, as in zram on a 64-bit machine.
 const WORD: usize = 8;
 
-/// The word that `block` repeats from its first byte to its last, if it is nothing else.
+/// The word that `block` repeats from start to end; `None` if it is not same-filled.
 #[inline]
 pub fn repeated_word(block: &[u8]) -> Option<u64> {
     let (first, last) = (block.first_chunk::<WORD>()?, block.last_chunk::<WORD>()?);
-    // Blocks that are not same-filled mostly differ here already.
+    // Most blocks that are not same-filled differ here already.
     let middle = block.get(block.len() / 2..block.len() / 2 + WORD)?;
     if first != last || first != middle {
         return None;
@@ -32,7 +32,7 @@ pub unsafe fn fill(into: *mut u8, len_bytes: usize, word: u64) {
     }
     let words = into.cast::<u64>();
     for at in 0..len_bytes / WORD {
-        // SAFETY: the caller's contract; no alignment is asked of a buffer.
+        // SAFETY: the caller's contract; an unaligned write needs no alignment.
         unsafe { words.add(at).write_unaligned(word) };
     }
 }
@@ -43,7 +43,7 @@ mod tests {
 
     fn filled(word: u64, len: usize) -> Vec<u8> {
         let mut block = vec![0xee; len + 1];
-        // SAFETY: the vector is longer than that, and an odd address will do.
+        // SAFETY: the vector has `len + 1` bytes, and `fill` accepts an odd address.
         unsafe { fill(block.as_mut_ptr().add(1), len, word) };
         block.remove(0);
         block

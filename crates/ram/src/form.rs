@@ -1,15 +1,15 @@
-//! The form in which blocks are stored: what a word and its bytes mean, what is made of a block.
+//! The stored form of blocks: what a word and its stored bytes mean, and how a block becomes both.
 //!
-//! | word | stored bytes | the block |
+//! | word | stored bytes | contents of the block |
 //! | --- | --- | --- |
 //! | nothing | none | zeros |
-//! | same-filled | none | its 32-bit value, repeated |
-//! | an object | of a codec | decompressed by that codec |
-//! | an object, huge | a unit | as it is |
-//! | an object, huge | 8 | repeated |
+//! | same-filled | none | the word's 32-bit value, repeated |
+//! | an object | output of a codec | the decompressed bytes |
+//! | an object, huge | a whole block | the stored bytes |
+//! | an object, huge | 8 | the stored bytes, repeated |
 //! | on the backing file | as an object's, in the file | as an object's |
 //!
-//! With checksums the stored bytes have four more: a CRC-32 of those before them.
+//! With checksums, a CRC-32 of the stored bytes follows them: four more bytes.
 #![allow(unsafe_code)]
 
 use blockyard_core::Status;
@@ -25,9 +25,9 @@ use crate::store::New;
 
 /// Bytes of a checksum.
 pub(crate) const CHECKSUM_BYTES: usize = 4;
-/// Bytes of a word that is repeated.
+/// Bytes of a repeated word.
 const WORD_BYTES: usize = 8;
-/// What a count changes by; tallies wrap.
+/// Increment of a counter; `LESS` is the decrement, since counters wrap.
 const MORE: u64 = 1;
 const LESS: u64 = MORE.wrapping_neg();
 
@@ -36,15 +36,15 @@ const LESS: u64 = MORE.wrapping_neg();
 pub(crate) struct Form {
     /// Bytes of a block.
     pub(crate) unit: usize,
-    /// By their numbers in words: the device's own, and those that it recompresses by.
+    /// Codecs by their index in words: the device's own first, then those for recompression.
     pub(crate) codecs: Box<[Codec]>,
-    /// Bytes behind each object's own: those of its checksum, or none.
+    /// Bytes that follow each object's own: those of the checksum, or 0.
     pub(crate) tail: usize,
-    /// Where blocks can be written back to.
+    /// The backing file for writeback.
     pub(crate) backing: Option<Backing>,
 }
 
-/// What makes contents of a block; belongs to one thread.
+/// Compresses blocks into their stored form; belongs to one thread.
 #[derive(Debug)]
 pub(crate) struct Packer {
     codec: u8,
@@ -52,27 +52,27 @@ pub(crate) struct Packer {
     packed: Box<[u8]>,
 }
 
-/// What makes a block of contents; belongs to one thread.
+/// Decompresses stored bytes into blocks; belongs to one thread.
 #[derive(Debug)]
 pub(crate) struct Unpacker {
     decoder: Decoder,
-    /// What was read from the backing file.
+    /// Buffer for stored bytes read from the backing file.
     fetched: Box<[u8]>,
-    /// How often that was done since it was counted.
+    /// Reads of the backing file that are not yet in the counters.
     fetches: u64,
 }
 
-/// A word of 64 bits that is twice the same value.
+/// A 64-bit word that repeats a 32-bit value.
 const fn doubled(value: u32) -> u64 {
     value as u64 | (value as u64) << 32
 }
 
-/// Whether a word says that its block reads as zeros.
+/// Whether this word alone shows that its block reads as zeros.
 pub(crate) fn is_zero(word: Word) -> bool {
     word.kind() == Kind::Nothing || (word.kind() == Kind::Same && word.value() == 0)
 }
 
-/// A word like the one that contents will have, for counting.
+/// A word with the kind and length that these contents will have, for counting.
 #[inline]
 pub(crate) fn word_of(new: &New<'_>) -> Word {
     match new {
@@ -83,8 +83,8 @@ pub(crate) fn word_of(new: &New<'_>) -> Word {
     }
 }
 
-/// What a word says of so many stored bytes. Those of a raw block of 64 KiB with its checksum are
-/// more than it can say: the most that it can stands for them, and for nothing else.
+/// The length that a word records for `len` stored bytes. An uncompressed block of 64 KiB with its
+/// checksum exceeds the field; the field's maximum stands for it and for no other length.
 #[inline]
 pub(crate) fn said_bytes(len: usize) -> usize {
     len.min(OBJECT_BYTES_MAX)
@@ -104,12 +104,12 @@ impl Form {
         })
     }
 
-    /// Most stored bytes of a block.
+    /// Maximum stored bytes of a block.
     pub(crate) fn stored_bytes_max(&self) -> usize {
         self.unit + self.tail
     }
 
-    /// How many stored bytes a word stands for.
+    /// The number of stored bytes that a word refers to.
     #[inline]
     pub(crate) fn stored_bytes(&self, word: Word) -> usize {
         match word.len_bytes() {
@@ -118,14 +118,14 @@ impl Form {
         }
     }
 
-    /// The most that a codec may make of a block: less than a sixteenth is not worth a
+    /// Maximum compressed size that is worth storing: a gain below 1/16 does not justify a
     /// decompression at every read.
     #[inline]
     fn worth_max(&self) -> usize {
         self.unit - self.unit / 16
     }
 
-    /// A packer by the codec of this number.
+    /// Creates a packer for the codec with this index.
     pub(crate) fn packer(&self, codec: usize) -> Result<Packer, RamError> {
         Ok(Packer {
             codec: codec as u8,
@@ -144,12 +144,12 @@ impl Form {
         })
     }
 
-    /// Whether stored bytes of this word are the block itself.
+    /// Whether the stored bytes of this word are the uncompressed block.
     fn is_raw(&self, word: Word) -> bool {
         word.is_huge() && self.stored_bytes(word) == self.stored_bytes_max()
     }
 
-    /// The stored bytes without their checksum, which is right.
+    /// Verifies the checksum and returns the stored bytes without it.
     #[inline]
     pub(crate) fn checked<'b>(&self, stored: &'b [u8]) -> Result<&'b [u8], Status> {
         if self.tail == 0 {
@@ -160,11 +160,11 @@ impl Form {
         if right { Ok(bytes) } else { Err(Status::Protection) }
     }
 
-    /// Makes a block of what a word says and refers to.
+    /// Restores a block from its word and stored bytes.
     ///
     /// # Safety
-    /// `into` must be valid for reads and writes of a block; others may touch it meanwhile, as they
-    /// may any buffer under I/O.
+    /// `into` must be valid for reads and writes of a block. Other threads or processes may access
+    /// these bytes concurrently, as they may any buffer under I/O.
     #[inline]
     pub(crate) unsafe fn unpack(
         &self,
@@ -199,7 +199,7 @@ impl Form {
             return done.map_err(|_| Status::Medium);
         }
         if stored.len() == self.unit {
-            // SAFETY: the caller's contract; stored bytes are nobody's buffer.
+            // SAFETY: the caller's contract; stored bytes never overlap a client's buffer.
             unsafe { into.copy_from_nonoverlapping(stored.as_ptr(), self.unit) };
             return Ok(());
         }
@@ -209,7 +209,7 @@ impl Form {
         Ok(())
     }
 
-    /// The same into memory of the caller's own, a block long.
+    /// Restores a block into a slice of the caller, a block long.
     pub(crate) fn unpack_here(
         &self,
         unpacker: &mut Unpacker,
@@ -218,14 +218,14 @@ impl Form {
         into: &mut [u8],
     ) -> Result<(), Status> {
         assert_eq!(into.len(), self.unit, "a block is made as a whole");
-        // SAFETY: the slice is a block long and the caller's alone.
+        // SAFETY: the slice is a block long, and only the caller can access it.
         unsafe { self.unpack(unpacker, word, stored, into.as_mut_ptr()) }
     }
 
-    /// Makes a block of bytes that the codec of this word has made, without their checksum.
+    /// Decompresses bytes of the codec in this word, without their checksum, into a block.
     ///
     /// # Panics
-    /// If `into` is not a block long, or the word says that they are as the block is.
+    /// If `into` is not a block long, or the word says that the bytes are not compressed.
     pub(crate) fn decode(
         &self,
         unpacker: &mut Unpacker,
@@ -239,7 +239,7 @@ impl Form {
         done.map_err(|_| Status::Medium)
     }
 
-    /// Reads what a word refers to on the backing file.
+    /// Reads the stored bytes of a word from the backing file.
     #[cold]
     pub(crate) fn fetch<'b>(&self, word: Word, into: &'b mut [u8]) -> Result<&'b [u8], Status> {
         let backing = self.backing.as_ref().ok_or(Status::Medium)?;
@@ -248,7 +248,7 @@ impl Form {
         Ok(stored)
     }
 
-    /// Counts what a word stands for, once more or once less.
+    /// Adds what a word stands for to the counters, or subtracts it.
     #[inline]
     fn count(&self, tally: &Tally, word: Word, by: u64) {
         match word.kind() {
@@ -266,7 +266,7 @@ impl Form {
         tally.add(Count::Stored, by);
     }
 
-    /// Counts that contents took the place of those of a word.
+    /// Updates the counters after contents replaced those of a word.
     #[inline]
     pub(crate) fn replaced(&self, tally: &Tally, old: Word, new: Word) {
         self.count(tally, old, LESS);
@@ -278,7 +278,7 @@ impl Form {
 }
 
 impl Unpacker {
-    /// Counts what was read from the backing file.
+    /// Adds the reads of the backing file to the counters.
     #[inline]
     pub(crate) fn settle(&mut self, tally: &Tally) {
         if self.fetches > 0 {
@@ -288,12 +288,12 @@ impl Unpacker {
 }
 
 impl Packer {
-    /// The number of its codec in words.
+    /// The index of the codec in words.
     pub(crate) fn codec(&self) -> u8 {
         self.codec
     }
 
-    /// What the block is to be stored as.
+    /// Chooses the stored form of a block: same-filled, compressed or uncompressed.
     #[inline]
     pub(crate) fn pack<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {
         let raw = Word::NOTHING.with_huge(true);
@@ -314,7 +314,7 @@ impl Packer {
         }
     }
 
-    /// What a block is to be stored as that no codec makes smaller.
+    /// The stored form of a block that no codec makes smaller.
     #[inline]
     fn keep<'b>(&'b mut self, form: &Form, plain: &'b [u8]) -> New<'b> {
         let raw = Word::NOTHING.with_huge(true);
@@ -325,17 +325,17 @@ impl Packer {
         New::Bytes(self.sealed(form, form.unit), raw)
     }
 
-    /// Contents that take less than `len_max` stored bytes, if this codec can make them.
+    /// Compresses a block into less than `len_max` stored bytes; `None` if this codec cannot.
     pub(crate) fn shrink(&mut self, form: &Form, plain: &[u8], len_max: usize) -> Option<New<'_>> {
         let len = self.compress(form, plain, len_max.checked_sub(form.tail)?)?;
         let word = Word::NOTHING.with_codec(self.codec);
         Some(New::Bytes(self.sealed(form, len), word))
     }
 
-    /// Contents of bytes that the codec of this number has compressed before.
+    /// Takes over bytes that the codec with this index compressed before.
     ///
     /// # Panics
-    /// If they are more than a block.
+    /// If `bytes` is longer than a block.
     pub(crate) fn adopt(&mut self, form: &Form, bytes: &[u8], codec: u8) -> New<'_> {
         assert!(bytes.len() <= form.unit, "{} bytes of a block", bytes.len());
         self.packed[..bytes.len()].copy_from_slice(bytes);
@@ -348,7 +348,7 @@ impl Packer {
         codec.compress(&mut self.encoder, plain, &mut self.packed, len_max)
     }
 
-    /// The first bytes of what was packed, with their checksum if there is to be one.
+    /// The first `len` packed bytes, followed by their checksum if the device has checksums.
     #[inline]
     fn sealed(&mut self, form: &Form, len: usize) -> &[u8] {
         if form.tail > 0 {

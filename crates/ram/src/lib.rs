@@ -1,16 +1,17 @@
-//! A compressed RAM disk: zram's job in user space.
+//! A compressed RAM disk: what zram does, in user space.
 //!
-//! A block's contents are an *object*, compressed and never changed where they lie. One word per
-//! block ([`Entries`]) says where; a write makes a new object and exchanges the word; a read pins
-//! the object and decompresses it in place. So readers exclude nobody.
+//! The contents of a block are an *object*: compressed and never changed in place. One word per
+//! block ([`Entries`]) says where the object lies. A write makes a new object and exchanges the
+//! word. A read pins the object and decompresses it where it lies, so a reader never blocks another
+//! thread.
 //!
 //! ```text
 //! RamQueue ▸ blocks ▸ Codec ▸ Store: Entries (a word each) ▸ Pool (objects, back to back)
 //! ```
 //!
-//! [`Pool`] keeps the objects; [`Store`] is both together, with the rules of who may give back what
-//! kept inside, so that what stands on it needs no unsafe code. [`Codec`] makes fewer bytes of a
-//! block, [`Ram`] is the device. docs/ram.md is the manual.
+//! [`Pool`] allocates the objects. [`Store`] joins pool and words and enforces who may free which
+//! object, so that code above it needs no unsafe. [`Codec`] compresses blocks. [`Ram`] is the
+//! device. docs/ram.md is the manual.
 //!
 //! [`Entries`]: blockyard_sync::entry_words::Entries
 

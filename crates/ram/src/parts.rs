@@ -1,20 +1,20 @@
-//! A range of bytes, cut at the borders of blocks.
+//! Splits a range of bytes at block boundaries.
 //!
-//! A request of any sectors is carried out block by block: a part that is a whole block replaces
-//! it, and any other changes what is there.
+//! A request is executed block by block: a part that covers a whole block replaces it, and any
+//! other part modifies the block.
 
-/// A request's part of one block.
+/// The part of a request that lies in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The block's number.
+    /// The block number.
     pub block: u64,
-    /// Where in the block it begins, in bytes.
+    /// Offset in the block, in bytes.
     pub offset: usize,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// The parts of a range of bytes, in order. Blocks are `1 << shift` bytes.
+/// Splits a range of bytes into parts, in order. Blocks are `1 << shift` bytes.
 #[inline]
 pub fn parts(at: u64, len_bytes: u64, shift: u32) -> impl Iterator<Item = Part> {
     let (unit, end) = (1 << shift, at + len_bytes);

@@ -1,30 +1,34 @@
 //! The pool: compressed objects, back to back.
 //!
-//! zsmalloc gives each size class pages of its own, and every class leaves its last pages half
-//! empty: 12 % over the compressed bytes of a small disk. Here objects of all sizes share a segment
-//! and follow each other in steps of 16 bytes; the classes are those of the *holes* that freed
-//! objects leave, and a hole goes to the next object of its class. An object has no header: the
-//! block's word knows its size, and the table of words is what compaction walks.
+//! zsmalloc gives each size class its own pages, and every class leaves its last pages half empty:
+//! an overhead of 12 % over the compressed bytes of a small disk. Here objects of all sizes share a
+//! segment and follow each other at multiples of 16 bytes. Size classes apply to the *holes* that
+//! freed objects leave: a hole goes to the next object of its class. An object has no header: the
+//! block's word knows its size, and compaction walks the table of words.
 //!
 //! ```text
 //! Cache ─ alloc ▸ its Shard ─ hole of the class, else a larger one, else the open segment
-//!               ▸ a hole of another Shard: of those that have one, the Shard that has most free
-//!               ▸ its Shard ─ a segment that is begun
-//!       ─ retire ▸ its Shard's list ─ look at the pins ▸ hole in the object's own Shard
+//!               ▸ a hole of another Shard: the one with the most free space
+//!               ▸ its Shard ─ a new segment
+//!       ─ retire ▸ its Shard's list ─ scan the pins ▸ hole in the object's own Shard
 //! Arena: pages in use and their limit.   Memory: one range of addresses.
 //! ```
 //!
-//! A shard's lock is taken for a moment, by the one or two channels that have it; other channels
-//! come to it with what they freed, in batches, for holes when it has many and their own shard is
-//! full, and when the limit leaves them no other way. Without the second, whoever overwrites what
-//! another channel has written would take as much memory again before any segment is empty. If all
-//! data lie in one shard, as they do when one channel has written them, all others come there for
-//! holes. They wait for one another only while an eighth of it is free; else who finds somebody at
-//! it begins a segment of his own, and so what is overwritten comes to be in all shards.
+//! One or two channels use a shard, and each holds the shard's lock only briefly. Other channels
+//! take the lock in three cases: to free objects, in batches; for holes, when the shard has many
+//! and their own shard is full; and when the limit leaves no other way. Without the second case, a
+//! channel that overwrites another channel's data would take the same memory again before any
+//! segment became empty.
 //!
-//! **Bounds.** Pages in use never exceed the limit; retired objects, holes and what was asked for
-//! ahead lie in them and so count. A shard's list of retired objects has 16 and twice the number of
-//! seats at most; when it is full, all but what is pinned is given back, and each seat pins one.
+//! If one channel has written all data, all data lie in one shard and all other channels look for
+//! holes there. They wait for its lock only while at least an eighth of the shard is free.
+//! Otherwise a channel that finds the lock taken begins a new segment in its own shard, so that
+//! overwritten data spread over the shards.
+//!
+//! **Bounds.** Pages in use never exceed the limit; they include retired objects, holes, and pages
+//! requested ahead. A shard's list of retired objects has at most 16 entries plus twice the number
+//! of hazard-pointer slots. When the list is full, all unpinned objects are freed; each slot pins
+//! one.
 #![allow(unsafe_code)]
 
 mod arena;
@@ -61,11 +65,10 @@ pub use config::{PoolConfig, PoolError};
 pub use object::Object;
 pub use usage::{Load, SizeClass, Usage};
 
-/// Retired objects in a shard's list beyond twice the number of seats.
+/// Length of a shard's list of retired objects, in addition to twice the number of slots.
 const RETIRED: usize = 16;
 
-/// There is no place for the object within the limit, or no memory in the system. Nothing has
-/// changed.
+/// The limit leaves no space for the object, or the system has no memory. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace;
 
@@ -77,12 +80,12 @@ impl fmt::Display for NoSpace {
 
 impl std::error::Error for NoSpace {}
 
-/// Compressed objects of one device.
+/// The compressed objects of one device.
 #[derive(Debug)]
 pub struct Pool {
     shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
     arena: Arena,
-    /// Held by the one who compacts, for a pass.
+    /// Serializes compaction: a thread holds it for one pass.
     compacting: TurnLock<Room, { ranks::COMPACTION }>,
     memory: Memory,
     layout: Layout,
@@ -90,10 +93,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     ///
     /// # Errors
-    /// If the configuration fits no pool, or the system does not reserve the addresses.
+    /// If the configuration is invalid, or the system does not reserve the addresses.
     pub fn new(config: &PoolConfig) -> Result<Arc<Pool>, PoolError> {
         let layout = config.layout()?;
         let bytes = layout.len_bytes();
@@ -118,12 +121,12 @@ impl Pool {
         }))
     }
 
-    /// Where readers of its objects take their seats.
+    /// The hazard pointers with which readers pin objects of this pool.
     pub fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }
 
-    /// What one channel, or one worker, allocates through.
+    /// Creates the allocation handle of one channel or worker.
     pub fn cache(self: &Arc<Pool>) -> Cache {
         Cache {
             shard: self.arena.next_shard(self.layout.shards()),
@@ -133,59 +136,62 @@ impl Pool {
         }
     }
 
-    /// Fetches the bytes of what may be an object into the cache, for who is going to read them.
+    /// Prefetches the bytes of a possible object for a thread that reads them next.
     #[inline]
     pub fn fetch(&self, object: Object) {
         self.memory.fetch(self.layout.start(object.place()), self.layout.object_bytes(object));
     }
 
-    /// Fetches what may be an object into the cache, for who is going to free it: one of the next
-    /// objects is written where it lies.
+    /// Prefetches a possible object for a thread that frees it: a later object is written to its
+    /// place.
     #[inline]
     pub fn fetch_to_free(&self, object: Object) {
         let at = self.layout.start(object.place());
         self.memory.fetch_to_write(at, self.layout.object_bytes(object));
     }
 
-    /// An object's bytes, as long as it is pinned.
+    /// An object's bytes, valid while the object is pinned.
     ///
     /// # Safety
-    /// `guard` has pinned the object, through entries whose words refer to this pool's objects and
-    /// a seat of this pool's [`Pool::pins`].
+    /// `guard` pins the object: it comes from entries whose words refer to this pool's objects, and
+    /// from a slot of this pool's [`Pool::pins`].
     #[inline]
     pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g Guard<'_>) -> &'g [u8] {
         debug_assert_eq!(guard.word().reference(), object.word().reference());
-        // SAFETY: the object was written before its word was shown; it is pinned for `'g`.
+        // SAFETY: the object was written before its word was published; it is pinned for `'g`.
         unsafe {
             self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
         }
     }
 
-    /// The same where something else than a pin keeps others from giving it back, as a lock around
-    /// its word does.
+    /// An object's bytes, where something other than a pin keeps the object from being freed, such
+    /// as a lock on its word.
     ///
     /// # Safety
-    /// It comes from this pool, and is neither freed nor retired while the bytes are looked at.
+    /// The object comes from this pool, and is neither freed nor retired while the bytes are in
+    /// use.
     #[inline]
     pub unsafe fn bytes_kept(&self, object: Object) -> &[u8] {
-        // SAFETY: the object was written before anybody knew it; the caller keeps it.
+        // SAFETY: the object was written before it was published; the caller keeps it from being
+        // freed.
         unsafe {
             self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
         }
     }
 
-    /// Fails one in so many allocations by chance from now on; `None` for none. For tests.
+    /// Fault injection for tests: makes one in `one_in` allocations fail at random; `None` for
+    /// none.
     pub fn fail_allocations(&self, one_in: Option<NonZeroU32>, seed: u64) {
         for (number, shard) in self.shards.iter().enumerate() {
-            // Never 0, which would stay 0.
+            // The random state must not be 0, which would stay 0.
             let random = seed.wrapping_add(number as u64).wrapping_mul(2) | 1;
             let failing = one_in.map(|one_in| Failing { one_in: one_in.get(), random });
             shard.with(|shard| shard.failing = failing);
         }
     }
 
-    /// Of the shards but this one that have a hole for so many units, and as many free places as a
-    /// segment, the one with most. Those that somebody is at are not asked: he may be long.
+    /// Among the other shards that have a hole of `units` and at least a segment of free space, the
+    /// one with the most free space. Skips shards whose lock is taken: the holder may take long.
     fn freest_but(&self, shard: u32, units: u32) -> Option<Other> {
         let others = (0u32..).zip(&self.shards).filter(|(number, _)| *number != shard);
         let fitting = others.filter_map(|(number, shard)| {
@@ -203,8 +209,9 @@ impl Pool {
         Ground { memory: &self.memory, arena: &self.arena, purpose }
     }
 
-    /// Asks the system to make huge pages of what is filled, `count_max` at most, and says of how
-    /// many: they cost no memory, and spare address translations. `stop` is asked in between.
+    /// Asks the system to turn full stretches into huge pages, at most `count_max`. Returns how
+    /// many it asked for. Huge pages cost no memory and save address translations. `stop` is called
+    /// in between.
     pub fn gather(&self, count_max: u64, mut stop: impl FnMut() -> bool) -> u64 {
         let mut count = 0;
         for (number, shard) in (0u32..).zip(&self.shards) {
@@ -213,7 +220,7 @@ impl Pool {
                 let Some(first) = shard.with(|shard| shard.begin_gathering(&mut from)) else {
                     break;
                 };
-                // Without the lock: it takes some hundred microseconds.
+                // Without the shard's lock: the call takes some hundred microseconds.
                 self.memory.gather(self.layout.segment_start(number, first));
                 shard.with(|shard| shard.end_gathering(self.ground(Purpose::Write)));
                 count += 1;
@@ -222,11 +229,11 @@ impl Pool {
         count
     }
 
-    /// Gives back what was retired through one shard, and is not pinned.
+    /// Frees the objects that were retired through one shard and are not pinned.
     fn reclaim(&self, number: usize, scratch: &mut Scratch) {
         let Scratch { pinned, foreign } = scratch;
         self.shards[number].with(|shard| {
-            // Under the lock: what is in the list now was taken out of its word before.
+            // Under the lock: each object in the list was taken out of its word before this scan.
             self.pins.look(pinned);
             let mut kept = 0;
             for index in 0..shard.retired.len() {
@@ -235,8 +242,8 @@ impl Pool {
                     shard.retired[kept] = object;
                     kept += 1;
                 } else if self.layout.shard(object.place()) == number as u32 {
-                    // SAFETY: retired objects are in no word, this one is not pinned, and it
-                    // leaves the list.
+                    // SAFETY: a retired object is in no word, this one is not pinned, and it leaves
+                    // the list.
                     unsafe { shard.give(object, self.ground(Purpose::Write)) };
                 } else {
                     foreign.push(object);
@@ -244,14 +251,14 @@ impl Pool {
             }
             shard.retired.truncate(kept);
         });
-        // SAFETY: as above; they have left the list.
+        // SAFETY: as above; the objects have left the list.
         unsafe { self.give_all(foreign) };
     }
 
-    /// Frees objects of any shards, each shard's in one go.
+    /// Frees objects of any shards, with one lock acquisition per shard.
     ///
     /// # Safety
-    /// They were allocated, and nobody can find or read them any more.
+    /// The objects were allocated, and no thread can find or read them any more.
     unsafe fn give_all(&self, objects: &mut Vec<Object>) {
         objects.sort_unstable_by_key(|object| self.layout.shard(object.place()));
         let same =
@@ -260,7 +267,7 @@ impl Pool {
             let number = self.layout.shard(group[0].place());
             self.shards[number as usize].with(|shard| {
                 for &object in group {
-                    // SAFETY: this is the object's shard, and the caller's contract.
+                    // SAFETY: this is the object's shard, and the rest is the caller's contract.
                     unsafe { shard.give(object, self.ground(Purpose::Write)) };
                 }
             });
@@ -269,7 +276,7 @@ impl Pool {
     }
 }
 
-/// What a reclaim works with, kept so that it need not allocate.
+/// Buffers for a reclaim, kept so that it does not allocate.
 #[derive(Debug)]
 struct Scratch {
     pinned: Pinned,
@@ -283,55 +290,56 @@ impl Scratch {
     }
 }
 
-/// One channel's way to allocate and to free. It is bound to one shard, which it leaves only when
-/// that one has nothing left, or would begin a segment while another has many holes.
+/// The allocation handle of one channel. It is bound to one shard. It uses another one only if its
+/// own has no space left, or would begin a segment while another shard has many holes.
 #[derive(Debug)]
 pub struct Cache {
     pool: Arc<Pool>,
     shard: u32,
-    /// The shard whose holes are used when its own is full.
+    /// The shard whose holes to use when the own shard is full.
     other: Option<Other>,
     scratch: Scratch,
 }
 
-/// A shard that is not the channel's own.
+/// A shard other than the channel's own.
 #[derive(Clone, Copy, Debug)]
 struct Other {
     shard: u32,
-    /// [`Shard::has_much`], when somebody looked last.
+    /// [`Shard::has_much`] when a thread examined it last.
     has_much: bool,
 }
 
-/// What asking another shard has led to.
+/// The result of asking another shard for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Place(u64),
-    /// It has no hole that fits.
+    /// The shard has no hole that fits.
     Nothing,
-    /// Somebody is at it.
+    /// Another thread holds the shard's lock.
     Taken,
 }
 
 impl Cache {
-    /// The pool that it allocates from.
+    /// The pool of this handle.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// Stores bytes as an object that nobody else knows yet. It is shown by a word, or freed.
+    /// Stores bytes as a new object that no other thread knows. The caller publishes it in a word
+    /// or frees it.
     ///
     /// # Errors
-    /// If there is no place within the limit, or the system has no memory.
+    /// If there is no space within the limit, or the system has no memory.
     ///
     /// # Panics
-    /// If there are no bytes, or more than the largest object has.
+    /// If `bytes` is empty or longer than the largest object.
     #[inline]
     pub fn alloc(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
         self.alloc_in(self.shard, bytes, Purpose::Write)
     }
 
-    /// The same for what takes the place of something larger: it may use a part of what the limit
-    /// leaves to compaction, since it gives back more than it takes.
+    /// Stores bytes that replace a larger object. This may use a part of the space that the limit
+    /// reserves for compaction, since it frees more than it takes.
     ///
     /// # Errors
     /// As for [`Cache::alloc`].
@@ -353,7 +361,7 @@ impl Cache {
             if shard.strikes() {
                 return Err(NoSpace);
             }
-            // Compaction moves within a shard.
+            // Compaction moves objects within their shard.
             let reach = if purpose == Purpose::Move { Reach::Fresh } else { Reach::Begun };
             Ok(shard.alloc(bytes.len(), reach, pool.ground(purpose)))
         })?;
@@ -365,7 +373,7 @@ impl Cache {
             },
         };
         let object = Object::new(place, bytes.len());
-        // SAFETY: the place was allocated just now, so it is ours alone.
+        // SAFETY: the place was just allocated, so only this thread uses it.
         unsafe {
             self.pool.begin_count(object);
             self.pool.memory.write(self.pool.layout.start(place), bytes);
@@ -373,14 +381,14 @@ impl Cache {
         Ok(object)
     }
 
-    /// A place when the shard's open segment is full: a hole of another shard that has many, or a
-    /// segment that is begun.
+    /// Finds space when the shard's open segment is full: a hole of another shard that has many, or
+    /// a new segment.
     #[inline(never)]
     fn alloc_beyond(&mut self, len_bytes: usize, purpose: Purpose) -> Option<u64> {
         if purpose == Purpose::Move {
             return None;
         }
-        // Who recompresses has time, and is to take no page that he need not.
+        // Recompression is not urgent, and must not take a page that it does not need: it waits.
         let waits = purpose == Purpose::Shrink;
         let mut found = self.alloc_in_other(len_bytes, purpose, waits);
         if found == Found::Nothing {
@@ -395,15 +403,15 @@ impl Cache {
         let shard = &pool.shards[self.shard as usize];
         let place = shard.with(|shard| shard.alloc(len_bytes, Reach::Fresh, pool.ground(purpose)));
         if place.is_none() && found == Found::Taken {
-            // The limit is met: waiting for one is less than going through all.
+            // The limit is reached: waiting for one shard costs less than searching all of them.
             found = self.alloc_in_other(len_bytes, purpose, true);
         }
         if let Found::Place(place) = found { Some(place) } else { place }
     }
 
-    /// A hole of the other shard. Unless `waits` says so it is waited for only while much of it is
-    /// free: if all data lie in one shard, whoever overwrites them moves them to his own, in place
-    /// of meeting everybody else at that one's lock for as long as they are written.
+    /// Takes a hole of the other shard. Unless `waits` is set, it waits for that shard's lock only
+    /// while much of the shard is free. If all data lie in one shard, channels that overwrite them
+    /// thus move the data to their own shards, and do not contend for that one lock all the time.
     fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose, waits: bool) -> Found {
         let Some(other) = &mut self.other else { return Found::Nothing };
         let pool = &*self.pool;
@@ -421,8 +429,8 @@ impl Cache {
         place.map_or(Found::Nothing, Found::Place)
     }
 
-    /// The same when the shard has nothing left: what is retired is given back, and the other
-    /// shards are asked.
+    /// Finds space when the shard has none left: frees all retired objects that it can, and asks
+    /// all shards.
     #[cold]
     fn alloc_anywhere(&mut self, len_bytes: usize, purpose: Purpose) -> Result<u64, NoSpace> {
         self.reclaim_all();
@@ -436,23 +444,23 @@ impl Cache {
         place.ok_or(NoSpace)
     }
 
-    /// Frees an object that was not shown to anybody.
+    /// Frees an object that was never published.
     ///
     /// # Safety
-    /// It comes from this pool's [`Cache::alloc`], is in no word, was in none, and is freed once.
+    /// The object comes from this pool's [`Cache::alloc`], was never in a word, and is freed once.
     pub unsafe fn free(&mut self, object: Object) {
         self.scratch.foreign.push(object);
-        // SAFETY: by this function's contract; the list is empty otherwise.
+        // SAFETY: by this function's contract; the list has no other object.
         unsafe { self.pool.give_all(&mut self.scratch.foreign) };
     }
 
-    /// Hands in an object that was just taken out of its word; it is given back when no reader has
-    /// it pinned.
+    /// Retires an object that was just taken out of its word; it is freed when no reader has it
+    /// pinned.
     ///
     /// # Safety
-    /// It comes from this pool, no word refers to it any more, and it is retired once. Readers pin
-    /// it through this pool's [`Pool::pins`] only. If its word was marked as shared it is not
-    /// retired but given up ([`Cache::give_up`]).
+    /// The object comes from this pool, no word refers to it any more, and it is retired once.
+    /// Readers pin it only through this pool's [`Pool::pins`]. An object whose word was marked as
+    /// shared is not retired but given up ([`Cache::give_up`]).
     #[inline]
     pub unsafe fn retire(&mut self, object: Object) {
         let pool = &*self.pool;
@@ -467,7 +475,7 @@ impl Cache {
         }
     }
 
-    /// Gives back everything that is retired and not pinned, whoever has retired it.
+    /// Frees all retired objects that are not pinned, whichever channel retired them.
     pub fn reclaim_all(&mut self) {
         for number in 0..self.pool.shards.len() {
             self.pool.reclaim(number, &mut self.scratch);
@@ -485,13 +493,14 @@ mod tests {
 
     const OBJECT: usize = 2048;
     const SEGMENT: usize = 64 << 10;
-    /// Long enough for whoever does not wait, however busy the machine is.
+    /// Timeout that a thread which does not wait for a lock never reaches, however busy the machine
+    /// is.
     const LONG: Duration = Duration::from_secs(30);
-    /// Most often enough for a thread to come to a lock.
+    /// Usually enough time for a thread to reach a lock.
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// A shard of 64 segments that has holes, as many as so many segments; and a channel of the
-    /// other shard, which is empty.
+    /// A shard of 64 segments whose holes add up to `segments` segments, and a channel of the other
+    /// shard, which is empty.
     fn with_holes(segments: usize) -> (Arc<Pool>, u32, Cache) {
         let mut config = PoolConfig::new(64 << 20, 4096);
         config.shards = NonZeroU32::new(2);
@@ -501,7 +510,7 @@ mod tests {
         let objects = 64 * SEGMENT / OBJECT;
         let objects: Vec<_> = (0..objects).map(|_| full.alloc(&[1; OBJECT]).unwrap()).collect();
         for &object in objects.iter().step_by(64 / segments) {
-            // SAFETY: nobody knows it, and it is freed once.
+            // SAFETY: no other thread knows the object, and it is freed once.
             unsafe { full.free(object) };
         }
         assert_eq!(pool.usage().free_bytes, (segments * SEGMENT) as u64);
@@ -517,7 +526,8 @@ mod tests {
         shard_beside(held, cache, time, shard_of_next)
     }
 
-    /// The same by a thread, while a shard is held until that has ended or so much time is over.
+    /// Allocates in a thread while shard `held` is locked. The lock is released when that thread
+    /// has finished or after `time`.
     fn shard_beside(
         held: u32,
         cache: &mut Cache,
@@ -544,7 +554,7 @@ mod tests {
         let own = cache.shard;
         assert_eq!(shard_of_next(&mut cache), full);
         assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
-        // Its own segment is full again: it goes to the holes.
+        // The channel's own segment is full again, so it uses the holes of the other shard.
         for _ in 1..SEGMENT / OBJECT {
             assert_eq!(shard_of_next(&mut cache), own);
         }
@@ -571,7 +581,7 @@ mod tests {
         pool.set_limit(Some(pool.usage().used_bytes));
         assert_eq!(shard_of_next(&mut cache), full);
         let object = cache.alloc(&[3; OBJECT]).unwrap();
-        // SAFETY: nobody knows it, so it is in no word, and it is retired once.
+        // SAFETY: no other thread knows the object, so it is in no word; it is retired once.
         unsafe { cache.retire(object) };
         assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
         let retired = pool.shards[cache.shard as usize].with(|shard| shard.retired.len());

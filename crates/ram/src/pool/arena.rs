@@ -6,45 +6,45 @@ use blockyard_sync::sleep_lock::SleepLock;
 
 use super::config::RESERVE_PART;
 
-/// A limit of fewer segments leaves compaction less than one.
+/// With a limit of fewer segments than this, the reserve for compaction is less than a segment.
 const SEGMENTS_MIN: u64 = 32;
 
-/// What pages are taken for.
+/// The purpose of an allocation of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Contents that a program writes: the reserve is left alone.
+    /// A client's write: must leave the whole reserve free.
     Write,
-    /// Objects that take the place of larger ones: half of the reserve is left alone.
+    /// An object that replaces a larger one: must leave half of the reserve free.
     Shrink,
-    /// Objects that compaction moves, to give more pages back.
+    /// An object that compaction moves, which frees more pages: may use the whole reserve.
     Move,
 }
 
-/// Pages in use, and how many there may be.
+/// The number of pages in use, and its limit.
 #[derive(Debug)]
 pub(super) struct Arena(SleepLock<Pages, { ranks::ARENA }>);
 
-/// What an arena knows.
+/// The state of an arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pages {
     pub(super) used: u64,
-    /// The most that were used since it was last set back.
+    /// Maximum of `used` since the last reset.
     pub(super) used_max: u64,
     pub(super) limit: Option<u64>,
     /// Pages of a segment.
     segment: u64,
-    /// Given back by compaction.
+    /// Pages that compaction has freed.
     pub(super) compacted: u64,
-    /// The shard of the next cache.
+    /// The shard for the next cache.
     next_shard: u32,
 }
 
 impl Pages {
-    /// Pages that may still be taken.
+    /// Number of pages that may still be taken for this purpose.
     pub(super) fn free(&self, purpose: Purpose) -> u64 {
         let Some(limit) = self.limit else { return u64::MAX };
-        // What is moved out of a segment needs as much room, whatever the limit is by now; but a
-        // limit of few segments is for contents.
+        // Emptying a segment needs a segment's worth of space, even if the limit is small now. But
+        // a limit of few segments is left to contents.
         let least = if limit >= SEGMENTS_MIN * self.segment { self.segment } else { 0 };
         let reserve = match purpose {
             Purpose::Write => (limit / u64::from(RESERVE_PART)).max(least),
@@ -56,13 +56,13 @@ impl Pages {
 }
 
 impl Arena {
-    /// No pages in use, of a pool whose segments have so many pages.
+    /// Creates an arena with no pages in use; segments have `segment` pages.
     pub(super) fn new(limit: Option<u64>, segment: u64) -> Arena {
         let pages = Pages { used: 0, used_max: 0, limit, segment, compacted: 0, next_shard: 0 };
         Arena(SleepLock::new(pages))
     }
 
-    /// Counts up to `wanted` pages as used, `needed` at least; `None` if the limit allows fewer.
+    /// Takes up to `wanted` pages, at least `needed`; `None` if the limit allows fewer.
     pub(super) fn take(&self, needed: u32, wanted: u32, purpose: Purpose) -> Option<u32> {
         self.0.with(|pages| {
             let free = pages.free(purpose);
@@ -76,7 +76,7 @@ impl Arena {
         })
     }
 
-    /// Counts pages as given back.
+    /// Returns pages.
     pub(super) fn give(&self, count: u32) {
         self.0.with(|pages| pages.used -= u64::from(count));
     }
@@ -89,7 +89,7 @@ impl Arena {
         self.0.with(f)
     }
 
-    /// A shard for the next cache, in turns.
+    /// The shard for the next cache, round robin.
     pub(super) fn next_shard(&self, shards: u32) -> u32 {
         self.0.with(|pages| {
             pages.next_shard = (pages.next_shard + 1) % shards;
