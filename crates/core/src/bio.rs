@@ -15,12 +15,12 @@ pub enum Op {
     Write,
     /// Make durable all that completed before. No sectors.
     Flush,
-    /// The contents are no longer needed; afterwards they read as zeros here.
+    /// The device may drop the contents. The devices of this workspace read zeros afterwards.
     Discard,
     /// Make the range read as zeros.
     WriteZeroes,
-    /// Write at the zone's write pointer; `sector` is the zone's start, and the completion says
-    /// where the data landed.
+    /// Write at the zone's write pointer. `sector` is the start of the zone; the completion
+    /// contains the first sector of the data.
     ZoneAppend,
     /// Empty the zone that starts at `sector`.
     ZoneReset,
@@ -50,10 +50,10 @@ impl Op {
         Op::ZoneFinish,
     ];
 
-    /// How many there are; the length of a table with a row per operation.
+    /// Number of operations; the length of a table with a row per operation.
     pub const COUNT: usize = Op::ALL.len();
 
-    /// Linux's name in lower case, e.g. `zone_append`.
+    /// The name that Linux uses, in lower case, e.g. `zone_append`.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -75,25 +75,26 @@ impl Op {
         Op::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name))
     }
 
-    /// Whether it moves data through a buffer.
+    /// Whether the operation moves data through a buffer.
     #[inline]
     pub const fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
     }
 
-    /// Whether it covers a range of sectors (a zone operation names a zone, a flush nothing).
+    /// Whether the operation covers a range of sectors. A zone operation names a zone, and a flush
+    /// has no sectors.
     #[inline]
     pub const fn has_range(self) -> bool {
         matches!(self, Op::Read | Op::Write | Op::Discard | Op::WriteZeroes | Op::ZoneAppend)
     }
 
-    /// Whether it changes the device, so that a read-only device refuses it.
+    /// Whether the operation changes the device, so that a read-only device refuses it.
     #[inline]
     pub const fn is_write(self) -> bool {
         !matches!(self, Op::Read | Op::Flush)
     }
 
-    /// Whether it manages a zone or all of them.
+    /// Whether the operation manages one zone or all zones.
     #[inline]
     pub const fn is_zone_mgmt(self) -> bool {
         matches!(
@@ -114,17 +115,17 @@ impl fmt::Display for Op {
 pub struct Flags(u8);
 
 impl Flags {
-    /// None.
+    /// No flags.
     pub const NONE: Flags = Flags(0);
-    /// Complete only when this bio's data are durable.
+    /// Complete the bio only when its data is durable.
     pub const FUA: Flags = Flags(1);
-    /// Before this bio, make durable all that completed before it was pushed.
+    /// Before this bio, make every write durable that completed before this bio was pushed.
     pub const PREFLUSH: Flags = Flags(2);
-    /// Somebody waits for this bio.
+    /// A thread waits for this bio.
     pub const SYNC: Flags = Flags(4);
     /// Never merge this bio with a neighbour.
     pub const NOMERGE: Flags = Flags(8);
-    /// A write-zeroes that must not deallocate.
+    /// The device must not deallocate the range of a write-zeroes.
     pub const NOUNMAP: Flags = Flags(16);
 
     /// Whether every flag of `other` is set.
@@ -154,21 +155,21 @@ impl BitOr for Flags {
     }
 }
 
-/// Priority class, as Linux's `IOPRIO_CLASS_*`. Best effort unless told otherwise.
+/// Priority class, as Linux's `IOPRIO_CLASS_*`. The default is best effort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Prio {
-    /// Before everything else.
+    /// Served before the other classes.
     RealTime,
     /// The ordinary class.
     #[default]
     BestEffort,
-    /// Only when nothing else is there.
+    /// Served only when no other request waits.
     Idle,
 }
 
 impl Prio {
-    /// The class's short name as in `ionice` and sysfs: `rt`, `be`, `idle`.
+    /// The short name of the class as in `ionice` and sysfs: `rt`, `be`, `idle`.
     pub const fn name(self) -> &'static str {
         match self {
             Prio::RealTime => "rt",
@@ -178,11 +179,11 @@ impl Prio {
     }
 }
 
-/// A region that a channel knows; handed out when the region is registered.
+/// The number of a registered region in its channel; registering the region returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RegionId(pub u32);
 
-/// Where a bio's data lie: a byte offset in a registered region. The length is the bio's.
+/// Where the data of a bio lies: a byte offset in a registered region. The bio has the length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufRef {
     /// The region.
@@ -198,15 +199,15 @@ pub struct BufRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Bio {
-    /// Returned in the completion; means nothing to the block layer.
+    /// Returned in the completion; the block layer does not interpret it.
     pub user_data: u64,
-    /// First sector; for zone operations the zone's start. Ignored by flush and reset-all.
+    /// First sector; for zone operations the start of the zone. Flush and reset-all ignore it.
     pub sector: Sector,
     /// Length in sectors; 0 for operations without a range.
     pub sectors: u64,
-    /// The data, for operations that have any.
+    /// The location of the data, for operations that have data.
     pub buf: BufRef,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// Modifiers.
     pub flags: Flags,
@@ -217,7 +218,7 @@ pub struct Bio {
 const _: () = assert!(size_of::<Bio>() == 64, "a bio is one cache line");
 
 impl Bio {
-    /// A bio of any kind without buffer, flags and user data.
+    /// A bio of any kind, without buffer, flags and user data.
     #[inline]
     pub const fn new(op: Op, sector: Sector, sectors: u64) -> Bio {
         Bio {
@@ -255,35 +256,35 @@ impl Bio {
         Bio::new(Op::Flush, Sector(0), 0)
     }
 
-    /// The same bio with this buffer.
+    /// Returns the bio with this buffer.
     #[inline]
     pub const fn with_buf(mut self, buf: BufRef) -> Bio {
         self.buf = buf;
         self
     }
 
-    /// The same bio with this user data.
+    /// Returns the bio with this user data.
     #[inline]
     pub const fn with_user_data(mut self, user_data: u64) -> Bio {
         self.user_data = user_data;
         self
     }
 
-    /// The same bio with these flags.
+    /// Returns the bio with these flags.
     #[inline]
     pub const fn with_flags(mut self, flags: Flags) -> Bio {
         self.flags = flags;
         self
     }
 
-    /// The same bio in this priority class.
+    /// Returns the bio in this priority class.
     #[inline]
     pub const fn with_prio(mut self, prio: Prio) -> Bio {
         self.prio = prio;
         self
     }
 
-    /// The first sector after it.
+    /// The first sector after the bio's range.
     #[inline]
     pub const fn end(&self) -> Sector {
         Sector(self.sector.0 + self.sectors)

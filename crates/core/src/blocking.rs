@@ -1,4 +1,4 @@
-//! The blocking adapter: one call, one I/O, for code that has nothing else to do meanwhile.
+//! The blocking adapter: one call executes one I/O and waits for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use crate::region::Region;
 use crate::status::Status;
 use crate::units::{SECTOR_BYTES, Sector};
 
-/// A channel with a buffer of its own, driven one I/O at a time.
+/// A channel with its own buffer, which executes one I/O at a time.
 pub struct Io {
     channel: Box<dyn Channel>,
     region: Arc<Region>,
     region_id: RegionId,
     done: Vec<Completion>,
-    /// The number of the next bio: an answer to an earlier one, given up, is not taken for its own.
+    /// The number of the next bio. By it `run` ignores a late completion of a bio that timed out.
     next: u64,
     timeout: Option<Duration>,
 }
 
 impl Io {
-    /// Takes the channel over. `len_bytes_max` bounds the length of one call, in bytes.
+    /// Takes ownership of the channel. `len_bytes_max` bounds the length of one call, in bytes.
     ///
     /// # Panics
     /// If `len_bytes_max` is 0.
@@ -33,8 +33,8 @@ impl Io {
         Io { channel, region, region_id, done: Vec::with_capacity(4), next: 0, timeout: None }
     }
 
-    /// The same, but a call gives its bio up after `timeout` and fails with `TIMEOUT`; the bio goes
-    /// on without it.
+    /// Returns the adapter with a timeout per call. A call that exceeds `timeout` fails with
+    /// `TIMEOUT`; its bio stays in flight.
     pub fn with_timeout(mut self, timeout: Duration) -> Io {
         self.timeout = Some(timeout);
         self
@@ -45,19 +45,20 @@ impl Io {
         &self.region
     }
 
-    /// The adapter's buffer from its start on, as a bio of the caller's own refers to it.
+    /// A reference to the start of the adapter's buffer, for a bio that the caller builds.
     pub fn buffer(&self) -> BufRef {
         BufRef { region: self.region_id, offset: 0 }
     }
 
-    /// Carries one bio out and says where it landed. Its user data are the adapter's to choose.
+    /// Executes one bio and returns the sector at which its data landed. Replaces the bio's user
+    /// data.
     ///
     /// # Errors
     /// The bio's status, if it is not OK.
     pub fn run(&mut self, bio: Bio) -> Result<Sector, Status> {
         self.next += 1;
-        // An adapter drives its channel alone, one bio at a time, so there is room, unless many
-        // bios were given up.
+        // The adapter has one bio in flight at a time, so the channel has space for it unless many
+        // bios have timed out.
         if self.channel.push(&[bio.with_user_data(self.next)]) == 0 {
             return Err(Status::Again);
         }
@@ -77,7 +78,7 @@ impl Io {
         }
     }
 
-    /// Reads whole sectors from `sector` on.
+    /// Reads whole sectors, starting at `sector`.
     ///
     /// # Errors
     /// The read's status; `INVAL` if the buffer is not whole sectors or longer than the adapter's.
@@ -98,7 +99,8 @@ impl Io {
         self.run(bio).map(drop)
     }
 
-    /// Appends whole sectors to the zone that starts at `zone_start`, and says where they landed.
+    /// Appends whole sectors to the zone that starts at `zone_start`; returns the first sector of
+    /// the data.
     ///
     /// # Errors
     /// As for [`Io::read`].

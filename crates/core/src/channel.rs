@@ -1,4 +1,4 @@
-//! The front door: one thread's door to a device.
+//! The channel: the interface through which one thread uses a device.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -29,76 +29,80 @@ pub use merge::MergeRules;
 pub use stack::{ChannelConfig, Floors, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 
-/// One thread's door to a device: register memory, push bios, submit them, reap what is done.
+/// One thread's interface to a device: register memory, push bios, submit them, reap completions.
 ///
 /// A channel belongs to one thread at a time. Every pushed bio gets exactly one completion, on the
-/// channel that pushed it, in any order. Dropping a channel waits for what the device has started
-/// and forgets the rest: reap everything first where it matters.
+/// channel that pushed it; completions come in any order. Dropping a channel waits for the requests
+/// that the device has started and discards the others. A thread that needs all completions must
+/// reap them before it drops the channel.
 ///
-/// While bios are in flight somebody has to reap: where changes of a zone wait for each other
-/// ([`crate::zone::gate`]), those of other channels wait for this one to see that its own are done.
+/// While bios are in flight the owner must keep reaping. Zone writes wait for each other
+/// ([`crate::zone::gate`]): the writes of other channels continue only after this channel has
+/// reaped its own.
 pub trait Channel: Send {
-    /// Makes memory known to the channel, which keeps it alive until it is unregistered.
+    /// Registers memory. The channel keeps it alive until it is unregistered.
     fn register(&mut self, region: Arc<Region>) -> RegionId;
 
-    /// Forgets a region. While any bio of the channel is in flight the region stays, and the answer
-    /// is `false`; so it is for a region that is not registered.
+    /// Unregisters a region. Returns `false` and does nothing if the region is not registered, or
+    /// if any bio of the channel is in flight.
     fn unregister(&mut self, region: RegionId) -> bool;
 
-    /// Takes as many of the bios as there is room for, from the first on, and says how many. A bio
-    /// that makes no sense is taken too, and completes with an error.
+    /// Accepts bios, from the first on, until the channel is full; returns the number of accepted
+    /// bios. The channel also accepts an invalid bio, which completes with an error.
     fn push(&mut self, bios: &[Bio]) -> usize;
 
-    /// Starts everything pushed.
+    /// Starts all pushed bios.
     fn submit(&mut self);
 
-    /// Carries a read or a write without flags out on the spot, without the way down and up, and
-    /// says how it ended; `None` leaves it undone, and it has to be pushed.
+    /// Executes a read or a write without flags inline and returns its status. Skips the layers
+    /// between channel and device. Returns `None` if the caller has to push the bio instead.
     ///
-    /// For callers with one bio at a time, or with many that are not worth merging. It is carried
-    /// where the device would complete it while it is started, if it needs no splitting and while
-    /// nothing else of the channel is in flight, and it is counted without a latency: a caller that
-    /// measures it says so by [`Channel::note_latency`].
+    /// For callers that have one bio at a time, or many that are not worth merging. A bio is
+    /// executed inline only if the device would complete it within `start`, if it needs no
+    /// splitting, and if nothing else of the channel is in flight. The statistics count the bio
+    /// without a latency; a caller that measures the latency reports it by
+    /// [`Channel::note_latency`].
     fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
         let _ = (op, sector, sectors, buf);
         None
     }
 
-    /// Adds the latency of a bio that was carried out on the spot to the statistics, for callers
-    /// whose requests cost so much that two looks at the clock do not show.
+    /// Adds the latency of a bio that was executed inline to the statistics. For callers whose
+    /// requests cost so much that two readings of the clock are negligible.
     fn note_latency(&mut self, op: Op, latency_ns: u64) {
         let _ = (op, latency_ns);
     }
 
-    /// Appends what is done to `out` and says how many that are.
+    /// Appends the completions that are ready to `out` and returns their number.
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize;
 
-    /// Sleeps until `reap` would find something, or until the deadline. Returns at once when
+    /// Sleeps until `reap` would find a completion, or until the deadline. Returns at once when
     /// nothing is in flight.
     fn wait(&mut self, deadline: Option<Instant>);
 
-    /// When `reap` will next find something: for callers that sleep on other things as well.
+    /// When `reap` will next find a completion. For callers that also wait for other events.
     fn due(&self) -> Due;
 
-    /// Has somebody called, on whatever thread, when another channel has made way for what waits
-    /// here: for callers that sleep on other things as well. Without it `due` says when to look.
+    /// Registers a waker. Another channel's thread calls it when a zone write that waits here may
+    /// continue. For callers that also wait for other events; without a waker, `due` says when to
+    /// reap.
     fn call(&mut self, caller: Caller) {
         let _ = caller;
     }
 
-    /// A descriptor that can be read when others have brought something for who sleeps, if the
-    /// device has one: for callers that sleep on other things as well. Once it was asked for, `due`
-    /// says only what time brings.
+    /// A descriptor that becomes readable when another thread has completed something for this
+    /// channel, if the device has one. For callers that also wait for other events. After the first
+    /// call, `due` reports only completions that depend on time.
     fn descriptor(&mut self) -> Option<RawFd> {
         None
     }
 
-    /// The caller is about to sleep on the descriptor until it reaps again; `false` if there would
-    /// be something to reap now.
+    /// Announces that the caller will sleep on the descriptor until it reaps again. Returns `false`
+    /// if `reap` would find a completion now.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// How many bios were pushed and not yet reaped.
+    /// Number of bios that were pushed and not yet reaped.
     fn in_flight(&self) -> usize;
 }

@@ -1,12 +1,20 @@
 //! The block layer: from a bio that a program pushes to a request that a device completes.
 //!
 //! ```text
-//! push ▸ plug ▸ tags ▸ scheduler ▸ device queue
-//! reap ◂─ tag freed ◂─ done ring ◂─┘
+//! exporter ─ push ▸ channel: check ▸ split ▸ plug (merge) ▸ zone write plug ▸ channel tag ▸ device
+//! exporter ◂ reap ─ channel ◂ completion batch ◂ tag freed ◂ zone write plug released ◂──────┘
+//! device = [fault injector] ▸ [scheduler: submit rings ▸ mq-deadline ▸ device tag] ▸ device queue
 //! ```
 //!
-//! Down the stairs once, up once. Each floor turns a batch into a batch and no floor calls back
-//! up. A channel belongs to one thread; nothing in it is shared but its statistics.
+//! A part in brackets wraps the device and passes requests through while it is not in use.
+//!
+//! A request goes down through the layers once, and its completion goes up once. Each layer turns a
+//! batch into a batch, and no layer calls the layer above it. A channel belongs to one thread and
+//! shares only its statistics with other threads.
+//!
+//! A request goes down through the layers once, and its completion goes up once. Each layer turns a
+//! batch into a batch, and no layer calls the layer above it. A channel belongs to one thread and
+//! shares only its statistics with other threads.
 
 pub mod bio;
 pub mod blocking;

@@ -1,6 +1,7 @@
-//! A device queue without the floors above it: for measuring what those floors cost.
+//! A device queue without the layers above it, to measure the cost of those layers.
 //!
-//! A bio is checked, gets a slot and is started: no plug, scheduler, tags, statistics or clock.
+//! A bio is checked, gets a slot and is started. There is no plug, scheduler, tag, statistic or
+//! clock.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,8 +15,7 @@ use crate::request::{Batch, Done, Request};
 use crate::status::Status;
 use crate::units::{Nanos, SECTOR_SHIFT, Tag};
 
-/// A queue of a device that works on one batch at a time, for devices that complete by themselves,
-/// whatever the time.
+/// A queue that executes one batch at a time, for devices whose completions do not depend on time.
 pub struct Bare<Q: DeviceQueue> {
     queue: Q,
     rules: Rules,
@@ -26,7 +26,7 @@ pub struct Bare<Q: DeviceQueue> {
 }
 
 impl<Q: DeviceQueue> Bare<Q> {
-    /// A queue of the device for batches of up to `depth` bios, whose data lie in `region`.
+    /// Opens a queue of the device for batches of up to `depth` bios, whose data lies in `region`.
     ///
     /// # Errors
     /// If the device can serve no more queues.
@@ -44,14 +44,14 @@ impl<Q: DeviceQueue> Bare<Q> {
         })
     }
 
-    /// Carries out plain reads and writes, as many as the depth at most.
+    /// Executes up to `depth` plain reads and writes.
     ///
     /// # Errors
-    /// The first status that is not `OK`; `INVAL` if a bio is more than a plain read or write, its
-    /// data lie outside of the region, or there are too many.
+    /// The first status that is not `OK`. `INVAL` if a bio is not a plain read or write, if its
+    /// data lies outside the region, or if there are more bios than the depth.
     ///
     /// # Panics
-    /// If the device completes nothing without time passing.
+    /// If the completions of the device depend on time.
     #[inline]
     pub fn run(&mut self, bios: &[Bio]) -> Result<(), Status> {
         let mut end = self.begin(bios);
@@ -63,14 +63,14 @@ impl<Q: DeviceQueue> Bare<Q> {
                 if !ended.status().is_ok() {
                     end = Err(ended.status());
                 }
-                // SAFETY: the request has come home, so its slot is ours again.
+                // SAFETY: the request has completed, so its slot belongs to this queue again.
                 self.slots.put(unsafe { ended.head().as_ref() }.index);
             }
         }
         end
     }
 
-    /// Puts bios into the batch, up to the first that will not do.
+    /// Puts bios into the batch, up to the first invalid one.
     #[inline]
     fn begin(&mut self, bios: &[Bio]) -> Result<(), Status> {
         for bio in bios {
@@ -82,7 +82,7 @@ impl<Q: DeviceQueue> Bare<Q> {
             // SAFETY: the slot was just taken, this request alone refers to it, and `run` keeps it
             // until the request has completed.
             let request = unsafe { Request::of(slot) };
-            // SAFETY: nobody writes to the slot now.
+            // SAFETY: no thread writes to the slot now.
             let tag = Tag(unsafe { slot.as_ref() }.index);
             self.batch.start(request, tag);
         }

@@ -1,4 +1,4 @@
-//! Is this bio one that the device can be asked? Pure: geometry and limits in, status out.
+//! Validation of a bio against the geometry and limits of the device, without side effects.
 
 use crate::bio::{Bio, Flags, Op};
 use crate::geometry::Geometry;
@@ -6,21 +6,23 @@ use crate::limits::Limits;
 use crate::status::Status;
 use crate::units::Sector;
 
-/// A comparison tells a plain bio's operation from the others.
+/// `Rules::is_plain_range` recognizes a plain bio's operation by one comparison.
 const _: () = assert!(Op::Read as u8 == 0 && Op::Write as u8 == 1, "reads and writes come first");
 
-/// What bios are checked against, in the form that the check needs.
+/// The geometry and limits in the form that the checks use.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     sectors: u64,
     block_mask: u64,
     /// Zone size of a zoned device.
     zone_sectors: Option<u64>,
-    /// Longest read or write, in whole blocks; no longer than the device.
+    /// Longest read or write in sectors: whole blocks, and no longer than the device.
     piece_sectors_max: u64,
-    /// The last of the operations that a plain bio may have: a write, unless all are refused.
+    /// The last operation, in declaration order, of a plain bio: a write, or a read if the device
+    /// is read-only.
     plain_op_last: Op,
-    /// Bits of a sector that name its chunk: all ones from the chunk size on; 0 without chunks.
+    /// The bits of a sector that identify its chunk: all bits from the chunk size up; 0 without
+    /// chunks.
     chunk_mask: u64,
     limits: Limits,
 }
@@ -43,15 +45,15 @@ impl Rules {
         &self.limits
     }
 
-    /// Whether the bio is a read or a write that can go down just as it is: valid, within the
-    /// limits, and without a flush to order. Most are, so this is all that most bios are asked.
+    /// Whether the bio is a plain read or write: valid, within the limits, and without FUA or
+    /// PREFLUSH. Most bios are plain and need no other check.
     #[inline]
     pub(super) fn is_plain(&self, bio: &Bio) -> bool {
         self.is_plain_range(bio.op, bio.sector, bio.sectors)
             && !bio.flags.intersects(Flags::FUA | Flags::PREFLUSH)
     }
 
-    /// The same of a bio without flags.
+    /// Whether a read or write of this range, without flags, is plain.
     #[inline]
     pub(super) fn is_plain_range(&self, op: Op, Sector(sector): Sector, sectors: u64) -> bool {
         op as u8 <= self.plain_op_last as u8
@@ -62,7 +64,7 @@ impl Rules {
             && (sector ^ (sector + sectors - 1)) & self.chunk_mask == 0
     }
 
-    /// Whether the bio makes sense on this device.
+    /// Checks whether the device supports the bio.
     ///
     /// | fault | status |
     /// | --- | --- |
@@ -116,8 +118,8 @@ impl Rules {
         }
     }
 
-    /// How many sectors of the bio, from its start, one request may hold: all of them, unless the
-    /// bio exceeds a limit or crosses a chunk boundary. An append is never split.
+    /// The number of sectors, from the start of the bio, that one request may hold. It is the whole
+    /// bio unless the bio exceeds a limit or crosses a chunk boundary. An append is never split.
     pub(super) fn piece_sectors(&self, bio: &Bio) -> u64 {
         let sectors_max = match bio.op {
             Op::Read | Op::Write => self.limits.sectors_max,
@@ -133,7 +135,7 @@ impl Rules {
     }
 }
 
-/// The bio without what its operation ignores, so that nothing behind this reckons with it.
+/// The bio without the fields that its operation ignores, so that no later layer uses them.
 pub(super) fn normal(bio: &Bio) -> Bio {
     let mut bio = *bio;
     if !bio.op.has_range() {

@@ -2,16 +2,17 @@
 //!
 //! | device | bio | becomes |
 //! | --- | --- | --- |
-//! | no volatile cache | flush | done at once |
+//! | no volatile cache | flush | completes at once |
 //! | no volatile cache | PREFLUSH, FUA | the plain bio |
 //! | cache, FUA | FUA | the bio with FUA |
 //! | cache, FUA | PREFLUSH (and FUA) | flush, then the bio (with FUA) |
 //! | cache, no FUA | FUA | the bio, then flush |
 //! | cache, no FUA | PREFLUSH and FUA | flush, then the bio, then flush |
 //!
-//! As in Linux (Documentation/block/writeback_cache_control.rst). The parts of a sequence use the
-//! bio's own slot, one after the other, and are never merged. Of a bio that is split the pieces are
-//! one part: one flush comes before the first of them, one after the last, and FUA is for each.
+//! The rules are those of Linux (Documentation/block/writeback_cache_control.rst). The parts of a
+//! sequence use the slot of the bio, one after the other, and are never merged. The pieces of a
+//! split bio form one part: one flush comes before the first piece, one after the last, and each
+//! piece has FUA.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -22,18 +23,18 @@ use crate::request::{Request, Slot, Stage};
 use crate::status::Status;
 use crate::units::Sector;
 
-/// How a bio has to go down.
+/// The requests that a bio becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// As it is, with these flags.
+    /// One request with these flags.
     Plain(Flags),
-    /// It is done already.
+    /// No request: the bio is complete.
     Nothing,
-    /// In parts, this one first.
+    /// A sequence of requests that starts with this part.
     Sequence(Stage),
 }
 
-/// Decides how a bio has to go down.
+/// Chooses the requests that a bio becomes.
 #[inline]
 pub(super) fn route(bio: &Bio, limits: &Limits) -> Route {
     let durable = bio.flags.intersects(Flags::FUA | Flags::PREFLUSH);
@@ -59,13 +60,14 @@ fn route_durable(bio: &Bio, limits: &Limits) -> Route {
     if limits.fua { Route::Plain(bio.flags) } else { Route::Sequence(Stage::Data) }
 }
 
-/// The flags of a piece of a bio that is split. What they leave out the whole bio's sequence does.
+/// The flags of a piece of a split bio. The sequence of the whole bio does the work of the removed
+/// flags.
 pub(super) fn piece_flags(bio: &Bio, limits: &Limits) -> Flags {
     let flags = bio.flags.without(Flags::PREFLUSH);
     if limits.fua { flags } else { flags.without(Flags::FUA) }
 }
 
-/// The request for the part of a sequence that `stage` names.
+/// The request for the part `stage` of a sequence.
 ///
 /// # Safety
 /// As for [`Request::of`].
@@ -89,8 +91,8 @@ pub(super) unsafe fn part(mut slot: NonNull<Slot>, stage: Stage, limits: &Limits
     }
 }
 
-/// What follows when a part has ended: the next part, or `None` when the bio is complete. Where an
-/// append landed is kept in the slot, because a flush may still come.
+/// The part that follows a completed part, or `None` when the bio is complete. The slot keeps the
+/// sector at which an append landed, because a flush may follow it.
 pub(super) fn after(
     slot: &mut Slot,
     status: Status,

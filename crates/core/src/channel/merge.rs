@@ -1,5 +1,4 @@
-//! What may become one request with what: the rules that the plug, the zone gate and the scheduler
-//! merge by.
+//! Merge rules: which requests the plug, the zone write plug and the scheduler may merge.
 
 use std::ops::Range;
 
@@ -8,16 +7,17 @@ use crate::limits::Limits;
 use crate::request::Request;
 use crate::units::Sector;
 
-/// Bios with one of these stay alone, as with Linux's `REQ_NOMERGE_FLAGS`.
+/// A bio with one of these flags is never merged, as with Linux's `REQ_NOMERGE_FLAGS`.
 const NEVER_MERGED: Flags = Flags::NOMERGE;
 
-/// What bounds a merged request.
+/// Bounds of a merged request.
 #[derive(Clone, Copy, Debug)]
 pub struct MergeRules {
     sectors_max: u64,
     discard_sectors_max: u64,
     segments_max: u16,
-    /// Bits of a sector that name its chunk: all ones from the chunk size on; 0 without chunks.
+    /// The bits of a sector that identify its chunk: all bits from the chunk size up; 0 without
+    /// chunks.
     chunk_mask: u64,
 }
 
@@ -32,15 +32,15 @@ impl MergeRules {
         }
     }
 
-    /// Whether the request may go before one that was pushed earlier. A write in a zone may not:
-    /// pushed out of order, it would miss the write pointer, and merging must not hide that. Linux
-    /// refuses the same merge (block/blk-merge.c, `bio_attempt_front_merge`).
+    /// Whether the request may be merged in front of one that was pushed earlier. A write in a zone
+    /// may not: pushed out of order, it would fail at the write pointer, and merging must not hide
+    /// that. Linux refuses the same merge (block/blk-merge.c, `bio_attempt_front_merge`).
     #[inline]
     pub(super) fn front(self, request: &Request) -> bool {
         request.op() != Op::Write || self.chunk_mask == 0
     }
 
-    /// Whether `first` and `second`, which follow each other on the device, may become one.
+    /// Whether `first` and `second` may be merged. The caller checks that they are adjacent.
     #[inline]
     pub(crate) fn allow(self, first: &Request, second: &Request) -> bool {
         first.op() == second.op()
@@ -53,13 +53,13 @@ impl MergeRules {
             )
     }
 
-    /// Whether the device takes so much in one request that was merged.
+    /// Whether the device accepts this range and segment count in one merged request.
     #[inline]
     pub fn fits(self, op: Op, range: Range<Sector>, segments: u16) -> bool {
         let sectors_max = match op {
             Op::Read | Op::Write => self.sectors_max,
             Op::Discard => self.discard_sectors_max,
-            // An append is never merged: each one is told where it landed.
+            // Appends are never merged, because each append returns its own sector.
             _ => return false,
         };
         range.end - range.start <= sectors_max

@@ -1,15 +1,15 @@
-//! The plug: pushed bios gather here until `submit`, and neighbours become one request.
+//! The plug: collects pushed bios until `submit` and merges neighbours into one request.
 //!
-//! As in Linux's plug, a bio is compared with the request added last, and joins it behind (back
-//! merge) or before it (front merge). Merging is invisible but for its speed: a device that would
-//! fail a merged request because of some of its bios has it broken up again
+//! As in Linux's plug, a bio is compared with the request that was added last, and joins its end
+//! (back merge) or its start (front merge). A client can notice merging only by the speed. If a
+//! device would fail a merged request because of some of its bios, the request is broken up again
 //! ([`crate::request::Batch::break_up`]).
 
 use super::merge::MergeRules;
 use crate::limits::Limits;
 use crate::request::Request;
 
-/// Pushed and not yet submitted requests, in order.
+/// Requests that were pushed and not yet submitted, in order.
 #[derive(Debug)]
 pub(super) struct Plug {
     requests: Vec<Request>,
@@ -17,18 +17,18 @@ pub(super) struct Plug {
 }
 
 impl Plug {
-    /// An empty plug with room for `depth` requests.
+    /// An empty plug with space for `depth` requests.
     pub(super) fn new(depth: usize, limits: &Limits) -> Plug {
         Plug { requests: Vec::with_capacity(depth), rules: MergeRules::new(limits) }
     }
 
-    /// Whether nothing waits for `submit`.
+    /// Whether the plug holds no request.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Adds a request; says whether it was merged into the one before.
+    /// Adds a request; returns whether it was merged into the previous request.
     #[inline(always)]
     pub(super) fn add(&mut self, request: Request) -> bool {
         if let Some(last) = self.requests.last_mut() {
@@ -48,7 +48,7 @@ impl Plug {
         false
     }
 
-    /// Takes everything out, in order.
+    /// Removes all requests, in order.
     #[inline]
     pub(super) fn drain(&mut self) -> std::vec::Drain<'_, Request> {
         self.requests.drain(..)

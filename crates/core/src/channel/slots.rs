@@ -1,4 +1,4 @@
-//! The bios that a channel has accepted, at fixed addresses, and which places are free.
+//! The bios that a channel has accepted, at fixed addresses, and the list of free slots.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use crate::bio::Bio;
 use crate::request::{SLOT_NONE, Slot, Stage};
 
-/// A fixed number of slots. Requests point at them, so they are reached by raw pointer only.
+/// A fixed number of slots. Requests point to slots, so all access is through raw pointers.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: NonNull<Slot>,
@@ -14,8 +14,8 @@ pub(super) struct Slots {
     free: Vec<u16>,
 }
 
-// SAFETY: the slots are plain data that this value alone owns; pointers to them travel in requests,
-// and a request's slots are left alone until it has come home.
+// SAFETY: the slots are plain data that only this value owns. Requests carry pointers to slots, and
+// the channel does not touch the slots of a request until it has completed.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -26,13 +26,13 @@ impl Slots {
         Slots { base, count, free: (0..count).rev().collect() }
     }
 
-    /// How many are free.
+    /// Number of free slots.
     #[inline]
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// How many are taken.
+    /// Number of taken slots.
     #[inline]
     pub(super) fn taken(&self) -> usize {
         usize::from(self.count) - self.free.len()
@@ -43,7 +43,7 @@ impl Slots {
     pub(super) fn take(&mut self, bio: &Bio, data: NonNull<u8>) -> Option<NonNull<Slot>> {
         let index = self.free.pop()?;
         let slot = self.at(index);
-        // SAFETY: `at` points into our slots, and a free slot is referred to by nobody else.
+        // SAFETY: `at` points into our slots, and no other pointer to a free slot is in use.
         unsafe {
             let slot = &mut *slot.as_ptr();
             slot.bio = *bio;
@@ -54,7 +54,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Gives a slot back. No request may refer to it any more.
+    /// Frees a slot. No request may refer to it.
     #[inline]
     pub(super) fn put(&mut self, index: u16) {
         debug_assert!(index < self.count && self.free.len() < usize::from(self.count));

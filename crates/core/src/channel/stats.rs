@@ -1,4 +1,4 @@
-//! Statistics of a channel: written by its thread, read by anyone.
+//! Statistics of a channel: its thread writes them, and any thread may read them.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct ChannelStats {
     latency: [Histogram; LATENCY_CLASSES],
 }
 
-/// Latency is kept for reads, writes (appends and write-zeroes among them) and all the rest.
+/// Latency histograms: reads; writes with appends and write-zeroes; all other operations.
 const LATENCY_CLASSES: usize = 3;
 
 #[inline]
@@ -30,12 +30,12 @@ fn latency_class(op: Op) -> usize {
 }
 
 impl ChannelStats {
-    /// Fresh counters, shared with whoever sums them up.
+    /// New counters, shared with the registry that sums them up.
     pub fn new() -> Arc<ChannelStats> {
         Arc::new(ChannelStats::default())
     }
 
-    /// Counts what a tally has gathered.
+    /// Adds the completions of a tally.
     #[inline]
     fn completed(&self, tally: &Tally) {
         let index = tally.op as usize;
@@ -49,7 +49,7 @@ impl ChannelStats {
         }
     }
 
-    /// Counts one bio that was carried out on the spot.
+    /// Counts one bio that was executed inline.
     #[inline]
     pub(crate) fn carried(&self, op: Op, ok: bool, sectors: u64) {
         let index = op as usize;
@@ -61,7 +61,7 @@ impl ChannelStats {
         }
     }
 
-    /// Counts the latency of one bio that was carried out on the spot.
+    /// Counts the latency of one bio that was executed inline.
     #[inline]
     pub(crate) fn latency(&self, op: Op, latency_ns: u64) {
         self.latency[latency_class(op)].add(latency_ns, 1);
@@ -74,18 +74,18 @@ impl ChannelStats {
     }
 }
 
-/// The latency of a bio that never came to the device: it has none. A word of its own would cost
-/// instructions in every completion.
+/// The latency of a bio that never reached the device. A separate flag would cost instructions in
+/// every completion.
 pub(crate) const NEVER_STARTED: u64 = u64::MAX;
 
-/// Completions of one kind in a row, gathered so that a batch of equals is counted once.
+/// Consecutive completions with equal operation, result and latency, which are counted together.
 #[derive(Debug)]
 pub(crate) struct Tally {
     op: Op,
     ok: bool,
     ops: u64,
     sectors: u64,
-    /// [`NEVER_STARTED`] for bios that never came to the device.
+    /// [`NEVER_STARTED`] for bios that never reached the device.
     latency_ns: u64,
 }
 
@@ -96,7 +96,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts one completed bio, now or with its likes.
+    /// Counts one completed bio, now or together with the equal ones that follow.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -111,11 +111,11 @@ impl Tally {
             (self.op, self.ok, self.latency_ns) = (op, ok, latency_ns);
         }
         self.ops += 1;
-        // A refused bio may say anything.
+        // The length of a refused bio may be any number.
         self.sectors += if ok { sectors } else { 0 };
     }
 
-    /// Counts what was gathered.
+    /// Adds the collected completions to the counters.
     #[inline]
     pub(crate) fn settle(&mut self, stats: &ChannelStats) {
         if self.ops > 0 {
@@ -125,7 +125,7 @@ impl Tally {
     }
 }
 
-/// What was counted for one operation.
+/// The counters of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpStats {
     /// Bios completed, failed ones included.
@@ -134,7 +134,7 @@ pub struct OpStats {
     pub sectors: u64,
     /// Bios that failed.
     pub errors: u64,
-    /// Bios that were merged into another's request.
+    /// Bios that were merged into the request of another bio.
     pub merges: u64,
 }
 
@@ -167,7 +167,7 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// What was counted for `op`.
+    /// The counters of `op`.
     pub fn op(&self, op: Op) -> &OpStats {
         &self.ops[op as usize]
     }

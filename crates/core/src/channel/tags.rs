@@ -1,4 +1,5 @@
-//! Tags: the numbers of a channel's started requests. Owned by the channel, so a plain stack.
+//! Tags: the numbers of a channel's started requests. One thread owns them, so they are a plain
+//! stack.
 
 use crate::units::Tag;
 
@@ -15,25 +16,25 @@ impl Tags {
         Tags { free: (0..count).rev().collect(), count }
     }
 
-    /// How many are free.
+    /// Number of free tags.
     #[inline]
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// How many are taken.
+    /// Number of taken tags.
     #[inline]
     pub(super) fn taken(&self) -> usize {
         usize::from(self.count) - self.free.len()
     }
 
-    /// Takes one, the last one given back first: its lines are still warm.
+    /// Takes the tag that was freed last: its cache lines are still in the cache.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Tag> {
         self.free.pop().map(Tag)
     }
 
-    /// Gives one back.
+    /// Frees a tag.
     #[inline]
     pub(super) fn put(&mut self, tag: Tag) {
         debug_assert!(
