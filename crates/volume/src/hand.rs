@@ -1,4 +1,4 @@
-//! A pool without threads, for tests that look into it.
+//! A test fixture: a pool without threads, which tests drive step by step.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // For tests.
 
 use std::path::PathBuf;
@@ -18,10 +18,10 @@ use crate::store::RealDirectory;
 
 pub(crate) const BLOCK: u64 = 4096;
 
-/// Fills a segment, with the head of its group.
+/// Number of blocks that fill a segment together with the header of their group.
 pub(crate) const FULL: u64 = 14;
 
-/// A pool of short segments without threads, and what it is asked.
+/// A pool of short segments without threads, with one volume handle.
 pub(crate) struct Hand {
     path: PathBuf,
     pub(crate) pool: Arc<Pool<RealDirectory>>,
@@ -49,7 +49,7 @@ fn create(
     change(pool, committer, Change::Create(traits));
 }
 
-/// Changes the catalogue.
+/// Applies a catalogue change.
 fn change(
     pool: &Arc<Pool<RealDirectory>>,
     committer: &mut Committer<RealDirectory>,
@@ -65,17 +65,17 @@ impl Hand {
         Hand::of(name, 60, 60)
     }
 
-    /// So many segments are there, of so many at most.
+    /// Makes a pool with `made` segments, which can grow to `segments_max`.
     pub(crate) fn of(name: &str, made: usize, segments_max: usize) -> Hand {
         Hand::by(name, made, Options { segments_max, ..Options::default() })
     }
 
-    /// The same by options, of which it has some itself.
+    /// Makes a pool by options; the segment length and the memory are the fixture's.
     pub(crate) fn by(name: &str, made: usize, options: Options) -> Hand {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("blockyard-{name}-{process}-{next}"));
-        // Of a process of this number that was killed.
+        // A killed process with the same ID may have left this directory.
         _ = std::fs::remove_dir_all(&path);
         let options = Options { segment_bytes: 64 << 10, memory_bytes: 256 << 10, ..options };
         let directory = RealDirectory::take(&path).unwrap();
@@ -86,12 +86,12 @@ impl Hand {
         Hand { path, pool, committer, door }
     }
 
-    /// Makes a volume that is promised all of its length, so much.
+    /// Makes a volume of this size with a reservation of all of it.
     pub(crate) fn promise(&mut self, name: &str, bytes: u64) {
         create(&self.pool, &mut self.committer, name, (bytes / BLOCK, bytes));
     }
 
-    /// Makes a volume of so many blocks, which is written from now on.
+    /// Makes a volume of this number of blocks; later writes go to it.
     pub(crate) fn take(&mut self, name: &str, blocks: u64) {
         create(&self.pool, &mut self.committer, name, (blocks, 0));
         let live = self.pool.find(name).unwrap();
@@ -105,12 +105,12 @@ impl Hand {
         self.change(Change::Copy(Traits { origin, name, is_snapshot, ..traits }));
     }
 
-    /// Changes the catalogue.
+    /// Applies a catalogue change.
     pub(crate) fn change(&mut self, what: Change) {
         change(&self.pool, &mut self.committer, what);
     }
 
-    /// Lets a leaf rot, which is on disk, and drops it from memory.
+    /// Overwrites a leaf on disk with damage, and evicts it from memory.
     pub(crate) fn rot(&self, leaf: &Leaf) {
         let mut page = self.pool.memory().take_beyond(PAGE_BYTES);
         page.fill(0xff);
@@ -120,7 +120,7 @@ impl Hand {
         }
     }
 
-    /// Begins something, and waits for it.
+    /// Starts a request, and waits until it has completed.
     pub(crate) fn ask(&mut self, begin: impl FnOnce(&mut Door<RealDirectory>) -> Outcome) {
         assert!(begin(&mut self.door) == Outcome::Taken);
         while self.committer.turn() == Turn::Worked {}
@@ -133,12 +133,12 @@ impl Hand {
         self.ask(|door| door.write(at, len, &fill, 1, true));
     }
 
-    /// Not durably.
+    /// Discards blocks, not durably.
     pub(crate) fn discard(&mut self, first: u64, count: u64) {
         self.ask(|door| door.zero(first * BLOCK, count * BLOCK, 1, false));
     }
 
-    /// The segment that a block is in.
+    /// The segment that contains a block.
     pub(crate) fn segment(&self, block: u64) -> u32 {
         let live = self.pool.find("v").unwrap();
         let entry = live.map.with(0, |span| span.entry(block as u32)).unwrap();

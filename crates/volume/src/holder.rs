@@ -1,8 +1,9 @@
-//! Who has a pool: written into its lock file, or a place of its disk for that, by the process that
-//! holds the lock, so that others can say who it is and where it can be asked.
+//! The owner of a pool's lock. The process that holds the lock writes its identity into the lock
+//! file, or to a fixed place on the disk. Other processes can then name it and find its control
+//! socket.
 //!
-//! The lock itself is the system's and ends with the process. What the file says counts only while
-//! somebody holds it.
+//! The lock itself is the kernel's and ends with the process. The text is valid only while the lock
+//! is held.
 
 use std::fmt;
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// A process that has a pool open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number, if it has said it.
+    /// The process ID, if the process wrote it.
     pub pid: Option<u32>,
     /// The control socket of its yard, if it has one.
     pub control: Option<PathBuf>,
@@ -23,22 +24,22 @@ impl Holder {
     /// Longest text that is read, in bytes.
     pub(crate) const LEN_MAX: u64 = 8192;
 
-    /// This process.
+    /// The identity of this process.
     pub fn this(control: Option<&Path>) -> Holder {
         Holder { pid: Some(std::process::id()), control: control.map(Path::to_owned) }
     }
 
-    /// Writes it into the file that this process has locked.
+    /// Writes the identity into the file that this process has locked.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If a system call fails.
     pub fn write(&self, lock: &File) -> io::Result<()> {
         let text = self.print();
         lock.write_all_at(text.as_bytes(), 0)?;
         lock.set_len(text.len() as u64)
     }
 
-    /// Reads what the one that has locked the file has written there; empty where it has not.
+    /// Reads the identity of the process that has locked the file; empty if it wrote none.
     pub fn read(lock: &Path) -> Holder {
         let mut text = Vec::new();
         let read =
@@ -49,12 +50,12 @@ impl Holder {
         }
     }
 
-    /// Whether no process of a number runs here: it may have been killed, and have calls that have
-    /// not ended. One that runs elsewhere cannot be told from that.
+    /// Whether no process with this ID runs here. It may have been killed with system calls that
+    /// have not ended. A process on another host or in another PID namespace looks the same.
     pub(crate) fn is_gone(pid: u32) -> bool {
         match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-            // proc(5): its state is behind its name, which is in brackets. Where the first thread
-            // has ended the others end too.
+            // proc(5): the state follows the name, which is in brackets. When the first thread has
+            // ended, the others end too.
             Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, it)| it.starts_with(['Z', 'X'])),
             Err(error) => {
                 let code = error.raw_os_error();
@@ -75,7 +76,7 @@ impl Holder {
         text
     }
 
-    /// Lines that are not known, or not whole yet, say nothing.
+    /// Parses the text. Lines that are unknown or incomplete are ignored.
     pub(crate) fn parse(text: &str) -> Holder {
         let mut holder = Holder::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {

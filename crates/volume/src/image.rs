@@ -1,5 +1,5 @@
-//! A snapshot as an image that other programs read: raw, or qcow2. Made of a stream that holds all
-//! of it ([`crate::send`]), so that it can be made wherever the stream can be had.
+//! Exports a snapshot as an image for other programs: raw, or qcow2. The input is a full stream
+//! ([`crate::send`]), so the image can be made on any host that has the stream.
 
 mod qcow2;
 mod raw;
@@ -14,41 +14,42 @@ use crate::receive::{Incoming, Part};
 use qcow2::Qcow2;
 use raw::{OnDevice, Piped, Sparse};
 
-/// What an image is to be.
+/// The kind of image, and where it is written.
 pub enum Image<'a> {
-    /// Raw, in a file that is empty: what is zeros takes no space.
+    /// Raw, into an empty file; zeros become holes.
     Raw(&'a File),
-    /// Raw, on a block device at least as long: zeros are written, or the device is told of them.
+    /// Raw, onto a block device that is long enough; zeros are written, or the device zeroes the
+    /// range.
     Device(&'a File),
-    /// Raw, for a reader that takes it in order.
+    /// Raw, sequentially, to a pipe.
     RawPipe(&'a mut dyn Write),
-    /// qcow2, in a file that is empty, or on a block device.
+    /// qcow2, into an empty file or onto a block device.
     Qcow2(&'a File),
 }
 
-/// What was exported.
+/// The result of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Capacity of the image in bytes.
     pub size_bytes: u64,
-    /// How many of them were in the stream.
+    /// Bytes of the image that were in the stream.
     pub data_bytes: u64,
 }
 
-/// An image that is written, in the order of its bytes.
+/// Writes an image in the order of its bytes.
 trait Sink {
-    /// These bytes lie at this place.
+    /// Writes bytes at an offset; bytes that are skipped are zeros.
     fn put(&mut self, at: u64, bytes: &[u8]) -> std::io::Result<()>;
 
-    /// That was all.
+    /// Completes the image.
     fn finish(&mut self) -> std::io::Result<()>;
 }
 
-/// Writes the image of a stream. `progress` is told the bytes of the image that are done, and how
-/// many it has.
+/// Writes the image of a stream. `progress` gets the bytes of the image that are done, and the size
+/// of the image.
 ///
 /// # Errors
-/// If the stream is damaged or holds only changes, or the image cannot be written.
+/// If the stream is damaged or incremental, or the image cannot be written.
 pub fn export(
     input: &mut dyn Read,
     image: Image<'_>,
@@ -77,7 +78,8 @@ pub fn export(
                 data_bytes += bytes.len() as u64;
                 progress(at + bytes.len() as u64, size_bytes);
             }
-            // A whole one names no zeros; those of a longer snapshot would be zeros anyway.
+            // A full stream states no zeros, except for a longer base, where they would be zeros
+            // anyway.
             Part::Zeros { .. } => {}
             Part::End => break,
         }
@@ -89,7 +91,7 @@ pub fn export(
 
 /// Whether all bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
-    // Safe for any length: what is not whole words is looked at byte by byte.
+    // `as_chunks` accepts any length: bytes after the last whole word are compared one by one.
     let (words, rest) = bytes.as_chunks::<8>();
     words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }

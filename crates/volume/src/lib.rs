@@ -1,5 +1,5 @@
-//! Durable volumes: the job of a zvol in user space. Thin, checksummed, written to a log that makes
-//! many sync writes durable at once.
+//! Durable volumes: what a zvol does, in user space. Volumes are thin and checksummed, and are
+//! written to a log that makes many sync writes durable together (group commit).
 //!
 //! ```text
 //! queue ─ checksum, compress ▸ record ─ mailbox ▸ committer ─ one vectored write, one sync ▸ files
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The log is the data: a block stays where its record was written, and the map says where that is.
-//! docs/format.md has the bytes, docs/volume.md the promises.
+//! docs/format.md has the on-disk format, docs/volume.md the manual.
 
 pub mod activity;
 mod address_space;

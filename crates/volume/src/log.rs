@@ -4,21 +4,21 @@ use crate::format::superblock::{LogPlace, SEGMENT_NONE};
 use crate::segments::{Segments, Want};
 use crate::store::Directory;
 
-/// The end of the log. Invariant: `next` is the segment that the last group names, or one that was
-/// taken since; what the log goes on to is named by a group before it, or by a superblock.
+/// The end of the log. Invariant: `next` is the segment that the last group names, or one taken
+/// since. A group or a superblock names each segment in which the log continues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogEnd {
     pub(crate) place: LogPlace,
     pub(crate) epoch: u64,
-    /// Groups up to this one are durable.
+    /// Groups up to this number are durable.
     pub(crate) durable: u64,
-    /// Bytes of groups that were found behind the checkpoint when the pool was opened.
+    /// Bytes of groups that the opening found after the checkpoint.
     pub(crate) found_bytes: u64,
 }
 
 impl LogEnd {
-    /// Finds a place for a group of so many bytes, and names the segment after it. `None` if there
-    /// is none: the log has to begin anew behind a checkpoint.
+    /// Finds a place for a group of `len` bytes, and takes the next segment if none is named yet.
+    /// `None` if there is no place: then a checkpoint must name a new segment for the log.
     pub(crate) fn reserve<D: Directory>(
         &mut self,
         len: u32,
@@ -42,13 +42,13 @@ impl LogEnd {
         Some(segments.address(self.place.segment, self.place.offset))
     }
 
-    /// Whether a group of so many bytes finds a place.
+    /// Whether a group of `len` bytes can be placed.
     pub(crate) fn has_room<D: Directory>(&self, len: u32, segments: &Segments<D>) -> bool {
         len <= segments.bytes() - self.place.offset || self.place.next != SEGMENT_NONE
     }
 
-    /// How many segments a group of so many bytes takes, so that the log can go on behind it;
-    /// `None` if it finds no place.
+    /// The number of segments that a group of `len` bytes takes, such that the log can continue
+    /// after it; `None` if the group cannot be placed.
     pub(crate) fn takes<D: Directory>(&self, len: u32, segments: &Segments<D>) -> Option<usize> {
         if len > segments.bytes() {
             return None;
@@ -62,7 +62,7 @@ impl LogEnd {
         }
     }
 
-    /// A group of so many bytes was written, and its head has this checksum.
+    /// Moves the end of the log past a group of `len` bytes, whose header has the checksum `chain`.
     pub(crate) fn advance(&mut self, len: u32, chain: u64) {
         self.place.offset += len;
         self.place.number = self.place.number.saturating_add(1);

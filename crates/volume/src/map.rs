@@ -1,10 +1,12 @@
-//! The map of a volume: where each block is. A radix of pages, cut into spans with a lock each.
+//! The block map of a volume, which says where each block is: a radix tree of pages, divided into
+//! spans with a lock each.
 //!
-//! A span is a node of the map and what is not in the log yet: 65,536 blocks, a GiB of 16 KiB
-//! blocks. Its lock is held to look blocks up and to put new ones in, never while anything is read
-//! or written. Whoever writes puts its blocks among the *pending* ones and its record into the
-//! committer's mailbox under one lock, so that both have one order; the committer puts into the
-//! tree what is in the log, in the log's order. So the tree is always what a recovery would find.
+//! A span is a node of the map with the pending writes of its blocks: 65,536 blocks, which is 1 GiB
+//! of 16 KiB blocks. The lock is held to look blocks up and to enter new ones, never during I/O.
+//! Under one hold of the lock, a client's thread enters the blocks of a write as *pending* and
+//! posts its record to the committer's mailbox, so that both have the same order. The committer
+//! enters blocks into the tree when they are in the log, in log order. So the tree always equals
+//! what a recovery would find.
 
 pub mod cache;
 pub mod page;
@@ -27,41 +29,41 @@ use crate::format::entry::Entry;
 use crate::format::{FAN, NODE_BLOCKS};
 use crate::record::Payload;
 
-/// What is known of a block.
+/// What the map says of a block.
 #[derive(Clone, Debug)]
 pub enum Found {
-    /// It is zeros.
+    /// The block is zeros.
     Zero,
-    /// It is on its way into the log: block `index` of what was written.
+    /// The block is pending: block `index` of a write that is not in the log yet.
     Memory {
-        /// The write.
+        /// The contents of the write.
         payload: Arc<Payload>,
-        /// The block's place in it.
+        /// The number of the block in the write.
         index: u32,
-        /// The write's number in the span.
+        /// The number of the write in the span.
         serial: u64,
-        /// The write may still be refused for want of space.
+        /// The write may still be refused for lack of space.
         may_fail: bool,
     },
-    /// It is zeros that are on their way into the log.
+    /// The block is pending zeros, which are not in the log yet.
     Cleared {
-        /// Their number in the span.
+        /// The number of the write in the span.
         serial: u64,
-        /// The request that makes them zeros may still be refused for want of space.
+        /// The request may still be refused for lack of space.
         may_fail: bool,
     },
-    /// It is there.
+    /// The block is stored at this entry.
     Disk(Entry),
-    /// The page that knows has to be read first.
+    /// The leaf that names the block must be read first.
     Away(Arc<Leaf>),
 }
 
-/// A page has to be read first.
+/// A leaf that is not in memory and must be read first.
 #[derive(Clone, Debug)]
 pub struct Away(pub Arc<Leaf>);
 
 impl Found {
-    /// Whether two looks have found the same contents, written by the same write.
+    /// Whether two lookups found the same contents, written by the same write.
     pub fn is_same(&self, other: &Found) -> bool {
         match (self, other) {
             (Found::Zero, Found::Zero) => true,
@@ -72,7 +74,7 @@ impl Found {
         }
     }
 
-    /// The number of the write that the contents come from, if it may still be refused.
+    /// The number of the pending write, if it may still be refused.
     pub fn unsettled(&self) -> Option<u64> {
         match self {
             Found::Memory { serial, may_fail: true, .. }
@@ -82,19 +84,20 @@ impl Found {
     }
 }
 
-/// A span: see the module. Blocks are counted from its beginning.
+/// A span: one node of the map and the pending writes of its blocks. Blocks are numbered from the
+/// beginning of the span.
 #[derive(Debug, Default)]
 pub struct Span {
     node: Option<Arc<Node>>,
     pending: Pending,
     /// The number of the last write.
     serial: u64,
-    /// How many copies of maps there had been when this one was copied last.
+    /// The number of copies of maps that had been made when this map was last copied.
     copied: u32,
 }
 
 impl Span {
-    /// What is known of a block.
+    /// Looks up a block, pending writes first.
     pub fn find(&self, block: u32) -> Found {
         match self.pending.at(block) {
             Some(Coming { serial, what: What::Zero, may_fail }) => {
@@ -111,17 +114,17 @@ impl Span {
         }
     }
 
-    /// Where a block is that is in the log.
+    /// The entry of a block in the tree.
     ///
     /// # Errors
-    /// If the page that knows is not in memory.
+    /// If the leaf is not in memory.
     pub fn entry(&self, block: u32) -> Result<Entry, Away> {
         let leaf = self.node.as_ref().and_then(|node| node.leaf(block as usize / FAN));
         let Some(leaf) = leaf else { return Ok(Entry::HOLE) };
         leaf.entry(block as usize % FAN).ok_or_else(|| Away(Arc::clone(leaf)))
     }
 
-    /// The first leaf of some blocks that is not in memory.
+    /// The first leaf of a range of blocks that is not in memory.
     pub fn away(&self, first: u32, end: u32) -> Option<Away> {
         let node = self.node.as_ref()?;
         let leaves = first as usize / FAN..(end as usize).div_ceil(FAN);
@@ -129,8 +132,8 @@ impl Span {
         leaves.find(|leaf| !leaf.is_here()).map(|leaf| Away(Arc::clone(leaf)))
     }
 
-    /// Leaves all of whose blocks are among these, where it is not known how many of them are this
-    /// map's alone.
+    /// The leaves owned by this map that a range covers completely, and whose number of fresh
+    /// blocks is unknown.
     pub(crate) fn uncounted(&self, first: u32, end: u32) -> Vec<Arc<Leaf>> {
         let whole = (first as usize).div_ceil(FAN)..end as usize / FAN;
         let leaves = whole.filter_map(|at| self.node.as_ref()?.leaf(at));
@@ -138,20 +141,20 @@ impl Span {
         own.filter(|leaf| leaf.fresh_count().is_none()).cloned().collect()
     }
 
-    /// Whether a leaf is this map's alone.
+    /// Whether a leaf belongs to this map alone.
     pub(crate) fn owns(&self, leaf: &Leaf) -> bool {
         self.stamp(0, 0).owns(leaf)
     }
 
-    /// Blocks that are this map's alone, as far as that is known.
+    /// The blocks that only this map has, as far as is known.
     fn owned(&self) -> u64 {
         let leaves = self.node.iter().flat_map(|node| node.leaves().map(|(_, leaf)| leaf));
         let own = leaves.filter(|leaf| self.owns(leaf));
         own.map(|leaf| leaf.fresh_count().map_or(0, u64::from)).sum()
     }
 
-    /// Puts blocks in that are on their way into the log, and returns the number of this write.
-    /// `may_fail`: the write is answered later, and may be refused for want of space until then.
+    /// Enters blocks as pending, and returns the number of this write. `may_fail`: the write is
+    /// answered later, and until then may be refused for lack of space.
     pub fn begin(&mut self, first: u32, end: u32, what: What, may_fail: bool) -> u64 {
         self.serial += 1;
         let serial = self.serial;
@@ -159,12 +162,12 @@ impl Span {
         serial
     }
 
-    /// Blocks of this number are not on their way any more.
+    /// Removes what is left of the pending write `serial`.
     pub fn retire(&mut self, first: u32, end: u32, serial: u64) {
         self.pending.retire(first, end, serial);
     }
 
-    /// Blocks of a write that is on its way are found again, see [`Pending::restore`].
+    /// Makes blocks of a pending write visible again, see [`Pending::restore`].
     pub(crate) fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
         self.pending.restore(first, end, coming);
     }
@@ -173,10 +176,11 @@ impl Span {
         Stamp { copied: self.copied, now, round }
     }
 
-    /// Blocks from the first one on are in the log. `now` counts the copies of maps.
+    /// Enters blocks from `first` on into the tree, after they were written to the log. `now` is
+    /// the birth epoch for new leaves.
     ///
     /// # Errors
-    /// If a page is not in memory; then nothing has changed, or what comes before it has.
+    /// If a leaf is not in memory; then the blocks before it may have been entered.
     pub fn set(
         &mut self,
         first: u32,
@@ -205,7 +209,7 @@ impl Span {
     }
 
     fn leaf_mut(&mut self, at: usize, stamp: Stamp, tally: &mut Tally) -> Result<&mut Leaf, Away> {
-        // First, so that nothing is changed for nothing.
+        // Check this first, so that nothing changes if the leaf is missing.
         if let Some(leaf) = self.node.as_ref().and_then(|node| node.leaf(at))
             && !leaf.is_here()
         {
@@ -214,13 +218,13 @@ impl Span {
         let node = node_mut(&mut self.node, tally);
         match node.own(at, stamp) {
             Some(is_news) => tally.dirtied += u64::from(is_news),
-            // The cache has dropped it between the two looks.
+            // The cache evicted the leaf since the first check.
             None => return Err(Away(node.leaf(at).cloned().expect("a new one is in memory"))),
         }
         Ok(node.owned(at))
     }
 
-    /// Blocks are zeros in the log.
+    /// Clears blocks in the tree, after the log states that they are zeros.
     ///
     /// # Errors
     /// As [`Span::set`].
@@ -248,7 +252,7 @@ impl Span {
                 Some(page) => (0..FAN).for_each(|at| retire(&page, at, tally)),
                 None => {
                     tally.unknown(tally.leaf_bytes);
-                    // At most, where it was never read.
+                    // An upper bound, if the leaf was never read.
                     let most = || leaf.fresh_count().map_or(FAN as i64, i64::from);
                     tally.owned -= if stamp.owns(leaf) { most() } else { 0 };
                 }
@@ -258,34 +262,34 @@ impl Span {
             }
         }
         if is_whole && self.node.take().is_some() {
-            // The root.
+            // Count the root, which changes too.
             tally.dirtied += 1;
         }
         Ok(())
     }
 
-    /// The node of its tree.
+    /// The node of this span's tree.
     pub(crate) fn node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref()
     }
 
-    /// Puts another node in the place of its own, with the same contents elsewhere on disk.
+    /// Replaces the node by one with the same contents that is to be written elsewhere on disk.
     fn replace(&mut self, node: Arc<Node>) {
         self.node = Some(node);
     }
 
-    /// Whether anything is on its way.
+    /// Whether no write is pending.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()
     }
 }
 
-/// A node that is about to be changed, which a checkpoint will have to write, with a root that
-/// names it: one that others have too stays as it is.
+/// Prepares a node for a change, and counts it and its root as pages that the next checkpoint must
+/// write. A node that another map shares is copied.
 fn node_mut<'a>(node: &'a mut Option<Arc<Node>>, tally: &mut Tally) -> &'a mut Node {
     let is_new = node.is_none();
     let node = node.get_or_insert_default();
-    // Another map may have it too.
+    // Another map may share the node.
     let is_shared = Arc::get_mut(node).is_none();
     let is_news = is_new || is_shared || !node.is_dirty(tally.round);
     tally.dirtied += 2 * u64::from(is_news);
@@ -294,7 +298,8 @@ fn node_mut<'a>(node: &'a mut Option<Arc<Node>>, tally: &mut Tally) -> &'a mut N
     node
 }
 
-/// What a block was does not count any more, if it is known that nobody else needs it.
+/// Accounts for an overwritten block: it is no longer live if only this map had it, and unknown
+/// otherwise.
 fn retire(page: &Page, at: usize, tally: &mut Tally) {
     let entry = &page.entries()[at];
     if page.is_fresh(at) {
@@ -305,24 +310,24 @@ fn retire(page: &Page, at: usize, tally: &mut Tally) {
     }
 }
 
-/// A map.
+/// The block map of a volume or snapshot.
 pub struct Map {
     spans: Box<[SleepLock<Span, { ranks::SPAN }>]>,
-    /// All of its nodes, where somebody wanted them and none has changed since.
+    /// All nodes, cached since a caller asked for them and none has changed.
     whole: SleepLock<Option<Arc<Frozen>>, { ranks::SPAN }>,
 }
 
-/// A map as it is at one moment: nodes that nobody changes any more.
+/// A map at one moment: nodes that no longer change.
 pub type Frozen = Vec<Option<Arc<Node>>>;
 
 impl Map {
-    /// A map with these nodes, copied last when there had been so many copies.
+    /// Makes a map of these nodes, last copied when `copied` copies had been made.
     pub fn new(nodes: Frozen, copied: u32) -> Map {
         let span = |node| SleepLock::new(Span { node, copied, ..Span::default() });
         Map { spans: nodes.into_iter().map(span).collect(), whole: SleepLock::new(None) }
     }
 
-    /// The tree as it is, for a copy of the map: nothing in it is this one's alone from now on.
+    /// The nodes for a copy of the map. From now on no existing page belongs to this map alone.
     pub fn share(&self, copies: u32) -> Frozen {
         let share = |span: &mut Span| {
             span.copied = copies;
@@ -331,12 +336,12 @@ impl Map {
         self.spans.iter().map(|span| span.with(share)).collect()
     }
 
-    /// How many copies of maps there had been when it was copied last.
+    /// The number of copies of maps that had been made when this map was last copied.
     pub fn copied(&self) -> u32 {
         self.spans.first().map_or(0, |span| span.with(|span| span.copied))
     }
 
-    /// Blocks that are this one's alone, as far as that is known.
+    /// The blocks that only this map has, as far as is known.
     pub(crate) fn owned(&self) -> u64 {
         self.spans.iter().map(|span| span.with(|span| span.owned())).sum()
     }
@@ -352,23 +357,23 @@ impl Map {
         ((block / NODE_BLOCKS) as usize, (block % NODE_BLOCKS) as u32)
     }
 
-    /// How many leaves it has.
+    /// Number of leaves.
     pub(crate) fn leaf_count(&self) -> u64 {
         let count = |span: &mut Span| span.node.as_ref().map_or(0, |node| node.count());
         self.spans.iter().map(|span| span.with(count)).sum()
     }
 
-    /// Works on a span under its lock.
+    /// Calls `f` with a span, under its lock.
     ///
     /// # Panics
-    /// If there is no such span: bounds were checked before.
+    /// If there is no such span; callers check bounds.
     #[inline]
     pub fn with<R>(&self, span: usize, f: impl FnOnce(&mut Span) -> R) -> R {
         self.spans[span].with(f)
     }
 
-    /// Works on the parts of a range, span by span: the span, and the first block and the one
-    /// behind the last one in it.
+    /// Calls `f` for each span of a range of blocks, with the span's number, the first block in it
+    /// and the block after the last.
     pub fn each_span(first: u64, count: u64, mut f: impl FnMut(usize, u32, u32)) {
         let end = first + count;
         let mut block = first;
@@ -380,13 +385,13 @@ impl Map {
         }
     }
 
-    /// The tree as it is. Consistent where nobody publishes meanwhile, which the committer alone
-    /// does.
+    /// The tree at this moment. Consistent if no group is published meanwhile, which only the
+    /// committer does.
     pub fn freeze(&self) -> Frozen {
         self.spans.iter().map(|span| span.with(|span| span.node.clone())).collect()
     }
 
-    /// The same of a map that nobody writes to: its nodes are looked at once, until one of them is
+    /// The tree of a map that is not written, such as a snapshot's. It is cached until a node is
     /// replaced.
     pub(crate) fn whole(&self) -> Arc<Frozen> {
         let known = self.whole.with(|whole| whole.clone());
@@ -398,7 +403,7 @@ impl Map {
         })
     }
 
-    /// Puts another node in the place of one, as [`Span::replace`].
+    /// Replaces a node, see [`Span::replace`].
     pub(crate) fn replace(&self, span: usize, node: Arc<Node>) {
         self.with(span, |span| span.replace(node));
         self.whole.with(|whole| *whole = None);
@@ -461,7 +466,7 @@ mod tests {
         assert_eq!(map.with(0, |span| span.entry(300)).unwrap(), entry(2));
     }
 
-    /// Each checkpoint looked at every node of every snapshot, while all writes waited.
+    /// Regression: each checkpoint visited every node of every snapshot, while all writes waited.
     #[test]
     fn nodes_of_a_map_that_stays_are_looked_at_once() {
         let map = Map::new(vec![None, None], 0);
@@ -491,7 +496,7 @@ mod tests {
         });
     }
 
-    /// What a snapshot has too stays counted when it is overwritten; what was written behind the
+    /// An overwritten block that a snapshot shares stays in the live count; one written after the
     /// snapshot does not.
     #[test]
     fn what_others_may_need_still_counts() {
@@ -504,7 +509,7 @@ mod tests {
             tally.changes().map(|(_, bytes)| bytes).sum::<i64>()
         };
         assert_eq!((write(&map, 2), write(&map, 3)), (4096, 0));
-        // A copy of the snapshot owns nothing of it, even if it is the only one to have it.
+        // A copy of the snapshot owns none of its blocks, even if no other map has them.
         let twin = Map::new(snapshot.share(2), 2);
         drop(snapshot);
         assert_eq!(write(&twin, 4), 4096);
@@ -532,8 +537,8 @@ mod tests {
         });
     }
 
-    /// Who looked at a map while it was changed made each of its pages count once more, and those
-    /// that are kept for the next checkpoint were soon more than there was.
+    /// Regression: if another thread held a leaf while it was changed, its page was counted again
+    /// each time, and the reserve for the next checkpoint soon exceeded the pool.
     #[test]
     fn a_page_is_counted_once_until_a_checkpoint() {
         let map = Map::new(vec![None], 0);

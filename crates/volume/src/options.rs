@@ -1,37 +1,37 @@
-//! The bounds of a pool, which its tests make small and measurements choose.
+//! Limits and modes of an open pool. Tests make the limits small, measurements vary the modes.
 
 use crate::segments::MAP_CACHE_BYTES;
 use crate::store::{Commit, StoreKind};
 
-/// Bounds of a pool.
+/// Limits and modes of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What everything on disk is a multiple of, in bytes; of a pool that is made.
+    /// Alignment of everything on disk in bytes; used when a pool is made.
     pub align: u32,
-    /// Length of a segment in bytes; of a pool that is made.
+    /// Length of a segment in bytes; used when a pool is made.
     pub segment_bytes: u32,
-    /// Most segments.
+    /// Most segments of the pool.
     pub segments_max: usize,
-    /// Memory for what is on its way into the log, in bytes.
+    /// Memory for writes that are not in the log yet, in bytes.
     pub memory_bytes: u64,
-    /// A checkpoint is made after so many bytes of log.
+    /// A checkpoint starts after this many bytes of log.
     pub checkpoint_bytes: u64,
-    /// A sync is made after so many bytes that nobody has asked to be durable.
+    /// A sync is made after this many bytes that no client asked to be durable.
     pub sync_bytes: u64,
     /// Most records in the committer's mailbox.
     pub records_max: u32,
-    /// Another group is begun behind one that is on its way only if that is at least as long as
-    /// this, in bytes.
+    /// Another group is started while one is in flight only if that one has at least this many
+    /// bytes, or the lane takes short groups.
     pub pipeline_bytes: u32,
-    /// By what files are read and written.
+    /// How files are read and written.
     pub store: StoreKind,
     /// How writes become durable.
     pub commit: Commit,
-    /// Most records in a group; 1 makes each durable by itself, one after the other.
+    /// Most records in a group; with 1, each record is written and synced by itself.
     pub group_records: usize,
-    /// What a disk has that is no pool may be overwritten by one that is made.
+    /// Whether `create` may overwrite a disk that contains something other than a pool.
     pub consent: bool,
-    /// Memory for pages of maps that are on disk too, in bytes.
+    /// Memory for map pages that are on disk too, in bytes.
     pub map_cache_bytes: u64,
 }
 

@@ -1,8 +1,8 @@
-//! The label of a copy: of which pair it is one, and which of the two had everything when it was
-//! written. By it a copy that was left behind is told from one that can be read.
+//! The label of a mirror copy: to which pair it belongs, and which of the two copies were good when
+//! it was written. It distinguishes a stale copy from one that can be read.
 //!
-//! It has two slots with the same contents, written one after the other: the first one whenever
-//! something changes, and the second one when that is durable.
+//! The label has two slots with the same contents. On a change the first slot is written, and the
+//! second when the first is durable.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,22 +12,22 @@ use super::seal::Seal;
 use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
-/// Its file.
+/// Name of the label's file.
 pub const FILE: &str = "copy";
 
-/// Length of a slot.
+/// Length of a slot, in bytes.
 pub const SLOT_BYTES: usize = 4096;
 
-/// Slots.
+/// Number of slots.
 pub const SLOTS: usize = 2;
 
-/// Length of the file.
+/// Length of the file, in bytes.
 pub const BYTES: usize = SLOTS * SLOT_BYTES;
 
-/// Longest path of the other copy.
+/// Longest path of the other copy, in bytes.
 pub const PATH_BYTES_MAX: usize = 4000;
 
-/// Whether bytes begin as those of a label do, whatever else they are.
+/// Whether bytes begin with a label's magic number; the rest is not checked.
 pub(crate) fn is_marked(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
@@ -38,39 +38,39 @@ pub const VERSION: u32 = 1;
 const WHAT: &str = "label of a copy";
 const MAGIC: [u8; 8] = *b"BLKYCPY\n";
 const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
-/// Where the path begins; what follows it is zero.
+/// Offset of the path; the bytes after it are zero.
 const PATH: usize = 56;
 
-/// A label.
+/// The label of one mirror copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Drawn by chance when the pair was made.
+    /// Random identity of the pair, drawn when the pair was made.
     pub set: [u8; 16],
-    /// Which of the two this is: 0 or 1.
+    /// Which of the two copies this is: 0 or 1.
     pub number: usize,
-    /// Counts the changes of what is good.
+    /// Counts the changes of `good`.
     pub generation: u64,
-    /// Which of the two have everything, as far as this one knows.
+    /// Which of the two copies are good, as far as this copy knows.
     pub good: [bool; 2],
-    /// Where the other one is, or was.
+    /// The path at which the other copy is, or was.
     pub other: PathBuf,
 }
 
 impl Label {
-    /// Whether this one has everything, as far as it knows.
+    /// Whether this copy is good, as far as it knows.
     pub fn is_good(&self) -> bool {
         self.good[self.number]
     }
 
-    /// Whether the other one has everything, as far as this one knows.
+    /// Whether the other copy is good, as far as this copy knows.
     pub fn is_other_good(&self) -> bool {
         self.good[1 - self.number]
     }
 
-    /// Writes it, as one slot.
+    /// Writes the label as one slot.
     ///
     /// # Panics
-    /// If there is no room for it, or the path is too long: that is checked where it is given.
+    /// If `bytes` is shorter than a slot, or the path is too long; callers check the path.
     pub fn print(&self, bytes: &mut [u8]) {
         let path = self.other.as_os_str().as_bytes();
         assert!(path.len() <= PATH_BYTES_MAX, "the path is too long");
@@ -85,10 +85,10 @@ impl Label {
         SEAL.put(bytes);
     }
 
-    /// Reads a slot.
+    /// Parses a slot.
     ///
     /// # Errors
-    /// If the bytes are not those of a label that this program knows.
+    /// If the bytes are not a label that this program knows.
     pub fn parse(bytes: &[u8]) -> Result<Label, FormatError> {
         if bytes.len() < SLOT_BYTES {
             return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
@@ -120,11 +120,11 @@ impl Label {
         })
     }
 
-    /// Reads both slots: the newer one, and whether the other one is the same.
+    /// Parses both slots. Returns the newer one, and whether the other is equal.
     ///
     /// # Errors
-    /// If neither can be read: what is wrong with the first one. If one of them is of a newer
-    /// version, that.
+    /// If neither slot is valid: the error of the first. If a slot is of a newer version, the error
+    /// says so.
     pub fn newest(bytes: &[u8]) -> Result<(Label, bool), FormatError> {
         let slot = |number: usize| Label::parse(bytes.get(number * SLOT_BYTES..).unwrap_or(&[]));
         match (slot(0), slot(1)) {

@@ -1,21 +1,21 @@
-//! What a thing on disk that stands by itself begins with: a magic number, the checksum of all
-//! that is behind it, and the version.
+//! The first bytes of each stand-alone object on disk: a magic number, the checksum of everything
+//! after it, and the version.
 
 use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
 /// The first 20 bytes of superblocks, labels and streams: magic number, checksum, version.
 pub(super) struct Seal {
-    /// What it is, for errors.
+    /// Name of the object, for errors.
     pub(super) what: &'static str,
-    /// What it is, for programs.
+    /// The magic number of the object.
     pub(super) magic: [u8; 8],
-    /// The version that is written and read.
+    /// The only version that is written and read.
     pub(super) version: u32,
 }
 
 impl Seal {
-    /// Writes it before what is there already.
+    /// Writes magic number, version and checksum into `bytes`, whose other fields are set already.
     ///
     /// # Panics
     /// If there are fewer than 20 bytes.
@@ -26,10 +26,10 @@ impl Seal {
         put_u64(bytes, 8, crc);
     }
 
-    /// Looks at it.
+    /// Checks magic number, checksum and version.
     ///
     /// # Errors
-    /// If it is another one, or what is behind it has changed.
+    /// If one of them is wrong.
     ///
     /// # Panics
     /// If there are fewer than 20 bytes.

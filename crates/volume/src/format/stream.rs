@@ -1,6 +1,6 @@
-//! A snapshot on its way into another pool: a head, records with blocks in their order, and an end.
-//! Each record's checksum holds the one before it too, so that a stream that is cut, damaged or put
-//! together from two is noticed where it is.
+//! The stream of `send` and `receive`: a header, records with blocks in order, and an end record.
+//! The checksum of each record includes that of the record before. So a stream that is truncated,
+//! damaged, or joined from two is detected at that record.
 
 use super::BLOCK_BYTES_MAX;
 use super::catalogue::{BLOCKS_MAX, NAME_MAX};
@@ -11,36 +11,37 @@ use crate::error::FormatError;
 /// The version of the stream that this program writes and reads.
 pub const VERSION: u32 = 1;
 
-/// Length of the head, in bytes.
+/// Length of the header, in bytes.
 pub const HEAD_BYTES: usize = 512;
 
-/// Length of what stands before the blocks of a record, in bytes.
+/// Length of a record's header, which precedes its blocks, in bytes.
 pub const RECORD_BYTES: usize = 40;
 
-/// Longest contents of a record, in bytes.
+/// Longest payload of a record, in bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
 
 const WHAT: &str = "stream";
-/// What a stream begins with.
+/// The magic number of a stream.
 pub const MAGIC: [u8; 8] = *b"BLKYSND\n";
 const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;
-/// Where the last field ends; what follows is zero.
+/// Offset of the end of the last field; the bytes after it are zero.
 const END: usize = BASE + NAME_MAX;
 
-/// What is on its way.
+/// The header of a stream, which describes the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Length of a block in bytes.
     pub block_bytes: u32,
-    /// How many blocks the snapshot has.
+    /// Number of blocks of the snapshot.
     pub blocks: u64,
-    /// The identity of the snapshot, which it keeps wherever it is received.
+    /// The identity of the snapshot, which `receive` preserves.
     pub guid: u64,
-    /// Its name where it was sent: VOLUME@SNAPSHOT.
+    /// The name of the snapshot at the sender: VOLUME@SNAPSHOT.
     pub name: String,
-    /// The snapshot that the stream builds on: its identity, and its name where it was sent.
+    /// The snapshot on which an incremental stream builds: its identity, and its name at the
+    /// sender.
     pub base: Option<(u64, String)>,
 }
 
@@ -49,10 +50,10 @@ fn impossible(field: &'static str, value: u64, want: &'static str) -> FormatErro
 }
 
 impl Head {
-    /// Writes it.
+    /// Encodes the header.
     ///
     /// # Panics
-    /// If a name is longer than names are: they come from the catalogue.
+    /// If a name is too long; names come from the catalogue, which bounds them.
     pub fn print(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         put_u32(&mut bytes, 20, self.block_bytes);
@@ -69,10 +70,10 @@ impl Head {
         bytes
     }
 
-    /// Reads it.
+    /// Parses the header.
     ///
     /// # Errors
-    /// If the bytes are not those of a head that this program knows.
+    /// If the bytes are not a header that this program knows.
     pub fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head, FormatError> {
         SEAL.check(bytes)?;
         let (block_bytes, blocks) = (u32_at(bytes, 20), u64_at(bytes, 24));
@@ -101,42 +102,42 @@ impl Head {
         Ok(Head { block_bytes, blocks, guid, name, base })
     }
 
-    /// What the first record's checksum builds on.
+    /// The checksum of the header, on which the first record's checksum builds.
     pub fn chain(bytes: &[u8; HEAD_BYTES]) -> u64 {
         crc(bytes)
     }
 }
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// The contents of blocks, which follow.
+    /// Blocks, whose contents follow.
     Data = 1,
-    /// Blocks that are zeros.
+    /// Blocks of zeros.
     Zeros = 2,
-    /// There is no more.
+    /// The end of the stream.
     End = 3,
 }
 
-/// What stands before a record's blocks.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it says.
+    /// The kind of the record.
     pub kind: Kind,
-    /// Length of what follows, in bytes.
+    /// Length of the payload that follows, in bytes.
     pub len: u32,
-    /// The first block; of the end the length of the snapshot in blocks.
+    /// The first block; in the end record, the length of the snapshot in blocks.
     pub first: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u64,
-    /// Counts the records.
+    /// Number of the record, from 0.
     pub number: u64,
 }
 
 impl Record {
-    /// Writes it before `payload`, behind a record or head with the checksum `chain`; answers its
-    /// own.
+    /// Encodes the record header for `payload`. `chain` is the checksum of the stream header or
+    /// record before. Returns the record's checksum.
     pub fn print(&self, chain: u64, payload: &[u8], bytes: &mut [u8; RECORD_BYTES]) -> u64 {
         put_u32(bytes, 0, self.kind as u32);
         put_u32(bytes, 4, self.len);
@@ -148,7 +149,7 @@ impl Record {
         sum
     }
 
-    /// The checksum of a record behind another.
+    /// The checksum of a record that follows one with the checksum `chain`.
     fn sum(chain: u64, bytes: &[u8; RECORD_BYTES], payload: &[u8]) -> u64 {
         let mut all = [0; 48];
         all[..32].copy_from_slice(&bytes[..32]);
@@ -157,11 +158,11 @@ impl Record {
         crc(&all)
     }
 
-    /// Reads it: record `number` of a stream, whose blocks come at `from` or behind it. What
-    /// follows it is not looked at yet; see [`Record::verify`].
+    /// Parses the header of record `number`, whose blocks must not precede `from`. The payload is
+    /// not checked; see [`Record::verify`].
     ///
     /// # Errors
-    /// If it is impossible there.
+    /// If a field is invalid at this position.
     pub fn parse(
         bytes: &[u8; RECORD_BYTES],
         head: &Head,
@@ -197,11 +198,11 @@ impl Record {
         }
     }
 
-    /// Whether the record and what follows it are whole, behind a record or head with the checksum
-    /// `chain`; answers its own.
+    /// Verifies the checksum of a record and its payload; `chain` is the checksum of the stream
+    /// header or record before. Returns the record's checksum.
     ///
     /// # Errors
-    /// If they are not.
+    /// If the checksum is wrong.
     pub fn verify(
         bytes: &[u8; RECORD_BYTES],
         chain: u64,

@@ -1,6 +1,6 @@
-//! The superblock: which pool this is, how it is divided, and where the newest checkpoint and the
-//! log behind it are. There are two slots, written in turn, so that one is whole whenever the power
-//! is cut.
+//! The superblock: the identity and geometry of a pool, its newest checkpoint, and where the log
+//! continues after it. Two slots are written alternately, so that one is intact after any power
+//! cut.
 
 use std::io;
 
@@ -10,75 +10,75 @@ use super::seal::Seal;
 use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
-/// Its file.
+/// Name of the superblock's file.
 pub const FILE: &str = "superblock";
 
-/// Length of a slot, of which the first [`BYTES`] bytes count.
+/// Length of a slot in bytes, of which the first [`BYTES`] are used.
 pub const SLOT_BYTES: usize = 4096;
 
-/// What is checksummed.
+/// Length of the checksummed part of a slot, in bytes.
 pub const BYTES: usize = 512;
 
-/// Slots.
+/// Number of slots.
 pub const SLOTS: u64 = 2;
 
 const WHAT: &str = "superblock";
 const MAGIC: [u8; 8] = *b"BLKYVOL\n";
 const SEAL: Seal = Seal { what: WHAT, magic: MAGIC, version: VERSION };
-/// Where the last field ends; what follows is zero.
+/// Offset of the end of the last field; the bytes after it are zero.
 const END: usize = 136;
 
-/// Whether bytes begin as those of a superblock do, whatever else they are.
+/// Whether bytes begin with a superblock's magic number; the rest is not checked.
 pub(crate) fn is_marked(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// No segment.
+/// The segment number that stands for none.
 pub const SEGMENT_NONE: u32 = u32::MAX;
 
-/// Where the log is to be read from.
+/// The place from which the log is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPlace {
-    /// The segment in which the next group is, if it is not in `next`.
+    /// The segment that contains the next group, unless `next` does.
     pub segment: u32,
-    /// Where in it, in bytes.
+    /// Offset of the next group in `segment`, in bytes.
     pub offset: u32,
-    /// The segment at whose beginning the next group is, if it is not there.
+    /// The segment at whose beginning the next group is, if it is not in `segment`.
     pub next: u32,
-    /// The next group's number.
+    /// Number of the next group.
     pub number: u64,
-    /// The checksum of the head of the group before it.
+    /// The checksum of the header of the group before.
     pub chain: u64,
 }
 
-/// A superblock.
+/// The contents of a superblock slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Drawn by chance when the pool was made.
+    /// Random identity of the pool, drawn when it was made.
     pub id: [u8; 16],
-    /// What everything on disk is a multiple of, in bytes: 512 to 4096.
+    /// Alignment of everything on disk, in bytes: 512 to 4096.
     pub align: u32,
     /// Length of a segment in bytes.
     pub segment_bytes: u32,
-    /// Counts the superblocks that were written; its parity is the slot.
+    /// Number of superblocks written so far; its parity selects the slot.
     pub sequence: u64,
-    /// Which opening of the pool wrote it: later ones have higher numbers, with random steps
+    /// The opening of the pool that wrote it. Later openings have higher numbers, with random steps
     /// between them.
     pub epoch: u64,
-    /// Where the log is to be read from.
+    /// The place from which the log is read after the checkpoint.
     pub log: LogPlace,
-    /// The catalogue of the checkpoint before it: the page at the top of its tree.
+    /// The catalogue of the checkpoint: the top page of its tree.
     pub catalogue: Entry,
     /// Length of the catalogue in bytes.
     pub catalogue_bytes: u64,
-    /// The checksum of all of the catalogue.
+    /// The checksum of the whole catalogue.
     pub catalogue_crc: u64,
-    /// Groups up to this number were durable when it was written: that they are there is certain.
+    /// Groups up to this number were durable when the superblock was written.
     pub durable: u64,
 }
 
-/// Reads the slots by `read`, which fills a buffer from the beginning of the file on. Of a file
-/// that ends after its first slot this is the first slot; the second one is zeros then.
+/// Reads both slots. `read` fills a buffer from the beginning of the file. If the file ends after
+/// the first slot, the second slot is zeros.
 ///
 /// # Errors
 /// As `read`.
@@ -93,15 +93,15 @@ pub(crate) fn read(into: &mut [u8], read: impl Fn(&mut [u8]) -> io::Result<()>) 
 }
 
 impl Superblock {
-    /// The slot that it is written to, in bytes from the file's beginning.
+    /// The offset in the file of the slot to which it is written, in bytes.
     pub fn slot(&self) -> u64 {
         self.sequence % SLOTS * SLOT_BYTES as u64
     }
 
-    /// Writes it.
+    /// Writes the superblock.
     ///
     /// # Panics
-    /// If there is no room for it.
+    /// If `bytes` is too short.
     pub fn print(&self, bytes: &mut [u8]) {
         bytes.fill(0);
         put_u32(bytes, 20, self.align);
@@ -121,10 +121,10 @@ impl Superblock {
         SEAL.put(&mut bytes[..BYTES]);
     }
 
-    /// Reads it.
+    /// Parses a superblock.
     ///
     /// # Errors
-    /// If the bytes are not those of a superblock that this program knows.
+    /// If the bytes are not a superblock that this program knows.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
         if bytes.len() < BYTES {
             return Err(FormatError::Short { what: WHAT, len: bytes.len() as u64 });
@@ -167,7 +167,7 @@ impl Superblock {
         }
     }
 
-    /// One that lies in the other slot's place was not written there: the disk has gone astray.
+    /// Rejects a superblock in the other slot's place: it is a misdirected write or read.
     fn in_slot(superblock: Superblock, slot: u64) -> Result<Superblock, FormatError> {
         let Superblock { sequence, .. } = superblock;
         match sequence % SLOTS == slot {
@@ -179,8 +179,8 @@ impl Superblock {
         }
     }
 
-    /// Of each slot the newest one of several copies of both; of one that can be read in none of
-    /// them what one has. Where one of them is of a newer version it is that one.
+    /// For each slot, the newest valid version among several copies, or some version if none is
+    /// valid. A slot of a newer format version takes precedence.
     pub fn best<'a>(copies: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
         let mut best = Vec::with_capacity(SLOTS as usize * SLOT_BYTES);
         for number in 0..SLOTS {
@@ -194,14 +194,14 @@ impl Superblock {
                 };
                 Some((rank, slot))
             });
-            // The first one of those that are equal.
+            // Of equal slots, the first.
             let slot = slots.reduce(|best, other| if other.0 > best.0 { other } else { best });
             best.extend_from_slice(slot.map_or(&[], |(_, slot)| slot));
         }
         best
     }
 
-    /// The newest of the slots that can be read.
+    /// The newest valid slot.
     ///
     /// # Errors
     /// As [`Superblock::all`].
@@ -209,11 +209,11 @@ impl Superblock {
         Ok(Superblock::all(bytes)?[0])
     }
 
-    /// The slots that can be read, the newest one first; at least one.
+    /// All valid slots, newest first; at least one.
     ///
     /// # Errors
-    /// If there is none: what is wrong with the first of them, or, where one of them is of a newer
-    /// version, that.
+    /// If no slot is valid: the error of the first. If a slot is of a newer version, the error says
+    /// so.
     pub fn all(bytes: &[u8]) -> Result<Vec<Superblock>, FormatError> {
         let slots = bytes.chunks(SLOT_BYTES).take(SLOTS as usize).map(Superblock::parse);
         let slots: Vec<_> =

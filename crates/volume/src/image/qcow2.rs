@@ -1,8 +1,8 @@
-//! qcow2 images, version 3, as QEMU's docs/interop/qcow2.txt describes them: clusters of 64 KiB,
-//! those of zeros left out, no backing file, no compression, no snapshots.
+//! Writes qcow2 images of version 3, as QEMU's docs/interop/qcow2.txt describes them: clusters of
+//! 64 KiB, without clusters of zeros, backing file, compression or snapshots.
 //!
-//! Clusters are taken one behind the other, data and their tables as they come; reference counts
-//! and the header come last, so an image that was not finished is none.
+//! Clusters are allocated sequentially, data and their tables as they come. Reference counts and
+//! the header are written last, so an interrupted image is not a valid qcow2 file.
 
 use std::fs::File;
 use std::io;
@@ -13,36 +13,37 @@ use super::{Sink, is_zero};
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
 
-/// Entries of a table of the second level, each for a cluster.
+/// Entries of a level-2 table, one per cluster.
 const L2_ENTRIES: u64 = CLUSTER / 8;
 
-/// Clusters that one block of reference counts of 16 bits is for.
+/// Clusters that one block of 16-bit reference counts covers.
 const COUNTED: u64 = CLUSTER / 2;
 
-/// There is one reference to what an entry names.
+/// Flag of an entry: the cluster it refers to has exactly one reference.
 const COPIED: u64 = 1 << 63;
 
-/// Length of the header of version 3 that is used here, in bytes.
+/// Length of the version 3 header that is written, in bytes.
 const HEADER_BYTES: u32 = 104;
 
-/// An image that is written.
+/// An image that is being written.
 pub(super) struct Qcow2<'a> {
     file: &'a File,
     size_bytes: u64,
-    /// The next cluster that nobody has; the header has the first.
+    /// The next free cluster; the first cluster is the header.
     next: u64,
     l1: Vec<u64>,
-    /// The table of the second level that is filled, and its number.
+    /// The level-2 table that is being filled, and its number.
     l2: Vec<u64>,
     l2_number: Option<u64>,
-    /// The cluster of the disk that is filled, and its number.
+    /// The cluster of the disk that is being filled, and its number.
     cluster: Vec<u8>,
     number: Option<u64>,
 }
 
 impl<'a> Qcow2<'a> {
     pub(super) fn new(file: &'a File, size_bytes: u64) -> io::Result<Qcow2<'a>> {
-        // A block device has no length to be changed; what it has is overwritten or named by none.
+        // The length of a block device cannot be set; its old data are overwritten or not
+        // referenced.
         if file.metadata()?.is_file() {
             file.set_len(0)?;
         }
@@ -59,14 +60,14 @@ impl<'a> Qcow2<'a> {
         })
     }
 
-    /// Takes so many clusters; answers where the first begins.
+    /// Allocates clusters; returns the offset of the first, in bytes.
     fn take(&mut self, clusters: u64) -> u64 {
         let at = self.next * CLUSTER;
         self.next += clusters;
         at
     }
 
-    /// Writes the cluster that was filled, unless it is zeros.
+    /// Writes the cluster that was filled, unless it is all zeros.
     fn put_cluster(&mut self) -> io::Result<()> {
         let Some(number) = self.number.take() else { return Ok(()) };
         if is_zero(&self.cluster) {
@@ -84,7 +85,7 @@ impl<'a> Qcow2<'a> {
         Ok(())
     }
 
-    /// Writes the table of the second level that was filled.
+    /// Writes the level-2 table that was filled.
     fn put_table(&mut self) -> io::Result<()> {
         let Some(number) = self.l2_number.take() else { return Ok(()) };
         let at = self.take(1);
@@ -94,8 +95,8 @@ impl<'a> Qcow2<'a> {
         Ok(())
     }
 
-    /// Writes the reference counts of all clusters, their own included; answers where their table
-    /// is, and its length in clusters.
+    /// Writes the reference counts of all clusters, including those of the counts. Returns the
+    /// offset of their table, and its length in clusters.
     fn put_counts(&mut self) -> io::Result<(u64, u64)> {
         let (mut blocks, mut tables) = (0, 0);
         loop {
@@ -139,7 +140,7 @@ impl<'a> Qcow2<'a> {
         out.extend(l1.to_be_bytes());
         out.extend(counts.to_be_bytes());
         out.extend((counts_clusters as u32).to_be_bytes());
-        // No snapshots, and no features that a reader would have to know.
+        // No snapshots, and no incompatible features.
         out.extend([0; 4 + 8 + 3 * 8]);
         // Reference counts of 2^4 bits.
         out.extend(4_u32.to_be_bytes());
@@ -174,7 +175,7 @@ impl Sink for Qcow2<'_> {
         entries.resize((l1_clusters * CLUSTER / 8) as usize, 0);
         self.file.write_all_at(&big_endian(&entries), l1)?;
         let (counts, counts_clusters) = self.put_counts()?;
-        // What makes it an image comes when the rest is there.
+        // The header makes it a valid image, so it is written when the rest is durable.
         self.file.sync_all()?;
         self.file.write_all_at(&self.header(l1, counts, counts_clusters), 0)?;
         self.file.sync_all()

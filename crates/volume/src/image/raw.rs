@@ -1,4 +1,4 @@
-//! Raw images: the bytes of the disk, one behind the other.
+//! Raw images: the bytes of the disk in order.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -8,10 +8,10 @@ use rustix::fs::FallocateFlags;
 
 use super::{Sink, is_zero};
 
-/// What is left out of a file if it is all zeros, in bytes.
+/// Runs of zeros are left out of a file in units of this length, in bytes.
 const HOLE_BYTES: usize = 4096;
 
-/// Zeros that are written at once.
+/// Zeros for one write.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A file with holes where the disk has zeros.
@@ -46,7 +46,7 @@ impl Sink for Sparse<'_> {
     }
 }
 
-/// A block device, on which what is zeros on the disk may be anything before.
+/// A block device, whose old data must be overwritten where the disk has zeros.
 pub(super) struct OnDevice<'a> {
     file: &'a File,
     at: u64,
@@ -98,7 +98,7 @@ impl Sink for OnDevice<'_> {
     }
 }
 
-/// Bytes for a reader that cannot seek: zeros too.
+/// A pipe, which cannot seek, so that zeros are written too.
 pub(super) struct Piped<'a> {
     out: &'a mut dyn Write,
     at: u64,

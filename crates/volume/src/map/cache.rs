@@ -1,8 +1,9 @@
-//! The leaves that are in memory and on disk: so many and no more. One that somebody has looked at
-//! since its turn came last stays for another turn; the others are dropped, and read again when
-//! they are wanted.
+//! The cache of leaves that are in memory and on disk, with a bound. Eviction is second chance
+//! (CLOCK): a leaf that was used since its last turn stays for another, others are evicted and read
+//! again when needed.
 //!
-//! Leaves that were changed since the last checkpoint are not among them: checkpoints bound those.
+//! Leaves that changed since the last checkpoint are not in the cache; checkpoints bound their
+//! number.
 #![allow(clippy::disallowed_types)] // Leaves are read from disk, which takes far longer.
 
 use std::collections::VecDeque;
@@ -11,28 +12,28 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::page::{Evicted, Leaf};
 use crate::format::PAGE_BYTES;
 
-/// Leaves that are looked at for one that comes in.
+/// Leaves examined for eviction when one is added.
 const LOOKS: usize = 8;
 
-/// A write of parts of two blocks needs the leaves of both at once.
+/// Least capacity in leaves: a write of parts of two blocks needs the leaves of both.
 const LEAVES_MIN: usize = 2;
 
-/// See the module.
+/// A bounded cache of clean leaves.
 #[derive(Debug)]
 pub struct Cache {
     limit: usize,
-    /// By turns.
+    /// Leaves in the order in which they are examined.
     ring: Mutex<VecDeque<Weak<Leaf>>>,
 }
 
 impl Cache {
-    /// A cache of so many bytes, or what one write needs.
+    /// A cache of at most this many bytes, or of what one write needs if that is more.
     pub fn new(limit_bytes: u64) -> Cache {
         let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / PAGE_BYTES;
         Cache { limit: limit.max(LEAVES_MIN), ring: Mutex::default() }
     }
 
-    /// A leaf with a home is in memory now.
+    /// Adds a leaf that is on disk and now in memory too.
     pub fn keep(&self, leaf: &Arc<Leaf>) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.push_back(Arc::downgrade(leaf));
@@ -47,12 +48,12 @@ impl Cache {
         }
     }
 
-    /// Its bound, in bytes.
+    /// The bound of the cache, in bytes.
     pub fn limit_bytes(&self) -> u64 {
         (self.limit * PAGE_BYTES) as u64
     }
 
-    /// How many leaves are in it.
+    /// Number of leaves in the cache.
     pub fn count(&self) -> usize {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

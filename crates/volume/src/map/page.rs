@@ -1,16 +1,16 @@
-//! The pages of a map: leaves with an entry for each block, and nodes with one for each leaf.
+//! The pages of a map: leaves with an entry for each block, and nodes with an entry for each leaf.
 //!
-//! Pages are shared by reference count and copied when they are changed, so that a map at one
-//! moment costs a reference for each node. A page knows where it is on disk, as long as it is what
-//! is there: its *home*, which a copy does not have.
+//! Pages are shared by reference count and copied when they are changed (copy-on-write), so a map
+//! at one moment costs one reference per node. A page that is unchanged on disk knows its address
+//! there, its *home*. A copy that is to be changed has none.
 //!
-//! Nodes are in memory. What a leaf contains is read when somebody looks, and dropped again where
-//! memory is short, as long as the leaf has a home: see [`super::cache`].
+//! Nodes are always in memory. The contents of a leaf are read on demand, and evicted when memory
+//! is short and the leaf has a home: see [`super::cache`].
 //!
-//! A leaf knows its *birth*: how many copies of maps (snapshots, clones, roll-backs) had been made
-//! when it began. One that was born behind the last copy of its map belongs to that map alone, and
-//! so do its *fresh* blocks, which were written behind its birth: when one of them is written
-//! again, nobody needs what it was. Of other blocks that cannot be said.
+//! A leaf has a *birth* epoch: the number of copies of maps (snapshots, clones, roll-backs) that
+//! had been made when the leaf was made. A leaf born after the last copy of its map belongs to that
+//! map alone. So do its *fresh* blocks, those written after its birth: when one is overwritten, its
+//! old contents are garbage. Other blocks may be shared.
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,16 +24,16 @@ use crate::format::{FAN, PAGE_BYTES};
 
 const _: () = assert!(FAN * ENTRY_BYTES == PAGE_BYTES, "a page is full of entries");
 
-/// Set in the entry of a fresh block.
+/// Flag in the entry of a fresh block.
 const FRESH: u64 = 1 << 52;
 
-/// Where the birth of a leaf stands in the entry of its node.
+/// Position of a leaf's birth in its node's entry.
 const BIRTH_SHIFT: u32 = 40;
 
-/// The last birth that can be told from others.
+/// The largest birth that can be stored; later births are equal to it.
 pub const BIRTH_MAX: u32 = (1 << 23) - 1;
 
-/// What a leaf contains.
+/// The contents of a leaf.
 #[derive(Clone, Debug)]
 pub struct Page {
     entries: [Entry; FAN],
@@ -47,27 +47,27 @@ impl Default for Page {
 }
 
 impl Page {
-    /// The entries of its blocks.
+    /// The entries of the leaf's blocks.
     pub fn entries(&self) -> &[Entry; FAN] {
         &self.entries
     }
 
-    /// What stands in for a page that has rotted: none of its blocks can be had.
+    /// The replacement of a leaf that has rotted: none of its blocks can be read.
     pub(crate) fn lost(home: Entry) -> Page {
         Page { entries: [Entry::lost(home.crc()); FAN], ..Page::default() }
     }
 
-    /// Whether a block was written behind the birth of its leaf.
+    /// Whether a block was written after the birth of its leaf.
     pub fn is_fresh(&self, at: usize) -> bool {
         self.fresh[at / 64] >> (at % 64) & 1 == 1
     }
 
-    /// How many of its blocks are fresh.
+    /// Number of fresh blocks.
     fn fresh_count(&self) -> u16 {
         self.fresh.iter().map(|word| word.count_ones() as u16).sum()
     }
 
-    /// Changes an entry, and whether it is fresh.
+    /// Sets an entry, and whether its block is fresh.
     pub fn set(&mut self, at: usize, entry: Entry, is_fresh: bool) {
         self.entries[at] = entry;
         let bit = 1 << (at % 64);
@@ -78,7 +78,7 @@ impl Page {
         }
     }
 
-    /// Writes it.
+    /// Encodes the page.
     pub fn print(&self, page: &mut [u8]) {
         print(&self.entries, page);
         for at in (0..FAN).filter(|at| self.is_fresh(*at)) {
@@ -87,7 +87,7 @@ impl Page {
         }
     }
 
-    /// Reads it; `None` if an entry is impossible.
+    /// Parses a page; `None` if an entry is invalid.
     pub fn parse(bytes: &[u8]) -> Option<Page> {
         let mut page = Page::default();
         for (at, bytes) in bytes.chunks_exact(ENTRY_BYTES).take(FAN).enumerate() {
@@ -103,57 +103,57 @@ impl Page {
     }
 }
 
-/// What of a leaf is in memory.
+/// The part of a leaf that is in memory.
 #[derive(Debug, Default)]
 struct Content {
     page: Option<Arc<Page>>,
-    /// How many of its blocks are fresh, if it was in memory before.
+    /// Number of fresh blocks, if the leaf was in memory before.
     fresh: Option<u16>,
-    /// Somebody has looked since the cache did.
+    /// The leaf was used since the cache examined it last.
     used: bool,
-    /// Its place on disk is not its own for long: it stays in memory.
+    /// The leaf's place on disk will soon be reused, so the contents stay in memory.
     pinned: bool,
 }
 
-/// What became of a leaf that the cache wanted to drop.
+/// The result of trying to evict a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evicted {
-    /// Its contents are not in memory any more, or it is none of the cache's.
+    /// The contents are no longer in memory, or the leaf does not belong to the cache.
     Gone,
-    /// Somebody has looked: later.
+    /// The leaf was used since the last try, and stays.
     Used,
 }
 
-/// A leaf.
+/// A leaf, whose contents may be on disk only.
 #[derive(Debug)]
 pub struct Leaf {
     content: SleepLock<Content, { ranks::LEAF }>,
     birth: u32,
-    /// How many checkpoints had begun when it was changed last.
+    /// Number of checkpoints that had begun when the leaf was last changed.
     round: u64,
     home: OnceLock<Entry>,
 }
 
 impl Leaf {
-    /// A leaf in memory.
+    /// Makes a leaf in memory.
     pub fn new(page: Arc<Page>, birth: u32) -> Leaf {
         let content =
             SleepLock::new(Content { page: Some(page), used: true, ..Content::default() });
         Leaf { content, birth: birth.min(BIRTH_MAX), round: 0, home: OnceLock::new() }
     }
 
-    /// A leaf on disk.
+    /// Makes a leaf that is on disk only.
     pub fn at(home: Entry, birth: u32) -> Leaf {
         let content = SleepLock::new(Content::default());
         Leaf { content, birth, round: 0, home: OnceLock::from(home) }
     }
 
-    /// How many copies of maps had been made when it began.
+    /// The number of copies of maps that had been made when the leaf was made.
     pub fn birth(&self) -> u32 {
         self.birth
     }
 
-    /// What it contains, if that is in memory.
+    /// The contents, if they are in memory.
     pub fn page(&self) -> Option<Arc<Page>> {
         self.content.with(|content| {
             content.used = true;
@@ -161,7 +161,7 @@ impl Leaf {
         })
     }
 
-    /// An entry, if that is in memory.
+    /// An entry, if the contents are in memory.
     #[inline]
     pub fn entry(&self, at: usize) -> Option<Entry> {
         self.content.with(|content| {
@@ -170,12 +170,12 @@ impl Leaf {
         })
     }
 
-    /// Whether it is in memory.
+    /// Whether the contents are in memory.
     pub fn is_here(&self) -> bool {
         self.content.with(|content| content.page.is_some())
     }
 
-    /// How many of its blocks are fresh, if that is known.
+    /// Number of fresh blocks, if known.
     pub(crate) fn fresh_count(&self) -> Option<u16> {
         let known = |content: &mut Content| match &content.page {
             Some(page) => Some(page.fresh_count()),
@@ -184,12 +184,12 @@ impl Leaf {
         self.content.with(known)
     }
 
-    /// What it contains was read by somebody who does not keep it: how many are fresh is known.
+    /// Notes the number of fresh blocks, when the contents were read without caching them.
     pub(crate) fn note_fresh(&self, page: &Page) {
         self.content.with(|content| content.fresh = Some(page.fresh_count()));
     }
 
-    /// What it contains was read; says whether it was not there.
+    /// Stores contents that were read; returns whether there were none before.
     pub(crate) fn fill(&self, page: &Arc<Page>) -> bool {
         self.content.with(|content| {
             content.used = true;
@@ -199,8 +199,8 @@ impl Leaf {
         })
     }
 
-    /// It is given up, and whoever still has it must not need its place on disk, which others will
-    /// have: it stays in memory.
+    /// Keeps the contents in memory permanently, because the leaf's place on disk was given up and
+    /// will be reused while readers may still hold this leaf.
     pub(crate) fn pin(&self, page: &Arc<Page>) {
         self.content.with(|content| {
             content.page.get_or_insert_with(|| Arc::clone(page));
@@ -208,8 +208,8 @@ impl Leaf {
         });
     }
 
-    /// Drops what it contains, unless somebody has looked since the last time, or nobody else has
-    /// it.
+    /// Drops the contents, unless the leaf was used since the last try, is pinned, or is not on
+    /// disk.
     pub(crate) fn evict(&self) -> Evicted {
         if self.home().is_none() {
             return Evicted::Gone;
@@ -229,7 +229,7 @@ impl Leaf {
         }
     }
 
-    /// A copy that is about to be changed. Born now, it has no fresh blocks.
+    /// A copy that is to be changed. With a new birth it has no fresh blocks.
     fn copy(&self, mut page: Arc<Page>, born_now: Option<u32>, round: u64) -> Leaf {
         if born_now.is_some() {
             Arc::make_mut(&mut page).fresh = [0; FAN / 64];
@@ -237,18 +237,18 @@ impl Leaf {
         Leaf { round, ..Leaf::new(page, born_now.unwrap_or(self.birth)) }
     }
 
-    /// The same without a home, changed in this round, of which this is what it contains.
+    /// A copy without a home, with these contents, that counts as changed in this round.
     pub(crate) fn twin(&self, page: &Arc<Page>, round: u64) -> Leaf {
         self.copy(Arc::clone(page), None, round)
     }
 
-    /// Whether it was changed in this round, and so is among the pages that the next checkpoint has
-    /// to write.
+    /// Whether the leaf was changed in this round, so that the next checkpoint must write it and
+    /// counts it.
     pub(crate) fn is_dirty(&self, round: u64) -> bool {
         self.home().is_none() && self.round == round
     }
 
-    /// Changes what it contains, which is in memory.
+    /// Changes the contents, which must be in memory.
     pub(crate) fn change<R>(&mut self, change: impl FnOnce(&mut Page) -> R) -> R {
         self.home.take();
         self.content.with(|content| {
@@ -257,36 +257,36 @@ impl Leaf {
         })
     }
 
-    /// Where it is on disk, if it is.
+    /// The address on disk, if the leaf is there.
     pub fn home(&self) -> Option<Entry> {
         self.home.get().copied()
     }
 
-    /// It is on disk now.
+    /// Sets the address at which a checkpoint wrote the leaf.
     pub fn settle(&self, home: Entry) {
         _ = self.home.set(home);
     }
 }
 
-/// How many leaves of a node are shared as one, and how many such parts it has: a copy of a node in
-/// which one leaf is to be changed costs a reference for each part and each leaf of one of them.
+/// Leaves of a node are shared in parts of this length. A copy of a node in which one leaf changes
+/// then costs a reference for each part, and one for each leaf of one part.
 const PART: usize = 16;
 const PARTS: usize = FAN / PART;
 
 type Part = [Option<Arc<Leaf>>; PART];
 
-/// A node.
+/// A node, which names up to 256 leaves.
 #[derive(Debug, Default)]
 pub struct Node {
     parts: [Option<Arc<Part>>; PARTS],
-    /// How many leaves there are.
+    /// Number of leaves.
     count: u16,
-    /// As a leaf's.
+    /// Number of checkpoints that had begun when the node was last changed.
     round: u64,
     home: OnceLock<Entry>,
 }
 
-/// A copy is about to be changed.
+/// A copy that is to be changed has no home.
 impl Clone for Node {
     fn clone(&self) -> Node {
         let Node { count, round, .. } = *self;
@@ -294,14 +294,14 @@ impl Clone for Node {
     }
 }
 
-/// Whose a leaf is that is to be changed.
+/// Decides whether a map owns a leaf that is to be changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamp {
-    /// How many copies of maps had been made when this one was copied last.
+    /// The number of copies of maps that had been made when this map was last copied.
     pub copied: u32,
-    /// How many have been made by now.
+    /// The birth epoch of leaves made now.
     pub now: u32,
-    /// How many checkpoints have begun.
+    /// Number of checkpoints that have begun.
     pub round: u64,
 }
 
@@ -313,12 +313,12 @@ impl Stamp {
 }
 
 impl Node {
-    /// A leaf, if it has any blocks.
+    /// A leaf, if any of its blocks exists.
     pub fn leaf(&self, at: usize) -> Option<&Arc<Leaf>> {
         self.parts[at / PART].as_ref()?[at % PART].as_ref()
     }
 
-    /// Its leaves, each with its place.
+    /// The leaves, each with its place in the node.
     pub fn leaves(&self) -> impl Iterator<Item = (usize, &Arc<Leaf>)> {
         let parts = (0..).step_by(PART).zip(&self.parts);
         let parts = parts.filter_map(|(first, part)| Some((first, part.as_ref()?)));
@@ -326,18 +326,18 @@ impl Node {
         leaves.filter_map(|(at, leaf)| Some((at, leaf.as_ref()?)))
     }
 
-    /// Where a leaf is or will be, in a part that is this node's alone.
+    /// The slot of a leaf, in a part that this node alone has.
     fn slot(&mut self, at: usize) -> &mut Option<Arc<Leaf>> {
         &mut Arc::make_mut(self.parts[at / PART].get_or_insert_default())[at % PART]
     }
 
-    /// How many leaves it has.
+    /// Number of leaves.
     pub(crate) fn count(&self) -> u64 {
         self.count.into()
     }
 
-    /// Makes a leaf this map's alone, so that it can be changed; says whether that makes one more
-    /// page for the next checkpoint. `None` if what it contains is not in memory.
+    /// Makes a leaf this map's own, copying it if needed, so that it can be changed. Returns
+    /// whether that adds a page for the next checkpoint; `None` if the contents are not in memory.
     pub(crate) fn own(&mut self, at: usize, stamp: Stamp) -> Option<bool> {
         let slot = self.slot(at);
         let (mut is_news, mut more) = (true, 0);
@@ -353,7 +353,7 @@ impl Node {
             }
             Some(leaf) => {
                 is_news = !leaf.is_dirty(stamp.round);
-                // A checkpoint looks at it, or the cache, or cleaning.
+                // A checkpoint, the cache or cleaning holds a reference to the leaf.
                 if is_news || Arc::get_mut(leaf).is_none() {
                     let page = leaf.page()?;
                     *leaf = Arc::new(leaf.copy(page, None, stamp.round));
@@ -365,20 +365,20 @@ impl Node {
         Some(is_news)
     }
 
-    /// The leaf that [`Node::own`] has made this map's.
+    /// The leaf that [`Node::own`] made this map's own.
     pub(crate) fn owned(&mut self, at: usize) -> &mut Leaf {
         let leaf = self.slot(at).as_mut().and_then(Arc::get_mut);
         leaf.expect("it was made this map's just now")
     }
 
-    /// Puts a leaf in.
+    /// Sets a leaf.
     pub fn put(&mut self, at: usize, leaf: Arc<Leaf>) {
         self.home.take();
         let old = self.slot(at).replace(leaf);
         self.count += u16::from(old.is_none());
     }
 
-    /// Takes a leaf out.
+    /// Removes a leaf.
     pub fn remove(&mut self, at: usize) {
         if self.leaf(at).is_some() {
             self.slot(at).take();
@@ -387,28 +387,28 @@ impl Node {
         }
     }
 
-    /// Where it is on disk, if it is.
+    /// The address on disk, if the node is there.
     pub fn home(&self) -> Option<Entry> {
         self.home.get().copied()
     }
 
-    /// It is on disk now.
+    /// Sets the address at which a checkpoint wrote the node.
     pub fn settle(&self, home: Entry) {
         _ = self.home.set(home);
     }
 
-    /// As [`Leaf::is_dirty`].
+    /// Whether the node was changed in this round, see [`Leaf::is_dirty`].
     pub(crate) fn is_dirty(&self, round: u64) -> bool {
         self.home().is_none() && self.round == round
     }
 
-    /// It is changed in this round.
+    /// Marks the node as changed in this round.
     pub(crate) fn soil(&mut self, round: u64) {
         self.home.take();
         self.round = round;
     }
 
-    /// Writes the page; `home` says where each leaf is.
+    /// Encodes the page; `home` gives the address of each leaf.
     pub fn print(&self, page: &mut [u8], home: impl Fn(&Arc<Leaf>) -> Entry) {
         page.fill(0);
         for (at, leaf) in self.leaves() {
@@ -418,7 +418,8 @@ impl Node {
     }
 }
 
-/// Writes where a leaf is, and its birth, which takes the place of what is the same for all pages.
+/// Encodes the address and birth of a leaf. The birth takes the place of length and codec, which
+/// are the same for all pages.
 fn print_leaf_home(home: Entry, birth: u32, bytes: &mut [u8]) {
     home.print(bytes);
     let address = u64_at(bytes, 0) & (1 << 63 | ((1 << BIRTH_SHIFT) - 1));
@@ -431,7 +432,7 @@ fn print(entries: &[Entry; FAN], page: &mut [u8]) {
     }
 }
 
-/// Where the leaves of a node are, with their births; `None` if one is impossible.
+/// Parses a node: the addresses and births of its leaves; `None` if one is invalid.
 pub fn parse_node(page: &[u8]) -> Option<Vec<Option<(Entry, u32)>>> {
     let parts = page.chunks_exact(ENTRY_BYTES).take(FAN);
     parts

@@ -1,19 +1,19 @@
-//! Blocks that are on their way into the log: ranges, each with the number of its write, that do
-//! not overlap. What is written later takes the place of what was there.
+//! Pending writes: ranges of blocks that are not in the log yet, each with the number of its write.
+//! Ranges do not overlap: a later write replaces what it covers of earlier ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::record::Payload;
 
-/// What a range becomes.
+/// The new contents of a range.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// What was written, from its block `index` on.
+    /// Data of a write, from its block `index` on.
     Data {
-        /// The write.
+        /// The contents of the write.
         payload: Arc<Payload>,
-        /// Where in it the range begins, in blocks.
+        /// The block of the write at which the range begins.
         index: u32,
     },
     /// Zeros.
@@ -21,7 +21,7 @@ pub enum What {
 }
 
 impl What {
-    /// The same, so many blocks further on.
+    /// The contents of the rest of the range, `blocks` further on.
     pub(crate) fn from(&self, blocks: u32) -> What {
         match self {
             What::Data { payload, index } => {
@@ -40,44 +40,44 @@ struct Range {
     may_fail: bool,
 }
 
-/// What a block becomes.
+/// The pending contents of a block or range.
 #[derive(Clone, Debug)]
 pub struct Coming {
     /// The number of the write.
     pub serial: u64,
-    /// What the write makes of the block.
+    /// The new contents.
     pub what: What,
-    /// The write was not answered yet and may still be refused for want of space.
+    /// The write is not answered yet, and may still be refused for lack of space.
     pub may_fail: bool,
 }
 
-/// The ranges, by their first block.
+/// The pending ranges, by their first block.
 #[derive(Clone, Debug, Default)]
 pub struct Pending(BTreeMap<u32, Range>);
 
 impl Pending {
-    /// Whether there is none.
+    /// Whether no write is pending.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What a block becomes, if a write of it is on its way.
+    /// The pending contents of a block, if there are any.
     pub fn at(&self, block: u32) -> Option<Coming> {
         let (first, range) = self.0.range(..=block).next_back()?;
         let Range { end, serial, may_fail, .. } = *range;
         (block < end).then(|| Coming { serial, what: range.what.from(block - first), may_fail })
     }
 
-    /// Puts a range in.
+    /// Adds a range.
     pub fn insert(&mut self, first: u32, end: u32, coming: Coming) {
         self.remove(first, end);
         let Coming { serial, what, may_fail } = coming;
         self.0.insert(first, Range { end, serial, what, may_fail });
     }
 
-    /// Takes out what lies in a range, whatever it is.
+    /// Removes everything in a range.
     fn remove(&mut self, first: u32, end: u32) {
-        // The one that begins before it may reach into it, or beyond it.
+        // The range that begins before `first` may reach into this one, or beyond it.
         if let Some((&at, range)) = self.0.range_mut(..first).next_back()
             && range.end > first
         {
@@ -101,8 +101,8 @@ impl Pending {
         }
     }
 
-    /// Puts blocks of a write in again where another one, which is refused, had taken their place.
-    /// A later write stays.
+    /// Makes blocks of a write visible again, after a write that had replaced them was refused.
+    /// Blocks of later writes stay.
     pub fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
         for block in first..end {
             if self.at(block).is_none_or(|it| it.serial < coming.serial) {
@@ -112,10 +112,10 @@ impl Pending {
         }
     }
 
-    /// Takes out what is left of a write.
+    /// Removes what is left of a write.
     pub fn retire(&mut self, first: u32, end: u32, serial: u64) {
         let mut from = first;
-        // Pieces of one write lie inside its range.
+        // All pieces of a write are inside its range.
         while from < end
             && let Some((&at, range)) = self.0.range(from..end).next()
         {
@@ -131,7 +131,7 @@ impl Pending {
 mod tests {
     use super::*;
 
-    /// Against a table with a cell for each block.
+    /// Compares the ranges with a table that has a cell for each block.
     #[test]
     fn ranges_are_what_a_table_says() {
         let mut random = fastrand::Rng::with_seed(7);

@@ -1,31 +1,32 @@
-//! What becomes of the bytes of segments while maps change: of each how many more or fewer count.
+//! Counts the live bytes that segments gain and lose while maps change.
 //!
-//! A count is never too small: what may still be needed counts. What is not known any more, because
-//! it was shared or not in memory, is noted, so that somebody counts again.
+//! A live count is never too small: bytes that may still be needed are counted. Bytes whose state
+//! is no longer known, because they were shared or not in memory, are noted as unknown, so that a
+//! liveness scan can correct the count.
 
 use std::collections::BTreeMap;
 
 use crate::format::entry::Entry;
 
-/// See the module.
+/// Changes of the live counts, collected by one thread.
 #[derive(Clone, Debug)]
 pub struct Tally {
     segment_bytes: u64,
-    /// How many checkpoints have begun: a page that was changed since the last one is counted.
+    /// Number of checkpoints that have begun; a page that first changes in this round is counted.
     pub(crate) round: u64,
     changes: BTreeMap<u32, i64>,
-    /// Bytes that may not count any more when a leaf goes whose blocks nobody knows.
+    /// Bytes that become unknown when a leaf is dropped whose entries are not in memory.
     pub(crate) leaf_bytes: u64,
-    /// Bytes that may not count any more, and are counted.
+    /// Bytes that are still counted as live, but may not be.
     pub unknown_bytes: u64,
-    /// Pages that the next checkpoint has to write and had not before.
+    /// Pages that the next checkpoint must write in addition.
     pub dirtied: u64,
-    /// How many blocks more, or fewer, are the map's alone.
+    /// Change of the number of blocks that only the map has.
     pub owned: i64,
 }
 
 impl Tally {
-    /// Nothing, in segments of this length.
+    /// No changes, for segments of this length.
     pub fn new(segment_bytes: u32) -> Tally {
         let changes = BTreeMap::new();
         let (segment_bytes, leaf_bytes) = (segment_bytes.into(), 0);
@@ -40,22 +41,22 @@ impl Tally {
         }
     }
 
-    /// Something is there that counts.
+    /// Counts bytes that become live.
     pub fn born(&mut self, entry: &Entry) {
         self.change(entry, 1);
     }
 
-    /// Something does not count any more.
+    /// Counts bytes that are no longer live.
     pub fn died(&mut self, entry: &Entry) {
         self.change(entry, -1);
     }
 
-    /// Something may not count any more.
+    /// Counts bytes that may no longer be live.
     pub fn unknown(&mut self, bytes: u64) {
         self.unknown_bytes = self.unknown_bytes.saturating_add(bytes);
     }
 
-    /// Of each segment how many bytes more, or fewer, count.
+    /// The change of live bytes of each segment.
     pub fn changes(&self) -> impl Iterator<Item = (u32, i64)> {
         self.changes.iter().map(|(segment, bytes)| (*segment, *bytes))
     }
