@@ -1,4 +1,4 @@
-//! What one channel holds of a RAM disk: requests are cut into blocks and carried out on the spot.
+//! The per-channel queue of a RAM disk: splits requests into blocks and executes them in place.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::device::Shared;
 use crate::fetch::fetch_ahead;
 use crate::parts::{Part, parts};
 
-/// What one channel holds of a RAM disk.
+/// The part of a RAM disk that one channel owns.
 pub struct RamQueue {
     shared: Arc<Shared>,
     hand: Hand,
@@ -34,13 +34,13 @@ impl RamQueue {
             Op::Discard => self.zero(work),
             Op::WriteZeroes if work.flags().contains(Flags::NOUNMAP) => self.fill_with_zeros(work),
             Op::WriteZeroes => self.zero(work),
-            // What is written is where it stays; there is nothing behind it.
+            // A completed write is already where it stays; a flush has nothing to do.
             Op::Flush => Status::Ok,
             _ => Status::NotSupp,
         }
     }
 
-    /// Counts a request that failed, once; one that is offered again bio by bio has not yet.
+    /// Counts a failed request once. A request that will be retried bio by bio is not counted yet.
     #[inline]
     fn count(&self, op: Op, status: Status) {
         if status.is_ok() || status == Status::NotSupp {
@@ -50,7 +50,7 @@ impl RamQueue {
         self.hand.tally.add(count, 1);
     }
 
-    /// Fetches what carrying out a request begins with into the cache.
+    /// Prefetches what the execution of a request accesses first.
     #[inline]
     fn fetch(&self, soon: &impl Work) {
         let unit = self.shared.blocks.unit();
@@ -81,13 +81,13 @@ impl RamQueue {
         let unit = shared.blocks.unit();
         let mut pieces = Pieces::new(work.segments());
         while let Some(part) = parts.next() {
-            // Memory answers while this one is decompressed.
+            // Fetch the next block's data while this one is decompressed.
             if let Some(soon) = parts.peek() {
                 shared.blocks.store.fetch(soon.block);
             }
             let buffer = if part.len == unit { pieces.take_whole(unit) } else { None };
             let status = match buffer {
-                // SAFETY: the buffer is the request's, valid for a block until it is completed.
+                // SAFETY: the request's buffer is valid for a block until the request completes.
                 Some(buffer) => unsafe { shared.blocks.read(hand, part.block, buffer) },
                 None => match shared.blocks.read_here(hand, part.block) {
                     Ok(block) => {
@@ -115,11 +115,11 @@ impl RamQueue {
                 pieces.read(hand.patch(len));
                 shared.blocks.patch(hand, block, offset, len)
             } else {
-                // Its word is wanted in the end.
+                // The word is exchanged at the end of the write.
                 shared.blocks.store.fetch_word(block);
-                // The client may change its buffer meanwhile; what is compressed must stay.
+                // The client may change its buffer meanwhile; the compressor needs a stable copy.
                 pieces.read(hand.block());
-                // The next one comes into the cache while this one is compressed.
+                // Prefetch the next block's data while this one is compressed.
                 let (next, left) = pieces.ahead();
                 fetch_ahead(next, left.min(unit));
                 shared.blocks.write(hand, block)
@@ -131,7 +131,7 @@ impl RamQueue {
         Status::Ok
     }
 
-    /// Makes a range read as zeros, and gives back the blocks that lie in it as a whole.
+    /// Makes a range read as zeros, and frees the blocks that it covers completely.
     fn zero(&mut self, work: &impl Work) -> Status {
         let parts = self.parts(work);
         let RamQueue { shared, hand } = self;
@@ -141,7 +141,8 @@ impl RamQueue {
                 shared.blocks.discard(hand, block);
             } else if !shared.blocks.is_zero(block) {
                 hand.patch(len).fill(0);
-                // The blocks behind it are given back all the same: that may be what makes room.
+                // The following blocks are freed in any case: that may free the memory that was
+                // missing.
                 let patched = shared.blocks.patch(hand, block, offset, len);
                 status = if status.is_ok() { patched } else { status };
             }
@@ -149,7 +150,7 @@ impl RamQueue {
         status
     }
 
-    /// Makes a range zeros that are written, and count as such.
+    /// Writes zeros to a range, and accounts for them as for any write.
     fn fill_with_zeros(&mut self, work: &impl Work) -> Status {
         let parts = self.parts(work);
         let RamQueue { shared, hand } = self;
@@ -177,7 +178,7 @@ impl DeviceQueue for RamQueue {
                 self.fetch(soon);
             }
             let status = self.carry_out(&started);
-            // Some of its bios may have found room, and may find it again.
+            // Retry bio by bio: some may have found memory, and may find it again.
             if !status.is_ok() && started.is_merged() {
                 return batch.break_up(started);
             }

@@ -1,4 +1,5 @@
-//! The file of a snapshot: what a device holds, as compressed. Bytes to records and back, no more.
+//! The format of a snapshot: the contents of a device, as compressed. Converts bytes to records and
+//! back, and does nothing else.
 //!
 //! ```text
 //! header   "BLKYDRAM", version, length ▸ size, unit, codecs ▸ CRC-32
@@ -6,9 +7,10 @@
 //! end      kind 0, the number of records in place of a block ▸ CRC-32
 //! ```
 //!
-//! Numbers are little-endian. Records stand in the order of their blocks, so a block comes once. A
-//! file that ends before its end record, goes on behind it, or has a byte changed, is refused: each
-//! byte is under a checksum, and what is read is bounded before memory is taken for it.
+//! Numbers are little-endian. Records are in ascending order of their blocks, so no block occurs
+//! twice. A reader refuses a file that ends before its end record, continues after it, or has a
+//! changed byte: a checksum covers every byte. It checks a length before it allocates memory for
+//! it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -17,98 +19,98 @@ use crc32fast::Hasher;
 
 use crate::codec::{Algo, CodecConfig};
 
-/// What a snapshot begins with.
+/// The first bytes of a snapshot.
 pub const MAGIC: [u8; 8] = *b"BLKYDRAM";
 const VERSION: u32 = 1;
-/// Magic, version, length.
+/// Bytes of magic, version and length.
 const FRONT_BYTES: usize = 16;
-/// Block, kind, codec, two zeros, length.
+/// Bytes of block, kind, codec, two zeros and length.
 const RECORD_BYTES: usize = 16;
-/// Most codecs of a device.
+/// Maximum number of codecs of a device.
 pub(crate) const CODECS_MAX: usize = 4;
-/// Largest dictionary.
+/// Maximum size of a dictionary in bytes.
 pub(crate) const DICTIONARY_BYTES_MAX: usize = 1 << 20;
-/// Longest header: four codecs with dictionaries.
+/// Maximum size of a header: four codecs with dictionaries.
 const HEADER_BYTES_MAX: usize = 64 + CODECS_MAX * (16 + DICTIONARY_BYTES_MAX);
-/// Largest unit, and so the longest stored bytes.
+/// Largest block size, and so the maximum length of stored bytes.
 const UNIT_BYTES_MAX: u32 = 65_536;
 
 /// Bytes of the end record.
 pub const END_BYTES: usize = RECORD_BYTES + 4;
 
-/// How many blocks a snapshot has, by its last bytes. What they are otherwise is not checked.
+/// The number of blocks in a snapshot, from its last bytes. Does not verify them.
 pub fn blocks_of(end: &[u8; END_BYTES]) -> u64 {
     let (number, _) = end.split_first_chunk().expect("an end record is longer than its number");
     u64::from_le_bytes(*number)
 }
 
-/// What a snapshot is of.
+/// Describes the device of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Capacity of the device in bytes.
     pub size: u64,
     /// Bytes of a block.
     pub unit: u32,
-    /// The codecs by the numbers that records give.
+    /// The codecs; records refer to them by index.
     pub codecs: Vec<CodecConfig>,
 }
 
 /// How a block's contents are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// A word of eight bytes, repeated.
+    /// Eight bytes that the block repeats.
     Same,
-    /// As they are.
+    /// Uncompressed.
     Raw,
-    /// Compressed by the codec of this number.
+    /// Compressed by the codec with this index.
     Packed(u8),
 }
 
-/// One block.
+/// The record of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Its number.
+    /// Block number.
     pub block: u64,
-    /// What the bytes are.
+    /// How the bytes encode the block.
     pub stored: Stored,
-    /// The bytes.
+    /// The stored bytes.
     pub bytes: &'a [u8],
 }
 
-/// Why a file is no snapshot, or cannot be read.
+/// Why a file is not a valid snapshot, or cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The system failed.
+    /// An I/O error.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// The file is not a snapshot.
     #[error("it is no snapshot of a RAM disk")]
     Other,
-    /// It is of another version.
+    /// The snapshot has an unknown version.
     #[error("it is a snapshot of version {found}; this program reads version {VERSION}")]
     Version {
-        /// Its version.
+        /// Version of the snapshot.
         found: u32,
     },
-    /// It ends too early.
+    /// The file ends too early.
     #[error("it is cut off after {records} blocks")]
     Short {
-        /// Blocks that were whole.
+        /// Number of complete blocks.
         records: u64,
     },
-    /// A block is not what its codec makes, though it is what was written.
+    /// The checksum of a block is right, but its bytes do not decompress.
     #[error("it is damaged: block {block} does not decompress")]
     Undecodable {
-        /// Its number.
+        /// The block number.
         block: u64,
     },
-    /// A byte is not what was written.
+    /// A checksum or a field is wrong.
     #[error("it is damaged: {what}, after {records} blocks")]
     Damaged {
         /// What is wrong.
         what: &'static str,
-        /// Blocks that were whole.
+        /// Number of complete blocks.
         records: u64,
     },
 }
@@ -121,7 +123,7 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins with the header.
+    /// Writes the header.
     ///
     /// # Errors
     /// Those of `out`.
@@ -147,7 +149,7 @@ impl<W: Write> Writer<W> {
         Ok(Writer { out, records: 0 })
     }
 
-    /// Adds a block, whose number is above those before it.
+    /// Writes a block, whose number must be higher than those of all earlier blocks.
     ///
     /// # Errors
     /// Those of `out`.
@@ -161,7 +163,7 @@ impl<W: Write> Writer<W> {
         self.put(record.block, [kind, codec], record.bytes)
     }
 
-    /// Ends it; `out` is to be flushed by the caller.
+    /// Writes the end record. The caller flushes `out`.
     ///
     /// # Errors
     /// Those of `out`.
@@ -191,7 +193,7 @@ pub struct Reader<R> {
     header: Header,
     bytes: Vec<u8>,
     records: u64,
-    /// The least number that the next block may have.
+    /// The lowest valid number for the next block.
     next: u64,
 }
 
@@ -201,7 +203,7 @@ fn number<const N: usize>(bytes: &[u8], at: &mut usize) -> Option<[u8; N]> {
     number
 }
 
-/// The header's body, whose checksum is right.
+/// Parses the body of the header; its checksum was verified.
 fn header(body: &[u8]) -> Option<Header> {
     let mut at = 0;
     let size = u64::from_le_bytes(number(body, &mut at)?);
@@ -229,7 +231,7 @@ impl<R: Read> Reader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// If it is none, or cannot be read.
+    /// If the file has no valid header, or cannot be read.
     pub fn new(mut from: R) -> Result<Reader<R>, SnapshotError> {
         let damaged = |what| SnapshotError::Damaged { what, records: 0 };
         let mut bytes = vec![0; FRONT_BYTES];
@@ -262,12 +264,12 @@ impl<R: Read> Reader<R> {
         Ok(Reader { from, header, bytes, records: 0, next: 0 })
     }
 
-    /// What it is a snapshot of.
+    /// Describes the device of the snapshot.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The next block; `None` at the end of a whole snapshot.
+    /// Reads the next block; `None` at the end of a complete snapshot.
     ///
     /// # Errors
     /// If the file is damaged or cut off, or cannot be read.
@@ -310,7 +312,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(Record { block, stored, bytes: &self.bytes }))
     }
 
-    /// The end record says so many, and nothing is behind it.
+    /// Checks that the end record has the right count and that nothing follows it.
     fn end(&mut self, count: u64) -> Result<(), SnapshotError> {
         let records = self.records;
         if count != records {

@@ -1,74 +1,74 @@
-//! Statistics with zram's names, meanings and text.
+//! Statistics with zram's names, meanings and text format.
 
 use std::fmt;
 
-/// `io_stat`: what went wrong, and what was freed on request.
+/// `io_stat`: failures, and blocks freed on request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStat {
     /// Reads that failed.
     pub failed_reads: u64,
-    /// Writes that failed, most often for lack of memory.
+    /// Writes that failed, usually for lack of memory.
     pub failed_writes: u64,
-    /// I/O that was not aligned to blocks. Always 0: the channel refuses it before the device, and
-    /// counts it among its errors.
+    /// I/O that is not block-aligned. Always 0: the channel refuses such I/O before the device sees
+    /// it and counts it among its own errors.
     pub invalid_io: u64,
     /// Blocks freed by discard and write-zeroes.
     pub notify_free: u64,
 }
 
-/// `mm_stat`: what is stored, and what it takes. Sizes in bytes.
+/// `mm_stat`: stored data and the memory it takes. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MmStat {
-    /// Blocks that hold something, uncompressed; same-filled ones included.
+    /// Uncompressed size of the blocks that hold data, including same-filled ones.
     pub orig_data_size: u64,
-    /// The same, compressed; same-filled ones take nothing.
+    /// Compressed size of these blocks; same-filled ones take nothing.
     pub compr_data_size: u64,
-    /// Memory taken for it from the system, fragmentation and what is about to be freed included.
+    /// Memory taken from the system for data, including fragmentation and retired objects.
     pub mem_used_total: u64,
-    /// Most memory that may be taken; 0: no limit.
+    /// The memory limit; 0: no limit.
     pub mem_limit: u64,
-    /// Most memory that was taken so far.
+    /// Maximum of `mem_used_total` so far.
     pub mem_used_max: u64,
-    /// Blocks that are one word repeated.
+    /// Same-filled blocks.
     pub same_pages: u64,
     /// Pages that compaction has freed.
     pub pages_compacted: u64,
-    /// Blocks stored raw, because compression gains nothing.
+    /// Blocks stored uncompressed because compression gains too little.
     pub huge_pages: u64,
-    /// The same, since the device was made.
+    /// Blocks that were stored uncompressed since the device was created.
     pub huge_pages_since: u64,
 }
 
 /// `bd_stat`: the backing file, in units of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BdStat {
-    /// Written there and not yet overwritten.
+    /// Data in the backing file that was not overwritten since.
     pub bd_count: u64,
-    /// Reads of it.
+    /// Reads from the backing file.
     pub bd_reads: u64,
-    /// Writes to it.
+    /// Writes to the backing file.
     pub bd_writes: u64,
 }
 
 /// `debug_stat`, version 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DebugStat {
-    /// Writes that waited for memory. Always 0: they fail at once, as zram's do today.
+    /// Writes that waited for memory. Always 0: they fail at once, as they do in current zram.
     pub writestall: u64,
-    /// Frees that could not take a lock and were lost. Always 0: nothing is locked.
+    /// Frees that were lost because a lock was taken. Always 0: a free needs no such lock.
     pub miss_free: u64,
 }
 
-/// Deduplication, by the names of the patches that zram did not take. Sizes in bytes.
+/// Deduplication, by the names of a zram patch series that was not merged. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DedupStat {
-    /// What `compr_data_size` would be more if equal blocks were stored each for itself.
+    /// By how much `compr_data_size` would be larger without sharing.
     pub dup_data_size: u64,
-    /// Memory that finding them takes. It is part of `mem_used_total`.
+    /// Memory that the hints take. It is part of `mem_used_total`.
     pub meta_data_size: u64,
 }
 
-/// All of it at one moment, or nearly: I/O goes on meanwhile.
+/// All statistics, taken at nearly the same time: I/O continues meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RamStats {
     /// `io_stat`.
@@ -79,11 +79,11 @@ pub struct RamStats {
     pub bd: BdStat,
     /// `debug_stat`.
     pub debug: DebugStat,
-    /// Deduplication; zeros without it.
+    /// Deduplication; zeros if it is off.
     pub dedup: DedupStat,
-    /// The table of a word per block, in bytes: memory beside `mem_used_total`.
+    /// Size of the table of words in bytes: memory in addition to `mem_used_total`.
     pub table_bytes: u64,
-    /// Sub-block writes that met another writer and were made anew.
+    /// Sub-block writes that were repeated because another write replaced the block first.
     pub patch_retries: u64,
 }
 

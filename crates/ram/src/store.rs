@@ -1,12 +1,13 @@
-//! Entries and pool together: the contents of all blocks, as bytes that somebody has compressed.
+//! The store: joins the table of words and the pool, and holds the contents of all blocks as
+//! compressed bytes.
 //!
-//! Here is kept what both leave to their callers: an object is shown by one word, or by several
-//! that are marked as shared, retired by who has taken the last one out, and read while it is
-//! pinned. So nothing in here can be misused from safe code, and codecs, features and the device
-//! stand on top without any other.
+//! The store enforces the rules that table and pool leave to their callers. An object is published
+//! in one word, or in several that are marked as shared. The thread that takes out its last word
+//! retires it. A reader pins it. So safe code cannot misuse the store, and the codecs, the optional
+//! features and the device need no unsafe code to use it.
 //!
-//! What a *word* says of the contents (codec, huge, incompressible, age) is up to the caller: it is
-//! given as a template, [`Word::NOTHING`] with flags, and comes back with the word.
+//! The caller chooses what a *word* records about the contents (codec, huge, incompressible, age).
+//! It passes a template, [`Word::NOTHING`] with flags, and finds the flags in the word later.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -25,38 +26,39 @@ pub struct Store {
     pool: Arc<Pool>,
 }
 
-/// What a block is to become.
+/// The new contents of a block.
 #[derive(Clone, Copy, Debug)]
 pub enum New<'b> {
-    /// These bytes, with codec, huge, incompressible and age of the word.
+    /// These bytes, with codec, huge, incompressible and age from the word.
     Bytes(&'b [u8], Word),
-    /// A word that refers to no object: nothing, a value, a place on the backing file.
+    /// A word that refers to no object: nothing, a same-filled value, or a place in the backing
+    /// file.
     Word(Word),
 }
 
-/// What stood for a block before somebody replaced it in the background.
+/// The previous contents of a block that a background worker replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Its word.
+    /// The previous word.
     pub word: Word,
-    /// Whether it took its object along: no other word refers to that.
+    /// Whether replacing it freed its object: no other word refers to the object.
     pub frees: bool,
 }
 
 impl Taken {
-    /// Stored bytes that went with it.
+    /// Stored bytes that were freed.
     pub fn freed_bytes(&self) -> i64 {
         if self.frees { self.word.len_bytes() as i64 } else { 0 }
     }
 }
 
 impl Store {
-    /// All blocks empty.
+    /// Creates a store in which all blocks are empty.
     pub fn new(entries: Entries, pool: Arc<Pool>) -> Arc<Store> {
         Arc::new(Store { entries, pool })
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn blocks(&self) -> u64 {
         self.entries.blocks()
     }
@@ -71,19 +73,19 @@ impl Store {
         self.entries.len_bytes()
     }
 
-    /// A block's word now, for listings and for choosing; its object may be gone in the next
+    /// A block's word now, for listings and for selecting blocks. Its object may be freed at any
     /// moment.
     #[inline]
     pub fn word(&self, block: u64) -> Word {
         self.entries.load(block)
     }
 
-    /// The same, once no writer of a part of the block has it for himself: waits for him, asleep.
+    /// A block's word, after any write of a part of the block has finished: sleeps until then.
     pub fn settled_word(&self, block: u64) -> Word {
         self.entries.settled(block)
     }
 
-    /// Fetches what a block's word refers to into the cache, for who is going to read the block.
+    /// Prefetches the object that a block's word refers to, for a thread that reads the block next.
     #[inline]
     pub fn fetch(&self, block: u64) {
         if let Some(object) = Object::of(self.entries.load(block)) {
@@ -91,15 +93,15 @@ impl Store {
         }
     }
 
-    /// Fetches a block's word into the cache, for who is going to write the block.
+    /// Prefetches a block's word for a thread that writes the block next.
     #[inline]
     pub fn fetch_word(&self, block: u64) {
         fetch(self.entries.address(block), size_of::<Word>());
     }
 
-    /// Fetches what a block's word refers to into the cache, for who is going to replace it, but
-    /// has other work to do before: what it leaves is a hole soon, which one of the next objects is
-    /// copied to. The exchange that shows that one would wait until all of its lines are there.
+    /// Prefetches the object that a block's word refers to, for a thread that replaces it after
+    /// other work. The object leaves a hole, to which a later object is copied soon. The exchange
+    /// that publishes that object would otherwise wait until all its lines are in the cache.
     #[inline]
     pub fn fetch_to_replace(&self, block: u64) {
         let word = self.entries.load(block);
@@ -110,20 +112,19 @@ impl Store {
         }
     }
 
-    /// A turn of idle tracking for one block.
+    /// One round of idle tracking for one block.
     pub fn grow_older(&self, block: u64) {
         self.entries.grow_older(block);
     }
 
-    /// A way in for one channel, or one worker; `None` if there are as many as the pool was made
-    /// for.
+    /// Creates the access of one channel or worker; `None` if the maximum number of them exists.
     pub fn access(self: &Arc<Store>) -> Option<Access> {
         let seat = self.pool.pins().seat()?;
         Some(Access { cache: self.pool.cache(), store: Arc::clone(self), seat })
     }
 }
 
-/// One thread's way to the contents.
+/// One thread's access to the contents.
 #[derive(Debug)]
 pub struct Access {
     store: Arc<Store>,
@@ -131,10 +132,10 @@ pub struct Access {
     cache: Cache,
 }
 
-/// The bytes that a pinned word refers to; none if it is no object.
+/// The bytes that a pinned word refers to; empty if it refers to no object.
 ///
 /// # Safety
-/// The guard comes from the store's entries and a seat of its pool.
+/// The guard comes from the store's entries and a slot of its pool.
 #[inline]
 unsafe fn pinned<'g>(store: &'g Store, guard: &'g Guard<'_>) -> &'g [u8] {
     // SAFETY: the guard pins what its word refers to, by this function's contract.
@@ -142,25 +143,27 @@ unsafe fn pinned<'g>(store: &'g Store, guard: &'g Guard<'_>) -> &'g [u8] {
 }
 
 impl Access {
-    /// The store that it leads to.
+    /// The store of this access.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Lets `f` at a block's word and, if that refers to an object, at its bytes, which nobody
-    /// changes or gives back until it returns. Excludes nobody. Notes the access.
+    /// Calls `f` with a block's word and, if it refers to an object, the object's bytes. They are
+    /// neither changed nor freed until `f` returns. Blocks no other thread. Counts as an access for
+    /// idle tracking.
     #[inline]
     pub fn read<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
         let store = &*self.store;
-        // Before the pin, whose fence waits for nothing that is only fetched.
+        // Before the pin: its fence does not wait for prefetches.
         store.fetch(block);
         let guard = self.seat.pin(&store.entries, block);
         store.entries.touch(block, guard.word());
-        // SAFETY: pinned through the store's own entries and a seat of its pool.
+        // SAFETY: pinned through the store's own entries and a slot of its pool.
         f(guard.word(), unsafe { pinned(store, &guard) })
     }
 
-    /// The same for who works in the background: the access is not noted.
+    /// Like [`Access::read`] for a background worker: does not count as an access for idle
+    /// tracking.
     #[inline]
     pub fn peek<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
         let store = &*self.store;
@@ -181,8 +184,9 @@ impl Access {
         }
     }
 
-    /// Replaces a block's contents, whatever they are, and says what its word was. A place on the
-    /// backing file that the old word refers to is the caller's to free, once nobody has it pinned.
+    /// Replaces a block's contents unconditionally, and returns the old word. If the old word
+    /// refers to a place in the backing file, the caller frees that place when no reader has it
+    /// pinned.
     ///
     /// # Errors
     /// If there is no memory for the bytes: the old contents stay.
@@ -198,7 +202,8 @@ impl Access {
         Ok(old)
     }
 
-    /// The limit was met: contents that were overwritten may have left holes that nothing fits in.
+    /// Retries after the limit was reached: overwritten contents may have left holes that nothing
+    /// fits in.
     #[cold]
     fn make_after_compaction(&mut self, new: New<'_>) -> Result<Word, NoSpace> {
         if !self.make_room() {
@@ -207,33 +212,33 @@ impl Access {
         Maker::of(&mut self.cache).make(new).map(Made::take)
     }
 
-    /// Compacts a little if that could help somebody who was refused, and says whether it is worth
-    /// another try. [`Access::replace`] and [`Access::update`] have done so; [`Access::remake`],
-    /// which works in the background, leaves it to its caller.
+    /// Compacts a little if that could help an allocation that was refused. Returns whether to try
+    /// again. [`Access::replace`] and [`Access::update`] call it themselves; [`Access::remake`],
+    /// for background workers, leaves it to its caller.
     pub fn make_room(&mut self) -> bool {
-        // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
+        // SAFETY: the store's entries refer to its pool, and the slot is one of that pool's.
         unsafe { self.cache.make_room(&self.store.entries, &mut self.seat) }
     }
 
-    /// Changes the flags of a block's word if it is still `old`, and says whether it was.
+    /// Changes the flags of a block's word if it is still `old`, and returns whether it was.
     ///
     /// # Panics
-    /// If the change is of more than flags, or of the one that says that an object is shared.
+    /// If `change` changes anything but flags, or changes the flag that marks a shared object.
     pub fn mark(&mut self, block: u64, old: Word, change: impl FnOnce(Word) -> Word) -> bool {
         let new = change(old);
         assert!(new.differs_in_flags_only(old), "{old:?} to {new:?} is not a mark");
         self.store.entries.exchange(block, old, new).is_ok()
     }
 
-    /// Replaces a block's contents by what `f` makes of them, unless a writer is faster; for
-    /// recompression and writeback. Says what was there, or nothing if nothing was replaced,
-    /// because of a writer or because `f` has made nothing.
+    /// Replaces a block's contents by what `f` makes of them, for recompression and writeback.
+    /// Returns the old contents; `None` if nothing was replaced, because a client's write came
+    /// first or `f` made nothing.
     ///
-    /// What is made may take a part of what the limit leaves to compaction: it is to be no larger
-    /// than what it replaces, which is given back.
+    /// What `f` makes may use a part of the space that is reserved for compaction: it must not be
+    /// larger than what it replaces, which is freed.
     ///
     /// # Errors
-    /// Whatever `f` says: the old contents stay.
+    /// Those of `f`: the old contents stay.
     pub fn remake<E>(
         &mut self,
         block: u64,
@@ -257,11 +262,11 @@ impl Access {
         Ok(None)
     }
 
-    /// Replaces a block's contents by what `f` makes of them, for a write of a part. It is called
-    /// again when a writer was faster. Says what the word was.
+    /// Replaces a block's contents by what `f` makes of them, for a write of a part of the block.
+    /// If another write came first, calls `f` again. Returns the old word.
     ///
     /// # Errors
-    /// Whatever `f` says: the old contents stay.
+    /// Those of `f`: the old contents stay.
     pub fn update<E>(
         &mut self,
         block: u64,
@@ -269,7 +274,7 @@ impl Access {
     ) -> Result<Word, E> {
         let refused = Cell::new(false);
         let mut done = self.update_once(block, &mut f, &refused);
-        // The block is let go of, so room can be made.
+        // The block is unlocked now, so this thread can compact.
         if done.is_err() && refused.get() && self.make_room() {
             done = self.update_once(block, &mut f, &refused);
         }
@@ -285,7 +290,7 @@ impl Access {
         refused: &Cell<bool>,
     ) -> Result<Word, E> {
         let store = &*self.store;
-        // Both closures allocate; they are never called within each other.
+        // Both closures allocate, but neither runs inside the other.
         let cache = RefCell::new(&mut self.cache);
         store.entries.update(
             block,
@@ -301,45 +306,45 @@ impl Access {
         )
     }
 
-    /// Moves objects together and gives pages back, until there is little left to win or `stop`
-    /// says so. Everybody else goes on meanwhile.
+    /// Compacts the pool until little is left to gain or `stop` returns true. Reads and writes
+    /// continue meanwhile.
     pub fn compact(&mut self, stop: impl FnMut() -> bool) -> Compacted {
         // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
         unsafe { self.cache.compact(&self.store.entries, &mut self.seat, stop) }
     }
 
-    /// The same, but not more than objects of so many bytes are moved.
+    /// Compacts the pool, but moves objects of at most about `bytes_max` bytes.
     pub fn compact_some(&mut self, bytes_max: u64, stop: impl FnMut() -> bool) -> Compacted {
         // SAFETY: as in `compact`.
         unsafe { self.cache.compact_some(&self.store.entries, &mut self.seat, bytes_max, stop) }
     }
 
-    /// Gives back what is retired and not read by anybody, so that statistics show what is left.
+    /// Frees the retired objects that no thread is reading, so that statistics do not include them.
     pub fn reclaim(&mut self) {
         self.cache.reclaim_all();
     }
 
-    /// Gives back what a word refers to that was taken out, and says whether that was an object and
-    /// its last word.
+    /// Frees what a word that was taken out refers to. Returns whether that was an object and this
+    /// was its last word.
     #[inline]
     fn retire(&mut self, old: Word) -> bool {
         let Some(object) = Object::of(old) else { return false };
         if old.is_shared() {
-            // SAFETY: we have just taken the word out of the entries, and with it its part.
+            // SAFETY: the word was just taken out of the entries, and with it its part.
             unsafe { self.cache.give_up(object) }
         } else {
-            // SAFETY: we have just taken the word out of the entries, which is where its object was
-            // shown, and only there: words are made by `Maker`, and shown once, or marked.
+            // SAFETY: the word was just taken out of the entries, the only place where its object
+            // was published: `Maker` makes words, and each is published once or marked as shared.
             unsafe { self.cache.retire(object) };
             true
         }
     }
 
-    /// Has a block refer to the object of block `of`, if `same` says yes to that one's word and
-    /// bytes; for a write of a whole block whose contents are there already. Says what the block's
-    /// word was and what it is, or nothing if it was left alone.
+    /// Makes a block share the object of block `of`, if `same` accepts that block's word and bytes;
+    /// for a write of a whole block whose contents are already stored. Returns the old and the new
+    /// word of the block; `None` if it was not changed.
     ///
-    /// Takes no memory. A pool that was not made for it shares nothing.
+    /// Allocates no memory. A pool without refcounts shares nothing.
     pub fn share(
         &mut self,
         block: u64,
@@ -356,11 +361,12 @@ impl Access {
                 return None;
             }
             if block == of {
-                // It was so when it was pinned: that is when it is written.
+                // The block had these contents when it was pinned: the write takes effect at that
+                // moment.
                 store.entries.touch(block, word);
                 return Some((word, word));
             }
-            // SAFETY: pinned through the store's own entries and a seat of its pool.
+            // SAFETY: pinned through the store's own entries and a slot of its pool.
             unsafe { store.pool.join(&store.entries, of, &guard)? }
         };
         let new = joined.with_age(0).with_under_writeback(false);
@@ -369,8 +375,9 @@ impl Access {
         Some((old, new))
     }
 
-    /// The same unless a writer of the block is faster, and if `same` says yes to the words and
-    /// bytes of both: first of the block, then of block `of`; for recompression.
+    /// Makes a block share the object of block `of`, for recompression: if `same` accepts the words
+    /// and bytes of both, first the block's and then those of `of`, and no client's write comes
+    /// first.
     pub fn share_remade(
         &mut self,
         block: u64,
@@ -386,7 +393,7 @@ impl Access {
         let object = Object::of(joined)?;
         let guard = self.seat.pin(&store.entries, block);
         let old = guard.word();
-        // SAFETY: we have just taken a part in it.
+        // SAFETY: a part in the object was just taken.
         let theirs = unsafe { store.pool.bytes_of_part(object) };
         // SAFETY: as in `read`.
         let ours = unsafe { pinned(store, &guard) };
@@ -399,31 +406,31 @@ impl Access {
         if done {
             return Some((Taken { word: old, frees: self.retire(old) }, new));
         }
-        // SAFETY: the part that we have taken, which no word has got.
+        // SAFETY: the part was taken above, and no word received it.
         unsafe { self.cache.give_up(object) };
         None
     }
 }
 
-/// Frees what was made in vain.
+/// Frees an object that was made and not published.
 fn drop_made(cache: &mut Cache, word: Word) {
     if let Some(object) = Object::of(word) {
-        // SAFETY: it was made by `Maker` and its exchange has failed, so nobody has seen it.
+        // SAFETY: `Maker` made the object and its exchange failed, so no other thread has seen it.
         unsafe { cache.free(object) };
     }
 }
 
-/// Makes contents for one block, once.
+/// Makes new contents for one block, once.
 #[derive(Debug)]
 pub struct Maker<'m> {
     cache: &'m mut Cache,
-    /// Where it is noted that there was no memory.
+    /// Set if an allocation was refused.
     refused: Option<&'m Cell<bool>>,
-    /// Whether it takes the place of something that is not smaller, and gives that back.
+    /// Whether the new contents replace an object that is at least as large and will be freed.
     in_place: bool,
 }
 
-/// What a [`Maker`] has made. It is freed again if it goes nowhere.
+/// Contents that a [`Maker`] made. They are freed if they are dropped unused.
 #[derive(Debug)]
 #[must_use]
 pub struct Made<'m> {
@@ -432,7 +439,7 @@ pub struct Made<'m> {
 }
 
 impl Made<'_> {
-    /// The word, which somebody else is going to show or to free.
+    /// The word, which the caller publishes or frees.
     #[inline]
     fn take(self) -> Word {
         let word = self.word;
@@ -462,7 +469,7 @@ impl<'m> Maker<'m> {
     /// If there is no memory for the bytes.
     ///
     /// # Panics
-    /// If the word refers to an object: those are made of bytes.
+    /// If the word refers to an object: objects are made of bytes only.
     #[inline]
     pub fn make(self, new: New<'_>) -> Result<Made<'m>, NoSpace> {
         let word = match new {

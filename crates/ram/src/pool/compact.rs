@@ -1,14 +1,15 @@
-//! Compaction: objects of sparse segments move elsewhere, and the segments go back to the system.
+//! Compaction: moves the objects of sparse segments elsewhere and returns the segments to the
+//! system.
 //!
-//! The sparsest segments are chosen, nothing more is allocated in them, and the table of words is
-//! walked once: whose object lies in one of them gets a copy of it somewhere else, by an exchange
-//! that loses to any writer. A segment goes back when its last object is given back. What stays
-//! behind, because a writer had allocated it and not shown it yet, keeps its segment until it goes,
-//! or until the next compaction.
+//! A pass chooses the sparsest segments as victims, stops allocation in them, and walks the table
+//! of words once. Each object in a victim is copied elsewhere, and its word is exchanged for the
+//! copy's; if a client replaces the word first, the copy is dropped. A victim goes back to the
+//! system when its last object is freed. An object that a channel has allocated and not yet
+//! published stays, and keeps its segment until it is freed or until the next compaction.
 //!
-//! An object that several words refer to is copied at the first of them that the walk comes to, and
-//! the others are exchanged for the same copy; until the pass ends the compaction has a part in
-//! both, so that neither place can become another object's.
+//! A shared object is copied when the walk reaches the first of its words; the other words are
+//! exchanged for the same copy. Until the pass ends, the compaction holds a part in both, so that
+//! neither place can be reused.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -25,55 +26,55 @@ use super::memory::PAGE_BYTES;
 use super::shard::Candidate;
 use super::{Cache, NoSpace, Object, Pool};
 
-/// Segments with less than one part in so many free are left alone.
+/// Segments with less than 1/64 of their space free are not victims.
 const SPARSE: u32 = 64;
-/// Passes over the table at most.
+/// Maximum passes over the table in one compaction.
 const PASSES_MAX: u32 = 64;
-/// Objects of one part in so many of the pool are moved in a pass.
+/// A pass moves at most 1/8 of the objects in the pool, by size.
 const PASS_PART: u64 = 8;
-/// And of so many segments at least.
+/// A pass may always move this many segments' worth of objects.
 const PASS_SEGMENTS: u64 = 16;
 
-/// A write that meets the limit compacts if one part in so many of the pages in use is free.
+/// A write that reaches the limit compacts only if at least 1/16 of the pages in use is free.
 const ROOM_PART: u64 = 16;
-/// Pages that such a compaction wins at least, if it can.
+/// Pages that such a compaction tries to free.
 const ROOM_PAGES: u64 = 16;
-/// The next such compaction comes when for each word of the table a byte was stored or freed, but
-/// at the latest when that is one part in so many of what is used: to look at a word costs what
-/// storing a byte does, and a disk may be very much larger than what is stored.
+/// A write compacts again only after one byte per word of the table was stored or freed: examining
+/// a word costs about as much as storing a byte. A disk may be much larger than its stored data, so
+/// 1/64 of the bytes in use is enough at the latest.
 const ROOM_CHANGED_PART: u64 = 64;
-/// After so many words, and so many objects, a pass looks whether it is to stop.
+/// Interval, in words and in objects, at which a pass checks whether to stop.
 const LOOK_WORDS: u64 = 1 << 16;
 const LOOK_OBJECTS: u64 = 1024;
-/// Objects that find no place in a pass, after which it ends.
+/// Number of objects that find no space, after which a pass ends.
 const MISSES_MAX: u32 = 64;
 
-/// What a compaction has done.
+/// What a compaction did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Objects that lie elsewhere now.
+    /// Objects that were moved.
     pub objects_moved: u64,
-    /// Their bytes.
+    /// Bytes of the moved objects.
     pub bytes_moved: u64,
-    /// Pages that went back to the system, less those that the moved objects took.
+    /// Pages returned to the system, minus those that the moved objects took.
     pub pages_freed: u64,
     /// Passes over the table.
     pub passes: u32,
 }
 
 impl Compacted {
-    /// Whether it has reached its bounds.
+    /// Whether the compaction has reached its bounds.
     fn is_over(&self, bounds: Bounds) -> bool {
         self.passes >= PASSES_MAX || self.pages_freed >= bounds.pages
     }
 }
 
-/// How much a compaction does at most.
+/// Limits on one compaction.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// It ends when so many pages are won.
+    /// Number of freed pages after which the compaction ends.
     pages: u64,
-    /// Objects of so many bytes are moved, or a few more.
+    /// Bytes of objects to move; the last object may exceed it.
     bytes: u64,
 }
 
@@ -81,16 +82,16 @@ impl Bounds {
     const NONE: Bounds = Bounds { pages: u64::MAX, bytes: u64::MAX };
 }
 
-/// What those who have met the limit leave to one another.
+/// State that writes which reach the limit share.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// How much the pool had changed when room was made last, and what the limit was.
+    /// Change counter and limit of the pool at the last compaction by a write.
     made_at: Option<(u64, Option<u64>)>,
 }
 
 impl Room {
-    /// Whether it is worth trying to make more, of a pool that uses so many pages for so many
-    /// blocks. Writes that are refused change nothing, so that another one costs no other pass.
+    /// Whether another compaction is worth trying, for a pool of `blocks` words. A refused write
+    /// changes nothing, so repeating it does not cause another pass.
     fn is_due(&self, changed_bytes: u64, pages: &Pages, blocks: u64) -> bool {
         let Some((then, limit)) = self.made_at else { return true };
         let least = blocks.min(pages.used * PAGE_BYTES as u64 / ROOM_CHANGED_PART);
@@ -98,7 +99,7 @@ impl Room {
     }
 }
 
-/// A segment that is to be emptied.
+/// A segment to empty.
 #[derive(Clone, Copy)]
 struct Victim {
     shard: u32,
@@ -108,12 +109,12 @@ struct Victim {
 }
 
 impl Cache {
-    /// Compacts the pool whose objects the entries refer to, until there is little left to win or
-    /// `stop` says so; it is asked once in a while. Writers and readers go on meanwhile; who else
-    /// compacts waits for a pass.
+    /// Compacts the pool of these entries until little is left to gain or `stop` returns true;
+    /// `stop` is called from time to time. Reads and writes continue meanwhile; another compaction
+    /// waits for at most a pass.
     ///
     /// # Safety
-    /// The words of the entries refer to objects of this pool only, and the seat is one of
+    /// The words of the entries refer to objects of this pool only, and the slot is one of
     /// [`Pool::pins`].
     pub unsafe fn compact(
         &mut self,
@@ -125,7 +126,7 @@ impl Cache {
         unsafe { self.compact_until(entries, seat, Bounds::NONE, stop) }
     }
 
-    /// The same, but not more than objects of so many bytes are moved.
+    /// Compacts the pool, but moves objects of at most about `bytes_max` bytes.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -141,8 +142,8 @@ impl Cache {
         unsafe { self.compact_until(entries, seat, bounds, stop) }
     }
 
-    /// Makes room for somebody who has met the limit, and says whether it is worth another try: if
-    /// a good part of the pages in use is free, but not where it could be used.
+    /// Frees space for an allocation that was refused by the limit, if a good part of the pages in
+    /// use is free but not usable. Returns whether to try the allocation again.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -153,7 +154,7 @@ impl Cache {
         unsafe { self.make_some_room(entries, seat, &mut done) }
     }
 
-    /// The same, and counts what it does.
+    /// Does the work of [`Cache::make_room`] and adds what it did to `done`.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -165,13 +166,12 @@ impl Cache {
     ) -> bool {
         let pool = Arc::clone(self.pool());
         loop {
-            // Others make room as well, and who compacts all of the pool gives pages back
-            // meanwhile: it is looked again for each pass.
+            // Other threads also free space concurrently: check again before each pass.
             let over = pool.compacting.with(|room| {
                 let pages = pool.arena.look();
                 let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
-                // A page or two are not enough for a large object, which finds no place in them
-                // however often it is tried.
+                // Fewer free pages than the largest object needs are not enough: retrying would not
+                // help that object.
                 if left >= u64::from(pool.layout.units_max.div_ceil(PAGE_UNITS)) {
                     return Some(true);
                 }
@@ -196,7 +196,7 @@ impl Cache {
         }
     }
 
-    /// The same within bounds. The lock is held for a pass and no longer.
+    /// Compacts within bounds. Releases the lock after each pass.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -221,7 +221,8 @@ impl Cache {
         done
     }
 
-    /// A pass over the table; whether another one is worth it. The caller holds the lock.
+    /// Runs one pass over the table and returns whether another one is worthwhile. The caller holds
+    /// the lock.
     ///
     /// # Safety
     /// As for [`Cache::compact`].
@@ -268,7 +269,7 @@ impl Cache {
     ) {
         let (mut misses, mut copies) = (0, Copies::new());
         for block in 0..entries.blocks() {
-            // A long table with little in it takes long as well.
+            // Walking a large, sparse table takes long even if nothing is moved.
             if block % LOOK_WORDS == LOOK_WORDS - 1 && stop() {
                 break;
             }
@@ -281,7 +282,7 @@ impl Cache {
             }
             let guard = seat.pin(entries, block);
             let old = guard.word();
-            // A locked word is going to be exchanged by its holder.
+            // The holder of a locked word is about to exchange it.
             if old.is_locked() || !Object::of(old).is_some_and(is_marked) {
                 continue;
             }
@@ -306,7 +307,7 @@ impl Cache {
         }
         for (place, (object, copy)) in copies {
             debug_assert_eq!(place, object.place());
-            // SAFETY: these are the parts that `move_shared` has taken.
+            // SAFETY: these are the two parts that `move_shared` took.
             unsafe {
                 self.give_up(copy);
                 self.give_up(object);
@@ -314,11 +315,11 @@ impl Cache {
         }
     }
 
-    /// Moves a block's object, and says how many bytes that were: none if a writer was faster.
+    /// Moves a block's object and returns its size; 0 if a client's write came first.
     ///
     /// # Safety
-    /// The guard has pinned the block's word through the entries and a seat of the pool; it is an
-    /// object's, and not marked as shared.
+    /// The guard pins the block's word through the entries and a slot of the pool. The word refers
+    /// to an object and is not marked as shared.
     unsafe fn move_one(
         &mut self,
         entries: &Entries,
@@ -327,25 +328,25 @@ impl Cache {
     ) -> Result<u64, NoSpace> {
         let old = guard.word();
         let Some(object) = Object::of(old) else { return Ok(0) };
-        // SAFETY: the guard has it pinned, by this function's contract.
+        // SAFETY: the guard pins the object, by this function's contract.
         let copy = unsafe { self.copy(object, &guard)? };
         let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
         drop(guard);
         if exchanged.is_ok() {
-            // SAFETY: we have taken it out of its word, and it had only this one: that word would
-            // be marked otherwise.
+            // SAFETY: the exchange took the object out of its word. It had no other word: otherwise
+            // the word would be marked as shared.
             unsafe { self.retire(object) };
             return Ok(object.len_bytes() as u64);
         }
-        // SAFETY: it was not shown.
+        // SAFETY: the copy was never published.
         unsafe { self.free(copy) };
         Ok(0)
     }
 
-    /// The same for an object that other words refer to as well.
+    /// Moves a shared object, or exchanges one of its words for the copy that was made before.
     ///
     /// # Safety
-    /// As for [`Cache::move_one`], but the word is marked as shared.
+    /// As for [`Cache::move_one`], except that the word is marked as shared.
     unsafe fn move_shared(
         &mut self,
         entries: &Entries,
@@ -361,7 +362,7 @@ impl Cache {
             Some(&(_, copy)) => copy,
             None => {
                 copies.try_reserve(1).map_err(|_| NoSpace)?;
-                // SAFETY: the guard has it pinned, by this function's contract.
+                // SAFETY: the guard pins the object, by this function's contract.
                 let Some(_) = (unsafe { pool.join(entries, block, &guard) }) else { return Ok(0) };
                 // SAFETY: as above.
                 let copy = match unsafe { self.copy(object, &guard) } {
@@ -377,20 +378,20 @@ impl Cache {
                 copy
             }
         };
-        // The copy is ours because of our part in it; the word is to have another.
-        // SAFETY: we have a part in it until the pass ends.
+        // The pass holds one part in the copy; the word needs another. SAFETY: the pass holds a
+        // part in the copy until it ends.
         unsafe { pool.add_part(copy) };
         let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
         drop(guard);
-        // SAFETY: we have taken the object out of the word; or the copy was not shown there.
+        // SAFETY: either the object was taken out of the word, or the copy was not published there.
         unsafe { self.give_up(if exchanged.is_ok() { object } else { copy }) };
         Ok(bytes)
     }
 
-    /// Copies an object to another place of its shard.
+    /// Copies an object to another place in its shard.
     ///
     /// # Safety
-    /// The guard has it pinned.
+    /// The guard pins the object.
     unsafe fn copy(&mut self, object: Object, guard: &Guard<'_>) -> Result<Object, NoSpace> {
         let pool = Arc::clone(self.pool());
         // SAFETY: by this function's contract.
@@ -399,10 +400,10 @@ impl Cache {
     }
 }
 
-/// By the places of objects that several words refer to: the object, and its copy.
+/// For each shared object that was moved, by place: the object and its copy.
 type Copies = HashMap<u64, (Object, Object)>;
 
-/// Which segments are marked, by their number in the pool.
+/// A bitmap of the marked segments, by their number in the pool.
 struct Marks {
     bits: Vec<u64>,
     layout: Layout,
@@ -417,15 +418,15 @@ impl Marks {
 }
 
 impl Pool {
-    /// Whether so much of the pages in use is free that compaction would win some.
+    /// Whether enough of the pages in use is free that compaction would gain some.
     fn has_much_free(&self, used_pages: u64) -> bool {
         let free: u64 =
             self.shards.iter().map(|shard| shard.with(|shard| shard.free_units())).sum();
         free * UNIT_BYTES as u64 * ROOM_PART >= used_pages * PAGE_BYTES as u64
     }
 
-    /// The segments that a pass is to empty: the sparsest, as many as a pass moves, and of objects
-    /// of not many more than `bytes_max`; none if that is nothing.
+    /// Chooses the victims of a pass: the sparsest segments, as many as one pass moves, with
+    /// objects of about `bytes_max` bytes at most. Empty if no segment qualifies.
     fn victims(&self, bytes_max: u64) -> Vec<Victim> {
         if bytes_max == 0 {
             return Vec::new();
@@ -450,7 +451,7 @@ impl Pool {
         let pages = self.arena.look();
         let used = pages.used * u64::from(PAGE_UNITS);
         let segment_units = u64::from(self.layout.segment_units());
-        // Under a limit no more than there is room for: all of a pass is moved before any goes.
+        // With a limit, at most what fits: a pass moves all objects before it frees any segment.
         let room = pages.free(Purpose::Move).saturating_mul(u64::from(PAGE_UNITS));
         let mut left = (used / PASS_PART).max(PASS_SEGMENTS * segment_units).min(room);
         left = left.min(bytes_max.div_ceil(UNIT_BYTES as u64));
@@ -465,7 +466,7 @@ impl Pool {
         victims.into_iter().take_while(fits).collect()
     }
 
-    /// Lets nothing more be allocated in the victims, and marks them.
+    /// Stops allocation in the victims, and marks them.
     fn drain(&self, victims: &[Victim]) -> Marks {
         let mut marks = Marks { bits: Vec::new(), layout: self.layout };
         for (number, shard) in (0u32..).zip(&self.shards) {
@@ -496,8 +497,8 @@ mod tests {
 
     const BLOCKS: u64 = 2048;
 
-    /// Every second block large, the others small, and those are gone: the large ones fit nowhere
-    /// else.
+    /// Every second block is large and the others are small. The small ones are freed, and no large
+    /// block fits in their holes.
     fn holes_that_nothing_fits_in() -> (Entries, Cache, Seat) {
         let config = PoolConfig { segment_bytes: Some(64 << 10), ..PoolConfig::new(8 << 20, 4096) };
         let pool = Pool::new(&config).unwrap();
@@ -518,17 +519,18 @@ mod tests {
 
     fn discard(entries: &Entries, cache: &mut Cache, block: u64) {
         let old = entries.replace(block, Word::NOTHING);
-        // SAFETY: the word had it, and has it no more; nothing is shared here.
+        // SAFETY: the word referred to the object and no longer does; nothing is shared here.
         unsafe { cache.retire(Object::of(old).unwrap()) };
     }
 
-    /// Each write that was refused walked the whole table, though nothing had changed since.
+    /// Regression: each refused write walked the whole table, even if nothing had changed since the
+    /// last.
     #[test]
     fn what_is_refused_again_costs_no_other_pass() {
         let (entries, mut cache, mut seat) = holes_that_nothing_fits_in();
         let mut passes = |cache: &mut Cache| {
             let mut done = Compacted::default();
-            // SAFETY: entries and seat are the pool's.
+            // SAFETY: entries and slot belong to the pool.
             let is_worth_it = unsafe { cache.make_some_room(&entries, &mut seat, &mut done) };
             assert_eq!((is_worth_it, done.pages_freed), (false, 0), "{done:?}");
             done.passes

@@ -1,4 +1,4 @@
-//! What a pool is made for, and how its addresses are divided by that.
+//! Configuration of a pool, and how it divides the pool's addresses.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -9,44 +9,43 @@ use super::layout::{Layout, UNIT_BYTES};
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
 use super::shares;
 
-/// What the largest object may be longer than a word can say.
+/// Bytes by which the largest object may exceed the length field of a word: a checksum.
 const TAIL_BYTES_MAX: usize = 4;
 /// Usual size of a segment, in bytes.
 const SEGMENT_BYTES: usize = 256 << 10;
-/// Objects of the largest size that a segment holds at least.
+/// Minimum number of objects of the largest size that fit in a segment.
 const SEGMENT_OBJECTS: usize = 16;
-/// Most bytes of addresses that a shard can have: its offsets are 32 bits.
+/// Maximum address range of a shard in bytes: offsets in a shard have 32 bits.
 const SHARD_BYTES_MAX: u64 = (UNIT_BYTES as u64) << 32;
-/// Most shards, unless so many addresses are wanted that they take more.
+/// Maximum number of shards, unless the address range needs more.
 const SHARDS_MAX: usize = 16;
-/// Segments that a shard can have beyond its part of what is wanted.
+/// Segments that a shard can have in addition to its part of the address range.
 const SEGMENTS_SPARE: u64 = 8;
-/// One part in so many of the limit is left to compaction, which needs room to make room.
+/// 1/64 of the limit is reserved for compaction, which needs free space to work.
 pub(super) const RESERVE_PART: u32 = 64;
-/// What a pool is made for.
+/// Configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Bytes of the device, uncompressed: the pool has addresses for twice as much.
+    /// Uncompressed size of the device in bytes: the pool reserves twice this address range.
     pub device_bytes: u64,
-    /// The largest object, in bytes: the block size. At most 65536, and four for a checksum: then
-    /// there are none between.
+    /// The largest object in bytes, which is the block size. At most 65536, plus 4 for a checksum;
+    /// with a 65536-byte block no object length lies in between.
     pub object_bytes_max: usize,
-    /// Most bytes that the pool may take from the system, rounded down to pages.
+    /// Limit on the memory that the pool takes from the system, in bytes; rounded down to pages.
     pub limit_bytes: Option<u64>,
-    /// Most channels and background workers at a time.
+    /// Maximum number of channels and background workers at a time.
     pub seats_max: u32,
-    /// Into how many parts it is cut, rounded up to a power of two; `None` for one per processor.
+    /// Number of shards, rounded up to a power of two; `None` for one per CPU.
     pub shards: Option<NonZeroU32>,
-    /// Size of a segment in bytes, rounded up to a power of two; `None` for 256 KiB, less if the
-    /// limit is small, or 16 of the largest objects.
+    /// Segment size in bytes, rounded up to a power of two. `None` for 256 KiB, or less with a
+    /// small limit, or the size of 16 of the largest objects.
     pub segment_bytes: Option<usize>,
-    /// Whether several words can refer to one object: each object has a count of them then, of 4
-    /// bytes.
+    /// Whether several words can refer to one object. Each object then has a refcount of 4 bytes.
     pub counted: bool,
 }
 
 impl PoolConfig {
-    /// For a device of so many bytes in blocks of so many; everything else as usual.
+    /// A configuration for a device of `device_bytes` with these blocks; the rest has defaults.
     pub fn new(device_bytes: u64, block_bytes: usize) -> PoolConfig {
         PoolConfig {
             device_bytes,
@@ -59,10 +58,10 @@ impl PoolConfig {
         }
     }
 
-    /// How its addresses are divided.
+    /// Computes the division of the addresses.
     ///
     /// # Errors
-    /// If objects cannot be that large.
+    /// If `object_bytes_max` is out of range.
     pub(super) fn layout(&self) -> Result<Layout, PoolError> {
         let object = self.object_bytes_max;
         if !(1..=OBJECT_BYTES_MAX + TAIL_BYTES_MAX).contains(&object) {
@@ -70,7 +69,8 @@ impl PoolConfig {
         }
         let head = if self.counted { shares::COUNT_BYTES } else { 0 };
         let whole = object + head;
-        // A small limit takes small segments: half of what is kept for compaction is one of them.
+        // With a small limit, segments are small: one segment is half of the reserve for
+        // compaction.
         let limit = self.limit_bytes.unwrap_or(u64::MAX) / u64::from(2 * RESERVE_PART);
         let usual = limit.min(SEGMENT_BYTES as u64) as usize;
         let segment = self.segment_bytes.unwrap_or(usual.max(object * SEGMENT_OBJECTS));
@@ -86,25 +86,25 @@ impl PoolConfig {
         let each = (wanted / shards).div_ceil(segment as u64) + SEGMENTS_SPARE;
         let each = each.min(SHARD_BYTES_MAX.min(most / shards) / segment as u64);
         let segment_units = (segment / UNIT_BYTES) as u32;
-        // What a shard fills can become huge pages, if it is that much.
+        // A large shard is divided into stretches that can become huge pages.
         let is_large = wanted / shards >= HUGE_BYTES as u64;
         let stretch = if is_large { (HUGE_BYTES / segment).max(1) } else { 1 };
         Ok(Layout::new(shards as u32, segment_units, stretch as u32, each as u32, object, head))
     }
 }
 
-/// Why there is no pool.
+/// Why a pool cannot be created.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// An object cannot be that large.
+    /// The largest object is out of range.
     ObjectBytes {
-        /// What was asked for.
+        /// The requested size.
         bytes: usize,
     },
-    /// The system does not reserve so many addresses.
+    /// The system does not reserve the address range.
     Addresses {
-        /// How many bytes were asked for.
+        /// The requested size in bytes.
         bytes: u64,
         /// The system's error number.
         errno: i32,

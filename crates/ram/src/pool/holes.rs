@@ -1,21 +1,23 @@
-//! Places that are free, by size: zsmalloc's size classes in steps of 16 bytes, without its pages.
+//! Free lists of places by size: zsmalloc's size classes in steps of 16 bytes, without separate
+//! pages.
 //!
-//! Objects of all sizes lie back to back in a segment; what one leaves behind is a hole of its size
-//! class, and goes to the next object of that class. When there is none, the next larger hole is
-//! cut. The list stands outside of the memory it describes, so that the memory can be given back
-//! under it, and a hole costs 8 bytes. Its addresses are reserved: noting a hole asks no allocator.
+//! Objects of all sizes lie back to back in a segment. A freed object leaves a hole of its size
+//! class, which goes to the next object of that class. If a class has no hole, the next larger hole
+//! is split. The lists lie outside the memory they describe, so that its pages can be returned to
+//! the system; a hole costs 8 bytes. Their addresses are reserved, so adding a hole never
+//! allocates.
 
 use super::table::Table;
 
-/// No node.
+/// End of a list.
 const NONE: u32 = u32::MAX;
 
-/// A hole in the list of its class, or a node that is not used.
+/// A hole in the list of its class, or an unused node.
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// Where the hole is, in units from the shard's start.
+    /// Offset of the hole, in units from the start of the shard.
     at: u32,
-    /// The next of the list.
+    /// The next node of the list.
     next: u32,
 }
 
@@ -23,20 +25,21 @@ struct Node {
 #[derive(Debug)]
 pub(super) struct Holes {
     nodes: Table<Node>,
-    /// The first node of each class, by size in units.
+    /// The first node of each class; the index is the size in units.
     heads: Box<[u32]>,
-    /// The first node that is not used.
+    /// The first unused node.
     spare: u32,
-    /// A bit for each class that has a hole.
+    /// A bitmap of the classes that have a hole.
     occupied: Box<[u64]>,
     count: usize,
 }
 
 impl Holes {
-    /// No holes, of sizes up to `units_max`; `count_max` of them can be noted.
+    /// Creates empty lists for holes of up to `units_max` units; they hold at most `count_max`
+    /// holes.
     ///
     /// # Errors
-    /// The system's error number, if it has no addresses for so many.
+    /// The system's error number, if it does not reserve the addresses.
     pub(super) fn new(units_max: u32, count_max: usize) -> Result<Holes, i32> {
         let classes = units_max as usize + 1;
         Ok(Holes {
@@ -48,12 +51,12 @@ impl Holes {
         })
     }
 
-    /// How many there are.
+    /// Number of holes.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Notes one; `false` if there are as many as can be, and nobody will find it.
+    /// Adds a hole. Returns `false` if the lists are full; the hole is then not reused.
     #[inline]
     pub(super) fn push(&mut self, at: u32, units: u32) -> bool {
         let node = Node { at, next: self.heads[units as usize] };
@@ -74,7 +77,7 @@ impl Holes {
         true
     }
 
-    /// Takes the smallest hole of at least `units`: where it is and how large.
+    /// Removes the smallest hole of at least `units`. Returns its offset and size.
     #[inline]
     pub(super) fn pop(&mut self, units: u32) -> Option<(u32, u32)> {
         let class = self.first_from(units)?;
@@ -87,7 +90,7 @@ impl Holes {
         Some((at, class))
     }
 
-    /// The first class from `units` on that has a hole.
+    /// The smallest class of at least `units` that has a hole.
     pub(super) fn first_from(&self, units: u32) -> Option<u32> {
         let mut index = units as usize / 64;
         let mut word = self.occupied.get(index)? & u64::MAX << (units % 64);
@@ -105,10 +108,10 @@ impl Holes {
         }
     }
 
-    /// Forgets all holes but those that `keep` says yes to; it is told where one is and how large.
+    /// Keeps only the holes for which `keep`, given offset and size, returns true.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(u32, u32) -> bool) {
         for class in 0..self.heads.len() {
-            // The first that is kept, and the last: the list stays in its order.
+            // The first and the last node that is kept: the list keeps its order.
             let (mut first, mut last) = (NONE, NONE);
             let mut index = self.heads[class];
             while index != NONE {

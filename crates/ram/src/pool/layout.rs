@@ -1,5 +1,5 @@
-//! Where a place lies: shards have every n-th stretch of segments, so that the place alone says
-//! whose it is. A stretch is as long as a huge page, unless the pool is small: then it is one
+//! Address layout of a pool. Stretches of segments are assigned to the shards in turn, so that a
+//! place alone identifies its shard. A stretch is as long as a huge page; in a small pool it is one
 //! segment.
 
 use blockyard_sync::entry_words::OBJECT_BYTES_MAX;
@@ -7,33 +7,33 @@ use blockyard_sync::entry_words::OBJECT_BYTES_MAX;
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
 use super::object::Object;
 
-/// What places count in: the grain of objects, and the step of size classes.
+/// Unit of places in bytes: the alignment of objects, and the step between size classes.
 pub(super) const UNIT_BYTES: usize = blockyard_sync::entry_words::PLACE_BYTES as usize;
 /// Units in a page.
 pub(super) const PAGE_UNITS: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
 
-/// The numbers that a pool is cut by. Powers of two where a place is taken apart, which happens for
-/// each object that is freed.
+/// The parameters of the layout. Numbers by which a place is divided, once per freed object, are
+/// powers of two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     /// Bytes of the largest object.
     pub(super) object_bytes_max: usize,
     /// Units of the largest object.
     pub(super) units_max: u32,
-    /// Bytes before each object's own: those of its count, or none.
+    /// Bytes before each object's own: those of its refcount, or 0.
     pub(super) head_bytes: usize,
-    /// Segments that a shard can have.
+    /// Maximum number of segments of a shard.
     pub(super) segments_max: u32,
     segment_shift: u32,
-    /// Segments of a stretch.
+    /// Log2 of the number of segments in a stretch.
     stretch_shift: u32,
     shard_shift: u32,
 }
 
 impl Layout {
-    /// A pool of so many shards, whose segments have so many units, whole pages, and whose
-    /// stretches have so many segments; all powers of two. `segments_max` is rounded up to
-    /// stretches.
+    /// The layout of a pool with `shards` shards, segments of `segment_units` units (whole pages),
+    /// and stretches of `stretch` segments; all are powers of two. `segments_max` is rounded up to
+    /// whole stretches.
     pub(super) fn new(
         shards: u32,
         segment_units: u32,
@@ -57,7 +57,7 @@ impl Layout {
         }
     }
 
-    /// Into how many shards the pool is cut.
+    /// Number of shards.
     #[inline]
     pub(super) fn shards(self) -> u32 {
         1 << self.shard_shift
@@ -69,13 +69,13 @@ impl Layout {
         1 << self.segment_shift
     }
 
-    /// Units that an object of so many bytes takes.
+    /// Units that an object of `len_bytes` takes.
     #[inline]
     pub(super) fn units_of(self, len_bytes: usize) -> u32 {
         (len_bytes + self.head_bytes).div_ceil(UNIT_BYTES) as u32
     }
 
-    /// An object's own bytes; see [`Object::new`].
+    /// Length of an object's own bytes; see [`Object::new`].
     #[inline]
     pub(super) fn object_bytes(self, object: Object) -> usize {
         match object.len_bytes() {
@@ -84,24 +84,24 @@ impl Layout {
         }
     }
 
-    /// Bytes of the largest object that takes so many units.
+    /// Bytes of the largest object that takes `units`.
     pub(super) fn largest(self, units: u32) -> usize {
         (Layout::bytes(units) - self.head_bytes).min(self.object_bytes_max)
     }
 
-    /// Where an object's own bytes begin.
+    /// Address of an object's own bytes.
     #[inline]
     pub(super) fn start(self, place: u64) -> u64 {
         place * UNIT_BYTES as u64 + self.head_bytes as u64
     }
 
-    /// Bytes of so many units.
+    /// Bytes of `units` units.
     #[inline]
     pub(super) fn bytes(units: u32) -> usize {
         units as usize * UNIT_BYTES
     }
 
-    /// Bytes of addresses that the pool needs.
+    /// Length of the pool's address range in bytes.
     pub(super) fn len_bytes(self) -> u64 {
         let segments = u64::from(self.segments_max) << self.shard_shift;
         segments * Layout::bytes(self.segment_units()) as u64
@@ -113,13 +113,13 @@ impl Layout {
         at >> self.segment_shift
     }
 
-    /// The segment of a place in the pool.
+    /// The number in the pool of the segment that contains a place.
     #[inline]
     pub(super) fn pool_segment(self, place: u64) -> u64 {
         place >> self.segment_shift
     }
 
-    /// Units of a stretch less one, as a mask.
+    /// Mask of an offset within a stretch, in units.
     #[inline]
     fn within(self) -> u32 {
         (1 << (self.segment_shift + self.stretch_shift)) - 1
@@ -139,7 +139,7 @@ impl Layout {
         (self.pool_segment(place) >> self.stretch_shift) as u32 & (self.shards() - 1)
     }
 
-    /// A place's offset in its shard.
+    /// The offset of a place in its shard.
     #[inline]
     pub(super) fn offset(self, place: u64) -> u32 {
         let shift = self.segment_shift + self.stretch_shift;
@@ -147,13 +147,13 @@ impl Layout {
         stretch << shift | place as u32 & self.within()
     }
 
-    /// Segments of a stretch, if it is as long as a huge page.
+    /// Segments in a stretch, if a stretch is as long as a huge page.
     pub(super) fn huge_stretch(self) -> Option<u32> {
         let bytes = Layout::bytes(self.segment_units()) << self.stretch_shift;
         (bytes == HUGE_BYTES).then_some(1 << self.stretch_shift)
     }
 
-    /// The stretch of a shard that one of its segments lies in.
+    /// The stretch of a shard that contains one of its segments.
     pub(super) fn stretch_of(self, segment: u32) -> u32 {
         segment >> self.stretch_shift
     }
@@ -163,7 +163,7 @@ impl Layout {
         stretch << self.stretch_shift..(stretch + 1) << self.stretch_shift
     }
 
-    /// Where a shard's segment begins, in bytes.
+    /// Address of a shard's segment in bytes.
     pub(super) fn segment_start(self, shard: u32, segment: u32) -> u64 {
         self.place(shard, segment << self.segment_shift) * UNIT_BYTES as u64
     }

@@ -1,63 +1,65 @@
-//! The addresses that a pool lives at, and the pages behind them.
+//! The address range of a pool, and the pages that the system provides for it.
 //!
-//! All of it is reserved at once, so that an object's place is its address; the system provides
-//! pages when they are asked for, and takes them back when they are given. Under Miri, which has no
-//! such system calls, it is plain memory of the allocator.
+//! The whole range is reserved at once, so that an object's place is its address. The pool asks for
+//! pages explicitly and returns them explicitly. Under Miri, which lacks these system calls, the
+//! range is memory from the allocator.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 
 use crate::fetch::{fetch, fetch_to_write};
 
-/// What the system counts memory in.
+/// Page size of the system.
 pub(super) const PAGE_BYTES: usize = 4096;
-/// A huge page of the system's, which is what [`Memory::gather`] makes.
+/// Size of a huge page, which [`Memory::gather`] makes.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
-/// A range of addresses.
+/// A reserved range of addresses.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// At a multiple of [`HUGE_BYTES`], in the mapping, which is longer by as much.
+    /// Aligned to [`HUGE_BYTES`] within the mapping, which is longer by that much.
     base: NonNull<u8>,
     len_bytes: usize,
     #[cfg(not(miri))]
     mapping: NonNull<u8>,
 }
 
-// SAFETY: the memory is reached through raw pointers only, by the contracts of the functions below.
+// SAFETY: the memory is accessed only through raw pointers, by the contracts of the functions
+// below.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Address of a byte.
+    /// The address of an offset.
     #[inline]
     fn address(&self, at: u64, len_bytes: usize) -> *mut u8 {
         let fits = at <= self.len_bytes as u64 && len_bytes as u64 <= self.len_bytes as u64 - at;
         assert!(fits, "{len_bytes} bytes at {at} lie beyond the pool");
-        // SAFETY: the range was just found to lie in the reserved one.
+        // SAFETY: the assertion shows that the range lies in the reserved one.
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
     /// Copies an object in.
     ///
     /// # Safety
-    /// The range was allocated to the caller, and nobody else reads or writes it until it is shown.
+    /// The range was allocated to the caller, and no other thread accesses it before it is
+    /// published.
     #[inline]
     pub(super) unsafe fn write(&self, at: u64, bytes: &[u8]) {
         let to = self.address(at, bytes.len());
-        // SAFETY: the range is reserved and the caller's own, so nothing overlaps.
+        // SAFETY: the range is reserved and belongs to the caller, so nothing overlaps.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Fetches a range into the cache, all of it at once: a codec that reads it line by line waits
-    /// for every other one. What lies there does not matter, and nothing is read that can be seen.
+    /// Prefetches a range, all lines at once: a codec that reads it line by line would wait for
+    /// most of them. The contents do not matter, and a prefetch has no visible effect.
     #[inline]
     pub(super) fn fetch(&self, at: u64, len_bytes: usize) {
         fetch(self.address(at, len_bytes), len_bytes);
     }
 
-    /// The same for a range, or the first page of it, that is going to be written.
+    /// Prefetches a range, or its first page, that is about to be written.
     #[inline]
     pub(super) fn fetch_to_write(&self, at: u64, len_bytes: usize) {
         fetch_to_write(self.address(at, len_bytes), len_bytes.min(PAGE_BYTES));
@@ -66,22 +68,22 @@ impl Memory {
     /// An object's bytes.
     ///
     /// # Safety
-    /// The range holds an object that was written before, and that nobody gives back for `'g`.
+    /// The range holds an object that was written before and is not freed during `'g`.
     #[inline]
     pub(super) unsafe fn bytes<'g>(&self, at: u64, len_bytes: usize) -> &'g [u8] {
         let from = self.address(at, len_bytes);
-        // SAFETY: the range is reserved; its bytes were written, and are not changed for `'g`.
+        // SAFETY: the range is reserved; its bytes were written and do not change during `'g`.
         unsafe { std::slice::from_raw_parts(from, len_bytes) }
     }
 }
 
-/// Reserves addresses of whole pages. Costs no memory until it is touched.
+/// Reserves addresses of whole pages. They take no memory until they are touched.
 ///
 /// # Errors
 /// The system's error number.
 #[cfg(not(miri))]
 pub(super) fn map(len_bytes: usize) -> Result<NonNull<u8>, i32> {
-    // SAFETY: an anonymous mapping where the system chooses touches no other memory.
+    // SAFETY: an anonymous mapping at an address that the system chooses touches no other memory.
     let mapping = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -100,59 +102,59 @@ pub(super) fn map(len_bytes: usize) -> Result<NonNull<u8>, i32> {
 
 #[cfg(not(miri))]
 impl Memory {
-    /// Reserves addresses. Costs no memory.
+    /// Reserves addresses, which take no memory.
     ///
     /// # Errors
     /// The system's error number.
     pub(super) fn reserve(len_bytes: usize) -> Result<Memory, i32> {
         let mapping = map(len_bytes.checked_add(HUGE_BYTES).ok_or(libc::ENOMEM)?)?;
         let skip = mapping.as_ptr().align_offset(HUGE_BYTES);
-        // SAFETY: `skip` is below HUGE_BYTES, by which the mapping is longer.
+        // SAFETY: `skip` is less than HUGE_BYTES, by which the mapping is longer.
         let base = unsafe { mapping.add(skip) };
-        // A page that is asked for must not become a huge one: the limit counts what is used.
-        // SAFETY: the range is the mapping. Where the advice is not known it fails without harm.
+        // The system must not provide a huge page for a small one: the limit counts pages in use.
+        // SAFETY: the range is the mapping. A system that does not know the advice returns an
+        // error.
         unsafe { libc::madvise(base.as_ptr().cast(), len_bytes, libc::MADV_NOHUGEPAGE) };
         Ok(Memory { base, len_bytes, mapping })
     }
 
-    /// Asks for one huge page in place of those from there on, all of which are there. Whoever
-    /// reads or writes them meanwhile is not in its way.
+    /// Asks the system to merge the pages of one huge page's range, all present, into a huge page.
+    /// Reads and writes of the range can continue concurrently.
     pub(super) fn gather(&self, at: u64) {
         let start = self.address(at, HUGE_BYTES).cast();
-        // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A
-        // system that cannot do it answers with an error, and the small pages stay.
+        // SAFETY: the aligned range lies in the mapping, and its contents stay the same. A system
+        // that does not support it returns an error, and the small pages stay.
         unsafe {
             libc::madvise(start, HUGE_BYTES, libc::MADV_HUGEPAGE);
             libc::madvise(start, HUGE_BYTES, libc::MADV_COLLAPSE);
-            // What is huge stays so; what is given back comes again in small pages.
+            // The huge page stays; pages that are returned and requested again are small ones.
             libc::madvise(start, HUGE_BYTES, libc::MADV_NOHUGEPAGE);
         }
     }
 
-    /// Asks for the pages of a range; `false` if the system has none.
+    /// Asks the system for the pages of a range; `false` if it has none.
     pub(super) fn populate(&self, at: u64, len_bytes: usize) -> bool {
         let start = self.address(at, len_bytes);
-        // SAFETY: the range lies in the mapping; populating changes no contents.
+        // SAFETY: the range lies in the mapping; populating does not change contents.
         let done = unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_WRITE) };
-        // A kernel before 5.14 does not know the advice, and provides pages at the first touch.
+        // Kernels before 5.14 do not know the advice and provide pages at the first access.
         done == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
     }
 
-    /// Gives the pages of a range back to the system. The range then reads as zeros. `gathered`
-    /// says that it may be part of a huge page.
+    /// Returns the pages of a range to the system. The range then reads as zeros. `gathered` says
+    /// that it may be part of a huge page.
     ///
     /// # Safety
-    /// No object lies in the range, and none is allocated in it meanwhile.
+    /// The range holds no object, and none is allocated in it concurrently.
     pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize, gathered: bool) {
         let start = self.address(at, len_bytes);
         if gathered && len_bytes < HUGE_BYTES {
-            // A huge page of which a part is given back is not free, not even that part, before the
-            // system is short of memory and looks for such pages. But it cuts one into small pages
-            // at once to note that a part of it is not in use.
-            // SAFETY: the range lies in the mapping; the advice changes no contents.
+            // The kernel does not free a part of a huge page until memory is short and it looks for
+            // such pages. MADV_COLD on a part makes it split the huge page at once. SAFETY: the
+            // range lies in the mapping; the advice does not change contents.
             unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_COLD) };
         }
-        // SAFETY: the range lies in the mapping, and nobody looks at its contents.
+        // SAFETY: the range lies in the mapping, and no thread reads its contents.
         unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_DONTNEED) };
     }
 }
@@ -160,12 +162,12 @@ impl Memory {
 #[cfg(not(miri))]
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever could refer to it is gone with the pool.
+        // SAFETY: the mapping is ours, and every reference to it has ended with the pool.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.len_bytes + HUGE_BYTES) };
     }
 }
 
-/// Memory of the allocator, for Miri.
+/// Memory from the allocator, for Miri.
 #[cfg(miri)]
 impl Memory {
     fn layout(len_bytes: usize) -> std::alloc::Layout {
@@ -186,8 +188,8 @@ impl Memory {
 
     pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize, _: bool) {
         let start = self.address(at, len_bytes);
-        // Miri reports whoever still reads it.
-        // SAFETY: nobody else reads or writes the range, by this function's contract.
+        // Miri reports any concurrent access. SAFETY: no other thread accesses the range, by this
+        // function's contract.
         unsafe { std::ptr::write_bytes(start, 0, len_bytes) };
     }
 }
@@ -207,8 +209,8 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel says of the page at an address: whether it is part of a huge one. Nothing
-    /// where only root is told.
+    /// Whether the page at an address is part of a huge page, according to the kernel. `None` if
+    /// the process may not know.
     fn is_huge(address: *const u8) -> Option<bool> {
         const HUGE: u64 = 1 << 22;
         let entry = |file: &str, index: u64| {
@@ -217,7 +219,7 @@ mod tests {
             Some(u64::from_ne_bytes(word))
         };
         let mapped = entry("/proc/self/pagemap", (address as usize / PAGE_BYTES) as u64)?;
-        // The frame's number is in the lower 55 bits, and 0 for who is not to know it.
+        // The lower 55 bits are the frame number; it reads as 0 without the privilege to see it.
         let frame = Some(mapped & ((1 << 55) - 1)).filter(|frame| *frame > 0)?;
         Some(entry("/proc/kpageflags", frame)? & HUGE != 0)
     }
@@ -226,7 +228,7 @@ mod tests {
     fn a_part_of_a_huge_page_that_is_given_back_is_free() {
         let memory = Memory::reserve(2 * HUGE_BYTES).unwrap();
         assert!(memory.populate(0, 2 * HUGE_BYTES));
-        // SAFETY: the range is this test's, and nobody else looks at it.
+        // SAFETY: the range belongs to this test, and no other thread accesses it.
         unsafe { memory.write(0, &[7; 100]) };
         // SAFETY: as above.
         unsafe { memory.write(256 << 10, &[9; 100]) };

@@ -1,8 +1,8 @@
-//! A stored object: where it is and how long.
+//! A reference to a stored object: place and length.
 
 use blockyard_sync::entry_words::{Kind, OBJECT_BYTES_MAX, Word};
 
-/// What a block's contents were made into, somewhere in the pool. It fits a [`Word`].
+/// The place and length of a block's stored contents in the pool. It fits in a [`Word`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
     place: u64,
@@ -10,8 +10,8 @@ pub struct Object {
 }
 
 impl Object {
-    /// The longest objects of a pool may be longer than a word can say: that they are as long as
-    /// it can say stands for it.
+    /// A word's length field may be too small for the pool's longest object: the field's maximum
+    /// stands for that length.
     pub(super) fn new(place: u64, len_bytes: usize) -> Object {
         Object { place, len_bytes: len_bytes.min(OBJECT_BYTES_MAX) as u32 }
     }
@@ -23,19 +23,19 @@ impl Object {
         (word.kind() == Kind::Object).then(object)
     }
 
-    /// A word that refers to it.
+    /// A word that refers to this object.
     #[inline]
     pub fn word(self) -> Word {
         Word::object(self.place, self.len_bytes())
     }
 
-    /// Where it lies, in units of 16 bytes.
+    /// Place of the object, in units of 16 bytes.
     #[inline]
     pub fn place(self) -> u64 {
         self.place
     }
 
-    /// Its bytes as its word says, without what is lost to the grain.
+    /// Length of the object as its word records it, without padding.
     #[inline]
     pub fn len_bytes(self) -> usize {
         self.len_bytes as usize

@@ -1,9 +1,9 @@
-//! A part of the pool: segments of its own, and the places in them.
+//! A shard: a part of the pool with segments of its own.
 //!
-//! A segment is filled from its start, objects of all sizes back to back; pages are asked for as
-//! the filling goes on. What is freed becomes a hole ([`Holes`]); holes are used before fresh
-//! pages. A segment that holds nothing any more goes back to the system at once. Whatever is free
-//! and of no use where it lies, because too small, is won back by compaction.
+//! A segment is filled from its start, objects of all sizes back to back; the shard asks for pages
+//! as the segment fills. A freed object becomes a hole ([`Holes`]), and holes are used before fresh
+//! pages. An empty segment goes back to the system at once. Compaction reclaims free space that is
+//! too small to use where it lies.
 #![allow(unsafe_code)]
 
 use super::arena::{Arena, Purpose};
@@ -13,41 +13,42 @@ use super::memory::Memory;
 use super::object::Object;
 use super::table::Table;
 
-/// Pages that a shard asks for at a time: one call to the system for some 15 objects of 2 KiB.
+/// Pages that a shard asks for at a time: one system call for about 15 objects of 2 KiB.
 const GRANT_PAGES: u32 = 8;
-/// A hole smaller than this is not noted: nothing would fit in it.
+/// Smallest hole that is recorded, in units: hardly any object fits in a smaller one.
 const HOLE_UNITS_MIN: u32 = 2;
-/// Holes of segments that are gone are dropped when there are so many, and half of all.
+/// Stale holes, those of empty segments, are purged when they reach this number and half of all
+/// holes.
 const STALE_MIN: usize = 1024;
 
-/// What a segment is used for.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is being filled.
+    /// The segment is being filled.
     Open,
-    /// It was filled; its holes are used.
+    /// The segment was filled; its holes are used.
     Sealed,
-    /// Its objects are being moved away; nothing is allocated in it.
+    /// Compaction is moving its objects away; nothing is allocated in it.
     Draining,
-    /// It holds nothing and has no pages. Holes of it may still be noted.
+    /// The segment has no objects and no pages. Some of its holes may still be recorded.
     Empty,
-    /// The same, and nothing of it is noted.
+    /// The segment has no objects, no pages and no recorded holes.
     Unused,
 }
 
-/// 256 KiB or more of consecutive places. Counts are in units.
+/// A segment: 256 KiB or more of consecutive places. Counts are in units.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     state: State,
-    /// Objects and holes lie below.
+    /// All objects and holes lie below this offset.
     end: u32,
-    /// Pages are there below. Invariant: `end <= granted`.
+    /// Pages are present below this offset. Invariant: `end <= granted`.
     granted: u32,
-    /// Free places below `end`; of a sealed segment, below `granted`.
+    /// Free units below `end`; in a sealed segment, below `granted`.
     free: u32,
-    /// Holes of it that are noted.
+    /// Number of its recorded holes.
     holes: u32,
-    /// It was asked for as part of a huge page since its pages came.
+    /// Whether a huge page was requested for it since its pages were granted.
     gathered: bool,
 }
 
@@ -57,54 +58,54 @@ pub(super) struct Candidate {
     pub(super) segment: u32,
     pub(super) free: u32,
     pub(super) granted: u32,
-    /// Whether it holds nothing: only of the open one, which may have few places in use.
+    /// Whether it has no objects. Only possible for the open segment.
     pub(super) is_empty: bool,
 }
 
-/// What a shard counts.
+/// Counters of a shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) objects: u64,
     /// Bytes of the objects.
     pub(super) stored_bytes: u64,
-    /// Bytes of all objects that there ever were.
+    /// Bytes of all objects that were ever allocated.
     pub(super) placed_bytes: u64,
-    /// Places that they take.
+    /// Units that the objects take.
     pub(super) units: u64,
-    /// Places that have pages.
+    /// Units that have pages.
     pub(super) granted: u64,
-    /// Bytes of objects once more for each part in them but the first.
+    /// For each shared object, its length times the number of additional parts in it.
     pub(super) duplicate_bytes: u64,
 }
 
-/// Fails allocations by chance, for tests.
+/// Fault injection: allocations that fail at random, for tests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failing {
     pub(super) one_in: u32,
     pub(super) random: u64,
 }
 
-/// How far a shard goes for a place.
+/// Where an allocation may take its place from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Only what was freed is used again.
+    /// Holes only.
     Holes,
-    /// The segment that is being filled goes on.
+    /// Holes or the open segment.
     Begun,
-    /// Another segment is begun.
+    /// Holes, the open segment or a new segment.
     Fresh,
 }
 
-/// What a shard stands on.
+/// What a shard allocates from.
 #[derive(Clone, Copy)]
 pub(super) struct Ground<'p> {
     pub(super) memory: &'p Memory,
     pub(super) arena: &'p Arena,
-    /// What pages are asked for.
+    /// The purpose for which pages are requested.
     pub(super) purpose: Purpose,
 }
 
-/// One of several equal parts of the pool. Reached under its lock only.
+/// One of several equal parts of the pool. Accessed only under its lock.
 #[derive(Debug)]
 pub(super) struct Shard {
     number: u32,
@@ -113,30 +114,30 @@ pub(super) struct Shard {
     open: Option<u32>,
     unused: Table<u32>,
     holes: Holes,
-    /// Noted holes of segments that are not used any more.
+    /// Number of recorded holes that lie in empty segments.
     stale: usize,
-    /// Holes of draining segments: where, and how large.
+    /// Offset and size of the holes of draining segments.
     drained: Vec<(u32, u32)>,
-    /// Objects that were retired through this shard and not given back yet; of any shard.
+    /// Objects of any shard that were retired through this one and not freed yet.
     pub(super) retired: Vec<Object>,
     pub(super) failing: Option<Failing>,
     tally: Tally,
-    /// Objects by their size in units.
+    /// Number of objects by size in units.
     live: Box<[u32]>,
-    /// The stretch that a huge page is asked for now: its pages do not go meanwhile, or they would
-    /// come again with it.
+    /// The stretch for which a huge page is being requested. Its pages must not be returned
+    /// meanwhile: the huge page would bring them back.
     gathering: Option<u32>,
 }
 
 impl Shard {
-    /// An empty one.
+    /// Creates an empty shard.
     ///
     /// # Errors
-    /// The system's error number, if it has no addresses for the tables.
+    /// The system's error number, if it does not reserve the addresses of the tables.
     pub(super) fn new(number: u32, layout: Layout, retired_max: usize) -> Result<Shard, i32> {
         let segments_max = layout.segments_max as usize;
-        // No two holes overlap, and those of a single unit are few: what is one too many is lost
-        // until its segment is empty.
+        // No two holes overlap, and holes of a single unit are rare. A hole beyond the capacity of
+        // the lists is not reused until its segment is empty.
         let holes_max = (segments_max << layout.segment_units().ilog2()) / HOLE_UNITS_MIN as usize;
         Ok(Shard {
             number,
@@ -159,39 +160,40 @@ impl Shard {
         self.tally
     }
 
-    /// Counts that one more has a part in an object.
+    /// Counts an additional part in an object.
     pub(super) fn joined(&mut self, object: Object) {
         self.tally.duplicate_bytes += object.len_bytes() as u64;
     }
 
-    /// Counts that one less has a part in an object, and another still has.
+    /// Counts that a part in an object was given up and another one remains.
     pub(super) fn left(&mut self, object: Object) {
         self.tally.duplicate_bytes -= object.len_bytes() as u64;
     }
 
-    /// Objects by their size in units.
+    /// Number of objects by size in units.
     pub(super) fn live(&self) -> &[u32] {
         &self.live
     }
 
-    /// Places that are free in pages that are there, of open segments and others.
+    /// Free units in pages that are present, in all segments.
     pub(super) fn free_units(&self) -> u64 {
         self.tally.granted - self.tally.units
     }
 
-    /// Whether an eighth of it is free.
+    /// Whether at least an eighth of the shard's pages is free.
     #[inline]
     pub(super) fn has_much(&self) -> bool {
         self.free_units() * 8 >= self.tally.granted
     }
 
-    /// Whether it may have a hole for so many units: one of a segment that is gone deceives.
+    /// Whether the shard may have a hole of `units`. A hole of an empty segment can make this
+    /// wrong.
     #[inline]
     pub(super) fn fits(&self, units: u32) -> bool {
         self.holes.first_from(units).is_some()
     }
 
-    /// Whether an allocation is to fail, as was asked for.
+    /// Whether the injected fault makes this allocation fail.
     #[inline]
     pub(super) fn strikes(&mut self) -> bool {
         let Some(failing) = &mut self.failing else { return false };
@@ -201,7 +203,7 @@ impl Shard {
         failing.random.is_multiple_of(u64::from(failing.one_in))
     }
 
-    /// A place for an object of so many bytes; `None` if there is none so near, or within the
+    /// Allocates a place for `len_bytes`; `None` if there is none within this reach or within the
     /// limit.
     #[inline]
     pub(super) fn alloc(
@@ -234,7 +236,7 @@ impl Shard {
             }
             segment.holes -= 1;
             segment.free -= units;
-            // A rest too small to note stays free, and is won back when the segment is empty.
+            // A remainder too small to record stays free until the segment is empty.
             let rest = size - units;
             if rest >= HOLE_UNITS_MIN && self.holes.push(at + units, rest) {
                 segment.holes += 1;
@@ -258,7 +260,7 @@ impl Shard {
                 continue;
             }
             if end > segment.granted {
-                // The system refuses pages now and then, if that was asked for.
+                // An injected fault: the system refuses pages.
                 let refuses = self.strikes();
                 let segment = &mut self.segments[number as usize];
                 let before = segment.granted;
@@ -272,7 +274,7 @@ impl Shard {
         }
     }
 
-    /// Opens a segment that has no pages yet.
+    /// Begins a segment that has no pages yet.
     #[cold]
     fn begin_segment(&mut self) -> Option<u32> {
         if self.unused.is_empty() && self.segments.len() == self.layout.segments_max as usize {
@@ -291,7 +293,7 @@ impl Shard {
         Some(number)
     }
 
-    /// Closes the open segment; what is left of its pages becomes a hole.
+    /// Seals the open segment; the rest of its pages becomes a hole.
     #[cold]
     fn seal(&mut self, number: u32, ground: Ground<'_>) {
         let segment = &mut self.segments[number as usize];
@@ -312,7 +314,7 @@ impl Shard {
     /// Frees an object's place.
     ///
     /// # Safety
-    /// The object lies in this shard, was allocated, and nobody can find or read it any more.
+    /// The object lies in this shard, was allocated, and no thread can find or read it any more.
     #[inline]
     pub(super) unsafe fn give(&mut self, object: Object, ground: Ground<'_>) {
         let len_bytes = self.layout.object_bytes(object);
@@ -332,15 +334,15 @@ impl Shard {
         }
     }
 
-    /// Gives the pages of a segment back that holds nothing.
+    /// Returns the pages of an empty segment to the system.
     #[cold]
     fn empty(&mut self, number: u32, ground: Ground<'_>) {
         let stretch = self.layout.stretch_of(number);
         if self.gathering == Some(stretch) {
             return;
         }
-        // The whole stretch was gathered, so any of its segments knows; but what was given back of
-        // it since does not.
+        // A huge page was requested for the whole stretch, so any of its segments shows it, unless
+        // that segment was emptied since.
         let mut beside = self.layout.segments_of(stretch);
         let is_gathered =
             |number| self.segments.get(number as usize).is_some_and(|it: &Segment| it.gathered);
@@ -351,7 +353,7 @@ impl Shard {
         *segment = Segment { state: State::Empty, ..Segment::UNUSED };
         if granted > 0 {
             let start = self.layout.segment_start(self.number, number);
-            // SAFETY: all its places are free, and it is under this lock that any is allocated.
+            // SAFETY: all its places are free, and places are only allocated under this lock.
             unsafe { ground.memory.give_back(start, Layout::bytes(granted), gathered) };
             ground.arena.give(granted / PAGE_UNITS);
             self.tally.granted -= u64::from(granted);
@@ -365,7 +367,7 @@ impl Shard {
         }
     }
 
-    /// Drops the holes of segments that are not used any more, so that those can be opened again.
+    /// Drops the holes of empty segments, so that these segments can be used again.
     fn purge(&mut self) {
         let Shard { segments, layout, drained, .. } = self;
         self.holes.retain(|at, units| {
@@ -387,11 +389,11 @@ impl Shard {
         }
     }
 
-    /// The next stretch from segment `from` on that has all its pages and was not made a huge page
-    /// yet, by its first segment; its pages stay until [`Shard::end_gathering`]. Leaves in `from`
-    /// where to go on; `None` at the end.
+    /// Finds the next stretch, from segment `from` on, that has all its pages and for which no huge
+    /// page was requested yet. Returns its first segment; its pages stay until
+    /// [`Shard::end_gathering`]. Advances `from` past the stretch. `None` at the end.
     pub(super) fn begin_gathering(&mut self, from: &mut u32) -> Option<u32> {
-        // Somebody else is at it, and his pages must stay: he goes on where we would have.
+        // Another thread is requesting huge pages for this shard; it continues where we would have.
         if self.gathering.is_some() {
             return None;
         }
@@ -410,7 +412,7 @@ impl Shard {
         None
     }
 
-    /// Gives back what has become empty meanwhile.
+    /// Returns the pages of segments that became empty meanwhile.
     pub(super) fn end_gathering(&mut self, ground: Ground<'_>) {
         let Some(stretch) = self.gathering.take() else { return };
         for number in self.layout.segments_of(stretch) {
@@ -422,7 +424,7 @@ impl Shard {
         }
     }
 
-    /// The segments that compaction could empty, the open one included if it has holes.
+    /// The segments that compaction could empty, including the open one if it has holes.
     pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
         let numbered = (0..).zip(self.segments.iter());
         numbered.filter(|(_, segment)| segment.granted > 0 && segment.free > 0).map(
@@ -435,7 +437,7 @@ impl Shard {
         )
     }
 
-    /// Allocates nothing more in those segments, and drops their holes.
+    /// Stops allocation in these segments, and drops their holes.
     pub(super) fn drain(&mut self, victims: &[u32], ground: Ground<'_>) {
         for &number in victims {
             if self.open == Some(number) {
@@ -449,12 +451,12 @@ impl Shard {
         self.purge();
     }
 
-    /// Has what is left in those segments used as before: a pass was not able to move it, or was
-    /// stopped. Their holes come back, but for those that were left by what it did move.
+    /// Returns the remaining draining segments to normal use: the pass could not empty them, or was
+    /// stopped. Their holes become usable again, except those of the objects that the pass moved.
     pub(super) fn end_draining(&mut self) {
         for (at, units) in std::mem::take(&mut self.drained) {
             let segment = &mut self.segments[self.layout.segment_of(at) as usize];
-            // One that was emptied is not draining any more, whatever it is by now.
+            // A segment that was emptied, and maybe used again, is no longer draining.
             if segment.state == State::Draining && self.holes.push(at, units) {
                 segment.holes += 1;
             }
@@ -468,7 +470,7 @@ impl Shard {
 }
 
 impl State {
-    /// Whether its holes may be used.
+    /// Whether the segment's holes may be used.
     #[inline]
     fn is_used(self) -> bool {
         matches!(self, State::Open | State::Sealed)
@@ -479,7 +481,7 @@ impl Segment {
     const UNUSED: Segment =
         Segment { state: State::Unused, end: 0, granted: 0, free: 0, holes: 0, gathered: false };
 
-    /// Asks for pages up to `end` and some more; `false` if there are none within the limit.
+    /// Asks for pages up to `end` and some more; `false` if the limit or the system refuses.
     #[cold]
     fn grant(
         &mut self,
@@ -497,8 +499,8 @@ impl Segment {
         let start = layout.segment_start(shard, number) + Layout::bytes(self.granted) as u64;
         let granted = pages * PAGE_UNITS;
         if refuses || !ground.memory.populate(start, Layout::bytes(granted)) {
-            // Some of it may be there: that is not in use, and must not look so to the system.
-            // SAFETY: nothing was allocated there yet.
+            // Some pages may have been provided. They are not in use and must not look so to the
+            // system. SAFETY: nothing was allocated in the range yet.
             unsafe { ground.memory.give_back(start, Layout::bytes(granted), false) };
             ground.arena.give(pages);
             return false;

@@ -1,20 +1,21 @@
-//! Objects that several words refer to: equal blocks, stored once.
+//! Shared objects: objects that several words refer to, since equal blocks are stored once.
 //!
-//! Before such an object's own bytes lies a count: of the words that refer to it, less one. It is
-//! read and changed under the lock of the object's shard. Each word, and whoever works on the
-//! object without a word, has a *part* in it.
+//! A refcount precedes the object's own bytes: the number of *parts* in the object, less one. Each
+//! word that refers to the object has a part in it, and so does a thread that works on it without a
+//! word. The count is read and changed under the lock of the object's shard.
 //!
-//! | who joins | who takes a word out |
+//! | thread J joins | thread T takes a word out |
 //! | --- | --- |
-//! | has pinned the object, by some block's word | exchanges that word |
-//! | under the lock: the word is still there, and marked as shared from now on | saw it marked as shared? |
-//! | under the lock: one more | yes: under the lock: one less, or if there was no other, retires it |
-//! | | no: retires it |
+//! | pins the object, by some block's word | exchanges that word |
+//! | under the lock: checks that the word is unchanged, and marks it | was the old word marked? |
+//! | under the lock: increments the count | yes: under the lock, decrements it; retires at 0 |
+//! | | no: retires the object |
 //!
-//! The mark is set by an exchange. If that comes before the other's, he sees the mark; his lock
-//! comes after the joiner's, or the joiner would not have found the word under it, and so he finds
-//! the count. If it comes after, it fails. So an object is retired once, by whoever takes out the
-//! last word: all words of an object that has several are marked, and the mark stays until they go.
+//! J sets the mark by an exchange of the word. If J's exchange comes first, T sees the mark. T then
+//! takes the lock after J, since J found the word unchanged under it, and so T sees J's count. If
+//! T's exchange comes first, J's fails. So an object is retired exactly once, by the thread that
+//! takes out the last word: every word of a shared object is marked, and keeps the mark as long as
+//! it exists.
 #![allow(unsafe_code)]
 
 use blockyard_sync::entry_words::{Entries, Word};
@@ -24,7 +25,7 @@ use blockyard_sync::pins::Guard;
 use super::layout::UNIT_BYTES;
 use super::{Cache, Object, Pool};
 
-/// Bytes of a count.
+/// Size of a refcount in bytes.
 pub(super) const COUNT_BYTES: usize = size_of::<u32>();
 
 impl Pool {
@@ -32,10 +33,10 @@ impl Pool {
         self.layout.head_bytes == COUNT_BYTES
     }
 
-    /// Notes of a new object that it has one word.
+    /// Sets the refcount of a new object to one word.
     ///
     /// # Safety
-    /// The object was allocated to the caller, and nobody else knows it.
+    /// The object was allocated to the caller, and no other thread knows it.
     #[inline]
     pub(super) unsafe fn begin_count(&self, object: Object) {
         if self.is_counted() {
@@ -48,61 +49,67 @@ impl Pool {
         object.place() * UNIT_BYTES as u64
     }
 
+    /// The stored count: parts less one.
+    ///
     /// # Safety
-    /// The object is there, and the caller has its shard's lock.
+    /// The object exists, and the caller holds its shard's lock.
     unsafe fn count(&self, object: Object) -> u32 {
-        // SAFETY: it was written when the object was allocated, and is changed under the lock only.
+        // SAFETY: it was written when the object was allocated, and changes only under the lock.
         let bytes = unsafe { self.memory.bytes(Pool::count_at(object), COUNT_BYTES) };
         u32::from_ne_bytes(bytes.try_into().expect("so many were asked for"))
     }
 
+    /// Sets the stored count.
+    ///
     /// # Safety
-    /// The object is there, and the caller has its shard's lock or is the only one who knows it.
+    /// The object exists, and the caller holds its shard's lock or no other thread knows the
+    /// object.
     unsafe fn set_count(&self, object: Object, count: u32) {
-        // SAFETY: no reader's bytes overlap the count, and nobody else is at it.
+        // SAFETY: no reader's bytes overlap the count, and no other thread accesses it.
         unsafe { self.memory.write(Pool::count_at(object), &count.to_ne_bytes()) };
     }
 
-    /// How many parts there are in an object of a counted pool.
+    /// The number of parts in an object of a pool with refcounts.
     ///
     /// # Safety
     /// As for [`Pool::bytes`].
     pub unsafe fn parts(&self, object: Object, _pinned: &Guard<'_>) -> u64 {
         let shard = &self.shards[self.layout.shard(object.place()) as usize];
-        // SAFETY: it is pinned, and this is its shard's lock.
+        // SAFETY: the object is pinned, and this is its shard's lock.
         shard.with(|_| u64::from(unsafe { self.count(object) }) + 1)
     }
 
-    /// An object's bytes, as long as the caller has a part in it.
+    /// An object's bytes, valid while the caller has a part in it.
     ///
     /// # Safety
-    /// The caller has a part in it for as long as the bytes are used.
+    /// The caller has a part in the object for as long as the bytes are used.
     pub unsafe fn bytes_of_part(&self, object: Object) -> &[u8] {
-        // SAFETY: it was written before anybody could have a part in it, and stays meanwhile.
+        // SAFETY: it was written before any thread had a part in it, and the caller's part keeps
+        // it.
         unsafe {
             self.memory.bytes(self.layout.start(object.place()), self.layout.object_bytes(object))
         }
     }
 
-    /// Makes one part of an object two.
+    /// Adds a part to an object in which the caller has one.
     ///
     /// # Safety
-    /// The caller has a part in it; the pool is a counted one, and there are few parts.
+    /// The caller has a part in the object, and the pool has refcounts. The count cannot overflow,
+    /// since there are few parts.
     pub(super) unsafe fn add_part(&self, object: Object) {
         let shard = &self.shards[self.layout.shard(object.place()) as usize];
         shard.with(|shard| {
-            // SAFETY: it stays because of the part, and this is its shard's lock.
+            // SAFETY: the caller's part keeps the object, and this is its shard's lock.
             unsafe { self.set_count(object, self.count(object) + 1) };
             shard.joined(object);
         });
     }
 
-    /// Takes a part in the object that the guard has pinned by a block's word, and says what that
-    /// word is; `None` if the word has been exchanged for that of another object, or there are as
-    /// many parts as there can be.
+    /// Takes a part in the object that the guard pins by a block's word. Returns that word with the
+    /// mark; `None` if the word refers to another object by now, or the refcount is at its maximum.
     ///
     /// # Safety
-    /// As for [`Pool::bytes`]; `entries` and `block` are those that were pinned.
+    /// As for [`Pool::bytes`]; the guard pins the word of `block` in `entries`.
     pub unsafe fn join(&self, entries: &Entries, block: u64, guard: &Guard<'_>) -> Option<Word> {
         let object = Object::of(guard.word()).filter(|_| self.is_counted())?;
         let shard = &self.shards[self.layout.shard(object.place()) as usize];
@@ -121,7 +128,7 @@ impl Pool {
                     Err(found) => word = found,
                 }
             }
-            // SAFETY: it is pinned, and this is its shard's lock.
+            // SAFETY: the object is pinned, and this is its shard's lock.
             let count = unsafe { self.count(object) }.checked_add(1)?;
             // SAFETY: as above.
             unsafe { self.set_count(object, count) };
@@ -132,16 +139,16 @@ impl Pool {
 }
 
 impl Cache {
-    /// Gives up a part of an object whose words are marked as shared. The last part retires it:
-    /// says whether it was that.
+    /// Gives up a part of an object whose words are marked as shared. Giving up the last part
+    /// retires the object; returns whether it was the last.
     ///
     /// # Safety
-    /// It comes from this pool, and the caller has a part in it, or has just taken its word out,
-    /// which was marked as shared; that part is given up once.
+    /// The object comes from this pool. The caller has a part in it, or has just taken out a word
+    /// of it that was marked as shared. That part is given up once.
     pub unsafe fn give_up(&mut self, object: Object) -> bool {
         let pool = &*self.pool;
         let is_last = pool.shards[pool.layout.shard(object.place()) as usize].with(|shard| {
-            // SAFETY: it stays because of the part, and this is its shard's lock.
+            // SAFETY: the caller's part keeps the object, and this is its shard's lock.
             let Some(count) = unsafe { pool.count(object) }.checked_sub(1) else { return true };
             // SAFETY: as above.
             unsafe { pool.set_count(object, count) };
@@ -149,7 +156,7 @@ impl Cache {
             false
         });
         if is_last {
-            // SAFETY: no other part is left: no word refers to it, and nobody can join.
+            // SAFETY: no other part is left: no word refers to the object, and no thread can join.
             unsafe { self.retire(object) };
         }
         is_last

@@ -1,5 +1,5 @@
-//! A list that has addresses for all that it may ever hold: it grows without moving and without an
-//! allocator, so that the data path asks none. What was never used takes no memory.
+//! An array with reserved addresses for its maximum length: it grows without moving and without an
+//! allocator, so that the data path never allocates. Unused items take no memory.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -8,25 +8,25 @@ use std::ops::{Deref, DerefMut};
 #[cfg(not(miri))]
 use std::ptr::NonNull;
 
-/// A list of up to so many items.
+/// A list of up to `capacity` items.
 pub(super) struct Table<T: Copy> {
     #[cfg(not(miri))]
     base: NonNull<T>,
     #[cfg(not(miri))]
     len: usize,
-    /// Under Miri, which has no such system calls: a list of the allocator's.
+    /// Miri lacks these system calls: a list from the allocator.
     #[cfg(miri)]
     items: Vec<T>,
     capacity: usize,
 }
 
 #[cfg(not(miri))]
-// SAFETY: the items are the table's own, as a vector's are.
+// SAFETY: the table owns its items, as a vector does.
 unsafe impl<T: Copy + Send> Send for Table<T> {}
 
 #[cfg(not(miri))]
 impl<T: Copy> Table<T> {
-    /// An empty list with addresses for `capacity` items. Costs no memory.
+    /// Creates an empty list with addresses for `capacity` items. Takes no memory.
     ///
     /// # Errors
     /// The system's error number.
@@ -38,31 +38,31 @@ impl<T: Copy> Table<T> {
         Ok(Table { base, len: 0, capacity })
     }
 
-    /// Adds an item; `false` if there are as many as there can be.
+    /// Appends an item; `false` if the list is full.
     #[inline]
     pub(super) fn push(&mut self, item: T) -> bool {
         if self.len == self.capacity {
             return false;
         }
-        // SAFETY: the place lies in the mapping, whose start is aligned to pages, and is ours.
+        // SAFETY: the item lies in the mapping, whose start is page-aligned, and the table owns it.
         unsafe { self.base.as_ptr().add(self.len).write(item) };
         self.len += 1;
         true
     }
 
-    /// Takes the last item.
+    /// Removes the last item.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: there were more items than this, so this one was written.
+        // SAFETY: the index is below the old length, so the item was written.
         Some(unsafe { self.base.as_ptr().add(self.len).read() })
     }
 
-    /// Forgets all items, and gives their memory back to the system.
+    /// Removes all items, and returns their memory to the system.
     pub(super) fn clear(&mut self) {
         let len_bytes = self.len * size_of::<T>();
         self.len = 0;
-        // SAFETY: the range lies in the mapping, and nothing in it is an item any more.
+        // SAFETY: the range lies in the mapping, and contains no item any more.
         unsafe { libc::madvise(self.base.as_ptr().cast(), len_bytes, libc::MADV_DONTNEED) };
     }
 }
@@ -73,7 +73,7 @@ impl<T: Copy> Deref for Table<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many items were written, and are ours.
+        // SAFETY: `len` items were written, and the table owns them.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -90,7 +90,7 @@ impl<T: Copy> DerefMut for Table<T> {
 #[cfg(not(miri))]
 impl<T: Copy> Drop for Table<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and its length fitted when it was made.
+        // SAFETY: the mapping is ours, and its length did not overflow when it was created.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.capacity * size_of::<T>()) };
     }
 }

@@ -1,4 +1,4 @@
-//! What a pool uses, for statistics.
+//! Memory usage of a pool, for statistics.
 
 use blockyard_sync::lock::Lock;
 
@@ -6,33 +6,33 @@ use super::Pool;
 use super::layout::UNIT_BYTES;
 use super::memory::PAGE_BYTES;
 
-/// What a pool uses, at a moment. Counts of a pool that is written to meanwhile agree roughly.
+/// Memory usage of a pool at a moment. While the pool is in use, the values agree only roughly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Objects, those included that are retired and not given back yet.
+    /// Number of objects, including those that are retired and not yet freed.
     pub objects: u64,
-    /// Their bytes: zram's `compr_data_size`.
+    /// Bytes of these objects: zram's `compr_data_size`.
     pub stored_bytes: u64,
     /// Bytes of the system's pages in use: zram's `mem_used_total`.
     pub used_bytes: u64,
-    /// The most that were in use since [`Pool::reset_used_max`]: zram's `mem_used_max`.
+    /// Maximum of `used_bytes` since [`Pool::reset_used_max`]: zram's `mem_used_max`.
     pub used_bytes_max: u64,
-    /// Most that may be used: zram's `mem_limit`.
+    /// The limit: zram's `mem_limit`.
     pub limit_bytes: Option<u64>,
-    /// Bytes of objects that several words refer to, once more for each but the first.
+    /// For each shared object, its length times the number of additional words that refer to it.
     pub duplicate_bytes: u64,
-    /// Bytes lost because objects begin at multiples of 16, and those of counts.
+    /// Bytes lost to the alignment of objects to 16 bytes, and to refcounts.
     pub grain_bytes: u64,
-    /// Bytes that are free in the pages in use.
+    /// Free bytes in the pages in use.
     pub free_bytes: u64,
-    /// Bytes of objects that are in no word any more and wait to be given back.
+    /// Bytes of objects that no word refers to and that are not yet freed.
     pub retired_bytes: u64,
-    /// Pages that compaction has won: zram's `pages_compacted`.
+    /// Pages that compaction has freed: zram's `pages_compacted`.
     pub pages_compacted: u64,
 }
 
 impl Usage {
-    /// Pages of the system in use: zsmalloc's `pages_used`.
+    /// System pages in use: zsmalloc's `pages_used`.
     pub fn pages_used(&self) -> u64 {
         self.used_bytes / PAGE_BYTES as u64
     }
@@ -45,33 +45,33 @@ pub struct Load {
     pub used_bytes: u64,
     /// Bytes of the objects in them.
     pub stored_bytes: u64,
-    /// Bytes of all objects that there ever were: how much the pool has changed.
+    /// Bytes of all objects that were ever allocated: a measure of how much the pool has changed.
     pub placed_bytes: u64,
 }
 
 impl Load {
-    /// Bytes of pages in use that are no object's.
+    /// Bytes of the pages in use that no object occupies.
     pub fn lost_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.stored_bytes)
     }
 
-    /// Bytes of all objects that there ever were, and once more of those that are gone.
+    /// Bytes of all objects ever allocated plus bytes of all objects freed.
     pub(super) fn changed_bytes(&self) -> u64 {
         self.placed_bytes + self.placed_bytes.saturating_sub(self.stored_bytes)
     }
 }
 
-/// How many objects there are of one size class.
+/// The number of objects of one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeClass {
-    /// The largest object of the class, in bytes; its least has 15 less at most.
+    /// The largest object of the class in bytes; the smallest is at most 15 bytes shorter.
     pub bytes: usize,
-    /// Objects of the class.
+    /// Number of objects in the class.
     pub objects: u64,
 }
 
 impl Pool {
-    /// What is used now.
+    /// The memory usage now.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         let mut units = 0;
@@ -96,7 +96,7 @@ impl Pool {
         usage
     }
 
-    /// How many objects there are of each size, for classes that have any.
+    /// The number of objects in each size class that has any.
     pub fn size_classes(&self) -> Vec<SizeClass> {
         let mut objects = vec![0u64; self.layout.units_max as usize + 1];
         for shard in &self.shards {
@@ -112,7 +112,7 @@ impl Pool {
             .collect()
     }
 
-    /// How full it is, for who looks often: that costs a few instructions a shard.
+    /// How full the pool is; cheap enough to call often: a few instructions per shard.
     pub fn load(&self) -> Load {
         let mut load = Load::default();
         for shard in &self.shards {
@@ -124,12 +124,13 @@ impl Pool {
         load
     }
 
-    /// Begins to look for the most pages in use anew.
+    /// Resets the maximum of pages in use to the current number.
     pub fn reset_used_max(&self) {
         self.arena.change(|pages| pages.used_max = pages.used);
     }
 
-    /// Sets another limit, or none. What is used beyond it stays; nothing more is taken.
+    /// Sets the limit, or removes it. If more is in use already, it stays, and no more is
+    /// allocated.
     pub fn set_limit(&self, limit_bytes: Option<u64>) {
         let limit = limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64);
         self.arena.change(|pages| pages.limit = limit);
