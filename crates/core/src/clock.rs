@@ -1,19 +1,20 @@
-//! Time as the stack sees it: read once per batch, and replaceable, so that tests need not sleep.
+//! The time source of the block layer: read once per batch, and replaceable so that tests need no
+//! sleep.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::units::Nanos;
 
-/// Where a channel takes its time from.
+/// A source of time for a channel.
 pub trait Clock: Send + 'static {
-    /// The time now.
+    /// The current time.
     fn now(&self) -> Nanos;
-    /// Sleeps until `at`, or returns at once if that is past.
+    /// Sleeps until `at`; returns at once if `at` is in the past.
     fn sleep_until(&self, at: Nanos);
 
-    /// The same by `sleep`, which somebody can end early, where the time is that of the world. A
-    /// clock that is moved by sleeping moves to `at`.
+    /// Sleeps until `at` by calling `sleep`, which another thread can end early. A manual clock,
+    /// which advances when a thread sleeps, advances to `at` instead and ignores `sleep`.
     fn doze_until(&self, at: Nanos, sleep: &mut dyn FnMut(Duration)) {
         let _ = sleep;
         self.sleep_until(at);
@@ -22,29 +23,29 @@ pub trait Clock: Send + 'static {
 
 mod ticks;
 
-/// The machine's monotonic clock, as `CLOCK_MONOTONIC`, but cheaper where the processor's counter
-/// can be had. All of a process's instances share one start.
+/// The machine's monotonic clock, as `CLOCK_MONOTONIC`, read from the processor's counter where the
+/// counter is usable. All instances of a process have the same start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Monotonic;
 
-/// The instant that counts as 0 for every [`Monotonic`] of this process.
+/// The instant at which every [`Monotonic`] of this process reads 0.
 fn start() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     *START.get_or_init(Instant::now)
 }
 
-/// The system's clock, since the start.
+/// Nanoseconds since the start by the system's clock.
 fn system_ns() -> u64 {
     start().elapsed().as_nanos() as u64
 }
 
 impl Monotonic {
-    /// A standard-library instant on this clock's scale; instants before the start count as 0.
+    /// Converts a standard-library instant to this clock; instants before the start become 0.
     pub fn nanos_of(instant: Instant) -> Nanos {
         Nanos(instant.saturating_duration_since(start()).as_nanos() as u64)
     }
 
-    /// The time that is left until an instant, but no more than `bound`.
+    /// The time that remains until an instant, at most `bound`.
     pub fn until(instant: Option<Instant>, bound: Duration) -> Duration {
         instant.map_or(bound, |at| at.saturating_duration_since(Instant::now()).min(bound))
     }

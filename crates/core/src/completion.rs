@@ -1,4 +1,4 @@
-//! What comes back for a bio.
+//! The completion of a bio.
 
 use crate::status::Status;
 use crate::units::Sector;
@@ -6,11 +6,11 @@ use crate::units::Sector;
 /// The end of one bio. Every pushed bio gets exactly one, on the channel that pushed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The bio's own user data.
+    /// The user data of the bio.
     pub user_data: u64,
-    /// For a zone append that succeeded: the first sector of the data. Otherwise the bio's sector,
-    /// 0 where the operation ignores it.
+    /// For a zone append that succeeded: the first sector of the data. Otherwise the sector of the
+    /// bio, or 0 if its operation ignores the sector.
     pub sector: Sector,
-    /// How it ended.
+    /// The status of the bio.
     pub status: Status,
 }

@@ -1,4 +1,4 @@
-//! A [`Disk`] of any device under any scheduler: where static composition ends.
+//! A [`Disk`] of any device under any scheduler, where static composition ends.
 #![allow(clippy::disallowed_types)] // The registry of channels is control plane.
 
 use std::fmt;
@@ -22,14 +22,14 @@ use crate::zone::ZoneInfo;
 use crate::zone::gate::{Gate, GateView, Gates, Ungated};
 use crate::{Bio, BufRef, Op, RegionId};
 
-/// A named device under a scheduler and, where writes to a zone need one, a gate.
+/// A named device under a scheduler and, if zone writes need ordering, a zone write plug.
 pub struct Composed<D, S, C = Monotonic, W = Ungated> {
     name: String,
     kind: &'static str,
     device: D,
     limits: Limits,
     config: ChannelConfig,
-    /// Makes the scheduler of a channel with so many bios.
+    /// Makes the scheduler of a channel; the argument is the channel's depth in bios.
     scheduler: fn(usize) -> S,
     gates: W,
     clock: C,
@@ -37,7 +37,7 @@ pub struct Composed<D, S, C = Monotonic, W = Ungated> {
 }
 
 impl<D: Device, S: Scheduler> Composed<D, S> {
-    /// `device` under the name `name`, each channel with a scheduler of its own.
+    /// `device` under the name `name`. Each channel has its own scheduler.
     pub fn new(
         name: String,
         kind: &'static str,
@@ -50,7 +50,7 @@ impl<D: Device, S: Scheduler> Composed<D, S> {
 }
 
 impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
-    /// The same over a clock of the caller's.
+    /// A disk as by [`Composed::new`], with the caller's clock.
     pub fn with_clock(
         name: String,
         kind: &'static str,
@@ -64,7 +64,7 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
         Composed { name, kind, device, limits, config, scheduler, gates, clock, registry }
     }
 
-    /// The same disk with a gate before its zones.
+    /// Returns the disk with a zone write plug.
     pub fn with_gates<W: Gates>(self, gates: W) -> Composed<D, S, C, W> {
         let limits = gates.limits(&self.limits);
         let Composed { name, kind, device, config, scheduler, clock, registry, .. } = self;
@@ -73,18 +73,18 @@ impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
 }
 
 impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
-    /// The same disk, but every change is refused.
+    /// Returns the disk as read-only: every change fails.
     pub fn read_only(mut self) -> Self {
         self.limits.read_only = true;
         self
     }
 
-    /// The device itself.
+    /// The wrapped device.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// A channel as its own type, for callers that need no `dyn`.
+    /// Opens a channel as a concrete type, for callers that need no `dyn`.
     ///
     /// # Errors
     /// If the device is gone or can serve no more queues.
@@ -96,7 +96,7 @@ impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
         &self,
         stats: Arc<ChannelStats>,
     ) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
-        // The first reading of a process looks in files whether the processor's counter will do.
+        // The first reading of a process checks in files whether the processor's counter is usable.
         self.clock.now();
         let floors = Floors {
             gate: self.gates.open(self.config.depth),
@@ -153,7 +153,7 @@ where
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         let done = self.device.inject(injection);
-        // A fault may have changed zones, even one that was refused in the end.
+        // A fault may have changed zones even if it failed in the end.
         self.gates.zones_changed();
         done
     }
@@ -178,7 +178,7 @@ impl<D, S, C, W> fmt::Debug for Composed<D, S, C, W> {
     }
 }
 
-/// The counters of a disk's channels: the open ones, and the sum of those that are closed.
+/// The counters of a disk's channels: those of the open channels, and the sum of the closed ones.
 #[derive(Debug, Default)]
 struct Registry(Mutex<Counters>);
 
@@ -190,7 +190,7 @@ struct Counters {
 
 impl Registry {
     fn enter(self: &Arc<Self>, stats: Arc<ChannelStats>) -> Entry {
-        // A panic of another holder leaves the counts as they are, which is all they can be.
+        // A panic of another lock holder leaves the counters usable.
         let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counters.open.push(Arc::clone(&stats));
         Entry { registry: Arc::clone(self), stats }
@@ -207,7 +207,7 @@ impl Registry {
     }
 }
 
-/// A channel's place in the registry, until the channel is dropped.
+/// A channel's entry in the registry, until the channel is dropped.
 #[derive(Debug)]
 struct Entry {
     registry: Arc<Registry>,
@@ -224,9 +224,9 @@ impl Drop for Entry {
     }
 }
 
-/// A stack that is counted in its disk's registry. Fields drop in this order: the stack first, so
-/// that the counts of its last completions are in. It has cache lines of its own: every I/O writes
-/// to it, and what lies beside it may be another thread's.
+/// A stack whose counters are in its disk's registry. Fields drop in declaration order: the stack
+/// drops first, so that the entry includes its last completions. The alignment prevents false
+/// sharing: every I/O writes to the stack, and the adjacent memory may belong to another thread.
 #[repr(align(128))]
 struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> {
     stack: Stack<S, Q, C, G>,

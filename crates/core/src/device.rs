@@ -1,4 +1,4 @@
-//! The two traits that a device is: its control plane, and what one channel holds of it.
+//! The two traits of a device: its control plane, and the queue that one channel holds.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -16,26 +16,26 @@ use crate::zone::ZoneInfo;
 
 /// The control plane of a device.
 pub trait Device: Send + Sync + 'static {
-    /// What a channel holds of it.
+    /// The queue that one channel holds of the device.
     type Queue: DeviceQueue;
 
-    /// Its shape.
+    /// The shape of the device.
     fn geometry(&self) -> &Geometry;
 
-    /// What it takes in one request.
+    /// The limits of one request.
     fn limits(&self) -> &Limits;
 
-    /// A new queue, for one channel.
+    /// Opens a queue for one channel.
     ///
     /// # Errors
     /// If the device is gone or can serve no more queues.
     fn open_queue(&self) -> Result<Self::Queue, DeviceError>;
 
-    /// Appends up to `zones_max` zones to `out`, from the one that holds `from` on. A device
-    /// without zones reports none.
+    /// Appends up to `zones_max` zones to `out`, from the zone that contains `from`. A device
+    /// without zones appends none.
     ///
     /// # Errors
-    /// If `from` lies beyond the device.
+    /// If `from` lies beyond the end of the device.
     fn report_zones(
         &self,
         from: Sector,
@@ -43,47 +43,47 @@ pub trait Device: Send + Sync + 'static {
         out: &mut Vec<ZoneInfo>,
     ) -> Result<(), DeviceError>;
 
-    /// What is known of the range's contents: the extent that starts at `from`, at most `sectors`
-    /// long and at least one block. A device that does not know says that all of it is data.
+    /// The allocation state of a range: the extent that starts at `from`, at least one block and at
+    /// most `sectors` long. A device without this information reports the whole range as data.
     fn extent(&self, from: Sector, sectors: u64) -> Extent {
         let _ = from;
         Extent { sectors, allocated: true, zero: false }
     }
 
-    /// Carries out a fault that only this device knows how to have (bad blocks, a zone that turns
-    /// read-only, a power cut).
+    /// Injects a fault that only this device knows (bad blocks, a zone that becomes read-only, a
+    /// power cut).
     ///
     /// # Errors
-    /// If the device has no such fault, or the value does not fit it.
+    /// If the device has no such fault, or the value is invalid.
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         Err(DeviceError::NoSuchFault { fault: injection.name().to_owned() })
     }
 
-    /// The scheduler that its channels share, if they do.
+    /// The scheduler that the channels of the device share, if there is one.
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         None
     }
 }
 
-/// A run of sectors of one kind.
+/// A range of sectors with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Length in sectors.
     pub sectors: u64,
-    /// Whether memory or medium is held for it.
+    /// Whether memory or medium is allocated for the range.
     pub allocated: bool,
-    /// Whether it is known to read as zeros.
+    /// Whether the range is known to read as zeros.
     pub zero: bool,
 }
 
-/// What one channel holds of a device. Belongs to one thread.
+/// A device's queue for one channel. It belongs to one thread.
 pub trait DeviceQueue: Send + 'static {
-    /// Starts requests from the batch, in order. What the queue leaves in the batch is offered
-    /// again later. Completions go into `done`; none is called back.
+    /// Starts requests from the batch, in order. The channel offers requests that the queue leaves
+    /// in the batch again later. The queue puts completions into `done` and calls nothing back.
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done);
 
-    /// Carries a read or a write out on the spot and says how it ended, if `start` would complete
-    /// it anyway; `None` leaves it undone, and it comes again through `start`. Asked only while
+    /// Executes a read or a write inline and returns its status, if `start` would complete it at
+    /// once anyway. Returns `None` if the request has to come through `start`. Called only while
     /// nothing of the channel is in flight.
     #[inline]
     fn carry(&mut self, single: Single) -> Option<Status> {
@@ -91,68 +91,68 @@ pub trait DeviceQueue: Send + 'static {
         None
     }
 
-    /// Moves what has become complete into `done`.
+    /// Moves requests that have completed into `done`.
     fn poll(&mut self, now: Nanos, done: &mut Done);
 
-    /// How many more requests it would start now.
+    /// How many more requests the queue would start now.
     fn room(&self) -> usize;
 
-    /// When `poll` will next find something.
+    /// When `poll` will next find a completion.
     fn due(&self) -> Due;
 
-    /// Whether what it starts now would be complete when `start` returns, so that whoever starts it
-    /// spends the time and nothing is left to poll.
+    /// Whether a request that starts now would be complete when `start` returns, so that the
+    /// calling thread spends the time and nothing is left to poll.
     #[inline]
     fn is_immediate(&mut self) -> bool {
         false
     }
 
-    /// Whether something of the channel is in the hands of other threads, so that
-    /// [`DeviceQueue::sleep`] is the way to wait for it.
+    /// Whether other threads hold requests of the channel, so that the channel waits by
+    /// [`DeviceQueue::sleep`].
     #[inline]
     fn waits_for_others(&self) -> bool {
         false
     }
 
-    /// Sleeps until `poll` would find something, but not beyond `until`. Returns early, in time,
-    /// where another thread has brought it.
+    /// Sleeps until `poll` would find a completion, but not beyond `until`. A completion from
+    /// another thread ends the sleep early.
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
         if let Due::At(at) = self.due().earlier(until) {
             clock.sleep_until(at);
         }
     }
 
-    /// A descriptor that can be read when others have brought something for who sleeps: for callers
-    /// that sleep on other things as well. Once it was asked for, [`DeviceQueue::due`] says only
-    /// what time brings.
+    /// A descriptor that becomes readable when another thread has completed something for this
+    /// queue. For callers that also wait for other events. After the first call,
+    /// [`DeviceQueue::due`] reports only completions that depend on time.
     fn descriptor(&mut self) -> Option<RawFd> {
         None
     }
 
-    /// The caller is about to sleep on the descriptor until it calls `poll` again; `false` if that
-    /// would find something now.
+    /// Announces that the caller will sleep on the descriptor until it calls `poll` again. Returns
+    /// `false` if `poll` would find a completion now.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// Completes at once what only waits for a time to come, because nobody waits for it any more.
-    /// A queue that keeps nothing back has nothing to do.
+    /// Completes requests that only wait for a point in time, because no thread waits for them any
+    /// more. A queue that delays no request does nothing.
     fn abort(&mut self, done: &mut Done) {
         let _ = done;
     }
 }
 
-/// When something is next to be found.
+/// When the next completion is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing is under way.
+    /// Nothing is in flight that time completes.
     Never,
     /// At this time; a time in the past means now.
     At(Nanos),
 }
 
 impl Due {
-    /// The earlier of two.
+    /// The earlier of two times.
     #[inline]
     pub fn earlier(self, other: Due) -> Due {
         match (self, other) {
@@ -162,22 +162,22 @@ impl Due {
     }
 }
 
-/// Why the control plane of a device refused something.
+/// Why the control plane of a device refused an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device has no fault of this kind.
     NoSuchFault {
-        /// What was asked for.
+        /// The requested fault.
         fault: String,
     },
-    /// A value does not fit the field.
+    /// A value is invalid for its field.
     Invalid {
         /// The parameter or argument.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// The expected value.
         wanted: String,
     },
     /// The sector lies beyond the device.
@@ -191,7 +191,7 @@ pub enum DeviceError {
     Gone,
     /// The system refused memory or another resource.
     Os {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
         /// The error number.
         errno: i32,
@@ -199,7 +199,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// The status of a request that fails for this reason.
+    /// The status of a request that fails with this error.
     pub fn status(&self) -> Status {
         match self {
             DeviceError::Gone => Status::Offline,
@@ -234,7 +234,7 @@ impl fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// A shared device is a device: middleware and disks own what they wrap.
+/// A shared device is a device, so that middleware and disks can own it.
 impl<D: Device> Device for std::sync::Arc<D> {
     type Queue = D::Queue;
 

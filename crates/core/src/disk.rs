@@ -1,4 +1,4 @@
-//! A device as exporters and the control plane see it: named, composed, and with any kind hidden.
+//! A device as exporters and the control plane see it: with a name, and with its type hidden.
 
 use crate::channel::{Channel, Stats};
 use crate::device::{DeviceError, Extent};
@@ -10,10 +10,10 @@ use crate::units::Sector;
 use crate::zone::ZoneInfo;
 use crate::zone::gate::GateView;
 
-/// A composed device: the device itself, its middleware and its scheduler, behind one name.
+/// A composed device with a name: the device itself, its middleware and its scheduler.
 ///
-/// Linux calls this thing a disk (`struct gendisk`). It is where static composition ends: what it
-/// opens is a `Box<dyn Channel>`, with everything below compiled into one piece.
+/// Linux calls this a disk (`struct gendisk`). Static composition ends here: `open` returns a
+/// `Box<dyn Channel>`, and everything below it is monomorphic.
 pub trait Disk: Send + Sync {
     /// The name, unique in a yard.
     fn name(&self) -> &str;
@@ -21,22 +21,22 @@ pub trait Disk: Send + Sync {
     /// The kind of device, as in its URI: `null`, `ram`.
     fn kind(&self) -> &'static str;
 
-    /// Its shape.
+    /// The shape of the device.
     fn geometry(&self) -> &Geometry;
 
-    /// What it takes in one request.
+    /// The limits of one request.
     fn limits(&self) -> &Limits;
 
-    /// A new channel, for one thread.
+    /// Opens a channel for one thread.
     ///
     /// # Errors
     /// If the device is gone or can serve no more queues.
     fn open(&self) -> Result<Box<dyn Channel>, DeviceError>;
 
-    /// See [`crate::device::Device::report_zones`].
+    /// Reports zones, as [`crate::device::Device::report_zones`].
     ///
     /// # Errors
-    /// If `from` lies beyond the device.
+    /// If `from` lies beyond the end of the device.
     fn report_zones(
         &self,
         from: Sector,
@@ -44,25 +44,25 @@ pub trait Disk: Send + Sync {
         out: &mut Vec<ZoneInfo>,
     ) -> Result<(), DeviceError>;
 
-    /// See [`crate::device::Device::extent`].
+    /// The allocation state of a range, as [`crate::device::Device::extent`].
     fn extent(&self, from: Sector, sectors: u64) -> Extent;
 
-    /// Carries out a fault: a rule of the error injector, or one of the device's own.
+    /// Injects a fault: a rule of the fault injector, or a fault of the device itself.
     ///
     /// # Errors
-    /// If nothing here has such a fault, or the value does not fit it.
+    /// If neither has such a fault, or the value is invalid.
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError>;
 
-    /// How changes of a zone are kept in order; `None` for a device without zones.
+    /// How zone writes are ordered; `None` for a device without zones.
     fn gate(&self) -> Option<GateView> {
         None
     }
 
-    /// The scheduler that its channels share; `None` where each channel is on its own.
+    /// The scheduler that the channels share; `None` where each channel has its own.
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         None
     }
 
-    /// The sum over all channels, those already closed included.
+    /// The sum of the counters of all channels, open and closed.
     fn stats(&self) -> Stats;
 }

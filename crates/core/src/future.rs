@@ -1,7 +1,8 @@
 //! The future adapter: bios as futures, for callers with many steps. One thread, any executor.
 //!
-//! Futures only wait; somebody has to call [`Io::drive`] (or [`Io::block_on`]) for I/O to move. A
-//! future that is dropped leaves its bio in flight: the data live in a region, not in the future.
+//! A future only waits. The thread must call [`Io::drive`] (or [`Io::block_on`]) for I/O to
+//! progress. A dropped future leaves its bio in flight: the data lies in a region, not in the
+//! future.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -13,7 +14,7 @@ use crate::bio::Bio;
 use crate::channel::Channel;
 use crate::completion::Completion;
 
-/// A channel whose bios are futures.
+/// A channel that executes bios as futures.
 pub struct Io {
     state: Rc<RefCell<State>>,
 }
@@ -23,13 +24,13 @@ struct State {
     slots: Vec<Slot>,
     free: Vec<usize>,
     done: Vec<Completion>,
-    /// Futures that found the channel full.
+    /// The wakers of futures that found the channel full.
     full: Vec<Waker>,
 }
 
 enum Slot {
     Free,
-    /// In flight; nobody wants the result any more if there is no waker and `wanted` is false.
+    /// In flight. With `wanted` false the future was dropped, and the result is discarded.
     Waiting {
         waker: Option<Waker>,
         wanted: bool,
@@ -39,26 +40,26 @@ enum Slot {
 }
 
 impl Io {
-    /// Takes the channel over.
+    /// Takes ownership of the channel.
     pub fn new(channel: Box<dyn Channel>) -> Io {
         let (slots, free, done, full) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let state = State { channel, slots, free, done, full };
         Io { state: Rc::new(RefCell::new(state)) }
     }
 
-    /// Gives the channel, for instance to register a region.
+    /// Calls `f` with the channel, for instance to register a region.
     pub fn with_channel<R>(&self, f: impl FnOnce(&mut dyn Channel) -> R) -> R {
         f(&mut *self.state.borrow_mut().channel)
     }
 
-    /// A bio as a future of its completion. It is pushed at the first poll; when the channel is
-    /// full the future tries again after the next completion.
+    /// A bio as a future that resolves to its completion. The first poll pushes the bio; if the
+    /// channel is full, the future tries again after the next completion.
     pub fn run(&self, bio: Bio) -> Run {
         Run { state: Rc::clone(&self.state), bio, slot: None }
     }
 
-    /// Submits what was pushed, sleeps until something is done unless `wait` is false, and wakes
-    /// the futures of what is done. Says how many those are.
+    /// Submits the pushed bios and wakes the futures whose bios have completed; returns their
+    /// number. With `wait`, sleeps until at least one bio has completed.
     pub fn drive(&self, wait: bool) -> usize {
         let mut state = self.state.borrow_mut();
         state.channel.submit();
@@ -79,7 +80,7 @@ impl Io {
         count
     }
 
-    /// Runs one future to its end, driving the channel between polls.
+    /// Runs one future to completion and drives the channel between polls.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -93,7 +94,7 @@ impl Io {
 }
 
 impl State {
-    /// Notes an end; gives the waker of whoever waits for it.
+    /// Records a completion; returns the waker of its future.
     fn settle(&mut self, end: &Completion) -> Option<Waker> {
         let index = end.user_data as usize;
         let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
@@ -109,7 +110,7 @@ impl State {
     }
 }
 
-/// One bio's future; see [`Io::run`].
+/// The future of one bio; [`Io::run`] returns it.
 pub struct Run {
     state: Rc<RefCell<State>>,
     bio: Bio,

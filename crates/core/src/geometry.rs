@@ -1,34 +1,34 @@
-//! What a device is: its size, its blocks, its zones.
+//! The shape of a device: its size, its blocks, its zones.
 
 use crate::units::{Sector, ZoneNo};
 
-/// The shape of a device. Fixed while it is open.
+/// The shape of a device. It does not change while the device is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Capacity in sectors.
     pub sectors: u64,
     /// Smallest unit of I/O, in bytes: a power of two of at least 512.
     pub logical_block_bytes: u32,
-    /// Smallest unit that is written without read-modify-write, in bytes.
+    /// Smallest unit that the device writes without read-modify-write, in bytes.
     pub physical_block_bytes: u32,
     /// The zones, for a zoned device.
     pub zones: Option<ZoneGeometry>,
 }
 
-/// How a zoned device is divided.
+/// The zones of a zoned device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneGeometry {
     /// Distance between the starts of two zones, in sectors: a power of two.
     pub zone_sectors: u64,
-    /// How much of a sequential zone can be written, in sectors.
+    /// Writable sectors of a sequential zone.
     pub zone_capacity_sectors: u64,
-    /// How many zones there are.
+    /// Number of zones.
     pub zone_count: u32,
-    /// How many of them, from zone 0 on, are conventional.
+    /// Number of conventional zones, which come first.
     pub conventional_count: u32,
-    /// At most so many zones may be open at once; 0 means no limit.
+    /// Maximum number of open zones; 0 means no limit.
     pub open_max: u32,
-    /// At most so many zones may be active (open or closed) at once; 0 means no limit.
+    /// Maximum number of active zones (open or closed); 0 means no limit.
     pub active_max: u32,
 }
 
@@ -45,13 +45,13 @@ impl Geometry {
 }
 
 impl ZoneGeometry {
-    /// The zone that a sector is in. The sector must lie on the device.
+    /// The zone that contains a sector. The sector must lie on the device.
     #[inline]
     pub fn zone_of(&self, sector: Sector) -> ZoneNo {
         ZoneNo((sector.0 >> self.zone_sectors.trailing_zeros()) as u32)
     }
 
-    /// A zone's first sector.
+    /// The first sector of a zone.
     #[inline]
     pub fn start_of(&self, zone: ZoneNo) -> Sector {
         Sector(u64::from(zone.0) * self.zone_sectors)

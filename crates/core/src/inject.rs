@@ -1,28 +1,28 @@
-//! Faults that can be asked for at run time: one small language for the injector and the devices.
+//! Faults that an administrator can inject at run time, in the fault injector or in a device.
 
 use crate::bio::Op;
 use crate::status::Status;
 use crate::units::Sector;
 
-/// A fault to carry out.
+/// A fault to inject, or a change of the fault rules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Injection {
-    /// Add a rule: requests that match complete with an error and never reach the device. Newest
-    /// rule first. The syntax follows Linux's `error_injection` file.
+    /// Add a rule: requests that match complete with an error and never reach the device. The
+    /// newest rule is checked first. The syntax follows Linux's `error_injection` file.
     AddRule(Rule),
     /// Remove all rules.
     RemoveRules,
-    /// A fault of the device's own: its name (`badblocks`, `zone_readonly`) and its value.
+    /// A fault of the device itself: a name (`badblocks`, `zone_readonly`) and a value.
     Device {
         /// Name of the fault.
         name: String,
-        /// Its value, in the form that the device documents.
+        /// The value, in the form that the device documents.
         value: String,
     },
 }
 
 impl Injection {
-    /// The name in messages.
+    /// The name for messages.
     pub fn name(&self) -> &str {
         match self {
             Injection::AddRule(_) => "add",
@@ -32,8 +32,8 @@ impl Injection {
     }
 }
 
-/// Reads the value of a zone fault: `SECTOR` breaks the zone of that sector, `-SECTOR` repairs it.
-/// `None` if the value has neither form.
+/// Parses the value of a zone fault: `SECTOR` breaks the zone of that sector, `-SECTOR` repairs it.
+/// Returns `None` if the value has neither form.
 pub fn parse_zone_fault(value: &str) -> Option<(Sector, ZoneFault)> {
     let value = value.trim();
     let (digits, fault) = match value.strip_prefix('-') {
@@ -44,29 +44,29 @@ pub fn parse_zone_fault(value: &str) -> Option<(Sector, ZoneFault)> {
     digits.parse().ok().filter(|_| is_plain).map(|sector| (Sector(sector), fault))
 }
 
-/// What a zone fault does to its zone.
+/// The effect of a zone fault on its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneFault {
-    /// The zone enters the fault's condition. A zone that is in it already stays as it is.
+    /// The zone enters the fault's condition. A zone already in it does not change.
     Break,
-    /// A zone in the fault's condition becomes empty. Any other zone stays as it is.
+    /// A zone in the fault's condition becomes empty. Any other zone does not change.
     Repair,
 }
 
-/// One rule of the error injector.
+/// One rule of the fault injector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Operation that it matches; any if `None`.
+    /// The matching operation; `None` matches all operations.
     pub op: Option<Op>,
-    /// First sector of the range that it matches.
+    /// First sector of the matching range.
     pub start: Sector,
     /// Length of the range in sectors.
     pub sectors: u64,
-    /// What a matching request completes with.
+    /// The status of a request that the rule fails.
     pub status: Status,
-    /// One in so many matching requests fails, at random; 1 means every one.
+    /// One in `chance` matching requests fails, at random; 1 fails every one.
     pub chance: u32,
-    /// At most so many requests fail; `None` means no bound.
+    /// Maximum number of requests that fail; `None` means no bound.
     pub times: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Middleware: devices that wrap a device. An error injector, a delay, a tracer.
+//! Middleware: devices that wrap a device. A fault injector, a delay, a tracer.
 
 mod delayed;
 mod faulty;
@@ -8,7 +8,7 @@ pub use delayed::{Delayed, DelayedQueue};
 pub use faulty::{Faulty, FaultyQueue, RULES_MAX};
 pub use traced::{Trace, Traced, TracedQueue};
 
-/// Hands the control plane of a wrapped device through, all but what the wrapper changes.
+/// Forwards the control plane to the wrapped device, except for the methods that a wrapper changes.
 macro_rules! forward_control_plane {
     () => {
         fn geometry(&self) -> &crate::geometry::Geometry {

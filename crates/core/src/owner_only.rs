@@ -1,7 +1,7 @@
 //! Files and directories that only their owner may use: pools, backing files, saves, traces.
 //!
-//! The modes are given when a file is made, so that no moment exists in which others may open it.
-//! The umask can only take rights away.
+//! A file gets its mode when it is created, so that other users cannot open it at any moment. The
+//! umask can only remove permissions.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -14,27 +14,27 @@ pub const FILE_MODE: u32 = 0o600;
 /// Mode of a directory: its owner lists, changes and enters it.
 pub const DIRECTORY_MODE: u32 = 0o700;
 
-/// The rights of the group and of others.
+/// The permission bits of the group and of others.
 const OTHERS: u32 = 0o077;
 
-/// Options that make a file with [`FILE_MODE`] where none exists, and open it for reading and
-/// writing as it is otherwise.
+/// Options that create a file with [`FILE_MODE`] if it does not exist, and otherwise open it
+/// unchanged for reading and writing.
 pub fn make_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
     options
 }
 
-/// Makes a directory, and the missing ones above it, with [`DIRECTORY_MODE`].
+/// Creates a directory, and missing parent directories, with [`DIRECTORY_MODE`].
 ///
 /// # Errors
-/// If one of them cannot be made.
+/// If a directory cannot be created.
 pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }
 
-/// Takes the rights of the group and of others away from an open file or directory. Says whether
-/// it had any.
+/// Removes the permissions of the group and of others from an open file or directory. Returns
+/// whether it had any.
 ///
 /// # Errors
 /// If the process does not own the file.
@@ -47,13 +47,13 @@ pub fn narrow(file: &File) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Narrows a directory and the regular files in it. Says how many had rights for the group or for
-/// others, the directory included.
+/// Narrows a directory and the regular files in it. Returns how many of them, the directory
+/// included, had permissions for the group or for others.
 ///
 /// # Errors
-/// If one of them belongs to another user; those before it are narrowed.
+/// If one of them belongs to another user; the files before it are narrowed.
 pub fn narrow_directory(path: &Path) -> io::Result<usize> {
-    // First the directory: then no other user can put a link in the place of a file below.
+    // The directory comes first: after that no other user can replace a file in it by a link.
     let mut narrowed = usize::from(narrow(&File::open(path)?)?);
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;

@@ -1,12 +1,12 @@
-//! A request's data as one run of bytes, whatever pieces of memory they lie in.
+//! A request's data as one run of bytes, regardless of how many pieces of memory hold it.
 //!
-//! The memory belongs to whoever asked for the I/O, and others may touch it meanwhile. Bytes are
-//! copied in and out through raw pointers; no reference to them is made.
+//! The memory belongs to the submitter of the I/O, and other threads may access it concurrently.
+//! Bytes are copied in and out through raw pointers; no reference to them is made.
 #![allow(unsafe_code)]
 
 use crate::Segment;
 
-/// The data of a request, taken from the front.
+/// The data of a request, consumed from the front.
 #[derive(Debug)]
 pub struct Pieces<I> {
     segments: I,
@@ -15,13 +15,13 @@ pub struct Pieces<I> {
 }
 
 impl<I: Iterator<Item = Segment>> Pieces<I> {
-    /// All of a request's data, nothing taken yet.
+    /// All data of a request.
     #[inline]
     pub fn new(segments: I) -> Pieces<I> {
         Pieces { segments, at: std::ptr::null_mut(), left: 0 }
     }
 
-    /// Goes on to the next piece if this one is used up.
+    /// Advances to the next piece if the current one is used up.
     #[inline]
     fn settle(&mut self) {
         while self.left == 0 {
@@ -30,8 +30,8 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         }
     }
 
-    /// Takes the next `len_bytes` if they lie in one piece: valid for reads and writes of so many
-    /// until the request is completed.
+    /// Takes the next `len_bytes` if they lie in one piece. The pointer is valid for reads and
+    /// writes of `len_bytes` until the request is completed.
     #[inline]
     pub fn take_whole(&mut self, len_bytes: usize) -> Option<*mut u8> {
         self.settle();
@@ -43,14 +43,14 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         Some(at)
     }
 
-    /// Where what comes next lies, and how much of it lies there in one piece; for who fetches it
-    /// into the cache. The data of the next piece are not looked for.
+    /// The address of the next bytes and how many of them lie in the current piece, for
+    /// prefetching. Does not advance to the next piece.
     #[inline]
     pub fn ahead(&self) -> (*const u8, usize) {
         (self.at, self.left)
     }
 
-    /// Passes over bytes of the current piece.
+    /// Skips bytes of the current piece.
     #[inline]
     fn advance(&mut self, len_bytes: usize) {
         self.left -= len_bytes;
@@ -58,10 +58,10 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         self.at = unsafe { self.at.add(len_bytes) };
     }
 
-    /// Passes over so many bytes.
+    /// Skips `len_bytes` bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If fewer bytes remain.
     #[inline]
     pub fn skip(&mut self, mut len_bytes: usize) {
         while len_bytes > 0 {
@@ -76,7 +76,7 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     /// Copies the next bytes out of the request.
     ///
     /// # Panics
-    /// If it has fewer.
+    /// If fewer bytes remain.
     #[inline]
     pub fn read(&mut self, into: &mut [u8]) {
         let mut done = 0;
@@ -95,7 +95,7 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     /// Copies bytes into the request.
     ///
     /// # Panics
-    /// If there is less room.
+    /// If less space remains.
     #[inline]
     pub fn write(&mut self, from: &[u8]) {
         let mut done = 0;
@@ -103,7 +103,8 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
             self.settle();
             let len = self.left.min(from.len() - done);
             assert!(len > 0, "a request has as many bytes as its range");
-            // SAFETY: as in `read`, the other way round.
+            // SAFETY: the piece has `len` bytes, and so has the rest of `from`, which is no part of
+            // a request's memory.
             unsafe { self.at.copy_from_nonoverlapping(from.as_ptr().add(done), len) };
             self.advance(len);
             done += len;

@@ -1,13 +1,13 @@
 //! Registered memory that bios point into.
 //!
 //! A [`Region`] is a run of bytes at a fixed address, shared by reference count. A channel keeps
-//! the regions that it knows alive, so a bio can name `{region, offset}` without a lifetime and
-//! pushing it is safe. Making a region of somebody else's memory (a guest's, a shared ring's) is
-//! the one unsafe step.
+//! its registered regions alive, so a bio can name `{region, offset}` without a lifetime and
+//! pushing it is safe. The one unsafe step is to make a region of foreign memory (a guest's, a
+//! shared ring's).
 //!
-//! The bytes are memory that a device works on, like DMA memory: they are only ever copied in and
-//! out through raw pointers, no reference to them is made here, and whoever touches a range while
-//! a bio on it is in flight finds old bytes, new bytes or a mixture.
+//! Devices access the bytes like DMA memory. This module copies bytes in and out only through raw
+//! pointers and makes no reference to them. A thread that accesses a range while a bio on it is in
+//! flight finds old bytes, new bytes or a mixture.
 #![allow(unsafe_code)]
 
 use std::alloc::{self, Layout};
@@ -19,22 +19,22 @@ use std::sync::Arc;
 /// Alignment of the memory that [`Region::alloc`] makes, in bytes.
 pub const REGION_ALIGN: usize = 4096;
 
-/// Memory at a fixed address that channels can be told of.
+/// Memory at a fixed address that channels can register.
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
     owner: Owner,
 }
 
-/// Who frees the memory.
+/// What frees the memory.
 enum Owner {
     Alloc(Layout),
     #[expect(dead_code, reason = "held for its Drop")]
     Foreign(Box<dyn Any + Send + Sync>),
 }
 
-// SAFETY: the memory is reached through raw pointers only, its owner is Send, and the copying
-// methods promise nothing about bytes that are copied at the same time.
+// SAFETY: all access to the memory is through raw pointers, its owner is Send, and the copying
+// methods promise nothing about bytes that are copied concurrently.
 unsafe impl Send for Region {}
 // SAFETY: as for Send; `&Region` gives out copies of bytes and the raw base address only.
 unsafe impl Sync for Region {}
@@ -43,7 +43,7 @@ impl Region {
     /// A region of zeroed memory, aligned to [`REGION_ALIGN`].
     ///
     /// # Panics
-    /// If `len_bytes` is 0 or above `isize::MAX`: lengths come from our own limits.
+    /// If `len_bytes` is 0 or above `isize::MAX`. Lengths come from the daemon's own limits.
     pub fn alloc(len_bytes: usize) -> Arc<Region> {
         assert!(len_bytes > 0, "a region has at least one byte");
         let layout = Layout::from_size_align(len_bytes, REGION_ALIGN)
@@ -67,17 +67,17 @@ impl Region {
         Arc::new(Region { base, len_bytes, owner: Owner::Foreign(owner) })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// The address of its first byte, for system calls that read or fill it.
+    /// The address of the first byte, for system calls that read or fill the region.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// The address of a range, if the range lies inside.
+    /// The address of a range, if the range lies inside the region.
     #[inline]
     pub fn range(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
@@ -88,7 +88,7 @@ impl Region {
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the region.
     ///
     /// # Panics
     /// If the range does not lie inside the region.
@@ -99,7 +99,7 @@ impl Region {
         unsafe { from.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the region.
     ///
     /// # Panics
     /// If the range does not lie inside the region.
@@ -113,7 +113,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Owner::Alloc(layout) = self.owner {
-            // SAFETY: `base` came from `alloc_zeroed` with this very layout.
+            // SAFETY: `base` came from `alloc_zeroed` with this layout.
             unsafe { alloc::dealloc(self.base.as_ptr(), layout) }
         }
     }

@@ -1,15 +1,16 @@
-//! A request on its way down and up: what a plug makes of bios, what a device starts and completes.
+//! A request: what a plug makes of bios, and what a device starts and completes.
 //!
 //! ```text
 //! plug ─ Request ▸ scheduler ─ Request ▸ tags ─ Batch of Started ▸ device ─ Done ▸ channel
 //! ```
 //!
-//! A request is one bio or several merged ones. The bios stay in the channel's slots
-//! ([`crate::channel`]); a request points at the first and the last of them.
+//! A request is one bio or several merged bios. The bios stay in the channel's slots
+//! ([`crate::channel`]); a request points to the first and the last of them.
 //!
-//! **Exactly once.** A device gets [`Started`] tokens out of a [`Batch`]. Completing one consumes
-//! it; a token that is dropped instead panics in debug builds. Nobody else can make a token, so
-//! "forgot to complete" and "completed twice" cannot be written by accident.
+//! **Exactly once.** A device takes [`Started`] tokens out of a [`Batch`]. Completing a token
+//! consumes it; a token that is dropped instead panics in debug builds. Code outside this module
+//! cannot make a token, so a device cannot forget to complete a request or complete it twice by
+//! accident.
 #![allow(unsafe_code)]
 
 mod batch;
@@ -24,67 +25,67 @@ use crate::bio::{Bio, Flags, Op, Prio};
 use crate::status::Status;
 use crate::units::{Nanos, Sector, Tag};
 
-/// The tag of a request that holds none.
+/// The tag field of a request that holds no tag.
 const TAG_NONE: u16 = u16::MAX;
 
-/// One accepted bio, at a fixed address in its channel, and the request that it heads, if it heads
-/// one. Two cache lines: the bio, and what became of it.
+/// One accepted bio, at a fixed address in its channel, and the state of the request whose first
+/// bio it is. Two cache lines: the bio, and its state.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     pub(crate) bio: Bio,
-    /// Address of the data, resolved and checked when the bio was accepted; dangling without data.
+    /// Address of the data, checked when the bio was accepted; dangling if the bio has no data.
     pub(crate) data: NonNull<u8>,
     /// The next bio of the same request.
     pub(crate) next: Option<NonNull<Slot>>,
-    /// When the bio was submitted; one stamp for a whole batch.
+    /// When the bio was submitted; all bios of a batch have the same time.
     pub(crate) submitted: Nanos,
-    /// The request's last bio.
+    /// The last bio of the request.
     tail: NonNull<Slot>,
-    /// The request's first sector; of a completed append, where it landed; of a parent in pieces,
-    /// where the first of those that failed begins.
+    /// The first sector of the request. For a completed append: the first sector of its data. For
+    /// the parent of pieces: where the first piece that failed begins.
     sector: Sector,
     /// The request's length in sectors.
     sectors: u64,
-    /// For a parent: pieces that are not complete yet.
+    /// For a parent: the number of pieces that are not complete yet.
     pub(crate) pieces: u16,
-    /// Where the request comes home to, if it goes through a shared scheduler.
+    /// The completion target of the request, if it passes through a shared scheduler.
     home: u16,
-    /// This slot's own number.
+    /// The number of this slot.
     pub(crate) index: u16,
     /// The slot of the bio that this one is a piece of, or `SLOT_NONE`.
     pub(crate) parent: u16,
     /// The request's tag, or `TAG_NONE`.
     tag: u16,
-    /// How many bios the request is made of.
+    /// The number of bios in the request.
     segments: u16,
-    /// The request's operation: the bio's, or that of a part of its flush sequence.
+    /// The operation of the request: that of the bio or of a part of its flush sequence.
     op: Op,
-    /// The request's flags: those of its bios together.
+    /// The flags of the request: the union of its bios' flags.
     flags: Flags,
-    /// How the request ended; for a parent, the first error of a piece.
+    /// The status of the request; for a parent, the error of the first piece that failed.
     pub(crate) status: Status,
-    /// What part of a flush sequence is under way (`channel::flush`).
+    /// The part of a flush sequence that is in flight (`channel::flush`).
     pub(crate) stage: Stage,
 }
 
 const _: () = assert!(size_of::<Slot>() == 128, "a slot is two cache lines");
 
-/// No slot, where a slot number is expected.
+/// A slot number that means no slot.
 pub(crate) const SLOT_NONE: u16 = u16::MAX;
 
 impl Slot {
-    /// Of a parent with an error: where the first of the pieces that failed begins.
+    /// For a parent with an error: where the first piece that failed begins.
     pub(crate) fn failed_at(&self) -> Sector {
         self.sector
     }
 
-    /// Notes where a piece that failed begins.
+    /// Records where a piece that failed begins.
     pub(crate) fn set_failed_at(&mut self, sector: Sector) {
         self.sector = sector;
     }
 
-    /// A slot that nothing is in.
+    /// A slot without a bio.
     pub(crate) fn empty(index: u16) -> Slot {
         Slot {
             bio: Bio::new(Op::Flush, Sector(0), 0),
@@ -108,41 +109,43 @@ impl Slot {
     }
 }
 
-/// The part of a flush sequence that a slot's request stands for.
+/// The part of a flush sequence that a slot's request executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// No sequence: the request is the bio.
+    /// No sequence: the request executes the bio.
     Plain,
     /// A flush before the data.
     PreFlush,
     /// The data of a sequence.
     Data,
-    /// A flush after the data, in place of FUA.
+    /// A flush after the data, which replaces FUA.
     PostFlush,
-    /// No part: the request, of several bios, comes home undone, to be offered again bio by bio.
+    /// No part: a merged request returns unexecuted, and the channel offers it again bio by bio.
     Returned,
 }
 
-/// One bio, or several neighbours merged into one: a pointer to the slot of its first bio.
+/// One bio, or several neighbours merged into one: a pointer to the slot of the first bio.
 ///
-/// Invariants: (1) the slot is valid and no other request refers to it; (2) from the slot to its
-/// `tail` the chain of `next` is whole; together they let every method below follow the pointer.
+/// Invariants: (1) the slot is valid and no other request refers to it; (2) the chain of `next`
+/// from the slot to its `tail` is complete. Together they allow every method below to follow the
+/// pointer.
 #[derive(Debug)]
 pub struct Request(NonNull<Slot>);
 
-// SAFETY: the slots belong to a channel that waits for all of its requests before it goes away, a
-// slot has one request at a time, and the channel leaves a slot alone until its request comes home.
+// SAFETY: the slots belong to a channel, which waits for all of its requests before it is dropped.
+// A slot has one request at a time, and the channel does not touch a slot until its request has
+// completed.
 unsafe impl Send for Request {}
 
 impl Request {
     /// A request of one bio.
     ///
     /// # Safety
-    /// `slot` must be valid until the request has been completed, no other request may refer to
-    /// it, and nobody else may touch it meanwhile.
+    /// `slot` must be valid until the request has been completed, no other request may refer to it,
+    /// and no other code may access it meanwhile.
     #[inline]
     pub(crate) unsafe fn of(mut slot: NonNull<Slot>) -> Request {
-        // SAFETY: valid and ours alone by this function's own contract.
+        // SAFETY: the slot is valid and no other code accesses it, by this function's contract.
         let this = unsafe { slot.as_mut() };
         this.tail = slot;
         this.next = None;
@@ -167,7 +170,7 @@ impl Request {
         unsafe { self.0.as_mut() }
     }
 
-    /// The same slot's request as another operation: the parts of a flush sequence.
+    /// Changes the operation of the request, for the parts of a flush sequence.
     pub(crate) fn recast(mut self, op: Op, flags: Flags) -> Request {
         let slot = self.slot_mut();
         if op == Op::Flush {
@@ -191,13 +194,13 @@ impl Request {
         self.slot().sectors
     }
 
-    /// The first sector after it.
+    /// The first sector after the request.
     #[inline]
     pub fn end(&self) -> Sector {
         self.sector() + self.sectors()
     }
 
-    /// What to do.
+    /// The operation.
     #[inline]
     pub fn op(&self) -> Op {
         self.slot().op
@@ -215,7 +218,7 @@ impl Request {
         self.slot().bio.prio
     }
 
-    /// How many bios it is made of.
+    /// The number of bios in the request.
     #[inline]
     pub fn segments(&self) -> u16 {
         self.slot().segments
@@ -226,85 +229,88 @@ impl Request {
         self.0
     }
 
-    /// The number of its first bio's slot, below the channel's depth: for what a gate keeps of it.
+    /// The number of the first bio's slot, below the channel's depth: a key for what a gate
+    /// records.
     #[inline]
     pub fn index(&self) -> u16 {
         self.slot().index
     }
 
-    /// The request of a slot.
+    /// Makes the request of a slot.
     ///
     /// # Safety
-    /// The slot heads a request, and whoever works on it through the result holds that request.
+    /// The slot is the first of a request, and the caller owns that request.
     #[inline]
     pub(crate) unsafe fn from_raw(head: NonNull<Slot>) -> Request {
         Request(head)
     }
 
-    /// The slot of its last bio.
+    /// The slot of the last bio.
     #[inline]
     pub(crate) fn tail(&self) -> NonNull<Slot> {
         self.slot().tail
     }
 
-    /// Notes which of its bios is the last: not of all that are chained to it, of its own.
+    /// Sets the last bio of this request; requests that were merged may be chained after it.
     #[inline]
     pub(crate) fn set_tail(&mut self, tail: NonNull<Slot>) {
         self.slot_mut().tail = tail;
     }
 
-    /// Where it comes home to.
+    /// The completion target.
     #[inline]
     pub(crate) fn home(&self) -> u16 {
         self.slot().home
     }
 
-    /// Notes where it comes home to.
+    /// Sets the completion target.
     #[inline]
     pub(crate) fn set_home(&mut self, home: u16) {
         self.slot_mut().home = home;
     }
 
-    /// Gives it another tag, and says which it had.
+    /// Replaces the tag; returns the old one.
     #[inline]
     pub(crate) fn exchange_tag(&mut self, tag: Tag) -> Tag {
         Tag(std::mem::replace(&mut self.slot_mut().tag, tag.0))
     }
 
-    /// Lets it be merged with nothing any more.
+    /// Excludes the request from merging.
     pub(crate) fn never_merge(&mut self) {
         let slot = self.slot_mut();
         slot.flags = slot.flags | Flags::NOMERGE;
     }
 
-    /// The request as started, with the tag that it has.
+    /// Converts the request into a started one with its present tag.
     pub(crate) fn into_started(self) -> Started {
         Started(self)
     }
 
-    /// Sends it home as it has ended.
+    /// Converts the request into a completed one with its present status.
     #[inline]
     pub(crate) fn into_ended(self) -> Ended {
         Ended(self)
     }
 
-    /// Ends it.
+    /// Completes the request with a status.
     #[inline]
     pub(crate) fn end_with(mut self, status: Status) -> Ended {
         self.slot_mut().status = status;
         Ended(self)
     }
 
-    /// Sends it home undone, to be offered again bio by bio.
+    /// Returns the request unexecuted; the channel offers it again bio by bio.
     pub(crate) fn give_back(mut self) -> Ended {
         self.slot_mut().stage = Stage::Returned;
         Ended(self)
     }
 
-    /// Cuts the chain behind one of its bios: the request up to that one, and the rest, if any.
+    /// Splits the chain after one of its bios. Returns the request up to that bio, and the rest, if
+    /// any.
     ///
     /// # Safety
-    /// `tail` is a bio of the chain, and the one behind it heads a request that was merged.
+    /// `tail` must be a bio of the chain, and the bio after it must be the first of a request that
+    /// was merged.
     pub(crate) unsafe fn cut_behind(
         mut self,
         mut tail: NonNull<Slot>,
@@ -312,21 +318,23 @@ impl Request {
         let (mut sectors, mut segments) = (0, 0);
         let mut next = Some(self.0);
         while let Some(slot) = next {
-            // SAFETY: invariant (2), and no reference into the chain is alive.
+            // SAFETY: invariant (2), and no reference into the chain exists.
             let slot_ref = unsafe { slot.as_ref() };
             sectors += slot_ref.bio.sectors;
             segments += 1;
             next = if slot == tail { None } else { slot_ref.next };
         }
-        // SAFETY: by this function's contract, and as above.
+        // SAFETY: `tail` is a bio of the chain by this function's contract, and no reference into
+        // the chain exists.
         let rest = unsafe { tail.as_mut().next.take() };
         let slot = self.slot_mut();
         (slot.tail, slot.sectors, slot.segments) = (tail, sectors, segments);
         (self, rest.map(Request))
     }
 
-    /// What goes down next in this request's slot, and where, if this is the flush before it. A bio
-    /// that is split has none: its pieces have slots of their own.
+    /// If the request is the flush before a bio's data: the operation and sector of the request
+    /// that follows in the same slot. `None` for a split bio, because its pieces have their own
+    /// slots.
     #[inline]
     pub(crate) fn follower(&self) -> Option<(Op, Sector)> {
         let slot = self.slot();
@@ -334,7 +342,8 @@ impl Request {
         follows.then_some((slot.bio.op, slot.bio.sector))
     }
 
-    /// An append as the write that it is made of. It comes home as an append that landed there.
+    /// Turns an append into a write at `sector`. On completion it is an append again, which landed
+    /// there.
     pub(crate) fn append_at(mut self, sector: Sector) -> Request {
         debug_assert_eq!(self.op(), Op::ZoneAppend);
         let slot = self.slot_mut();
@@ -344,7 +353,7 @@ impl Request {
         self
     }
 
-    /// Takes the bios of `next`, which starts where this one ends, behind its own.
+    /// Appends the bios of `next`, which starts where this request ends.
     #[inline]
     pub(crate) fn merge_back(&mut self, next: Request) {
         debug_assert_eq!(self.end(), next.sector());
@@ -356,18 +365,18 @@ impl Request {
         slot.sectors += sectors;
         slot.segments += segments;
         slot.flags = slot.flags | flags;
-        // SAFETY: invariant (2): `last` is this request's own, and no reference to it is alive.
+        // SAFETY: invariant (2): `last` belongs to this request, and no reference to it exists.
         unsafe { last.as_mut().next = Some(next.0) };
     }
 
-    /// Takes the bios of `previous`, which ends where this one starts, before its own.
+    /// Prepends the bios of `previous`, which ends where this request starts.
     #[inline]
     pub(crate) fn merge_front(&mut self, mut previous: Request) {
         std::mem::swap(self, &mut previous);
         self.merge_back(previous);
     }
 
-    /// Stamps every bio of the request with the time of its submission.
+    /// Sets the submission time of every bio of the request.
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
         let mut next = Some(self.0);
@@ -380,17 +389,17 @@ impl Request {
     }
 }
 
-/// One piece of a request's data: contiguous memory that holds `len_bytes` of the request's range.
+/// One piece of a request's data: contiguous memory for `len_bytes` of the request's range.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Address of its first byte: readable and writable for `len_bytes` until the request is
+    /// Address of the first byte: readable and writable for `len_bytes` until the request is
     /// completed.
     pub data: NonNull<u8>,
     /// Length in bytes.
     pub len_bytes: usize,
 }
 
-/// A started request: the duty to complete it exactly once, through [`Done`].
+/// A started request: a token for the duty to complete it exactly once, through [`Done`].
 #[derive(Debug)]
 pub struct Started(Request);
 
@@ -413,7 +422,7 @@ impl Started {
         self.0.end()
     }
 
-    /// What to do.
+    /// The operation.
     #[inline]
     pub fn op(&self) -> Op {
         self.0.op()
@@ -431,32 +440,32 @@ impl Started {
         self.0.prio()
     }
 
-    /// Whether it was merged from several bios.
+    /// Whether the request was merged from several bios.
     #[inline]
     pub fn is_merged(&self) -> bool {
         self.0.segments() > 1
     }
 
-    /// Its number among the started requests of the channel.
+    /// The number of the request among the started requests of the channel.
     #[inline]
     pub fn tag(&self) -> Tag {
         Tag(self.0.slot().tag)
     }
 
-    /// The request's data in the order of its sectors. Empty for operations without data.
+    /// The data in the order of the sectors. Empty for operations without data.
     #[inline]
     pub fn segments(&self) -> Segments<'_> {
         let next = if self.op().has_data() { Some(self.0.head()) } else { None };
         Segments { next, _request: self }
     }
 
-    /// The request, to look at.
+    /// The request, for inspection.
     #[inline]
     pub(crate) fn request(&self) -> &Request {
         &self.0
     }
 
-    /// Ends the token's life without the panic of `Drop`.
+    /// Consumes the token without the panic of `Drop`.
     #[inline]
     pub(crate) fn defuse(self) -> Request {
         let this = std::mem::ManuallyDrop::new(self);
@@ -471,7 +480,7 @@ impl Drop for Started {
     }
 }
 
-/// The data of a request; see [`Started::segments`].
+/// An iterator over the data of a request; [`Started::segments`] returns it.
 #[derive(Debug)]
 pub struct Segments<'a> {
     next: Option<NonNull<Slot>>,
@@ -484,8 +493,8 @@ impl Iterator for Segments<'_> {
     #[inline]
     fn next(&mut self) -> Option<Segment> {
         let slot = self.next?;
-        // SAFETY: the chain stays whole until the request is completed, which needs the token
-        // that this iterator borrows.
+        // SAFETY: the chain stays complete until the request is completed, and completing needs the
+        // token that this iterator borrows.
         let slot = unsafe { slot.as_ref() };
         self.next = slot.next;
         let len_bytes = Sector(slot.bio.sectors).bytes() as usize;
@@ -493,63 +502,63 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// A completed request on its way home.
+/// A completed request on its way to its channel.
 #[derive(Debug)]
 #[must_use = "its bios wait for their completions"]
 pub struct Ended(Request);
 
 impl Ended {
-    /// What was to be done.
+    /// The operation.
     #[inline]
     pub fn op(&self) -> Op {
         self.0.op()
     }
 
-    /// Its length in sectors.
+    /// The length in sectors.
     #[inline]
     pub fn sectors(&self) -> u64 {
         self.0.sectors()
     }
 
-    /// The number of its first bio's slot, below the channel's depth: for a gate that keeps
-    /// something about each request.
+    /// The number of the first bio's slot, below the channel's depth: a key for what a gate records
+    /// about a request.
     #[inline]
     pub fn index(&self) -> u16 {
         self.0.index()
     }
 
-    /// The slot of its first bio; the channel owns the slots again.
+    /// The slot of the first bio; the channel owns the slots again.
     #[inline]
     pub(crate) fn head(&self) -> NonNull<Slot> {
         self.0.head()
     }
 
-    /// The tag that it held, if it was started at all.
+    /// The tag, if the request was started.
     #[inline]
     pub(crate) fn tag(&self) -> Option<Tag> {
         let tag = self.0.slot().tag;
         (tag != TAG_NONE).then_some(Tag(tag))
     }
 
-    /// How it ended.
+    /// The status.
     #[inline]
     pub fn status(&self) -> Status {
         self.0.slot().status
     }
 
-    /// Whether it comes home undone, to be offered again bio by bio.
+    /// Whether the request returns unexecuted, to be offered again bio by bio.
     #[inline]
     pub(crate) fn is_returned(&self) -> bool {
         self.0.slot().stage == Stage::Returned
     }
 
-    /// The request that has ended.
+    /// The request that has completed.
     #[inline]
     pub(crate) fn into_request(self) -> Request {
         self.0
     }
 
-    /// The request that came home undone; it holds no tag any more.
+    /// The request that returned unexecuted, without a tag.
     pub(crate) fn into_undone(self) -> Request {
         let Ended(mut request) = self;
         let slot = request.slot_mut();
@@ -557,12 +566,12 @@ impl Ended {
         request
     }
 
-    /// Whether it was a write that an append was made of.
+    /// Whether the request is a write that executed an append.
     pub(crate) fn is_made_append(&self) -> bool {
         self.op() == Op::Write && self.0.slot().bio.op == Op::ZoneAppend
     }
 
-    /// The append once more that it was made of. The tag is somebody else's again.
+    /// Turns the write back into the append, without a tag: the caller has freed the tag.
     pub(crate) fn append_again(self) -> Request {
         let Ended(mut request) = self;
         let slot = request.slot_mut();
@@ -570,7 +579,7 @@ impl Ended {
         request
     }
 
-    /// Where it landed, for an append that succeeded; otherwise its first sector.
+    /// Where the data landed, for an append that succeeded; otherwise the first sector.
     #[inline]
     pub fn sector(&self) -> Sector {
         self.0.sector()

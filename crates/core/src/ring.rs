@@ -1,22 +1,22 @@
-//! A bounded queue of small values: what passes between the floors of a channel.
+//! A bounded queue of small values, for requests and completions between the layers of a channel.
 //!
-//! `VecDeque` grows, and pays for being able to with every push; here the bound is known at open.
+//! `VecDeque` can grow and pays for that on every push; a channel knows its bound when it opens.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// At most as many values as it was made for, first in, first out; both ends can be used.
+/// A bounded double-ended queue.
 pub(crate) struct Ring<T> {
-    /// A power of two of places. Invariant: those from `head` to `tail`, modulo the length, hold
-    /// values, and no others do.
+    /// A power of two of entries. Invariant: the entries from `head` to `tail`, modulo the length,
+    /// hold values, and no others do.
     places: Box<[MaybeUninit<T>]>,
     head: usize,
     tail: usize,
 }
 
 impl<T> Ring<T> {
-    /// An empty ring for `capacity` values or a few more.
+    /// An empty ring for at least `capacity` values.
     pub(crate) fn with_capacity(capacity: usize) -> Ring<T> {
         let places = (0..capacity.max(1).next_power_of_two()).map(|_| MaybeUninit::uninit());
         Ring { places: places.collect(), head: 0, tail: 0 }
@@ -39,10 +39,10 @@ impl<T> Ring<T> {
         unsafe { self.places.get_unchecked_mut(index) }
     }
 
-    /// Adds a value behind the others.
+    /// Adds a value at the end.
     ///
     /// # Panics
-    /// If the ring is full: bounds are set where values are let in, not here.
+    /// If the ring is full: the bound is enforced where values enter the channel, not here.
     #[inline]
     pub(crate) fn push_back(&mut self, value: T) {
         assert!(self.len() < self.places.len(), "a ring is bounded by its channel's depth");
@@ -50,10 +50,10 @@ impl<T> Ring<T> {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Adds a value before the others.
+    /// Adds a value at the front.
     ///
     /// # Panics
-    /// As for [`Ring::push_back`].
+    /// If the ring is full, as for [`Ring::push_back`].
     pub(crate) fn push_front(&mut self, value: T) {
         assert!(self.len() < self.places.len(), "a ring is bounded by its channel's depth");
         self.head = self.head.wrapping_sub(1);
@@ -82,10 +82,10 @@ impl<T> Ring<T> {
         Some(unsafe { self.place(self.tail).assume_init_read() })
     }
 
-    /// Lets two values change places, counted from the first.
+    /// Swaps the values at two indices, counted from the front.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If an index is not below the length.
     #[inline]
     pub(crate) fn swap(&mut self, one: usize, other: usize) {
         assert!(one.max(other) < self.len(), "there are so many values");
@@ -94,7 +94,7 @@ impl<T> Ring<T> {
         self.places.swap(one, other);
     }
 
-    /// The value at `index`, counted from the first.
+    /// The value at `index`, counted from the front.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         if index >= self.len() {

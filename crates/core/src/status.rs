@@ -35,7 +35,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Done as asked.
+    /// The I/O succeeded.
     Ok = "OK", 0, "";
     /// The device has no such operation.
     NotSupp = "NOTSUPP", 95, "EOPNOTSUPP";
@@ -45,21 +45,21 @@ statuses! {
     NoSpc = "NOSPC", 28, "ENOSPC";
     /// The link to the device failed.
     Transport = "TRANSPORT", 67, "ENOLINK";
-    /// The device reports a critical fault of its own.
+    /// The device reports a critical fault inside it.
     Target = "TARGET", 121, "EREMOTEIO";
     /// Another host holds a reservation.
     ResvConflict = "RESV_CONFLICT", 52, "EBADE";
-    /// The medium is bad at this place.
+    /// The medium is damaged at this position.
     Medium = "MEDIUM", 61, "ENODATA";
     /// Protection information does not match the data.
     Protection = "PROTECTION", 84, "EILSEQ";
     /// No memory for the request.
     Resource = "RESOURCE", 12, "ENOMEM";
-    /// Any other failure; also a request beyond the end of the device.
+    /// Any other failure, and a request beyond the end of the device.
     IoErr = "IOERR", 5, "EIO";
     /// The request could not be started without waiting.
     Again = "AGAIN", 11, "EAGAIN";
-    /// The device is short of something that its other requests hold.
+    /// The device lacks a resource that its other requests hold.
     DevResource = "DEV_RESOURCE", 16, "EBUSY";
     /// Too many zones are open.
     ZoneOpenResource = "ZONE_OPEN_RESOURCE", 109, "ETOOMANYREFS";
@@ -69,17 +69,17 @@ statuses! {
     Offline = "OFFLINE", 19, "ENODEV";
     /// A command's duration limit was exceeded.
     DurationLimit = "DURATION_LIMIT", 62, "ETIME";
-    /// The request makes no sense: misaligned, of length 0, or without a buffer.
+    /// The request is invalid: misaligned, of length 0, or without a buffer.
     Inval = "INVAL", 22, "EINVAL";
 }
 
 impl Status {
-    /// The status that a byte encodes, if it is one.
+    /// The status that a byte encodes, or `None`.
     pub fn from_u8(byte: u8) -> Option<Status> {
         Status::ALL.get(usize::from(byte)).copied()
     }
 
-    /// The status with a Linux name, with or without `BLK_STS_`, in any case.
+    /// The status with this Linux name, with or without `BLK_STS_`, in any case.
     pub fn from_name(name: &str) -> Option<Status> {
         let upper = name.to_ascii_uppercase();
         let short = upper.strip_prefix("BLK_STS_").unwrap_or(&upper);

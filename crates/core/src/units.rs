@@ -1,7 +1,7 @@
-//! Units that cross a border: sectors, zone numbers, tags, nanoseconds.
+//! Units in interfaces: sectors, zone numbers, tags, nanoseconds.
 //!
-//! Inside a function a plain integer with its unit in the name will do (`len_bytes`, `wait_ns`);
-//! in a signature that another crate sees, one of these stands instead.
+//! Inside a function a plain integer with its unit in the name is enough (`len_bytes`, `wait_ns`).
+//! A signature that another crate sees uses one of these types.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -18,7 +18,7 @@ const _: () = assert!(1 << SECTOR_SHIFT == SECTOR_BYTES, "the shift is the size"
 pub struct Sector(pub u64);
 
 impl Sector {
-    /// No sector: what a report carries where there is no write pointer.
+    /// No sector, for example in the report of a zone without a write pointer.
     pub const NONE: Sector = Sector(u64::MAX);
 
     /// The position in bytes.
@@ -27,7 +27,7 @@ impl Sector {
         self.0 << SECTOR_SHIFT
     }
 
-    /// The sector that a byte position falls into.
+    /// The sector that contains a byte position.
     #[inline]
     pub const fn containing(byte: u64) -> Sector {
         Sector(byte >> SECTOR_SHIFT)
@@ -63,7 +63,7 @@ impl fmt::Display for Sector {
     }
 }
 
-/// A zone, counted from 0.
+/// The number of a zone, counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ZoneNo(pub u32);
 
@@ -81,11 +81,11 @@ impl fmt::Display for ZoneNo {
     }
 }
 
-/// The number of a started request among those of its channel, from 0 to the queue depth.
+/// The number of a started request of a channel, below the queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(pub u16);
 
-/// A point in time, in nanoseconds since the clock's own start. See [`crate::clock`].
+/// A point in time, in nanoseconds since the start of its [`crate::clock::Clock`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(pub u64);
 

@@ -1,5 +1,4 @@
-//! What a device is asked to do, in whichever form it comes: a started request, or a single bio
-//! that is carried out on the spot.
+//! The work that a device executes: a started request, or a single bio that is executed inline.
 
 use std::iter::Once;
 use std::ptr::NonNull;
@@ -8,17 +7,17 @@ use crate::bio::{Flags, Op};
 use crate::request::{Segment, Segments, Started};
 use crate::units::Sector;
 
-/// What a device is asked to do.
+/// One unit of work for a device.
 pub trait Work {
     /// The data, piece by piece in the order of the sectors.
     type Segments<'a>: Iterator<Item = Segment>
     where
         Self: 'a;
 
-    /// What to do.
+    /// The operation.
     fn op(&self) -> Op;
 
-    /// Modifiers.
+    /// The modifiers.
     fn flags(&self) -> Flags;
 
     /// First sector.
@@ -30,10 +29,10 @@ pub trait Work {
     /// The data; empty for operations without any.
     fn segments(&self) -> Self::Segments<'_>;
 
-    /// Whether it was merged from several bios.
+    /// Whether the work was merged from several bios.
     fn is_merged(&self) -> bool;
 
-    /// The first sector after it.
+    /// The first sector after the range.
     #[inline]
     fn end(&self) -> Sector {
         self.sector() + self.sectors()
@@ -74,8 +73,8 @@ impl Work for Started {
     }
 }
 
-/// A read or a write without flags that is carried out on the spot: it has no tag and no slot, and
-/// there is nothing to complete.
+/// A read or a write without flags that is executed inline: it has no tag and no slot, and it needs
+/// no completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Single {
     op: Op,
@@ -85,14 +84,14 @@ pub struct Single {
 }
 
 impl Single {
-    /// A bio without flags. Its data lie at `data` until it has been carried out.
+    /// A bio without flags. The data stays at `data` until the bio has been executed.
     #[inline]
     pub fn new(op: Op, sector: Sector, sectors: u64, data: NonNull<u8>) -> Single {
         let len_bytes = Sector(sectors).bytes() as usize;
         Single { op, sector, sectors, data: Segment { data, len_bytes } }
     }
 
-    /// Address of its data.
+    /// The address of the data.
     #[inline]
     pub fn data(&self) -> NonNull<u8> {
         self.data.data

@@ -1,12 +1,17 @@
-//! The stack: plug, gate, scheduler, tags and device queue, compiled into one channel.
+//! The stack: the whole path between `push` and the device queue, and back, compiled into one type.
 //!
 //! ```text
-//! push ─ check ▸ split ▸ plug        submit ─ plug ▸ gate ▸ scheduler ▸ tags ▸ device queue
-//! reap ◂─ completions ◂─ flush sequence, pieces ◂─ tag freed ◂─ gate ◂─ done ring ◂─┘
+//! push ─── check ▸ split ▸ plug (merge)
+//! submit ─ plug ▸ zone write plug ▸ FIFO ▸ channel tag ▸ device queue
+//! reap ◂── completion batch ◂ pieces, flush parts ◂ tag freed ◂ zone write plug released ◂──┘
 //! ```
 //!
-//! Everything here belongs to one thread. After it is made nothing is allocated, and the clock is
-//! read once a batch.
+//! The FIFO is the channel's own [`Scheduler`], normally [`crate::sched::NoneScheduler`]: requests
+//! wait in it for a channel tag. A fault injector and the shared scheduler are not in this file;
+//! they wrap the device queue.
+//!
+//! A stack belongs to one thread. After `new` it allocates nothing, and it reads the clock once a
+//! batch.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -40,14 +45,15 @@ mod gated;
 mod leftovers;
 mod waiting;
 
-/// How often a channel that closes looks for what nobody else waits for.
+/// The interval, in nanoseconds, at which a channel that is being dropped polls for requests that
+/// only it waits for.
 const CLOSING_LOOK_NS: u64 = 10_000_000;
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
-    /// Most bios between push and reap, from 4 to 32768. A bio that is split counts once more for
-    /// each piece.
+    /// Maximum number of bios between push and reap, from 4 to 32768. Each piece of a split bio is
+    /// counted too.
     pub depth: u16,
 }
 
@@ -57,18 +63,18 @@ impl Default for ChannelConfig {
     }
 }
 
-/// The floors of a channel that differ from device to device, from the top down.
+/// The layers of a channel that differ from device to device, from the top down.
 #[derive(Debug)]
 pub struct Floors<G, S, Q> {
-    /// Puts writes to a zone in order.
+    /// The zone write plug: orders the writes of a zone.
     pub gate: G,
-    /// Decides which request is next.
+    /// Chooses the next request.
     pub sched: S,
-    /// What the channel holds of the device.
+    /// The channel's queue of the device.
     pub queue: Q,
 }
 
-/// A channel over a gate, a scheduler and a device queue.
+/// A channel over a zone write plug, a scheduler and a device queue.
 pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     queue: Q,
     sched: S,
@@ -86,16 +92,17 @@ pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic, G: Gate = N
     regions: Vec<Option<Arc<Region>>>,
     stats: Arc<ChannelStats>,
     tally: Tally,
-    /// Nothing is started any more, not even what follows in a flush sequence.
+    /// The channel is being dropped: it starts nothing more, not even the next part of a flush
+    /// sequence.
     closing: bool,
 }
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
-    /// A channel of `config.depth` bios over a queue of a device with this geometry and limits,
-    /// without a gate.
+    /// A channel of `config.depth` bios over a queue of a device with this geometry and these
+    /// limits, without a zone write plug.
     ///
     /// # Panics
-    /// If the depth is out of its range: it comes from our own configuration, checked there.
+    /// If the depth is out of range. The configuration's parser checks the range.
     pub fn new(
         config: ChannelConfig,
         geometry: &Geometry,
@@ -111,10 +118,11 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
 }
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
-    /// The same with a gate. The limits are those that the channel's user sees.
+    /// A channel as by [`Stack::new`], with a zone write plug. The channel's user sees these
+    /// limits.
     ///
     /// # Panics
-    /// As [`Stack::new`].
+    /// If the depth is out of range, as for [`Stack::new`].
     pub fn with_gate(
         config: ChannelConfig,
         geometry: &Geometry,
@@ -147,7 +155,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Takes a bio into a slot. There is a free one.
+    /// Takes a bio into a slot. The caller has checked that a slot is free.
     #[inline]
     fn accept(&mut self, bio: &Bio) {
         self.in_flight += 1;
@@ -163,13 +171,13 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Takes a bio without a range: what it says of one is ignored.
+    /// Takes a bio without a range, and ignores its range fields.
     #[cold]
     fn accept_without_range(&mut self, bio: &Bio) {
         self.accept_any(&check::normal(bio));
     }
 
-    /// Takes a bio that is wrong, too long, or more than a plain read or write.
+    /// Takes a bio that is invalid, too long, or not a plain read or write.
     fn accept_any(&mut self, bio: &Bio) {
         let (data, status) = match self.rules.check(bio).and_then(|()| self.resolve(bio)) {
             Ok(data) => (data, Status::Ok),
@@ -199,7 +207,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// The address of a bio's data, if they lie in a region that the channel knows.
+    /// The address of a bio's data; `INVAL` unless the data lies in a registered region.
     #[inline]
     fn resolve(&self, bio: &Bio) -> Result<NonNull<u8>, Status> {
         if !bio.op.has_data() {
@@ -208,14 +216,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.address(bio.buf, bio.sectors).ok_or(Status::Inval)
     }
 
-    /// The address of so many sectors in a region, if the channel knows it and they lie in it.
+    /// The address of `sectors` sectors in a region, if the region is registered and contains them.
     #[inline]
     fn address(&self, buf: BufRef, sectors: u64) -> Option<NonNull<u8>> {
         let region = self.regions.get(buf.region.0 as usize)?.as_ref()?;
         region.range(buf.offset, sectors << crate::units::SECTOR_SHIFT)
     }
 
-    /// Sends a bio, or a piece of one, towards the device.
+    /// Passes a bio, or a piece of one, to the plug, or completes it if it needs no request.
     fn route(&mut self, mut slot: NonNull<Slot>, bio: &Bio) {
         match flush::route(bio, self.rules.limits()) {
             Route::Plain(flags) => {
@@ -224,19 +232,21 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
                 self.plug(slot);
             }
             Route::Nothing => {
-                // SAFETY: the slot was just taken and stays so until `reap` has seen the request.
+                // SAFETY: the slot was just taken and stays taken until `reap` has seen the
+                // request.
                 let request = unsafe { Request::of(slot) };
                 self.homeward().enter(request, Status::Ok);
             }
             Route::Sequence(stage) => {
-                // SAFETY: as above.
+                // SAFETY: the slot was just taken and stays taken until `reap` has seen the
+                // request.
                 let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
                 self.plug.add(request);
             }
         }
     }
 
-    /// Begins to split a bio. Its flush sequence, if it needs one, is that of the whole bio.
+    /// Begins to split a bio. A flush sequence, if needed, applies to the whole bio.
     #[cold]
     fn split(&mut self, mut slot: NonNull<Slot>, bio: &Bio, data: NonNull<u8>) {
         let limits = self.rules.limits();
@@ -252,8 +262,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         let pieces = Bio { flags: flush::piece_flags(bio, limits), ..*bio };
         self.rest = Some(Rest { bio: pieces, data, parent: parent.index, waits });
         if waits {
-            // SAFETY: the slot stays taken until the bio is complete, and until the flush has come
-            // home no other request refers to it.
+            // SAFETY: the slot stays taken until the bio is complete, and no other request refers
+            // to it until the flush has completed.
             let request = unsafe { flush::part(slot, stage, limits) };
             self.plug.add(request);
         } else {
@@ -261,7 +271,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Makes pieces of the bio that is being split, while there are slots.
+    /// Cuts the bio that is being split into pieces, while slots are free.
     #[cold]
     fn cut_rest(&mut self) {
         let Some(mut rest) = self.rest.take_if(|rest| !rest.waits) else { return };
@@ -273,19 +283,19 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             }
             let (bio, data) = rest.cut(self.rules.piece_sectors(&rest.bio));
             let mut slot = self.slots.take(&bio, data).expect("there is room");
-            // SAFETY: both slots are taken, by this bio, and referred to by no request yet.
+            // SAFETY: this bio has taken both slots, and no request refers to either yet.
             unsafe {
                 slot.as_mut().parent = rest.parent;
                 parent.as_mut().pieces += 1;
             }
             self.route(slot, &bio);
         }
-        // SAFETY: the parent's slot is referred to by number only, never by a request.
+        // SAFETY: only slot numbers refer to the slot of a parent, never a request.
         let complete = split::piece_done(unsafe { parent.as_mut() }, Status::Ok, rest.bio.sector);
         debug_assert!(!complete, "the last piece was cut just now");
     }
 
-    /// Hands requests that wait to the device while it has room for them.
+    /// Starts waiting requests while the device and the tags have capacity.
     #[inline]
     fn dispatch(&mut self, now: Nanos) {
         while !self.sched.is_empty() {
@@ -301,8 +311,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Moves what was pushed on to the scheduler, stamped, and starts what can be started. Where
-    /// the scheduler would only pass it on, it goes to the device directly, as in Linux.
+    /// Submits the plugged requests, stamped with the time: passes them to the scheduler and starts
+    /// what the device accepts. If the scheduler is empty and only a FIFO, requests go to the
+    /// device directly, as in Linux.
     #[inline]
     fn unplug(&mut self, now: Nanos) {
         if G::ACTIVE {
@@ -328,7 +339,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Hands the batch to the device; says whether it makes sense to hand it more.
+    /// Hands the batch to the device; returns whether the device may accept more requests now.
     #[inline]
     fn start(&mut self, now: Nanos) -> bool {
         if self.batch.is_empty() {
@@ -341,7 +352,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.batch.is_empty() || self.take_leftovers()
     }
 
-    /// Ends a request: its tag is free again, and each of its bios goes on.
+    /// Completes a request: frees its tag and completes each of its bios, or advances their
+    /// sequences.
     #[inline]
     fn finish(&mut self, ended: Ended, now: Nanos, out: &mut Vec<Completion>) {
         let tag = ended.tag();
@@ -351,7 +363,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         let (status, landed) = (ended.status(), ended.sector());
         let mut next = Some(ended.head());
         while let Some(slot) = next {
-            // SAFETY: the request has come home, so its slots are this channel's again.
+            // SAFETY: the request has completed, so its slots belong to this channel again.
             let slot_ref = unsafe { slot.as_ref() };
             next = slot_ref.next;
             let latency_ns =
@@ -369,7 +381,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// The end of a part of a flush sequence, or of a piece of a split bio.
+    /// Handles the end of a part of a flush sequence or of a piece of a split bio.
     #[cold]
     fn finish_rare(
         &mut self,
@@ -379,7 +391,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
-        // SAFETY: the request has come home, so the slot is this channel's again.
+        // SAFETY: the request has completed, so the slot belongs to this channel again.
         let slot_ref = unsafe { slot.as_mut() };
         let next = flush::after(slot_ref, status, landed, self.rules.limits());
         let next = next.filter(|_| !self.closing);
@@ -387,7 +399,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             && rest.parent == slot_ref.index
         {
             if let Some(stage) = next {
-                // The pieces are this part; `reap` cuts them now.
+                // The pieces are the next part of the sequence; `reap` cuts them now.
                 slot_ref.stage = stage;
                 rest.waits = false;
                 return;
@@ -406,7 +418,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
         let mut parent = self.slots.at(slot_ref.parent);
         self.slots.put(slot_ref.index);
-        // SAFETY: a parent's slot is taken until its last piece is done, and referred to by number.
+        // SAFETY: a parent's slot stays taken until its last piece completes, and only slot numbers
+        // refer to it.
         let parent_ref = unsafe { parent.as_mut() };
         if split::piece_done(parent_ref, status, sector) {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
@@ -418,9 +431,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Sends the next part of a flush sequence towards the device.
+    /// Submits the next part of a flush sequence.
     fn follow(&mut self, slot: NonNull<Slot>, stage: Stage, now: Nanos) {
-        // SAFETY: the slot stays taken, and the sequence's next request alone refers to it.
+        // SAFETY: the slot stays taken, and only the next request of the sequence refers to it.
         let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
         if G::ACTIVE {
             self.enter_gate(request, now);
@@ -429,9 +442,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Tells the submitter of a bio's end and frees its slot.
+    /// Completes a bio to its submitter and frees its slot.
     ///
-    /// Always inlined: on the way of a plain bio the call costs as much as what it does.
+    /// Always inlined: for a plain bio the call costs as much as the body.
     #[inline(always)]
     fn complete(
         &mut self,
@@ -441,7 +454,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
-        // SAFETY: the slot is this channel's, and no request refers to it.
+        // SAFETY: the slot belongs to this channel, and no request refers to it.
         let slot = unsafe { slot.as_ref() };
         let bio = &slot.bio;
         self.tally.add(&self.stats, bio.op, status.is_ok(), bio.sectors, latency_ns);
@@ -493,7 +506,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
 
     #[inline]
     fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
-        // What is on its way goes first, and a scheduler is there to be asked.
+        // Requests in flight go first, and a scheduler that reorders must see every request.
         if self.in_flight > 0 || !S::PASSES_ON || !self.rules.is_plain_range(op, sector, sectors) {
             return None;
         }
@@ -566,8 +579,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     }
 }
 
-/// Waits for what the device has started, because it holds pointers into the slots and regions.
-/// What was not started yet is forgotten: nobody is left to be told of it.
+/// Waits for the requests that the device has started, because they point to the slots and regions.
+/// Discards requests that were not started: their submitter no longer exists.
 impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G> {
     fn drop(&mut self) {
         drop(self.plug.drain());
@@ -581,14 +594,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G>
             let ended = self.reap(&mut out);
             out.clear();
             if self.queue.waits_for_others() {
-                // What has been started meanwhile may be one more that nobody waits for.
+                // The requests started since then may include one that no other thread waits for.
                 let soon = self.clock.now() + CLOSING_LOOK_NS;
                 self.wait_for_others(Due::At(soon));
                 continue;
             }
             match self.due() {
                 Due::At(at) => self.clock.sleep_until(at),
-                // The device knows of nothing that it still has: it has panicked on its way.
+                // The device reports nothing in flight although tags are taken: it panicked within
+                // a call.
                 Due::Never if ended == 0 => return,
                 Due::Never => {}
             }

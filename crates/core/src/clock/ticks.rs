@@ -1,43 +1,45 @@
-//! The monotonic clock by the processor's counter, where the system itself goes by that.
+//! The monotonic clock, read from the processor's counter where the kernel itself uses the counter.
 //!
-//! A batch that is small pays for two readings of the clock, and the system's takes 25 to 30 ns,
-//! most of which waits for what runs before it. The counter alone takes a third of that. Each
-//! thread has an *anchor*: a reading of both at one moment, and how long a tick is. From there it
-//! counts ticks, for a millisecond at most; then it drops anchor again. So an error does not add
-//! up: a reading is as good as two anchors a millisecond apart, some ten nanoseconds.
+//! A small batch pays for two readings of the clock. A reading of the system's clock takes 25 to 30
+//! ns, mostly to wait for the instructions before it; a reading of the counter alone takes a third
+//! of that. Each thread has an *anchor*: a reading of both clocks at one moment, and the length of
+//! a tick. The thread counts ticks from its anchor for at most a millisecond, then takes a new
+//! anchor. So errors do not add up: a reading is as precise as two anchors a millisecond apart,
+//! about ten nanoseconds.
 //!
-//! The counter is taken where it runs at one rate on all processors (`CPUID` says so) and the
-//! kernel has it for its clock, which it watches. A thread that finds a counter wrong by more than
-//! [`WRONG_NS`] never looks at it again.
+//! The counter is used only if it runs at one rate on all processors (`CPUID` says so) and the
+//! kernel uses it as its clock source, which the kernel monitors. A thread that finds the counter
+//! wrong by more than [`WRONG_NS`] never reads it again.
 //!
-//! Readings of a thread never go back. Those of two threads are apart by their errors: what has
-//! crossed between threads may look some ten nanoseconds younger than it is.
+//! Readings of one thread never go back. Readings of two threads differ by their errors: a value
+//! that passes between threads may look about ten nanoseconds younger than it is.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
 use crate::clock::system_ns;
 
-/// How long an anchor holds, in nanoseconds.
+/// How long an anchor is valid, in nanoseconds.
 const SPAN_NS: u64 = 1_000_000;
-/// A counter that is off by more after an anchor's time is wrong.
+/// A counter that differs by more than this at the end of an anchor's span is wrong, in
+/// nanoseconds.
 const WRONG_NS: u64 = 20_000;
-/// An anchor is good if both clocks were read within so many ticks.
+/// An anchor is good if both clocks were read within this number of ticks.
 const CLOSE_TICKS: u64 = 1_000;
-/// How often that is tried.
+/// Attempts per renewal to read both clocks within [`CLOSE_TICKS`].
 const TRIES: usize = 3;
-/// How often in a row a thread may fail at it.
+/// Consecutive renewals that may fail before a thread stops using the counter.
 const MISSES_MAX: u8 = 8;
-/// Bits behind the point of a rate.
+/// Fraction bits of a rate.
 const POINT: u32 = 32;
-/// Rates that are believed: of counters from 100 MHz to 100 GHz.
+/// Plausible rates, of counters from 100 MHz to 100 GHz.
 const RATES: RangeInclusive<u64> = (1 << POINT) / 100..=10 << POINT;
 
 thread_local! {
     static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor::NONE) };
 }
 
-/// Nanoseconds on the scale of [`system_ns`].
+/// The current time on the scale of [`system_ns`], in nanoseconds.
 #[inline]
 pub(super) fn now_ns() -> u64 {
     ANCHOR.with(|anchor| match anchor.get().read(counter::now()) {
@@ -61,31 +63,31 @@ fn renew(anchor: &Cell<Anchor>) -> u64 {
             return now_ns;
         }
     }
-    // Somebody else had the processor meanwhile, each time; or the system's clock is a slow one,
-    // beside which the counter cannot be told.
+    // Another thread ran in between on each attempt, or the system's clock is too slow to compare
+    // the counter with.
     let ns = system_ns();
     anchor.set(old.missed());
     old.foretold(counter::now(), ns).map_or(ns, |foretold| foretold.max(ns))
 }
 
-/// Where a thread's time was last compared with the system's.
+/// The moment at which a thread last compared its time with the system's.
 #[derive(Clone, Copy, Debug)]
 struct Anchor {
-    /// The counter then.
+    /// The counter at that moment.
     ticks: u64,
-    /// What the thread's time was then: the system's, or a little more.
+    /// The thread's time at that moment: the system's, or slightly later.
     ns: u64,
-    /// What the system's time was then.
+    /// The system's time at that moment.
     system_ns: u64,
-    /// Nanoseconds in a tick, with [`POINT`] bits behind the point.
+    /// Nanoseconds per tick, a fixed-point number with [`POINT`] fraction bits.
     rate: u64,
-    /// For how many ticks it holds; none before the rate is known.
+    /// How long the anchor is valid, in ticks; 0 before the rate is known.
     span: u64,
-    /// How often in a row it could not be renewed.
+    /// Consecutive renewals that failed.
     misses: u8,
-    /// Whether there is one.
+    /// Whether the fields contain a comparison.
     is_set: bool,
-    /// The counter was found wrong.
+    /// Whether the counter was found wrong.
     is_wrong: bool,
 }
 
@@ -100,10 +102,10 @@ impl Anchor {
         is_set: false,
         is_wrong: false,
     };
-    /// Of a thread that goes by the system's clock from now on.
+    /// The anchor of a thread that uses the system's clock from now on.
     const WRONG: Anchor = Anchor { is_wrong: true, ..Anchor::NONE };
 
-    /// The time at a reading of the counter, if the anchor holds so long.
+    /// The time at a reading of the counter, if the anchor is still valid.
     #[inline]
     fn read(&self, ticks: u64) -> Option<u64> {
         let since = ticks.wrapping_sub(self.ticks);
@@ -111,7 +113,7 @@ impl Anchor {
         (since < self.span).then(|| self.ns + ((since * self.rate) >> POINT))
     }
 
-    /// What the anchor says of a moment that is not long behind its span.
+    /// The time by this anchor, for a moment shortly after its span.
     fn foretold(&self, ticks: u64, system_ns: u64) -> Option<u64> {
         let is_near = system_ns.saturating_sub(self.system_ns) < 4 * SPAN_NS;
         let since = u128::from(ticks.wrapping_sub(self.ticks));
@@ -120,7 +122,7 @@ impl Anchor {
         (self.span > 0 && is_near).then_some(foretold)
     }
 
-    /// The same after it could not be renewed: too often, and the counter is given up.
+    /// The anchor after a failed renewal; [`Anchor::WRONG`] after too many.
     fn missed(self) -> Anchor {
         if self.misses == MISSES_MAX {
             return Anchor::WRONG;
@@ -128,7 +130,7 @@ impl Anchor {
         Anchor { misses: self.misses + 1, ..self }
     }
 
-    /// The next anchor and the time, by a reading of both clocks at one moment.
+    /// The next anchor and the current time, from a reading of both clocks at one moment.
     fn renewed(&self, ticks: u64, system_ns: u64) -> (Anchor, u64) {
         if !self.is_set {
             let first = Anchor { ticks, ns: system_ns, system_ns, is_set: true, ..Anchor::NONE };
@@ -136,18 +138,20 @@ impl Anchor {
         }
         let passed_ns = system_ns.saturating_sub(self.system_ns);
         if self.span == 0 && passed_ns < SPAN_NS {
-            // Too short a time to tell the rate by.
+            // Too little time has passed to compute the rate.
             return (*self, system_ns);
         }
         let since = ticks.wrapping_sub(self.ticks).max(1);
         let rate = (u128::from(passed_ns) << POINT) / u128::from(since);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-        // What is left alone for long is not compared; it is as good as the first.
+        // After a long idle period there is nothing to compare: the anchor is set as if it were the
+        // first.
         let ns = self.foretold(ticks, system_ns).unwrap_or(system_ns);
         if !RATES.contains(&rate) || ns.abs_diff(system_ns) > WRONG_NS {
             return (Anchor::WRONG, system_ns);
         }
-        // Time does not go back: what is ahead goes more slowly until it is not.
+        // Time must not go back: a thread that is ahead of the system's clock runs slower until it
+        // is level.
         let ns = ns.max(system_ns);
         let slowed = rate - rate / SPAN_NS * (ns - system_ns);
         let span = (SPAN_NS << POINT) / rate;
@@ -155,7 +159,7 @@ impl Anchor {
     }
 }
 
-/// The counter of x86-64.
+/// The time stamp counter of x86-64.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod counter {
     #![allow(unsafe_code)]
@@ -164,11 +168,11 @@ mod counter {
     use std::fs;
     use std::sync::OnceLock;
 
-    /// What the kernel goes by.
+    /// The file that names the kernel's clock source.
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    /// The page of `CPUID` that tells of power management.
+    /// The `CPUID` leaf for advanced power management.
     const POWER_PAGE: u32 = 0x8000_0007;
-    /// Its bit for a counter whose rate does not change.
+    /// The bit of [`POWER_PAGE`] for an invariant counter, whose rate does not change.
     const INVARIANT: u32 = 1 << 8;
 
     #[inline]
@@ -187,7 +191,7 @@ mod counter {
     }
 }
 
-/// None that is known to be worth it: readings are the system's.
+/// No usable counter: every reading is the system's clock.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod counter {
     #[inline]
@@ -207,7 +211,7 @@ mod tests {
     /// Ticks of a counter of 2.5 GHz.
     const TICKS_PER_MS: u64 = 2_500_000;
 
-    /// An anchor that holds, of a counter of 2.5 GHz, 1 ms after the start.
+    /// A valid anchor of a counter of 2.5 GHz, 1 ms after the start.
     fn anchored() -> Anchor {
         let (first, ns) = Anchor::NONE.renewed(1000, 5_000_000);
         assert_eq!((ns, first.read(1001)), (5_000_000, None), "it knows no rate yet");
@@ -231,7 +235,7 @@ mod tests {
     #[test]
     fn time_that_is_ahead_waits_for_the_system_s() {
         let (mut anchor, mut ticks, mut system_ns) = (anchored(), 1000 + TICKS_PER_MS, 6_000_000);
-        // The counter now runs 1 in 1000 faster than it did.
+        // The counter now runs faster by 1 in 1000 than before.
         let mut last = 0;
         for _ in 0..50 {
             for _ in 0..10 {
@@ -276,7 +280,7 @@ mod tests {
     fn a_thread_that_slept_begins_anew() {
         let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
         let hour_ns = 3_600_000_000_000;
-        // A millionth off, as the first rate was.
+        // The counter is off by a millionth, as is the first rate.
         let ticks = at + 3_600_000 * TICKS_PER_MS + 9_000_000;
         let (renewed, now) = anchor.renewed(ticks, 6_000_000 + hour_ns);
         assert_eq!(now, 6_000_000 + hour_ns);

@@ -1,4 +1,4 @@
-//! A device whose completions take longer.
+//! A device that delays completions.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -10,7 +10,7 @@ use crate::inject::Injection;
 use crate::request::{Batch, Done};
 use crate::units::Nanos;
 
-/// Holds every completion of `D` back for a constant time after the device has made it.
+/// Delays every completion of `D` by a constant time.
 #[derive(Debug)]
 pub struct Delayed<D> {
     inner: D,
@@ -18,7 +18,7 @@ pub struct Delayed<D> {
 }
 
 impl<D: Device> Delayed<D> {
-    /// `inner`, `delay_ns` nanoseconds slower.
+    /// `inner` with completions delayed by `delay_ns` nanoseconds.
     pub fn new(inner: D, delay_ns: u64) -> Delayed<D> {
         Delayed { inner, delay_ns }
     }
@@ -49,13 +49,13 @@ impl<D: Device> Device for Delayed<D> {
 pub struct DelayedQueue<Q> {
     inner: Q,
     delay_ns: u64,
-    /// Completions held back, oldest first, and when each is due: the two are equally long.
+    /// Delayed completions, oldest first, and the due time of each; both have the same length.
     held: Done,
     due: VecDeque<Nanos>,
 }
 
 impl<Q> DelayedQueue<Q> {
-    /// Notes when the completions are due that the device has made just now.
+    /// Records the due times of completions that the device has just made.
     fn note_new(&mut self, now: Nanos) {
         while self.due.len() < self.held.len() {
             self.due.push_back(now + self.delay_ns);

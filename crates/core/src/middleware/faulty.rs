@@ -1,9 +1,9 @@
-//! A device that fails the requests that it is told to fail.
+//! A fault injector: a device that fails the requests that its rules select.
 //!
 //! The rules are those of Linux's error injector (block/error-injection.c): an operation, a range,
-//! a status and a chance, the newest rule first. A request that a rule takes never reaches the
-//! device, so it cannot move a write pointer. A request of several bios that a rule might take is
-//! broken up first: rules see bios as they were pushed.
+//! a status and a chance, the newest rule first. A request that a rule fails never reaches the
+//! device, so it cannot move a write pointer. A merged request that a rule might fail is broken up
+//! first: rules apply to bios as they were pushed.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::status::Status;
 use crate::units::Nanos;
 use crate::work::Single;
 
-/// A rule and how often it may still strike.
+/// A rule and how often it may still fail a request.
 #[derive(Clone, Debug)]
 struct Armed {
     rule: Rule,
@@ -28,8 +28,8 @@ struct Armed {
 }
 
 impl Armed {
-    /// Whether the rule is about this request, chance aside. Operations without sectors match a
-    /// rule that names no range (one that starts at 0).
+    /// Whether the rule applies to this request, apart from its chance. An operation without
+    /// sectors matches a rule whose range contains its sector, which is normally 0.
     fn is_about(&self, started: &Started) -> bool {
         let rule = &self.rule;
         if rule.op.is_some_and(|op| op != started.op()) || self.left.is_spent() {
@@ -43,27 +43,27 @@ impl Armed {
     }
 }
 
-/// Most rules at once: every request is held against each.
+/// Maximum number of rules: every request is compared with each rule.
 pub const RULES_MAX: usize = 1024;
 
-/// `D` with an error injector before it. Without rules it costs one load per batch.
+/// `D` with a fault injector in front of it. Without rules it costs one load per batch.
 #[derive(Debug)]
 pub struct Faulty<D> {
     inner: D,
     rules: Arc<Published<Vec<Armed>>>,
     seed: u64,
-    /// Counts queues, so that each has a chance of its own.
+    /// Counts queues, so that each has its own random sequence.
     queues: Ration,
 }
 
 impl<D: Device> Faulty<D> {
-    /// `inner` without rules. `seed` decides what chance brings.
+    /// `inner` without rules. `seed` determines the random decisions.
     pub fn new(inner: D, seed: u64) -> Faulty<D> {
         let (rules, queues) = (Arc::new(Published::new(Vec::new())), Ration::new(u64::MAX));
         Faulty { inner, rules, seed, queues }
     }
 
-    /// How often each rule has struck, newest rule first.
+    /// How many requests each rule has failed, newest rule first.
     pub fn strikes(&self) -> Vec<u64> {
         self.rules.get().iter().map(|armed| armed.left.used()).collect()
     }
@@ -118,14 +118,14 @@ pub struct FaultyQueue<Q> {
     chance: Chance,
 }
 
-/// What is done with a request.
+/// The decision about a request.
 enum Verdict {
     Pass,
     Fail(Status),
     BreakUp,
 }
 
-/// The first rule that takes the request decides.
+/// Decides about a request: the first rule that fails it wins.
 fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> Verdict {
     for armed in rules {
         if !armed.is_about(started) {
@@ -142,8 +142,8 @@ fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> Verdict {
 }
 
 impl<Q: DeviceQueue> FaultyQueue<Q> {
-    /// Starts a batch request by request, because there are rules. What is before a failing request
-    /// is started before it, so order stays.
+    /// Starts a batch request by request, while there are rules. Requests before a failing request
+    /// start before it completes, so the order is kept.
     #[cold]
     fn start_judged(&mut self, rules: &[Armed], now: Nanos, batch: &mut Batch, done: &mut Done) {
         let mut room = self.inner.room();
@@ -181,7 +181,7 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
 
     #[inline]
     fn carry(&mut self, single: Single) -> Option<Status> {
-        // With rules every request is judged, one by one.
+        // With rules, every request has to be compared with them in `start`.
         if self.rules.unchanged()?.is_empty() { self.inner.carry(single) } else { None }
     }
 
@@ -227,13 +227,13 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     }
 }
 
-/// Chance from a seed: xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003). Never 0.
+/// Random numbers from a seed: xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003). Never 0.
 #[derive(Debug)]
 struct Chance(u64);
 
 impl Chance {
-    /// The chance of one queue of a device: the seed and the queue's number, well mixed (the
-    /// finalizer of splitmix64, G. Steele et al., OOPSLA 2014).
+    /// The random sequence of one queue of a device: the seed and the number of the queue, mixed by
+    /// the finalizer of splitmix64 (G. Steele et al., OOPSLA 2014).
     fn new(seed: u64, queue: u64) -> Chance {
         let mut state = seed.wrapping_add((queue + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -241,7 +241,7 @@ impl Chance {
         Chance((state ^ (state >> 31)).max(1))
     }
 
-    /// True once in `n` times; always for 0 and 1.
+    /// True once in `n` times; always true for 0 and 1.
     fn one_in(&mut self, n: u32) -> bool {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,7 +1,7 @@
-//! A device that writes down what it is asked and what it answers.
+//! A device that logs the requests it starts and their completions.
 //!
-//! One line per event, in the columns of `blkparse`'s default output, so that eyes and scripts that
-//! know it can read it: device, queue, sequence, seconds, pid, action (D issued, C completed), the
+//! One line per event, in the columns of `blkparse`'s default output, so that people and scripts
+//! can read it: device, queue, sequence, seconds, pid, action (D issued, C completed), the
 //! operation's letters, sector + sectors; then the tag and, on completion, the status.
 #![allow(clippy::disallowed_types)] // The trace file's lock: who traces does not measure.
 
@@ -20,13 +20,13 @@ use crate::inject::Injection;
 use crate::request::{Batch, Done, Started};
 use crate::units::Nanos;
 
-/// A queue's text is handed on when it is this long, in bytes.
+/// A queue writes its text to the trace when it reaches this length, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
 
-/// What each line begins with: the device's numbers.
+/// The start of each line: the device number.
 const LINE_START: &str = "  8,0 ";
 
-/// Where the lines of all queues of a device go.
+/// The destination of the lines of all queues of a device.
 #[derive(Clone)]
 pub struct Trace(Arc<Mutex<TraceFile>>);
 
@@ -37,12 +37,12 @@ struct TraceFile {
 }
 
 impl Trace {
-    /// A trace into `sink`. A sink that fails ends the trace, not the I/O.
+    /// A trace into `sink`. If the sink fails, the trace ends and the I/O continues.
     pub fn new(sink: Box<dyn Write + Send>) -> Trace {
         Trace(Arc::new(Mutex::new(TraceFile { sink, queues: 0, failed: None })))
     }
 
-    /// Whether a file may be emptied to become a trace: it is empty, or begins as a trace does.
+    /// Whether a file may be truncated to become a trace: it is empty, or starts like a trace.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Trace {
     }
 }
 
-/// `D`, with a line for every request issued and completed.
+/// `D` with a line for every request issued and completed.
 #[derive(Debug)]
 pub struct Traced<D> {
     inner: D,
@@ -88,7 +88,7 @@ pub struct Traced<D> {
 }
 
 impl<D: Device> Traced<D> {
-    /// `inner`, traced.
+    /// `inner` with a trace.
     pub fn new(inner: D, trace: Trace) -> Traced<D> {
         Traced { inner, trace }
     }
@@ -177,7 +177,7 @@ impl Drop for Pen {
     }
 }
 
-/// `blkparse`'s letters for an operation, with zone operations as Z and a second letter.
+/// `blkparse`'s letters for an operation; a zone operation has Z and a second letter.
 fn letters(op: Op, flags: Flags) -> String {
     let mut letters = String::from(match op {
         Op::Read => "R",

@@ -1,64 +1,64 @@
-//! A batch: requests on their way to a device, and what it leaves of them.
+//! A batch: requests that a channel hands to a device, and those that the device leaves in it.
 
 use super::{Request, Started, TAG_NONE};
 use crate::ring::Ring;
 use crate::units::Tag;
 
-/// Requests on their way to a device, in order. Bounded by the channel's depth.
+/// Requests for a device, in order. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct Batch {
     requests: Ring<Started>,
-    /// The first request is to be offered again bio by bio.
+    /// The channel has to offer the first request again bio by bio.
     broken: bool,
 }
 
 impl Batch {
-    /// An empty batch with room for `depth` requests.
+    /// An empty batch with capacity for `depth` requests.
     pub fn with_capacity(depth: usize) -> Batch {
         Batch { requests: Ring::with_capacity(depth), broken: false }
     }
 
-    /// How many requests are left in it.
+    /// Number of requests in the batch.
     #[inline]
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether none is left.
+    /// Whether the batch is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// A request that is left, without taking it: 0 is the next one.
+    /// A request of the batch, without taking it; index 0 is the next one.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&Started> {
         self.requests.get(index)
     }
 
-    /// Takes the next request; whoever takes it owes its completion.
+    /// Takes the next request. The caller must complete it.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "a batch is also put back into")]
     pub fn next(&mut self) -> Option<Started> {
         self.requests.pop_front()
     }
 
-    /// Adds a request behind the others: for middleware that passes requests on.
+    /// Adds a request at the end, for middleware that passes requests on.
     #[inline]
     pub fn push(&mut self, started: Started) {
         self.requests.push_back(started);
     }
 
-    /// Puts a request back before the others. What a device leaves in the batch was not started;
-    /// the channel offers it again later, in the same order.
+    /// Puts a request back at the front. Requests that a device leaves in the batch count as not
+    /// started; the channel offers them again later, in the same order.
     #[inline]
     pub fn put_back(&mut self, started: Started) {
         self.requests.push_front(started);
     }
 
-    /// Puts a merged request back before the others, to be offered again bio by bio: for a device
-    /// that would have to fail it because of some of its bios only. The caller then leaves the
-    /// batch alone, so that order is kept, and merging stays invisible.
+    /// Puts a merged request back at the front, to be offered again bio by bio. For a device that
+    /// would have to fail the request because of only some of its bios. The caller then leaves the
+    /// batch alone, so that the order is kept and clients do not notice merging.
     ///
     /// A request of one bio cannot be broken up; check [`Started::is_merged`] first.
     pub fn break_up(&mut self, started: Started) {
@@ -67,12 +67,13 @@ impl Batch {
         self.broken = true;
     }
 
-    /// Puts the first requests in another order: the one that is at `turns[0]` comes to the front,
-    /// and so on. Each of them has one turn.
+    /// Reorders the first requests: the request at index `turns[0]` becomes the first, and so on.
+    /// Each index below `turns.len()` occurs once.
     #[inline]
     pub(crate) fn arrange(&mut self, turns: &[u8]) {
         for index in 0..turns.len() {
-            // What stood before here has been moved to where the one that is there now came from.
+            // An earlier swap moved the request from here to the place that its replacement came
+            // from.
             let mut from = usize::from(turns[index]);
             while from < index {
                 from = usize::from(turns[from]);
@@ -81,7 +82,7 @@ impl Batch {
         }
     }
 
-    /// Moves the first requests, so many, behind those of another batch.
+    /// Moves the first `count` requests to the end of another batch.
     #[inline]
     pub(crate) fn pass_on(&mut self, count: usize, to: &mut Batch) {
         for _ in 0..count {
@@ -91,8 +92,8 @@ impl Batch {
         }
     }
 
-    /// Takes back what another batch has left, before its own: for middleware that passed requests
-    /// on in a batch of its own.
+    /// Takes the requests that another batch still holds and puts them at the front. For middleware
+    /// that passed requests on in its own batch.
     pub fn take_back(&mut self, left: &mut Batch) {
         if left.is_empty() {
             return;
@@ -103,7 +104,7 @@ impl Batch {
         }
     }
 
-    /// Whether the first request is to be offered again bio by bio; asking forgets it.
+    /// Whether the first request has to be offered again bio by bio; resets the flag.
     pub(crate) fn take_broken(&mut self) -> bool {
         std::mem::take(&mut self.broken)
     }
@@ -114,7 +115,7 @@ impl Batch {
         self.requests.push_back(Started(request));
     }
 
-    /// Takes the last request back out of the batch, with the tag that it held.
+    /// Removes the last request from the batch, with the tag that it held.
     pub(crate) fn unstart_last(&mut self) -> Option<(Request, Tag)> {
         let mut request = self.requests.pop_back()?.defuse();
         let tag = std::mem::replace(&mut request.slot_mut().tag, TAG_NONE);

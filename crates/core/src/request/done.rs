@@ -1,4 +1,4 @@
-//! The done ring: where devices put what they have completed, and what the channel takes up.
+//! The completion batch: devices put completed requests in, and the channel takes them out.
 
 use super::{Ended, Request, Started};
 use crate::bio::Op;
@@ -6,25 +6,25 @@ use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Sector, Tag};
 
-/// The done ring: completed requests on their way up. Bounded by the channel's depth.
+/// Completed requests on their way to the channel. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct Done {
     requests: Ring<Ended>,
 }
 
 impl Done {
-    /// An empty ring with room for `depth` completions.
+    /// An empty batch with capacity for `depth` completions.
     pub fn with_capacity(depth: usize) -> Done {
         Done { requests: Ring::with_capacity(depth) }
     }
 
-    /// How many completions wait in it.
+    /// Number of completions in the batch.
     #[inline]
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether none waits.
+    /// Whether the batch is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
@@ -45,14 +45,14 @@ impl Done {
         self.enter(request, Status::Ok);
     }
 
-    /// Completes a request, also one that never came to the device.
+    /// Completes a request, which need not have reached the device.
     #[inline]
     pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
         request.slot_mut().status = status;
         self.requests.push_back(Ended(request));
     }
 
-    /// Adds a completed request that was taken out.
+    /// Adds a completed request that was taken out of another batch.
     pub(crate) fn put(&mut self, ended: Ended) {
         self.requests.push_back(ended);
     }
@@ -63,7 +63,8 @@ impl Done {
         self.requests.pop_front()
     }
 
-    /// Moves the oldest completion of `from` here: for middleware that holds completions back.
+    /// Moves the oldest completion of `from` into this batch, for middleware that delays
+    /// completions. Returns `false` if `from` is empty.
     #[inline]
     pub fn take_from(&mut self, from: &mut Done) -> bool {
         match from.requests.pop_front() {
@@ -75,8 +76,8 @@ impl Done {
         }
     }
 
-    /// Operation, tag and status of the completion at `index`, oldest first: for middleware that
-    /// looks on.
+    /// Operation, tag and status of the completion at `index`, oldest first, for middleware that
+    /// observes completions.
     pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
         let slot = self.requests.get(index)?.0.slot();
         Some((slot.op, Tag(slot.tag), slot.status))

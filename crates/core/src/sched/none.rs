@@ -5,14 +5,14 @@ use crate::request::Request;
 use crate::ring::Ring;
 use crate::units::Nanos;
 
-/// Requests in the order of their submission.
+/// A FIFO of requests.
 #[derive(Debug)]
 pub struct NoneScheduler {
     requests: Ring<Request>,
 }
 
 impl NoneScheduler {
-    /// An empty queue with room for `depth` requests.
+    /// An empty queue with capacity for `depth` requests.
     pub fn new(depth: usize) -> NoneScheduler {
         NoneScheduler { requests: Ring::with_capacity(depth) }
     }

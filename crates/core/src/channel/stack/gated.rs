@@ -1,4 +1,4 @@
-//! The way through the gate, for channels that have one.
+//! The path through the zone write plug, for channels that have one.
 
 use super::Stack;
 use crate::clock::Clock;
@@ -9,13 +9,14 @@ use crate::units::Nanos;
 use crate::zone::gate::Gate;
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
-    /// What is on its way up, behind the gate.
+    /// The completion batch above the zone write plug: requests that the channel has to complete.
     #[inline(always)]
     pub(super) fn homeward(&mut self) -> &mut Done {
         if G::ACTIVE { self.passage.homeward() } else { &mut self.done }
     }
 
-    /// Moves what was pushed on to the gate, stamped, and starts what can be started.
+    /// Submits the plugged requests, stamped with the time, to the zone write plug and starts what
+    /// can start.
     pub(super) fn unplug_into_gate(&mut self, now: Nanos) {
         for mut request in self.plug.drain() {
             request.stamp(now);
@@ -26,7 +27,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         while self.catch_up(now) {}
     }
 
-    /// Lets the gate do something that takes its time; says whether it did.
+    /// Lets the zone write plug do one slow step; returns whether it did one.
     pub(super) fn catch_up(&mut self, now: Nanos) -> bool {
         let busy = self.gate.catch_up(&mut self.passage);
         if busy {
@@ -36,13 +37,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         busy
     }
 
-    /// Sends one request, of a flush sequence, into the gate.
+    /// Submits one request of a flush sequence to the zone write plug.
     pub(super) fn enter_gate(&mut self, request: Request, now: Nanos) {
         self.gate.enter(request, &mut self.passage);
         self.come_through(now);
     }
 
-    /// Takes what the device has completed through the gate, which may let others pass for it.
+    /// Passes the device's completions through the zone write plug, which may release waiting
+    /// writes.
     pub(super) fn leave_gate(&mut self, now: Nanos) {
         while let Some(ended) = self.done.take() {
             if ended.is_returned() {
@@ -61,13 +63,13 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.come_through(now);
     }
 
-    /// The same, and lets pass what other channels have made way for.
+    /// Handles the device's completions, and releases writes that waited for other channels.
     pub(super) fn poll_gate(&mut self, now: Nanos) {
         self.gate.poll(now, &mut self.passage);
         self.leave_gate(now);
     }
 
-    /// Moves what has passed the gate on to the scheduler.
+    /// Passes requests that the zone write plug has released to the scheduler.
     fn come_through(&mut self, now: Nanos) {
         while let Some(request) = self.passage.next() {
             self.sched.insert(request, now);

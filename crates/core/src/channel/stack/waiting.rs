@@ -1,4 +1,4 @@
-//! When something is next to be found, and the sleep until then.
+//! When the channel next has work to do, and the sleep until then.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use crate::sched::Scheduler;
 use crate::units::Nanos;
 use crate::zone::gate::Gate;
 
-/// Longest sleep before a gate without another look. Other channels ring; this is a bound, so that
-/// a wait has one.
+/// Longest sleep while a write waits in the zone write plug. Other channels wake this one; the
+/// bound covers a wakeup that is missing.
 const GATE_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
-    /// When something is next to be found, whatever comes through the gate.
+    /// When the layers below the zone write plug next have work to do.
     pub(super) fn due_below(&self) -> Due {
         if !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home()) {
             return Due::At(Nanos(0));
@@ -27,7 +27,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.queue.due()
     }
 
-    /// Sleeps while other threads have something of this channel.
+    /// Sleeps while other threads hold requests of this channel.
     #[cold]
     pub(super) fn wait_for_others(&mut self, deadline: Due) {
         let home = !self.done.is_empty() || (G::ACTIVE && self.passage.is_anybody_home());
@@ -38,7 +38,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Sleeps until something is to be found, or until the deadline.
+    /// Sleeps until `reap` would find a completion, or until the deadline.
     pub(super) fn sleep(&mut self, deadline: Option<Instant>) {
         if self.queue.waits_for_others() {
             let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
