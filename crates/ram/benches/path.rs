@@ -1,12 +1,12 @@
-//! What the device costs beside the bare codec: CPU time of a block of 4 KiB, written and read in
-//! records of 16 KiB in order, and one by one anywhere on a device of 256 MiB. Data: programs.
+//! Cost of the device compared with the bare codec: CPU time per block of 4 KiB, written and read
+//! in records of 16 KiB sequentially and one block at a time at random, on a device of 256 MiB. The
+//! data are program files.
 //!
-//! Each figure is the sum over parts of the work of the least that any round took for a part, so
-//! that other work on the machine shows little.
+//! Each row is split into parts. A figure is the sum over the parts of the minimum over the rounds,
+//! so that other work on the machine has little effect.
 //!
-//! `cargo bench -p blockyard-ram --bench path [ROW]`; with `HALF=1` of blocks that compress by
-//! half, with `DEDUP=1` on devices that store equal blocks once, with `COMPACT=0` without
-//! compaction meanwhile.
+//! `cargo bench -p blockyard-ram --bench path [ROW]`. `HALF=1` uses blocks that compress by half,
+//! `DEDUP=1` devices with deduplication, `COMPACT=0` devices without background compaction.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::fs;
@@ -22,10 +22,10 @@ const BLOCK: usize = 4096;
 const DATA_BYTES: usize = 16 << 20;
 const DEVICE_BYTES: u64 = 256 << 20;
 const ROUNDS: usize = 7;
-/// Operations of a part.
+/// Operations in a part.
 const PART: usize = 256;
 
-/// CPU time of this thread, or of all of them, in nanoseconds.
+/// CPU time of this thread or of the process, in nanoseconds.
 fn cpu_ns(clock: libc::clockid_t) -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a timespec that lives until the call returns.
@@ -34,7 +34,7 @@ fn cpu_ns(clock: libc::clockid_t) -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Bytes of programs.
+/// Data from program files.
 fn programs() -> Vec<u8> {
     let mut paths: Vec<_> =
         fs::read_dir("/usr/bin").unwrap().flatten().map(|entry| entry.path()).collect();
@@ -42,7 +42,7 @@ fn programs() -> Vec<u8> {
     let mut data = Vec::with_capacity(DATA_BYTES);
     for path in paths {
         let Ok(file) = fs::read(path) else { continue };
-        // Not all of one large program.
+        // Limit the share of a single large program.
         data.extend_from_slice(&file[..file.len().min(512 << 10) / BLOCK * BLOCK]);
         if data.len() >= DATA_BYTES {
             break;
@@ -52,7 +52,7 @@ fn programs() -> Vec<u8> {
     data
 }
 
-/// Blocks that compress by half, as fio makes them: noise, and one byte.
+/// Blocks that compress by half, as fio makes them: half noise, half one byte.
 fn halves() -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(8);
     let mut data = vec![0; DATA_BYTES];
@@ -60,7 +60,7 @@ fn halves() -> Vec<u8> {
     data
 }
 
-/// A device of its own, its channel, and the data beside it.
+/// A device with its channel and the test data.
 struct Device {
     channel: Box<dyn Channel>,
     bytes: Arc<Region>,
@@ -112,7 +112,7 @@ impl Device {
     }
 }
 
-/// The codec alone, on the same data.
+/// The bare codec on the same data.
 struct Bare {
     codec: Codec,
     encoder: Encoder,
@@ -152,10 +152,10 @@ impl Bare {
     }
 }
 
-/// Its name, the blocks of an operation, and the operation of a number.
+/// Name of the row, blocks per operation, and the function that runs operation N.
 type Row<'r> = (&'r str, usize, &'r mut dyn FnMut(usize));
 
-/// Rows, and the least that parts of each took, in turns of rounds.
+/// Runs the rows in interleaved rounds and prints the minima of their parts.
 fn compare(rows: &mut [Row<'_>], operations: usize) {
     let (mut own, mut all) = (vec![0.0; rows.len()], vec![0.0; rows.len()]);
     let only = std::env::args().skip(1).find(|word| !word.starts_with("--"));
@@ -213,7 +213,7 @@ fn main() {
     let mut count = 0_u64;
     let mut fresh = |number: usize| {
         let at = record(number / 4) + (number % 4 * BLOCK) as u64;
-        // A block that is nowhere else.
+        // Contents that no other block has.
         count += 1;
         small.bytes.write(at, &count.to_le_bytes());
         small.carry(Op::Write, at, at);

@@ -1,6 +1,7 @@
-//! What store and pool cost beside the bare compressor, and what they waste: CPU time per block of
-//! 4 KiB of reads and writes, and bytes of the system over compressed bytes, after a first filling,
-//! after random overwriting, and after compaction. Data: programs, text, and blocks of half noise.
+//! Cost and overhead of store and pool. Measures the CPU time per block of 4 KiB of reads and
+//! writes compared with the bare compressor, and the ratio of system memory to compressed bytes
+//! after a first fill, after random overwrites, and after compaction. The data are programs, text,
+//! and blocks of half noise.
 //!
 //! `cargo bench -p blockyard-ram --bench pool`
 #![allow(unsafe_code, clippy::unwrap_used)]
@@ -28,7 +29,7 @@ fn cpu_ns() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Chunks of 16 KiB at random places of the files under a folder.
+/// Chunks of 16 KiB at random places of the files in a directory.
 fn files(root: &str, wanted: &[&str], random: &mut fastrand::Rng) -> Vec<u8> {
     let mut found = Vec::new();
     let mut folders = vec![Path::new(root).to_owned()];
@@ -60,14 +61,14 @@ fn files(root: &str, wanted: &[&str], random: &mut fastrand::Rng) -> Vec<u8> {
     data
 }
 
-/// Blocks of which half is noise, and half one byte.
+/// Blocks that are half noise and half one byte.
 fn halves(random: &mut fastrand::Rng) -> Vec<u8> {
     let mut data = vec![0x5a; PART_BYTES];
     data.chunks_mut(BLOCK).for_each(|block| random.fill(&mut block[..BLOCK / 2]));
     data
 }
 
-/// What stores blocks by a codec.
+/// Compresses and stores blocks with one codec.
 struct Bench {
     codec: Codec,
     encoder: blockyard_ram::codec::Encoder,
@@ -108,7 +109,7 @@ impl Bench {
             return;
         }
         let (decoder, into) = (&mut self.decoder, self.plain.as_mut_ptr());
-        // SAFETY: `plain` is a block long and ours.
+        // SAFETY: `plain` is a block long and belongs to this fixture.
         unsafe { self.codec.decompress(decoder, packed, into, BLOCK) }.unwrap();
     }
 
@@ -118,7 +119,7 @@ impl Bench {
     }
 }
 
-/// The least CPU time per block of several rounds of several works, in turns.
+/// Runs the works in interleaved rounds and returns each one's minimum CPU time per block.
 fn compare(blocks: usize, works: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     let mut least = vec![f64::MAX; works.len()];
     for _ in 0..ROUNDS {
@@ -148,10 +149,10 @@ fn block_of(data: &[u8], block: usize) -> &[u8] {
     &data[block * BLOCK..(block + 1) * BLOCK]
 }
 
-/// What the compressor alone makes of the data, packed back to back.
+/// The baseline: the data as the compressor alone packs them, back to back.
 struct Floor {
     packed: Vec<u8>,
-    /// Where each block ends, and whether it is raw.
+    /// The end of each block, and whether it is uncompressed.
     ends: Vec<(usize, bool)>,
 }
 
@@ -176,7 +177,7 @@ impl Floor {
     }
 }
 
-/// CPU time of reads and writes, beside the compressor in a loop over the same data.
+/// CPU time of reads and writes, next to the compressor alone in a loop over the same data.
 fn speed(bench: &mut Bench, access: &mut Access, data: &[u8], random: &mut fastrand::Rng) {
     let blocks = data.len() / BLOCK;
     let floor = Floor::new(bench, data);

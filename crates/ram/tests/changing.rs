@@ -1,9 +1,9 @@
-//! A client that changes its buffer while a write of it is under way: what is stored of the bytes
-//! that it changes is one of their values, and what it leaves alone is stored as it is. A
-//! compressor that worked in the client's buffer would rely on bytes being what they were when it
-//! saw them first, and make something else of the block, or nothing.
+//! A client changes its buffer during a write. The stored block has one of the values of each byte
+//! that the client changed, and every other byte as it was. A compressor that worked in the
+//! client's buffer would rely on seeing the same bytes again, and would produce a wrong or
+//! undecodable block.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
-#![allow(clippy::disallowed_types)] // The client's threads are no part of the data path.
+#![allow(clippy::disallowed_types)] // The client's threads are not part of the data path.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,10 +13,10 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Channel, Composed, Disk, Op, Region, RegionId, Sector, Status};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
 
-/// Bytes that are the same in two places of a block, none of them twice.
+/// Length of a string that occurs twice in a block and has no repetition in itself.
 const LIKE: usize = 48;
 
-/// Ends the other thread, whatever becomes of this one.
+/// Stops the other thread, even if this one panics.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -35,7 +35,7 @@ fn carry_out(channel: &mut dyn Channel, bio: Bio, region: RegionId) -> Status {
     done[0].status
 }
 
-/// Writes a block again and again of which another thread changes one byte, and reads it back.
+/// Repeatedly writes a block, of which another thread changes one byte, and reads it back.
 fn writes(config: RamConfig, rounds: usize, seed: u64) {
     let unit = config.unit as usize;
     let ram = Ram::open(config).unwrap();
@@ -47,12 +47,13 @@ fn writes(config: RamConfig, rounds: usize, seed: u64) {
         (channel.register(Arc::clone(&buffer)), channel.register(Arc::clone(&found)));
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..rounds / 500 {
-        // Noise, and something that comes twice: a search that goes in steps finds it in its middle
-        // and goes back to its start, over the byte that changes.
+        // Noise, and a string that occurs twice. A match search that advances in steps finds it in
+        // the middle and extends the match backwards, over the byte that changes.
         let mut block: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(unit).collect();
         let second = random.usize(1100..unit - 1000);
         block.copy_within(200..200 + LIKE, second);
-        // Compressible at all, as what is stored raw is not compressed.
+        // The block must be compressible, since uncompressed blocks do not reach the compressor's
+        // output.
         block[unit - 900..].fill(0x20);
         let at = second + random.usize(0..8);
         buffer.write(0, &block);

@@ -1,5 +1,5 @@
-//! Compaction in the background: what random overwriting leaves between objects is won back without
-//! anybody asking, and data are what they were.
+//! Background compaction reclaims the space that random overwrites leave between objects, without a
+//! request, and does not change data.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use blockyard_ram::{Ram, RamConfig};
 const SIZE: u64 = 24 << 20;
 const BLOCK: usize = 4096;
 
-/// Blocks of many compressed sizes.
+/// A block; compressed sizes vary widely.
 fn block(rng: &mut fastrand::Rng) -> Vec<u8> {
     let mut data = vec![0x20; BLOCK];
     let noise = rng.usize(100..3500);
@@ -27,13 +27,13 @@ fn io(ram: &Arc<Ram>) -> Io {
     Io::new(disk.open().unwrap(), 1 << 20)
 }
 
-/// Percent of the stored bytes that are lost.
+/// Overhead in percent of the stored bytes.
 fn overhead(ram: &Ram) -> f64 {
     let mm = ram.stats().mm;
     (mm.mem_used_total as f64 / mm.compr_data_size as f64 - 1.0) * 100.0
 }
 
-/// A device that was filled and overwritten at random, and what it holds.
+/// A device that was filled and overwritten at random, and its expected contents.
 fn overwritten(ram: &Arc<Ram>) -> (Io, Vec<Vec<u8>>) {
     let mut io = io(ram);
     let mut rng = fastrand::Rng::with_seed(7);
@@ -67,7 +67,7 @@ fn what_overwriting_has_left_is_won_back() {
     let left = overhead(&never);
     assert!(left > 6.0, "{left} % are too little to win anything");
     assert_eq!(never.compact_percent(), 0);
-    // It is told to, and does.
+    // Enabled at run time, compaction runs.
     never.set_compact(3).unwrap();
     never.compact_in_background();
     let won = overhead(&never);
@@ -77,8 +77,8 @@ fn what_overwriting_has_left_is_won_back() {
 
     let always = Ram::open(config()).unwrap();
     assert_eq!(always.compact_percent(), 3);
-    // A turn of its own among the writes may win little, and then waits for more to be stored: so
-    // it has none before they are over.
+    // A round among the writes may gain little and then wait until more is stored. Disable rounds
+    // until the writes are over.
     always.set_compact(100).unwrap();
     let (mut io, wanted) = overwritten(&always);
     always.set_compact(3).unwrap();
@@ -86,7 +86,7 @@ fn what_overwriting_has_left_is_won_back() {
     let won = overhead(&always);
     assert!(won <= 3.0, "{won} %");
     compare(&mut io, &wanted);
-    // Nothing to win, nothing done.
+    // If there is nothing to gain, a round does nothing.
     let compacted = always.stats().mm.pages_compacted;
     always.compact_in_background();
     assert_eq!(always.stats().mm.pages_compacted, compacted);
@@ -98,7 +98,7 @@ fn what_overwriting_has_left_is_won_back() {
     assert_eq!(always.compact_percent(), 0);
 }
 
-/// Turns one after the other while four write: nothing is lost.
+/// Rounds run continuously while four threads write: no data are lost.
 #[test]
 fn turns_beside_writers() {
     let ram = Ram::open(RamConfig { size: SIZE, ..RamConfig::default() }).unwrap();
@@ -108,7 +108,7 @@ fn turns_beside_writers() {
             scope.spawn(move || {
                 let mut io = io(ram);
                 let mut rng = fastrand::Rng::with_seed(number);
-                // Every fourth block is this thread's.
+                // This thread owns every fourth block.
                 let mut wanted = vec![vec![0; BLOCK]; 500];
                 for _ in 0..3000 {
                     let mine = rng.usize(0..wanted.len());
@@ -123,12 +123,12 @@ fn turns_beside_writers() {
                 }
             })
         });
-        // However late they begin, or how long they take.
+        // However late the writers begin, and however long they take.
         while !writers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             ram.compact_in_background();
         }
     });
-    // Turns that lost to every writer are not tried again before enough is stored anew.
+    // Rounds that lost to writers are not repeated before enough is stored again.
     let (mut io, wanted) = overwritten(&ram);
     ram.compact_in_background();
     assert!(ram.stats().mm.pages_compacted > 0);

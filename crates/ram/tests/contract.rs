@@ -1,4 +1,4 @@
-//! The contract of all devices on RAM disks of every kind, plain and wrapped.
+//! The device contract on RAM disks of every kind, plain and wrapped.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ fn open(config: &RamConfig) -> Arc<Ram> {
     Ram::open(config.clone()).expect("the configuration fits")
 }
 
-/// Under everything that may wrap a device.
+/// Runs the contract with everything that can wrap a device.
 fn suite(name: &str, config: RamConfig) {
     contract::run_wrapped(name, true, move || open(&config));
 }
 
-/// Alone: what is above the device is the same for all of them.
+/// Runs the contract on the bare device: the wrappers do not depend on this configuration.
 fn alone(name: &str, config: RamConfig) {
     contract::run(&contract::Subject::plain(name, true, move || open(&config)));
 }
@@ -37,7 +37,7 @@ fn sectors_of_512_bytes() {
     suite("ram, 512", RamConfig { bs: 512, ..plain() });
 }
 
-/// Sub-block writes of both kinds: by sectors, and by blocks of 4 KiB.
+/// Sub-block writes of both kinds: by sectors, and by logical blocks of 4 KiB.
 #[test]
 fn large_units() {
     alone("ram, 64k", RamConfig { unit: 65_536, ..plain() });

@@ -1,5 +1,5 @@
-//! Deduplication: equal blocks are one object, whoever writes, discards, recompresses, moves or
-//! saves them, and other blocks are not.
+//! Deduplication: equal blocks share one object, and different blocks do not, whatever writes,
+//! discards, recompresses, moves or saves them.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = SIZE as usize / BLOCK;
 
 fn plain() -> RamConfig {
-    // Compaction comes when it is asked for, so that numbers are the same each time.
+    // Compaction runs only on request, so that counters are reproducible.
     RamConfig { size: SIZE, dedup: true, compact: 0, ..RamConfig::default() }
 }
 
@@ -31,7 +31,7 @@ fn io(ram: &Arc<Ram>) -> Io {
     Io::new(disk.open().unwrap(), 1 << 20)
 }
 
-/// The contents of this number: some are noise, others compress to many sizes.
+/// The contents with this number: some are noise, others compress to various sizes.
 fn contents(number: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(number);
     let mut data = vec![0x20; BLOCK];
@@ -57,7 +57,7 @@ fn discard(io: &mut Io, first: usize, count: usize) {
     io.run(Bio::new(Op::Discard, Sector(first as u64 * 8), count as u64 * 8)).unwrap();
 }
 
-/// Nothing is stored, shared or lost any more.
+/// Discards everything; then nothing is stored, shared or leaked.
 #[track_caller]
 fn empty(ram: &Ram, io: &mut Io) {
     discard(io, 0, BLOCKS);
@@ -74,7 +74,7 @@ fn empty(ram: &Ram, io: &mut Io) {
 fn equal_blocks_are_stored_once() {
     let (once, shared) = (open(RamConfig { dedup: false, ..plain() }), open(plain()));
     let (mut one, mut io) = (io(&once), io(&shared));
-    // 400 contents, three times each, and two that differ in one byte.
+    // 400 different contents, three times each, and two blocks that differ in one byte.
     for block in 0..400 {
         write(&mut one, block, &contents(block as u64)).unwrap();
     }
@@ -95,13 +95,13 @@ fn equal_blocks_are_stored_once() {
     other[4095] ^= 1;
     write(&mut io, 1300, &other).unwrap();
     assert_eq!(shared.stats().mm.compr_data_size, alone.mm.compr_data_size + 4096);
-    // Written again, they are what they are; so is a block that takes no memory anyway.
+    // Writing them again changes nothing; nor does a block that takes no memory.
     (0..1200).for_each(|block| write(&mut io, block, &contents(block as u64 % 400)).unwrap());
     assert_eq!(shared.stats().dedup, three.dedup);
     write(&mut io, 1301, &[7; BLOCK]).unwrap();
     write(&mut io, 1302, &[7; BLOCK]).unwrap();
     assert_eq!(shared.stats().mm.same_pages, 2);
-    // The first two of each go, by being overwritten and discarded: the third keeps the object.
+    // Two of three copies are overwritten or discarded: the third keeps the object.
     (0..400).for_each(|block| write(&mut io, block, &contents(block as u64 + 5000)).unwrap());
     discard(&mut io, 400, 400);
     shared.compact().unwrap();
@@ -112,7 +112,7 @@ fn equal_blocks_are_stored_once() {
     empty(&shared, &mut io);
 }
 
-/// Parts of a block that is shared are its own.
+/// A write of a part of a shared block does not change the other blocks.
 #[test]
 fn a_write_of_a_part_leaves_the_others_alone() {
     let ram = open(RamConfig { bs: 512, checksum: true, ..plain() });
@@ -123,13 +123,13 @@ fn a_write_of_a_part_leaves_the_others_alone() {
     changed[3 * 512..4 * 512].fill(9);
     let wanted = |block| if block == 1 { changed.clone() } else { contents(1) };
     compare(&mut io, wanted, 0..4);
-    // A flipped bit is that of one block; the others do not share it.
+    // An injected bit flip affects one block only; the others do not share it.
     let fault = Injection::Device { name: "flip".to_owned(), value: "16".to_owned() };
     ram.inject(&fault).unwrap();
     let mut found = vec![0; BLOCK];
     assert_eq!(io.read(Sector(16), &mut found), Err(Status::Protection));
     compare(&mut io, wanted, [0, 1, 3].into_iter());
-    // And nothing becomes equal to what is damaged.
+    // No block is found equal to a damaged one.
     write(&mut io, 2, &contents(1)).unwrap();
     write(&mut io, 4, &contents(1)).unwrap();
     compare(&mut io, wanted, 0..4);
@@ -144,7 +144,7 @@ fn compaction_moves_what_is_shared_for_all() {
     for block in 0..BLOCKS {
         write(&mut io, block, &contents(block as u64 % 700)).unwrap();
     }
-    // Most contents go, those that stay are spread over all segments.
+    // Most contents are discarded; the rest is spread over all segments.
     let stays = |block: usize| (block % 700).is_multiple_of(7);
     (0..BLOCKS).filter(|block| !stays(*block)).for_each(|block| discard(&mut io, block, 1));
     let before = ram.stats();
@@ -178,14 +178,14 @@ fn recompression_keeps_what_is_shared_shared() {
     assert!(done.saved_bytes > 0);
     assert_eq!(after.dedup.dup_data_size, 2 * after.mm.compr_data_size);
     compare(&mut io, |block| text(block as u64 % 300), 0..900);
-    // What is written now is equal to what was recompressed.
+    // A new write equals the recompressed contents and shares them.
     write(&mut io, 1000, &text(5)).unwrap();
     assert_eq!(ram.stats().mm.compr_data_size, after.mm.compr_data_size);
     empty(&ram, &mut io);
 }
 
-/// Of blocks that share an object some are meant and some are not. What was made for some once took
-/// memory beside the object, which stayed for the others, and was said to save some.
+/// Some blocks that share an object are selected and others are not. Regression: recompression made
+/// a second object for the selected ones, which took more memory, and reported it as a saving.
 #[cfg(feature = "c-codecs")]
 #[test]
 fn what_others_still_share_is_left_alone() {
@@ -196,7 +196,7 @@ fn what_others_still_share_is_left_alone() {
         let mut rng = fastrand::Rng::with_seed(number);
         (0..BLOCK).map(|_| b"etaoin shrdlu\n"[rng.usize(0..14)]).collect()
     };
-    // Three share one object, two another, and one has its own.
+    // Three blocks share one object, two share another, and one has its own.
     let of = |block: usize| text([1, 1, 1, 2, 2, 3][block]);
     (0..6).for_each(|block| write(&mut io, block, &of(block)).unwrap());
     let size = || ram.stats().mm.compr_data_size;
@@ -209,7 +209,7 @@ fn what_others_still_share_is_left_alone() {
     assert_eq!((done.replaced, done.skipped_shared), (3, 2), "block 1 was read: {done:?}");
     let second = size();
     assert_eq!(first - second, done.saved_bytes);
-    // Two of three are no more than one.
+    // A selection of two of three sharers replaces nothing.
     let few = Selection { blocks_max: 2, ..Selection::default() };
     let done = ram.recompress(&few).unwrap();
     assert_eq!((done.replaced, done.saved_bytes, size()), (0, 0, second), "{done:?}");
@@ -218,7 +218,7 @@ fn what_others_still_share_is_left_alone() {
     let done = ram.recompress(&few).unwrap();
     assert_eq!((done.replaced, second - size()), (3, done.saved_bytes), "{done:?}");
     assert_eq!(ram.stats().dedup.dup_data_size, 2 * stored_bytes(&ram, 0) + stored_bytes(&ram, 3));
-    // Those that are as small as they become were counted as well, where too few were asked for.
+    // Regression: blocks that were already as small as possible were counted as skipped.
     let one = Selection { blocks_max: 1, ..Selection::default() };
     let done = ram.recompress(&one).unwrap();
     assert_eq!((done.tried, done.skipped_shared), (0, 0), "{done:?}");
@@ -262,7 +262,8 @@ fn writeback_save_and_load_keep_contents() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A full pool takes what it has already, and the limit counts what finding it costs.
+/// A full pool accepts blocks that it already stores, and the limit includes the memory of the
+/// hints.
 #[test]
 fn a_full_one_takes_what_it_has() {
     let limit = 1 << 20;
@@ -285,8 +286,8 @@ fn a_full_one_takes_what_it_has() {
     empty(&ram, &mut io);
 }
 
-/// Few contents, many threads, and everything that can move, replace or count an object beside
-/// them.
+/// Few contents and many threads, with everything that moves, replaces or counts objects running
+/// concurrently.
 #[test]
 fn everybody_at_once() {
     let recompress = if cfg!(feature = "c-codecs") {

@@ -1,5 +1,5 @@
-//! The memory that statistics speak of is memory of the system: what a device takes is what the
-//! process grows by, and what it gives back is gone. One test, so that nobody else takes memory.
+//! The memory statistics match the system's: the process grows by what a device uses and shrinks by
+//! what it frees. A single test, so that no other test allocates meanwhile.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 #![cfg(target_os = "linux")]
 
@@ -11,10 +11,10 @@ use blockyard_ram::{Ram, RamConfig};
 
 const SIZE: u64 = 64 << 20;
 const CHUNK: usize = 64 << 10;
-/// Buffers, stacks, and what the allocator keeps.
+/// Tolerance in bytes for buffers, stacks, and memory that the allocator keeps.
 const SLACK: i64 = 4 << 20;
 
-/// Bytes of this process that are in memory.
+/// Resident memory of this process in bytes.
 fn resident() -> i64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: i64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -25,7 +25,7 @@ fn resident() -> i64 {
 fn what_is_taken_and_given_back_is_the_systems() {
     let mut rng = fastrand::Rng::with_seed(5);
     let mut noise = vec![0; CHUNK];
-    // With huge pages and without.
+    // Without huge pages and with them.
     for compact in [0, 3] {
         let ram = Ram::open(RamConfig { size: SIZE, compact, ..RamConfig::default() }).unwrap();
         let channels = ChannelConfig::default();
@@ -35,7 +35,7 @@ fn what_is_taken_and_given_back_is_the_systems() {
         let before = resident();
         let used = || {
             let stats = ram.stats();
-            // The table's pages come as they are written.
+            // The table's pages are allocated as they are written.
             (stats.mm.mem_used_total + stats.table_bytes) as i64
         };
         let seen = |what: &str, wanted: i64| {
@@ -49,7 +49,7 @@ fn what_is_taken_and_given_back_is_the_systems() {
         ram.compact_in_background();
         assert!(used() > SIZE as i64);
         seen("filled", used());
-        // Three of four segments' worth, from which nothing has to be moved.
+        // Three quarters of the segments, so that no object has to move.
         io.run(Bio::new(Op::Discard, Sector(0), SIZE / 512 / 4 * 3)).unwrap();
         ram.compact().unwrap();
         assert!(used() < SIZE as i64 / 3);

@@ -1,9 +1,9 @@
-//! A RAM disk beside a plain array of bytes, while memory runs out, by a limit and by chance, and
+//! A RAM disk compared with an array of bytes, while memory runs out, by a limit and at random, and
 //! while its backing file fails and is full.
 //!
-//! What fails with NOSPC or IOERR may have changed whole blocks of its range and nothing else;
-//! everything that succeeds is as if memory and file were without end. Whatever has failed, the
-//! counts agree with the blocks, and nothing is left when all of them are discarded.
+//! A request that fails with NOSPC or IOERR may have changed whole blocks of its range and nothing
+//! else. A request that succeeds has its full effect. After any failure the counters match the
+//! blocks, and nothing is left when all blocks are discarded.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::path::PathBuf;
@@ -20,24 +20,24 @@ use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Whic
 use blockyard_sim::refusing::Refusing;
 use blockyard_sim::seed::Seed;
 
-/// Bytes of the device.
+/// Size of the device in bytes.
 const SIZE: u64 = 2 << 20;
-/// Longest request.
+/// Longest request in bytes.
 const LEN_MAX: u64 = 256 << 10;
 
-/// What a backing file can do wrong.
+/// The injected faults of a backing file.
 const FAULTS: [&str; 3] = ["backing_eio", "backing_late_eio", "backing_enospc"];
 
-/// What is refused on purpose.
+/// The faults to inject.
 #[derive(Clone, Copy, Default)]
 struct Trouble {
-    /// One in so many allocations fails; 0: none.
+    /// One in this many allocations fails; 0: none.
     one_in: u32,
-    /// The backing file fails at times.
+    /// Whether the backing file fails at times.
     file_fails: bool,
 }
 
-/// How often something was refused.
+/// How often requests failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Refused {
     no_space: u64,
@@ -45,13 +45,13 @@ struct Refused {
     writebacks: u64,
 }
 
-/// A device, and what it ought to hold.
+/// A device and a model of its contents.
 struct Rig {
     ram: Arc<Ram>,
     beside: Refusing,
     bs: u64,
     unit: u64,
-    /// The backing file may fail.
+    /// Whether the backing file may fail now.
     armed: bool,
     refused: Refused,
 }
@@ -74,13 +74,13 @@ impl Rig {
         Rig { ram, beside, bs, unit, armed: false, refused: Refused::default() }
     }
 
-    /// Has the backing file fail, once or some times more.
+    /// Makes the next one or more operations on the backing file fail.
     fn arm(&mut self, rng: &mut fastrand::Rng) {
         inject(&self.ram, FAULTS[rng.usize(0..FAULTS.len())], rng.u64(1..10));
         self.armed = true;
     }
 
-    /// Lets it be as it was.
+    /// Removes the faults of the backing file.
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             FAULTS.iter().for_each(|fault| inject(&self.ram, fault, 0));
@@ -98,7 +98,7 @@ impl Rig {
         }
     }
 
-    /// A change; `data` is what is to be there afterwards.
+    /// Executes a change; `data` is the expected result.
     fn change(&mut self, op: Op, flags: Flags, at: u64, data: &[u8]) {
         match self.beside.change(op, flags, at, data) {
             Status::Ok => return,
@@ -110,7 +110,7 @@ impl Rig {
         self.beside.adopt(op, at, data);
     }
 
-    /// Something that is done beside the channels, if the device was made for it.
+    /// Runs a random background operation, if the device was configured for it.
     fn work(&mut self, rng: &mut fastrand::Rng) {
         let which = Which::ALL[rng.usize(0..Which::ALL.len())].0;
         let selection = Selection { which, blocks_max: rng.u64(0..100), ..Selection::default() };
@@ -134,7 +134,7 @@ impl Rig {
         }
     }
 
-    /// What is counted is what the blocks are.
+    /// Checks that the counters match the blocks.
     fn count(&self) {
         let states = self.ram.states(0, SIZE as usize).states;
         let pages = self.unit / 4096;
@@ -151,11 +151,11 @@ impl Rig {
         assert_eq!(stats.bd.bd_count, flagged(b'w').count() as u64 * pages, "{stats:?}");
     }
 
-    /// Everything is given back.
+    /// Discards everything and checks that nothing is left.
     fn end(mut self) -> Refused {
         self.disarm();
         self.beside.compare();
-        // The background would have pages in its hands for a moment.
+        // Background compaction could hold pages for a moment.
         self.ram.set_compact(0).unwrap();
         self.count();
         let refused = self.refused;
@@ -174,12 +174,12 @@ impl Rig {
     }
 }
 
-/// Data of a kind: runs, repeated words, something like text, noise.
+/// Random data: runs, repeated words, text, or noise.
 fn data(rng: &mut fastrand::Rng, len: u64) -> Vec<u8> {
     let mut data = vec![0; len as usize];
     match rng.u32(0..7) {
         0 => data.fill(rng.u8(..)),
-        // Few contents, so that blocks are equal.
+        // Few different contents, so that blocks are equal.
         6 => {
             let mut few = fastrand::Rng::with_seed(rng.u64(0..6));
             few.fill(&mut data);
@@ -207,7 +207,7 @@ fn drive(name: &str, config: RamConfig, trouble: Trouble) -> Refused {
     let _watch = seed.watch(name);
     let mut rng = seed.rng(11);
     let limit = config.mem_limit;
-    // Where the file fails, blocks are written back often enough to be read from there.
+    // If the file fails, write blocks back often, so that reads reach it.
     let rests = if trouble.file_fails { 8 } else { 40 };
     let mut rig = Rig::new(config);
     inject(&rig.ram, "nospc", trouble.one_in.into());
@@ -237,18 +237,18 @@ fn drive(name: &str, config: RamConfig, trouble: Trouble) -> Refused {
     rig.end()
 }
 
-/// Nothing is refused on purpose, and nothing is.
+/// Without injected faults, nothing fails.
 fn endless(name: &str, config: RamConfig) {
     assert_eq!(drive(name, config, Trouble::default()), Refused::default(), "{name}");
 }
 
-/// One in so many allocations fails, and there may be a limit: something is refused.
+/// One in `one_in` allocations fails, and there may be a limit: some requests fail.
 fn short(name: &str, config: RamConfig, one_in: u32) {
     let refused = drive(name, config, Trouble { one_in, file_fails: false });
     assert!(refused.no_space > 0 && refused.io == 0, "{name}: {refused:?}");
 }
 
-/// The same while equal blocks are stored once.
+/// A configuration with deduplication.
 fn shared() -> RamConfig {
     RamConfig { dedup: true, ..plain() }
 }
@@ -264,7 +264,7 @@ fn memory_without_end() {
     endless("64k", RamConfig { unit: 65_536, bs: 512, ..plain() });
 }
 
-/// A word cannot say how long a raw block of that size is with its checksum.
+/// A word cannot express the length of an uncompressed 64 KiB block with its checksum.
 #[test]
 fn checksums_of_the_largest_blocks() {
     let largest = || RamConfig { unit: 65_536, checksum: true, bs: 512, ..plain() };
@@ -273,7 +273,7 @@ fn checksums_of_the_largest_blocks() {
     endless("64k, checksum, dedup", RamConfig { dedup: true, ..largest() });
 }
 
-/// A backing file of a test's own, gone at its end.
+/// A temporary file of one test, removed on drop.
 struct File(PathBuf);
 
 impl File {
@@ -289,7 +289,7 @@ impl Drop for File {
     }
 }
 
-/// Blocks are written back, and recompressed where there is a second algorithm.
+/// A configuration with writeback, and with recompression if there is a second algorithm.
 fn worked_on(file: &File, unit: u32) -> RamConfig {
     let codec = CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary: None };
     RamConfig {
@@ -314,8 +314,8 @@ fn what_is_worked_on_meanwhile() {
     short("worked on, dedup", shared, 9);
 }
 
-/// The backing file fails while it is read, while it is written and later, and is full; beside
-/// that, memory runs out.
+/// The backing file fails during reads, writes and syncs, and is full; in addition, memory runs
+/// out.
 #[test]
 fn a_backing_file_that_fails_and_is_full() {
     let file = File::new("model-file");
@@ -327,8 +327,7 @@ fn a_backing_file_that_fails_and_is_full() {
     assert!(refused.io > 0 && refused.writebacks > 0 && refused.no_space > 0, "{refused:?}");
 }
 
-/// Requests that were merged are offered again one by one when they fail as a whole, and each that
-/// fails then is counted, once.
+/// A merged request that fails is retried bio by bio, and each bio that fails then is counted once.
 #[test]
 fn what_was_merged_and_fails_is_counted_once() {
     let ram = Ram::open(RamConfig { mem_limit: 64 << 10, compact: 0, ..plain() }).unwrap();

@@ -1,5 +1,5 @@
-//! After open, the way from push to reap allocates nothing of the language's allocator, from the
-//! first write on. Memory for data comes from the system, and the pool's tables have their
+//! After open, the path from push to reap makes no allocation through the global allocator, from
+//! the first write on. Memory for data comes from the system, and the pool's tables have reserved
 //! addresses.
 
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use blockyard_sim::allocations::Counting;
 static ALLOCATOR: Counting = Counting;
 
 const BATCH: usize = 32;
-/// Bytes of the buffer for each bio.
+/// Bytes of buffer per bio.
 const ROOM: u64 = 64 << 10;
 
-/// Sends batches of all kinds through a channel, twice: into an empty pool, and over what is there.
+/// Sends batches of all kinds through a channel twice: into an empty pool, and over existing data.
 fn allocations(config: RamConfig) -> u64 {
     let blocks = config.size / u64::from(config.bs);
     let sectors = u64::from(config.bs) / 512;
@@ -34,7 +34,7 @@ fn allocations(config: RamConfig) -> u64 {
     let before = Counting::made();
     for turn in 0..128u64 {
         let round = turn % 64;
-        // From all zeros to all noise: same-filled, compressible, huge.
+        // The share of noise grows: same-filled, compressible, huge.
         noise.fill(&mut data[..(ROOM * round / 64) as usize]);
         for slot in 0..BATCH as u64 {
             region.write(slot * ROOM, &data);

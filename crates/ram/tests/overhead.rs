@@ -1,6 +1,7 @@
-//! What the pool takes beyond the compressed bytes: 3 % at most, after filling, and after random
-//! overwriting and compaction. Counted, not timed. The data are as the bench `pool` has them:
-//! programs, text, blocks that are half noise, and all three; and noise, which is kept as it is.
+//! Memory overhead of the pool over the compressed bytes: at most 3 %, after filling, and after
+//! random overwrites and compaction. Counted, not timed. The data are those of the bench `pool`:
+//! programs, text, blocks of half noise, and all three mixed; and noise, which is stored
+//! uncompressed.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::fs;
@@ -15,12 +16,12 @@ use blockyard_ram::{Ram, RamConfig};
 const BLOCK: usize = 4096;
 /// Bytes of each kind of data.
 const PART_BYTES: usize = 8 << 20;
-/// Most that may be lost, in percent of the compressed bytes.
+/// Maximum overhead in percent of the compressed bytes.
 const LOST_MAX: f64 = 3.0;
 
 const NOISE: &str = "noise";
 
-/// Chunks of 16 KiB at random places of the files below some folders.
+/// Chunks of 16 KiB at random places of the files in some directories.
 fn files(roots: &[&str], wanted: &[&str], rng: &mut fastrand::Rng) -> Vec<u8> {
     const CHUNK: usize = 16 << 10;
     let mut found = Vec::new();
@@ -60,7 +61,7 @@ fn text(rng: &mut fastrand::Rng) -> Vec<u8> {
     files(&["/usr/share", "/usr/include", "/usr/lib/python3"], &ends, rng)
 }
 
-/// Blocks of which half is noise, and half one byte.
+/// Blocks that are half noise and half one byte.
 fn halves(rng: &mut fastrand::Rng) -> Vec<u8> {
     let mut data = vec![0x5a; PART_BYTES];
     data.chunks_mut(BLOCK).for_each(|block| rng.fill(&mut block[..BLOCK / 2]));
@@ -73,9 +74,9 @@ fn noise(rng: &mut fastrand::Rng) -> Vec<u8> {
     data
 }
 
-/// Fills a device, overwrites it four times at random, compacts it, and looks twice.
+/// Fills a device, overwrites it four times at random, compacts it, and checks the overhead twice.
 fn check(name: &str, data: &[u8], rng: &mut fastrand::Rng) {
-    // Nothing goes on in the background: what is seen is filling's own.
+    // Without background compaction: measures what filling alone leaves.
     let config = RamConfig { size: data.len() as u64, compact: 0, ..RamConfig::default() };
     let ram = Ram::open(config).unwrap();
     let disk_of = ram.clone();

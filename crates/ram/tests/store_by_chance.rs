@@ -1,5 +1,5 @@
-//! The store in interleavings that shuttle draws by chance: eight threads, more than loom can
-//! explore. `make shuttle`; without `--cfg shuttle` this is empty.
+//! The store under random interleavings from shuttle: eight threads, more than loom can explore.
+//! `make shuttle`; without `--cfg shuttle` this file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
@@ -28,25 +28,25 @@ fn store_of(blocks: u64, counted: bool) -> Arc<Store> {
     Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
 }
 
-/// Runs a body in interleavings drawn by two ways of drawing them.
+/// Runs a body under both of shuttle's random schedulers.
 fn draw(body: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(body.clone(), 2_000);
     shuttle::check_pct(body, 2_000, 3);
 }
 
-/// Bytes that all are the same, as many as their value says.
+/// `17 + value` bytes that all have this value.
 fn bytes(value: u8) -> Vec<u8> {
     vec![value; 17 + usize::from(value)]
 }
 
-/// What a block holds, which must be whole.
+/// The value of a block's bytes; checks that they are intact.
 fn value(word: Word, bytes: &[u8]) -> Option<u8> {
     if word.kind() != Kind::Object {
         return None;
     }
     let value = bytes[0];
     assert_eq!(bytes.len(), 17 + usize::from(value), "{word:?}");
-    // The other threads have their turn while it is read.
+    // Lets other threads run during the read.
     for part in bytes.chunks(40) {
         thread::yield_now();
         assert!(part.iter().all(|&byte| byte == value), "{word:?} changed under a reader");
@@ -58,7 +58,7 @@ fn read(access: &mut Access, block: u64) -> Option<u8> {
     access.read(block, value)
 }
 
-/// Everybody at once; afterwards the pool holds what the words refer to, and no more.
+/// All operations concurrently; afterwards the pool holds exactly what the words refer to.
 #[test]
 fn a_storm_of_eight() {
     draw(|| {
@@ -105,7 +105,7 @@ fn a_storm_of_eight() {
     });
 }
 
-/// The same while blocks take parts in each other's objects.
+/// All operations concurrently, while blocks share objects.
 #[test]
 fn a_storm_of_eight_that_share() {
     draw(|| {
@@ -160,8 +160,8 @@ fn a_storm_of_eight_that_share() {
     });
 }
 
-/// Seven add to one block while one overwrites another and compacts: no addition is lost, and all
-/// waiters for the bit are woken.
+/// Seven threads increment a counter in one block while one overwrites another block and compacts:
+/// no increment is lost, and every thread that waits for the lock bit is woken.
 #[test]
 fn seven_writers_of_parts() {
     draw(|| {
@@ -193,20 +193,20 @@ fn seven_writers_of_parts() {
     });
 }
 
-/// Channels of one shard fill holes of the other one, and give back there what they overwrite,
-/// while that is read and compacted.
+/// Channels of one shard fill holes of the other shard, and free there what they overwrite, while
+/// that shard is read and compacted.
 #[test]
 fn holes_of_another_shard_are_filled_while_it_is_compacted() {
     const MANY: u64 = 40;
     const WRITTEN: u64 = 6;
-    // Small pools have every second segment for a shard.
+    // In a small pool, every second segment belongs to the same shard.
     let shard = |word: Word| word.place() / (SEGMENT as u64 / PLACE_BYTES) % 2;
-    // Not shuttle's: they count over all draws.
+    // Not shuttle's atomics: they count over all runs.
     static FILLED: AtomicU64 = AtomicU64::new(0);
     static MOVED: AtomicU64 = AtomicU64::new(0);
     draw(move || {
         let store = store_of(MANY, false);
-        // Shards in turns.
+        // Shards are assigned in turn.
         let mut accesses: Vec<_> = (0..6).map(|_| store.access().unwrap()).collect();
         let mut first = accesses.remove(0);
         for block in 0..MANY {
@@ -224,7 +224,7 @@ fn holes_of_another_shard_are_filled_while_it_is_compacted() {
                 for step in 0..4 {
                     let block = thread_rng().gen_range(0..WRITTEN);
                     match number {
-                        // Those of the other shard.
+                        // The channels of the other shard.
                         0 | 2 | 4 => {
                             let bytes = bytes(150 + number as u8 * 8 + step);
                             access.replace(block, New::Bytes(&bytes, Word::NOTHING)).unwrap();
@@ -245,7 +245,7 @@ fn holes_of_another_shard_are_filled_while_it_is_compacted() {
         let threads = accesses.into_iter().enumerate().map(work).map(thread::spawn);
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // Every second one was empty, so it is the other channels who have written there.
+        // Every second block was empty, so channels of the other shard have written these.
         let words = (1..WRITTEN).step_by(2).map(|block| store.word(block));
         let objects = words.filter(|word| word.kind() == Kind::Object);
         FILLED.fetch_add(objects.filter(|&word| shard(word) == full).count() as u64, Relaxed);

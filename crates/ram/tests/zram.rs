@@ -1,7 +1,7 @@
-//! Beside the running kernel's zram: the same data by the same algorithm take as many bytes, and
-//! less memory in all: programs as files, in a tar, and in an ext4 image with other files. Needs
-//! root and a kernel that has zram; where there is none the test says so on the terminal, whatever
-//! captures its output, and compares nothing.
+//! Compares with the running kernel's zram: the same data by the same algorithm take about the same
+//! number of bytes, and less memory in total. The data are programs as files, in a tar, and in an
+//! ext4 image with other files. Needs root and a kernel with zram. Without them the test compares
+//! nothing and says so on stderr, bypassing output capture.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::fs::{self, OpenOptions};
@@ -17,17 +17,17 @@ use blockyard_core::{Composed, Disk, Flags, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
 const BLOCK: usize = 4096;
-/// As many bytes of programs are compared, or a little more.
+/// Minimum size of the programs to compare, in bytes.
 const BYTES_MAX: usize = 24 << 20;
-/// The longest of them.
+/// Maximum size of a single program.
 const PROGRAM_BYTES_MAX: usize = 4 << 20;
-/// What zram's table takes for a page: handle and flags.
+/// Size of a zram table entry: handle and flags.
 const ZRAM_ENTRY_BYTES: u64 = 16;
 
-/// A zram device of the test's own.
+/// A zram device of this test.
 struct Zram {
     number: String,
-    /// A node of the test's own too: nobody may make one.
+    /// A device node that the test creates itself, since no udev may be running.
     node: PathBuf,
 }
 
@@ -76,12 +76,12 @@ impl Drop for Zram {
     }
 }
 
-/// Says something that no capturing of output hides.
+/// Prints a message that output capture does not hide.
 fn say_loudly(what: &str) {
     let _ = writeln!(io::stderr(), "\nNOT COMPARED WITH ZRAM: {what}\n");
 }
 
-/// A folder of the test's own, gone at its end.
+/// A temporary directory of this test, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -99,8 +99,8 @@ impl Drop for Folder {
     }
 }
 
-/// The programs that every machine has, by name, until there are enough bytes of them; none that
-/// would be most of it.
+/// Common programs, sorted by name, until there are enough bytes; no large ones, which would
+/// dominate the data.
 fn programs() -> Vec<PathBuf> {
     let entries = fs::read_dir("/usr/bin").unwrap().flatten();
     let len = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len() as usize);
@@ -117,12 +117,12 @@ fn programs() -> Vec<PathBuf> {
     paths
 }
 
-/// Whole files one after the other.
+/// The programs, concatenated.
 fn files() -> Vec<u8> {
     programs().iter().flat_map(|path| fs::read(path).unwrap_or_default()).collect()
 }
 
-/// A tar of them.
+/// A tar of the programs.
 fn tar() -> Vec<u8> {
     let made = Command::new("tar").args(["--create", "--dereference"]).args(programs()).output();
     let made = made.unwrap();
@@ -130,7 +130,7 @@ fn tar() -> Vec<u8> {
     made.stdout
 }
 
-/// A file system that holds half of them, and the headers that every machine with a compiler has.
+/// An ext4 image with half of the programs, and the headers of a C compiler.
 fn image(folder: &Folder) -> Vec<u8> {
     let (tree, image) = (folder.0.join("tree"), folder.0.join("image"));
     fs::create_dir_all(&tree).unwrap();
@@ -163,7 +163,8 @@ fn ours(data: &[u8]) -> Arc<Ram> {
     ram
 }
 
-/// Both sides hold the data: their sizes, within 2 % of one another, and memory in all.
+/// Stores the data on both devices: compressed sizes agree within 2 %, and the total memory is less
+/// than zram's.
 fn compare(name: &str, data: &[u8], zram: &Zram) {
     let mut device = OpenOptions::new().write(true).open(&zram.node).unwrap();
     device.write_all(data).unwrap();

@@ -1,5 +1,5 @@
-//! What is done beside the channels: recompression, idle tracking, writeback, save and load. Blocks
-//! read as before after each of it, and while it goes on.
+//! Background work: recompression, idle tracking, writeback, save and load. Blocks keep their
+//! contents during and after each of them.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 #[cfg(feature = "c-codecs")]
@@ -21,7 +21,7 @@ use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Whic
 const SIZE: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 
-/// A folder of a test's own, gone at its end.
+/// A temporary directory of one test, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -46,8 +46,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Nothing is moved by itself: a recompression or a mark that loses to that would be missing in
-/// what is counted, on a machine that is slow enough.
+/// A configuration without background compaction: on a slow machine it could win against a
+/// recompression or a mark, whose counters would then differ.
 fn plain() -> RamConfig {
     RamConfig { size: SIZE, compact: 0, ..RamConfig::default() }
 }
@@ -65,7 +65,7 @@ fn io(ram: &Arc<Ram>) -> Io {
     Io::new(disk(ram).open().unwrap(), 1 << 20)
 }
 
-/// All of a device: text, noise, runs, repeated words, and blocks that nobody writes.
+/// Contents for a whole device: text, noise, runs, repeated words, and blocks that are not written.
 fn contents() -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(3);
     let mut data = vec![0; SIZE as usize];
@@ -124,8 +124,8 @@ fn recompression_makes_smaller_and_changes_nothing() {
     assert_eq!(after.orig_data_size, before.orig_data_size);
     assert_eq!(after.huge_pages, 128);
     compare(&mut io, &data);
-    // What is done is not done again; what is not huge and gains nothing is tried again. What a
-    // client writes is the first codec's.
+    // A second recompression skips what the first replaced and tries again what gained nothing and
+    // is not huge. A client's write uses the first codec.
     let again = ram.recompress(&selection(Which::All)).unwrap();
     assert_eq!((again.tried, again.replaced, again.incompressible), (128, 0, 0));
     assert_eq!(ram.recompress(&selection(Which::Huge)).unwrap().tried, 0);
@@ -166,7 +166,7 @@ fn blocks_grow_old_until_they_are_used() {
     assert_eq!(ram.states(0, 3).states[2].age, 7);
 }
 
-/// A listing goes through a large table page by page, however little is there.
+/// A listing goes through a large, sparse table page by page.
 #[test]
 fn a_sparse_device_is_listed_in_pages() {
     let ram = Ram::open(RamConfig { size: 1 << 30, ..RamConfig::default() }).unwrap();
@@ -184,8 +184,8 @@ fn a_sparse_device_is_listed_in_pages() {
     assert_eq!(pages, 4, "each looks at 65536 words");
 }
 
-/// A device that is full is one that is to be made smaller: there is no memory beside the larger
-/// forms but what is kept for this.
+/// A full device is the one that most needs recompression: the only memory for the smaller objects
+/// is the reserve.
 #[cfg(feature = "c-codecs")]
 #[test]
 fn recompression_at_the_limit_makes_room() {
@@ -218,7 +218,7 @@ fn recompression_at_the_limit_makes_room() {
     let after = ram.stats().mm;
     assert_eq!(full.compr_data_size - after.compr_data_size, done.saved_bytes);
     assert!(after.mem_used_max <= limit, "{after:?}");
-    // What it has won is there for more.
+    // The memory that recompression freed is available for further writes.
     let before = written.len();
     while written.len() < before + before / 10 {
         let block = text();
@@ -232,7 +232,7 @@ fn recompression_at_the_limit_makes_room() {
     }
 }
 
-/// The largest are worth most: what is done with few blocks is done with those.
+/// Recompression with a limit on blocks takes the largest, which can save most.
 #[cfg(feature = "c-codecs")]
 #[test]
 fn the_largest_come_first() {
@@ -242,9 +242,9 @@ fn the_largest_come_first() {
     let ram = Ram::open(RamConfig { backing, recompress, ..plain() }).unwrap();
     let (mut io, mut rng) = (io(&ram), fastrand::Rng::with_seed(9));
     let mut text = vec![0; SIZE as usize];
-    // Every eighth is one that nobody writes.
+    // Every eighth block is not written.
     for (_, block) in text.chunks_mut(BLOCK).enumerate().filter(|(number, _)| number % 8 != 3) {
-        // The rest is zeros, so blocks differ much in size.
+        // The rest of a block is zeros, so that compressed sizes vary widely.
         let len = rng.usize(200..BLOCK);
         block[..len].iter_mut().for_each(|byte| *byte = b"etaoin shrdlu\n"[rng.usize(0..14)]);
     }
@@ -254,7 +254,7 @@ fn the_largest_come_first() {
     };
     let before = sizes(&ram);
     assert!(before.len() > 500);
-    // Sizes within a bucket of 64 bytes count as equal.
+    // Sizes within a bucket of 64 bytes are equal.
     let check = |before: &[u32], chosen: &dyn Fn(usize) -> bool| {
         let sizes = |of: bool| (0..before.len()).filter(move |at| chosen(*at) == of);
         let least = sizes(true).map(|block| before[block]).min().unwrap();
@@ -272,8 +272,8 @@ fn the_largest_come_first() {
     compare(&mut io, &text);
 }
 
-/// The fast one of two is tried first; what it leaves, or what is asked for by priority, is the
-/// slower one's. A block is never given back to an algorithm of lower priority.
+/// Without a priority, the faster of two algorithms is tried first, and the slower one gets the
+/// rest; a priority selects one. A block never goes back to an algorithm of lower priority.
 #[cfg(feature = "c-codecs")]
 #[test]
 fn several_algorithms_have_their_turns() {
@@ -293,7 +293,7 @@ fn several_algorithms_have_their_turns() {
     assert!(done.replaced > 200 && done.incompressible == 128, "{done:?}");
     let third = size();
     assert!(third < second && second < first, "{first} {second} {third}");
-    // What neither makes smaller is tried again, but no block of zstd's.
+    // Blocks that neither algorithm makes smaller are tried again, but no block of zstd's.
     let again = ram.recompress(&by(Some(1))).unwrap();
     assert_eq!((again.tried, again.replaced), (128, 0), "{again:?}");
     compare(&mut io, &data);
@@ -316,8 +316,8 @@ fn limits_change_while_the_device_is_used() {
     assert_eq!(before.mem_limit, 0);
     ram.set_mem_limit(256 << 10).unwrap();
     assert_eq!(ram.stats().mm.mem_limit, 256 << 10);
-    // What is beyond it stays, and once the pages that are there are full nothing is added; what
-    // takes no memory still can be written.
+    // Data beyond the limit stay. Once the present pages are full, no write that needs memory
+    // succeeds; one that needs none does.
     let noise: Vec<u8> = data[..BLOCK].iter().map(|byte| byte ^ 0x55).collect();
     let empty = (3..SIZE / BLOCK as u64).step_by(8).map(|block| Sector(block * 8));
     let full = empty.clone().find(|at| io.write(*at, &noise, Flags::NONE).is_err());
@@ -356,7 +356,7 @@ fn workers_beside_channels_lose_nothing() {
             scope.spawn(move || {
                 let mut io = io(ram);
                 let mut rng = fastrand::Rng::with_seed(number);
-                // Every third block is this thread's.
+                // This thread owns every third block.
                 let mut wanted = vec![vec![0; BLOCK]; 300];
                 let mut found = vec![0; BLOCK];
                 for _ in 0..4000 {
@@ -423,10 +423,10 @@ fn a_changed_bit_is_an_error_and_not_data() {
             error.to_string(),
             format!("block {block} is damaged, and what it was is lost (PROTECTION)")
         );
-        // A write of a part cannot mend it, a write of the whole can.
+        // A write of a part cannot repair the block; a write of the whole block can.
         io.write(sector, &data[block * BLOCK..][..BLOCK], Flags::NONE).unwrap();
     }
-    // What takes no memory has no bits.
+    // Blocks that take no memory have no bit to flip.
     assert!(flip(1).is_err() && flip(3).is_err() && flip(4096).is_err());
     compare(&mut io, &data);
     assert_eq!(ram.stats().io.failed_reads, 4);
@@ -438,7 +438,7 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
     let scratch = Scratch::new("train");
     let file = scratch.file("dictionary");
     let zstd = |dictionary| CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary };
-    // Words that come again in other blocks, and seldom in the same one.
+    // Words that recur in other blocks, and rarely within one.
     let mut rng = fastrand::Rng::with_seed(9);
     let words: Vec<[u8; 12]> = (0..1500).map(|_| std::array::from_fn(|_| rng.u8(..))).collect();
     let text = std::iter::repeat_with(|| words[rng.usize(0..words.len())]).flatten();

@@ -1,4 +1,4 @@
-//! Which blocks a selection means: held against what a listing says of them before.
+//! Which blocks a selection includes, compared with a listing that was taken before.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ fn selections() -> Vec<Selection> {
     all
 }
 
-/// Noise, which nothing makes smaller, every eighth block; runs, repeated words, blocks that nobody
-/// writes; and text of few words, which zstd makes smaller than LZ4 does.
+/// Contents of all kinds: every eighth block is incompressible noise; others are runs, repeated
+/// words or unwritten; the rest is text of few words, which zstd compresses better than LZ4.
 fn mixed() -> Vec<u8> {
     let (mut data, mut rng) = (contents(), fastrand::Rng::with_seed(8));
     let words: Vec<[u8; 12]> =
@@ -34,10 +34,10 @@ fn mixed() -> Vec<u8> {
     data
 }
 
-/// A device whose blocks are of all ages from 0 to 3; noise is huge, and incompressible but for
-/// every other block of it, which was written again.
+/// A device with blocks of all ages from 0 to 3. Noise is huge; it is also marked incompressible,
+/// except every other noise block, which was written again.
 fn prepared(scratch: &Scratch, number: usize, data: &[u8]) -> (Arc<Ram>, Io) {
-    // A file each: what another test starts may hold one a little longer than its device does.
+    // One file per device: a process that another test starts may hold a file open a little longer.
     let backing = Some(scratch.file(&format!("backing{number}")));
     let ram = Ram::open(RamConfig { backing, recompress: vec![zstd()], ..plain() }).unwrap();
     let mut io = io(&ram);
@@ -61,7 +61,8 @@ fn listed(ram: &Ram) -> Vec<BlockState> {
     ram.states(0, SIZE as usize / BLOCK).states
 }
 
-/// Whether a selection means a block that a listing shows so: in other words than the product's.
+/// Whether a selection includes a block with this state: an implementation independent of the
+/// product's.
 fn means(selection: &Selection, state: &BlockState) -> bool {
     let has = |flag: u8| state.flags.contains(&flag);
     let in_memory = state.stored_bytes > 0 && !has(b's') && !has(b'w');
@@ -102,7 +103,7 @@ fn writeback_takes_what_is_meant_and_nothing_else() {
         sizes.insert(wanted.len());
         compare(&mut io, &data);
     }
-    // Or they would all mean the same.
+    // Otherwise the selections would hardly differ.
     assert!(sizes.len() > 8, "{sizes:?}");
 }
 
@@ -112,7 +113,7 @@ fn recompression_takes_what_is_meant_and_nothing_else() {
     for (number, selection) in selections().into_iter().enumerate() {
         let (ram, mut io) = prepared(&scratch, number, &data);
         let before = listed(&ram);
-        // What was found to be incompressible is not tried again.
+        // Blocks found to be incompressible are not tried again.
         let mut wanted = meant(&selection, &before);
         wanted.retain(|block| !before.iter().any(|b| b.block == *block && b.flags[5] == b'n'));
         let done = ram.recompress(&selection).unwrap();
@@ -120,7 +121,7 @@ fn recompression_takes_what_is_meant_and_nothing_else() {
         let smaller = flagged(&ram, b'r');
         assert_eq!(smaller.len() as u64, done.replaced, "{selection:?}");
         assert!(smaller.is_subset(&wanted), "{selection:?}");
-        // All of the text is: zstd does better.
+        // All text blocks shrink: zstd compresses them better.
         let text = wanted.iter().filter(|block| *block % 8 > 3);
         assert!(text.clone().all(|block| smaller.contains(block)), "{selection:?}");
         let noise = wanted.iter().filter(|block| *block % 8 == 0).count();
@@ -129,8 +130,8 @@ fn recompression_takes_what_is_meant_and_nothing_else() {
     }
 }
 
-/// The limit bounds what is written, nothing that would still have fitted is left, and what did not
-/// is counted.
+/// The limit bounds the bytes written. No block that would still have fitted is left, and each
+/// block that did not fit is counted.
 #[test]
 fn writeback_fills_its_limit() {
     let (scratch, data) = (Scratch::new("limit"), mixed());
@@ -152,8 +153,8 @@ fn writeback_fills_its_limit() {
     compare(&mut io, &data);
 }
 
-/// Each raw block that was written counts for ever, wherever it is now; what is done with it beside
-/// the channels does not count again.
+/// `huge_pages_since` counts each uncompressed block that was written, wherever it is now.
+/// Background work on it does not count again.
 #[test]
 fn huge_blocks_are_counted_since_the_device_was_made() {
     let (scratch, data) = (Scratch::new("huge"), mixed());

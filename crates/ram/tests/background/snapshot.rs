@@ -1,4 +1,4 @@
-//! What is saved to a file and loaded from it.
+//! Snapshots: what is saved to a file and loaded from it.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn a_snapshot_is_loaded_as_it_was_saved() {
         let ram = Ram::open(config).unwrap();
         assert_eq!(ram.stats().mm.orig_data_size, 896 * 4096);
         compare(&mut io(&ram), &data);
-        // Saved again, over the old file, it is the same.
+        // A second save over the old file gives the same contents.
         let again = ram.save(&scratch.file("again"), blockyard_ram::Replace::Own).unwrap();
         assert_eq!(again.blocks, 896);
     }
@@ -71,7 +71,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
         assert!(text.starts_with("load: `") && text.contains(want), "{text}");
         assert!(text.contains("snapshot`: it is"), "{text}");
     }
-    // All checksums are right, but a block is not what its codec makes.
+    // All checksums are right, but one block does not decompress.
     let header = Header { size: SIZE, unit: BLOCK as u32, codecs: vec![CodecConfig::default()] };
     let mut writer = Writer::new(Vec::new(), &header).unwrap();
     let bytes = &[0x11; 900];
@@ -81,7 +81,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
         let text = refused(RamConfig { dedup, ..plain() }).to_string();
         assert!(text.ends_with("it is damaged: block 77 does not decompress"), "{text}");
     }
-    // Nor do its codecs' own parameters blame those of the device.
+    // An invalid codec parameter in a snapshot is not reported as a parameter of the device.
     for (level, dictionary) in [(Some(99), None), (None, Some([7; 4]))] {
         let dictionary = dictionary.map(|bytes| Arc::from(&bytes[..]));
         let codecs = vec![CodecConfig { level, dictionary, ..zstd() }];
@@ -91,7 +91,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     }
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(plain()).field(), "load");
-    // A file that cannot be written is an error, and leaves what was there.
+    // A file that cannot be written is an error and leaves the old file unchanged.
     let error = ram
         .save(&scratch.file("no/such/folder"), blockyard_ram::Replace::Own)
         .unwrap_err()
@@ -99,8 +99,8 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     assert!(error.contains("cannot be written"), "{error}");
 }
 
-/// Compressed blocks of 64 KiB that are a few bytes shorter than the block: nothing of ours makes
-/// them, but a file may hold them.
+/// Compressed blocks of 64 KiB that are only a few bytes shorter than the block: this product does
+/// not make them, but a file may contain them.
 #[test]
 fn packed_blocks_that_are_hardly_shorter_are_loaded() {
     const UNIT: usize = 64 << 10;
@@ -113,7 +113,7 @@ fn packed_blocks_that_are_hardly_shorter_are_loaded() {
         let mut block = noise[..first].to_vec();
         block.resize(first + repeated, noise[first - 1]);
         block.extend_from_slice(&noise[..last]);
-        // Literals, a match that repeats the last of them, and literals.
+        // LZ4: literals, a match that repeats the last of them, and literals.
         let mut packed = vec![0xff];
         packed.resize(1 + (first - 15) / 255, 0xff);
         packed.push(((first - 15) % 255) as u8);
@@ -136,8 +136,8 @@ fn packed_blocks_that_are_hardly_shorter_are_loaded() {
     }
 }
 
-/// As much as there is of everything: the longest stored block, which a word cannot say, raw and
-/// with a checksum, in memory, on a file and in a snapshot.
+/// The largest values: the longest stored block, whose length a word cannot express, uncompressed
+/// and with a checksum, in memory, in a backing file and in a snapshot.
 #[test]
 fn the_longest_blocks_go_everywhere() {
     const UNIT: usize = 65_536;
@@ -159,7 +159,7 @@ fn the_longest_blocks_go_everywhere() {
     assert_eq!(io_one.read(Sector(128), &mut found[..UNIT]), Err(Status::Protection));
     io_one.write(Sector(128), &noise[UNIT..2 * UNIT], Flags::NONE).unwrap();
     assert_eq!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks, 8);
-    // Their places do not overlap, though more is written beside them later.
+    // Their places do not overlap, even if another block is written between them later.
     io_one.write(Sector(0), &noise[..UNIT], Flags::NONE).unwrap();
     assert_eq!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks, 1);
     io_one.read(Sector(0), &mut found).unwrap();
@@ -174,13 +174,13 @@ fn the_longest_blocks_go_everywhere() {
     assert!(found == noise);
 }
 
-/// Without checksums a codec notices at least what is no block any more. It was saved once, and the
-/// snapshot had a block that nobody could read.
+/// Without checksums, a codec at least notices bytes that do not decompress. Regression: such a
+/// block was saved, and no device could read it from the snapshot.
 #[test]
 fn a_block_that_is_none_is_not_saved() {
     let scratch = Scratch::new("none");
     let ram = Ram::open(plain()).unwrap();
-    // Few words that come again and again: what is stored tells how long and where from, mostly.
+    // Few words that recur often: most stored bytes are then lengths and offsets of matches.
     let mut rng = fastrand::Rng::with_seed(4);
     let words: Vec<[u8; 12]> = (0..40).map(|_| std::array::from_fn(|_| rng.u8(..))).collect();
     let (mut io, mut found, mut refused) = (io(&ram), vec![0; BLOCK], 0);

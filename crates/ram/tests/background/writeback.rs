@@ -1,4 +1,4 @@
-//! What goes to a backing file: read from there again, and lost to no failure of it.
+//! Writeback: blocks in a backing file are read from there, and no failure of the file loses them.
 
 use super::*;
 
@@ -28,8 +28,8 @@ fn what_is_written_back_is_read_from_there() {
         assert!(stats.mm.mem_used_total < before.mm.mem_used_total / 8, "{stats:?}");
         compare(&mut io, &data);
         assert!(ram.stats().bd.bd_reads >= stats.bd.bd_count);
-        // Half of it is written anew, by parts and as a whole, and goes to the file once more, into
-        // places that are free again.
+        // Half of the data is written again, as parts and as whole blocks, and written back once
+        // more, into places that are free again.
         let mut data = data;
         data[..SIZE as usize / 2].rotate_left(BLOCK);
         io.write(Sector(0), &data[..1 << 20], Flags::NONE).unwrap();
@@ -40,7 +40,7 @@ fn what_is_written_back_is_read_from_there() {
         assert!(ram.write_back(&selection(Which::All), u64::MAX).unwrap().blocks > 200);
         compare(&mut io, &data);
         assert!(length() < long + long / 4, "{long} {}", length());
-        // And nothing of it is left when the blocks are discarded.
+        // Discarding all blocks frees everything.
         io.run(Bio::new(Op::Discard, Sector(0), SIZE / 512)).unwrap();
         let stats = ram.stats();
         assert_eq!((stats.bd.bd_count, stats.mm.orig_data_size), (0, 0));
@@ -51,8 +51,8 @@ fn what_is_written_back_is_read_from_there() {
 
 #[test]
 fn a_full_file_loses_nothing() {
-    // /dev/full takes nothing, but it is no regular file; a limit on files is the process's. So the
-    // file system says no: one of a few pages.
+    // A full device is simulated by a file system of a few pages: /dev/full is no regular file, and
+    // a resource limit on files would apply to the whole process.
     let scratch = Scratch::new("full");
     let dir = scratch.file("mount");
     std::fs::create_dir(&dir).unwrap();
@@ -70,15 +70,16 @@ fn a_full_file_loses_nothing() {
     assert!(text.contains("cannot be written") && text.contains("No space left"), "{text}");
     compare(&mut io, &data);
     assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
-    // So does a snapshot that does not fit, of which nothing is left.
+    // A snapshot that does not fit leaves no file.
     let error =
         ram.save(&dir.join("snapshot"), blockyard_ram::Replace::Own).unwrap_err().to_string();
     assert!(error.contains("cannot be written") && error.contains("No space left"), "{error}");
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "the backing file");
-    // What fits goes there after all.
+    // A selection that fits is written back.
     assert!(ram.write_back(&selection(Which::All), 32 << 10).unwrap().blocks > 0);
     compare(&mut io, &data);
-    // A file that is full after a while says what went there before: it is there, and nowhere else.
+    // If the file becomes full half way, the error says how much was written back. Those blocks are
+    // in the file and no longer in memory.
     run("mount", &["-o", "remount,size=1300k", at]);
     let before = ram.stats().bd.bd_count;
     let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err();
@@ -107,7 +108,7 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
     assert_eq!(ram.stats().bd.bd_count, 0);
     compare(&mut io, &data);
     assert!(ram.write_back(&selection(Which::Huge), u64::MAX).unwrap().blocks >= 128);
-    // A read that fails is one that can be made again, and a write of the whole needs no read.
+    // A failed read can be retried, and a write of the whole block needs no read.
     fail(2);
     let mut found = vec![0; BLOCK];
     assert_eq!(io.read(Sector(0), &mut found), Err(Status::IoErr));
@@ -126,8 +127,8 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
     assert!(none.inject(&fault).unwrap_err().to_string().contains("backing=FILE"));
 }
 
-/// The system takes the write, and the disk behind its cache does not: blocks are gone from memory
-/// only when the file has them, so whatever comes late costs nobody anything.
+/// The kernel accepts the write, and the disk below the page cache rejects it. Blocks leave memory
+/// only after the sync, so a late error loses no data.
 #[test]
 fn what_the_disk_refuses_late_stays_in_memory() {
     let scratch = Scratch::new("late");
@@ -140,13 +141,13 @@ fn what_the_disk_refuses_late_stays_in_memory() {
     let error = ram.write_back(&selection(Which::All), u64::MAX).unwrap_err().to_string();
     assert!(error.contains("cannot be written") && error.contains("Input/output"), "{error}");
     assert!(std::fs::metadata(scratch.file("backing")).unwrap().len() > 1 << 20, "it was taken");
-    // What a disk that refuses what was written then has there.
+    // The contents of a disk that rejected what was written.
     let len = std::fs::metadata(scratch.file("backing")).unwrap().len();
     std::fs::write(scratch.file("backing"), vec![0; len as usize]).unwrap();
     assert!(ram.states(0, 2000).states.iter().all(|state| state.flags[1] == b'.'));
     assert_eq!((ram.stats().bd.bd_count, ram.stats().mm), (0, before));
     compare(&mut io, &data);
-    // The second batch fails when the first is there, which stays there.
+    // The second batch fails after the first was written; the first stays in the file.
     let selected = Selection { blocks_max: 200, ..selection(Which::Huge) };
     let there = ram.write_back(&selected, u64::MAX).unwrap().blocks;
     assert!(there > 0);

@@ -1,4 +1,4 @@
-//! What the limit on memory lets in, and what it leaves where it was.
+//! The memory limit: which writes it admits, and that a refused write changes nothing.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn the_limit_is_answered_and_old_contents_stay() {
     let refused = access.update(3, |_, _, maker| maker.make(New::Bytes(&raw(3, 2), Word::NOTHING)));
     assert_eq!(refused, Err(NoSpace));
     assert_eq!(read(&mut access, 3), Some(1));
-    // What is discarded can be written again, though it was retired a moment ago.
+    // The space of a discarded block can be used at once, although its object was just retired.
     access.replace(3, New::Word(Word::NOTHING)).unwrap();
     access.replace(written + 9, New::Bytes(&raw(written + 9, 2), Word::NOTHING)).unwrap();
     assert_eq!(read(&mut access, written + 9), Some(2));
@@ -32,8 +32,8 @@ fn the_limit_is_answered_and_old_contents_stay() {
     assert_eq!(store.pool().usage().limit_bytes, None);
 }
 
-/// Holes that nothing fits in do not make a full pool of one that is not: sizes grow and shrink at
-/// random, and contents stay below nine tenths of the limit. Too long for Miri.
+/// Holes that nothing fits in do not fill the pool: object sizes grow and shrink at random while
+/// the contents stay below nine tenths of the limit. Too long for Miri.
 #[cfg(not(miri))]
 #[test]
 fn a_limit_is_met_by_contents_and_not_by_holes() {
@@ -45,7 +45,7 @@ fn a_limit_is_met_by_contents_and_not_by_holes() {
     let mut refused = 0;
     for step in 0..300 * u64::from(SCALE) {
         let block = random.u64(..blocks);
-        // Every now and then all become larger, or smaller.
+        // From time to time all objects become larger, or smaller.
         let most = if step / 3000 % 2 == 0 { BLOCK / 5 } else { BLOCK / 2 };
         let bytes = stamped(block, step, random.usize(24..most));
         if store.pool().usage().stored_bytes * 10 > limit * 9 {
@@ -68,14 +68,14 @@ fn a_limit_is_met_by_contents_and_not_by_holes() {
     check_accounts(&mut access, 5);
 }
 
-/// A page was left, fewer than a large object takes, and nobody compacted for the sake of it.
+/// Regression: some pages were left, fewer than a large object needs, so no compaction ran for it.
 #[test]
 fn a_page_that_is_left_is_no_room_for_a_large_object() {
     let store = store(60, |config| {
         config.object_bytes_max = 4 * BLOCK;
         config.segment_bytes = Some(16 * BLOCK);
         config.shards = NonZeroU32::new(1);
-        // Six segments, two pages, and one that is kept for compaction.
+        // Six segments, two pages, and one page that is reserved for compaction.
         config.limit_bytes = Some(99 * BLOCK as u64);
     });
     let mut access = store.access().unwrap();
@@ -107,7 +107,7 @@ fn another_channels_retired_memory_is_not_out_of_reach() {
     for block in 0..16 {
         one.replace(block, New::Bytes(&raw(block), Word::NOTHING)).unwrap();
     }
-    // Less than a list that is given back by itself.
+    // Fewer than the number of retired objects that triggers a reclaim.
     for block in 0..10 {
         one.replace(block, New::Word(Word::NOTHING)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! The store against a plain map of blocks: random writes, parts of blocks, discards, marks and
-//! compactions, with allocations that fail; one thread, and several.
+//! The store compared with a plain map of blocks: random writes, writes of parts, discards, marks
+//! and compactions, with allocation failures; with one thread and with several.
 #![allow(clippy::unwrap_used)]
 
 mod limits;
@@ -14,7 +14,7 @@ use blockyard_sync::entry_words::{Entries, Kind, Word};
 
 /// Largest object of the tests.
 const BLOCK: usize = if cfg!(miri) { 512 } else { 4096 };
-/// Miri takes a second for what takes a millisecond.
+/// Iterations: Miri takes a second for a millisecond's work.
 const SCALE: u32 = if cfg!(miri) { 1 } else { 40 };
 
 fn store(blocks: u64, change: impl FnOnce(&mut PoolConfig)) -> Arc<Store> {
@@ -25,7 +25,7 @@ fn store(blocks: u64, change: impl FnOnce(&mut PoolConfig)) -> Arc<Store> {
     Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
 }
 
-/// Bytes that tell their block, their writer and their length, and whether they are whole.
+/// Bytes that contain their block, writer number and length, and a checksum.
 fn stamped(block: u64, number: u64, len_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![0; len_bytes.max(24)];
     let mut random = fastrand::Rng::with_seed(block << 32 ^ number);
@@ -35,7 +35,7 @@ fn stamped(block: u64, number: u64, len_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a stamped block says, checked.
+/// The number in a stamped block; verifies the bytes.
 fn number_of(block: u64, word: Word, bytes: &[u8]) -> Option<u64> {
     match word.kind() {
         Kind::Nothing => None,
@@ -53,7 +53,7 @@ fn read(access: &mut Access, block: u64) -> Option<u64> {
     access.read(block, |word, bytes| number_of(block, word, bytes))
 }
 
-/// Sizes as compressors make them: many below half a block, some raw.
+/// A random length as compressors produce them: many below half a block, some uncompressed.
 fn any_len(random: &mut fastrand::Rng) -> usize {
     match random.u32(..10) {
         0 => BLOCK,
@@ -105,7 +105,7 @@ fn agrees_with_a_plain_map() {
                         if old.is_empty() {
                             return Ok(None);
                         }
-                        // Other bytes with the same meaning: recompression.
+                        // Different bytes with the same meaning: recompression.
                         let number = expected.unwrap();
                         let bytes = stamped(block, number, any_len(&mut random));
                         maker.make(New::Bytes(&bytes, word)).map(Some)
@@ -131,12 +131,12 @@ fn agrees_with_a_plain_map() {
     }
 }
 
-/// What the pool counts is what the words say, and nothing is left when all is discarded.
+/// Checks that the pool's counters match the words and that nothing is left when all is discarded.
 fn check_accounts(access: &mut Access, seed: u64) {
     let store = Arc::clone(access.store());
     access.reclaim();
     let words = (0..store.blocks()).map(|block| store.word(block));
-    // By their places: several words may refer to one.
+    // By place: several words may refer to one object.
     let (mut objects, mut duplicates) = (HashMap::new(), 0);
     for word in words.filter(|word| word.kind() == Kind::Object) {
         if let Some(other) = objects.insert(word.place(), word) {
@@ -166,13 +166,13 @@ fn check_accounts(access: &mut Access, seed: u64) {
     assert!(usage.used_bytes_max > 0);
 }
 
-/// What a block holds that was stamped as of block 0, whoever has it.
+/// The number in contents that were stamped for block 0, in whichever block they are.
 fn number_in(word: Word, bytes: &[u8]) -> Option<u64> {
     number_of(0, word, bytes)
 }
 
-/// Few contents in many blocks, which take parts in each other's objects: what a block holds is
-/// what it was given, and no object is given back too early or kept too long.
+/// Few contents in many blocks, which share objects. Every block keeps its contents, and no object
+/// is freed too early or too late.
 #[test]
 fn blocks_that_share_agree_with_a_plain_map() {
     for seed in 0..if cfg!(miri) { 1 } else { 3 } {
@@ -201,7 +201,7 @@ fn blocks_that_share_agree_with_a_plain_map() {
     }
 }
 
-/// Something that happens to a block; whether it shares another's object now.
+/// A random operation on a block; returns whether the block now shares an object.
 fn share_or_change(
     access: &mut Access,
     plain: &mut [Option<u64>],
@@ -261,7 +261,8 @@ fn share_or_change(
     false
 }
 
-/// The same with several threads; each block's contents are whole, and at the end nothing is left.
+/// Several threads share objects concurrently: every block's contents are intact, and nothing is
+/// left at the end.
 #[test]
 fn everybody_shares_at_once() {
     let blocks = 16;
@@ -310,8 +311,8 @@ fn everybody_shares_at_once() {
     check_accounts(&mut access, 0);
 }
 
-/// Filled stretches become huge pages where the system can do that, and nobody sees it: contents
-/// and accounts stay, and what is emptied goes back. Too much for Miri.
+/// Full stretches become huge pages if the system supports it, with no visible effect: contents and
+/// counters stay the same, and emptied pages go back to the system. Too long for Miri.
 #[cfg(not(miri))]
 #[test]
 fn what_is_filled_is_gathered_once() {
@@ -346,8 +347,8 @@ fn what_is_filled_is_gathered_once() {
     check_accounts(&mut one, 0);
 }
 
-/// Who compacts all of the pool does not keep others from compacting a little, which is what a
-/// write that meets the limit does.
+/// A compaction of the whole pool does not block a small compaction by a write that reached the
+/// limit.
 #[test]
 fn others_compact_between_passes() {
     let store = store(600, |config| config.segment_bytes = Some(4 * BLOCK));
@@ -360,8 +361,8 @@ fn others_compact_between_passes() {
         one.replace(block, New::Word(Word::NOTHING)).unwrap();
     });
     let mut between = 0;
-    // It is asked before each pass whether it is to stop, without the lock: with it, this thread
-    // would wait for itself.
+    // `stop` is called before each pass without the lock. If the lock were held, this thread would
+    // deadlock with itself.
     let done = one.compact(|| {
         between += 1;
         two.compact_some(0, || false);
@@ -374,8 +375,7 @@ fn others_compact_between_passes() {
     check_accounts(&mut one, 0);
 }
 
-/// A pass that is stopped leaves nearly all of the holes that there were, to be used as before. Too
-/// long for Miri.
+/// A pass that is stopped leaves nearly all holes usable. Too long for Miri.
 #[cfg(not(miri))]
 #[test]
 fn a_pass_that_is_stopped_leaves_its_holes() {
@@ -401,14 +401,15 @@ fn a_pass_that_is_stopped_leaves_its_holes() {
     });
     assert_eq!(done.objects_moved, 1023, "it was stopped in the middle of a pass");
     let used = store.pool().usage().used_bytes;
-    // What has moved has filled as many holes, and left as many that are not known.
+    // Each moved object has filled one hole, and has left one that is not recorded.
     let fit = blocks / 2 - 2 * done.objects_moved - 500;
     (1..blocks).step_by(2).take(fit as usize).for_each(|block| write(&mut access, block));
     assert!(store.pool().usage().used_bytes <= used, "{:?}", store.pool().usage());
     check_accounts(&mut access, 0);
 }
 
-/// A device that is to go waits for nobody who walks a long table, however little there is to move.
+/// A compaction of a long table checks for a stop during the walk, even if nothing is moved, so
+/// that the device can close.
 #[cfg(not(miri))]
 #[test]
 fn a_long_table_is_asked_for_its_end_on_the_way() {
@@ -459,7 +460,7 @@ fn as_many_channels_as_it_was_made_for() {
     assert!(store.access().is_some());
 }
 
-/// Writers, writers of parts, readers, compaction and aging at once, more threads than processors.
+/// Writes, writes of parts, reads, compaction and aging concurrently, with more threads than CPUs.
 #[test]
 fn everybody_at_once() {
     let blocks = 64;
@@ -471,7 +472,7 @@ fn everybody_at_once() {
                 let mut access = store.access().unwrap();
                 let mut random = fastrand::Rng::with_seed(thread);
                 for step in 0..60 * u64::from(SCALE) {
-                    // Half of it on a few hot blocks.
+                    // Half of the operations go to a few hot blocks.
                     let block = if random.bool() { random.u64(..4) } else { random.u64(..blocks) };
                     let number = thread << 32 | step;
                     let bytes = stamped(block, number, any_len(&mut random));
@@ -501,8 +502,8 @@ fn everybody_at_once() {
     check_accounts(&mut access, 0);
 }
 
-/// Writers of parts add to one block's count; whole writers of other blocks and compaction are
-/// beside them. No addition is lost.
+/// Partial writes increment a counter in one block, while other blocks are overwritten and
+/// compaction runs. No increment is lost.
 #[test]
 fn no_part_is_lost() {
     let store = store(2, |_| {});

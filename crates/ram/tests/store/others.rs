@@ -1,12 +1,13 @@
-//! Memory when one channel works on what another has written: shards are of channels, and what
-//! becomes free belongs to the shard in which it lies.
+//! Memory use when one channel works on data that another has written: channels are bound to
+//! shards, and freed space belongs to the shard in which it lies.
 
 use super::*;
 
 const SEGMENT: u64 = if cfg!(miri) { 16 << 10 } else { 64 << 10 };
 
-/// The most that the pool had: it may be a tenth more than before, and a segment that whoever works
-/// on it has just begun, which is nothing beside a disk, but much beside what Miri has time for.
+/// Checks the maximum of used memory: at most a tenth more than before, plus one segment that the
+/// working channel has begun. That segment is negligible on a disk, but not in the small test for
+/// Miri.
 fn check_most(store: &Store, before: u64) {
     let most = store.pool().usage().used_bytes_max;
     let bound = before + before / 10 + SEGMENT;
@@ -19,7 +20,7 @@ fn shuffled(blocks: u64) -> Vec<u64> {
     order
 }
 
-/// Blocks of many sizes that one channel has written, and another channel, which has the other
+/// Blocks of many sizes that one channel has written, and another channel, bound to the other
 /// shard.
 fn written(blocks: u64) -> (Arc<Store>, Access) {
     let store = store(blocks, |config| config.segment_bytes = Some(SEGMENT as usize));
@@ -33,7 +34,7 @@ fn written(blocks: u64) -> (Arc<Store>, Access) {
     (store, other)
 }
 
-/// A client that came again and overwrote its disk at random took as much memory again.
+/// Regression: a client that reconnected and overwrote its disk at random used twice the memory.
 #[test]
 fn what_another_channel_has_written_is_overwritten_where_it_lies() {
     let blocks = if cfg!(miri) { 2000 } else { 8000 };
@@ -48,7 +49,7 @@ fn what_another_channel_has_written_is_overwritten_where_it_lies() {
     check_accounts(&mut other, 2);
 }
 
-/// Recompression works on what channels have written, and took half as much memory again.
+/// Regression: recompression of other channels' data used half as much memory again.
 #[test]
 fn what_becomes_smaller_takes_no_more_memory() {
     let blocks = if cfg!(miri) { 2000 } else { 8000 };
@@ -65,7 +66,7 @@ fn what_becomes_smaller_takes_no_more_memory() {
     check_accounts(&mut other, 2);
 }
 
-/// A shard had the most free places, too small for what was written, and hid all others.
+/// Regression: the shard with the most free space had only small holes, and hid all other shards.
 #[test]
 fn holes_that_fit_are_found_beside_many_that_do_not() {
     let blocks = if cfg!(miri) { 1000 } else { 4000 };
@@ -96,8 +97,8 @@ fn holes_that_fit_are_found_beside_many_that_do_not() {
     check_accounts(&mut accesses[2], 2);
 }
 
-/// What is copied into another shard's holes touches nothing that is read, moved or given back
-/// there meanwhile; for Miri, which sees two threads at the same bytes.
+/// Copying an object into another shard's hole touches nothing that is read, moved or freed there
+/// concurrently. Miri detects two threads that access the same bytes.
 #[test]
 fn holes_of_another_shard_are_filled_while_it_is_read_and_compacted() {
     let blocks = if cfg!(miri) { 300 } else { 8000 };
