@@ -1,22 +1,22 @@
 //! The scheduler `deadline`: Linux's mq-deadline as a plain state machine.
 //!
-//! Requests wait in six rows, one per priority class and direction. Each row keeps them twice: by
-//! sector, which is the order in which a disk likes them, and by age, so that none waits for ever.
-//! A decision ([`Deadline::next`]) goes on in sorted order for a batch of `fifo_batch` requests,
-//! and between batches looks at deadlines and at the other direction.
+//! Requests wait in six rows, one per priority class and direction. Each row keeps its requests in
+//! two orders: by sector, for few seeks, and by age, so that none waits forever. A decision
+//! ([`Deadline::next`]) continues in sector order for a batch of `fifo_batch` requests. Between
+//! batches it checks deadlines and the other direction.
 //!
-//! Nothing here locks, allocates after [`Deadline::new`], looks at a clock or does I/O: time is
-//! passed in, and whoever owns the order ([`crate::sched`]) sees to the rest.
+//! Nothing here locks, allocates after [`Deadline::new`], reads a clock or does I/O. The caller
+//! passes the time in, and the owner of the order ([`crate::sched`]) does the rest.
 //!
 //! | rule | where |
 //! | --- | --- |
-//! | what waits merges with what comes, front and back, within the device's limits | `insert` |
-//! | a request at the head goes before everything, the last one first | `insert`, `dispatch` |
-//! | a class waits while one before it waits or is at the device, up to `prio_aging_expire` | `dispatch` |
-//! | a deadline is looked at between batches only | `dispatch` |
-//! | at the end of a sweep the next one starts at the oldest request | `dispatch` |
+//! | a new request merges with a waiting one, front and back, within the device's limits | `insert` |
+//! | a request at the head goes before all others, the last inserted first | `insert`, `dispatch` |
+//! | a class waits for the classes above it, for at most `prio_aging_expire` | `dispatch` |
+//! | deadlines are checked only between batches | `dispatch` |
+//! | at the end of a sweep the next sweep starts at the oldest request | `dispatch` |
 //! | writes to a sequential zone keep the order of their insertion | `lines` |
-//! | what need not wait is passed on in one decision, the same as those above would make | `pass` |
+//! | requests that need not wait go out in one decision with the result of the rules above | `pass` |
 
 mod dispatch;
 mod entries;
@@ -43,57 +43,58 @@ use kind::{ROWS, row};
 use lines::Lines;
 use order::{Leaves, Order};
 
-/// Bounds and settings of an order.
+/// Bounds and settings of a [`Deadline`].
 #[derive(Clone, Debug)]
 pub struct DeadlineConfig {
-    /// Most requests that wait: Linux's `nr_requests`, but without those at the device.
+    /// Maximum number of waiting requests: Linux's `nr_requests`, but without those in flight.
     pub capacity: usize,
-    /// Most requests at the device, each of which may come back.
+    /// Maximum number of requests in flight, each of which may be requeued.
     pub in_flight_max: usize,
-    /// What may become one request.
+    /// The merge rules of the device.
     pub rules: MergeRules,
     /// The zones, for a zoned device.
     pub zones: Option<ZoneGeometry>,
-    /// What can be tuned.
+    /// The tunable settings.
     pub tunables: Tunables,
 }
 
 /// The requests of one class and direction.
 #[derive(Clone, Debug)]
 struct Row {
-    /// By sector.
+    /// The requests by sector.
     order: Order,
-    /// By age.
+    /// The requests by age.
     fifo: List,
     /// The first sector of the request that was dispatched last.
     latest: u64,
     counters: Counters,
 }
 
-/// Requests that wait, in mq-deadline's order.
+/// Waiting requests in mq-deadline's order.
 #[derive(Clone, Debug)]
 pub struct Deadline<T> {
     entries: Entries<T>,
     leaves: Leaves,
     rows: [Row; ROWS],
     at_head: List,
-    /// For a zoned device.
+    /// The per-zone lists of a zoned device.
     lines: Option<Lines>,
     rules: MergeRules,
     in_flight_max: usize,
     tunables: Tunables,
-    /// How long a request may wait, by direction, in nanoseconds.
+    /// The time until a request expires, by direction, in nanoseconds.
     expire: [u64; 2],
     is_front_merging: bool,
-    /// The direction of the batch, over all classes. As in Linux the first one may be of writes.
+    /// The direction of the present batch, for all classes. As in Linux, the first batch may be of
+    /// writes.
     last_direction: Direction,
-    /// Requests of the batch so far.
+    /// Requests dispatched in the present batch.
     batching: u32,
-    /// How often reads were preferred to writes that waited.
+    /// How often reads were dispatched before waiting writes.
     starved: u32,
-    /// Requests per class that wait or are at the device.
+    /// Requests per class that wait or are in flight.
     queued: [usize; CLASSES.len()],
-    /// Those among them that `async_depth` bounds, and the bound.
+    /// The number of those requests that `async_depth` limits, and the limit.
     throttled: usize,
     throttled_max: usize,
 }
@@ -130,8 +131,8 @@ impl<T: Item> Deadline<T> {
         order
     }
 
-    /// Changes what can be tuned. Deadlines of requests that wait stay as they are; their age,
-    /// which is reckoned back from the deadline, shifts with the expiry time.
+    /// Changes the tunables. The deadlines of waiting requests do not change. Their age shifts with
+    /// the expiry time, because it is computed from the deadline.
     pub fn set(&mut self, tunables: Tunables) {
         self.tunables = tunables;
         self.expire = [Tunable::ReadExpire, Tunable::WriteExpire].map(|t| tunables.nanos(t));
@@ -141,18 +142,18 @@ impl<T: Item> Deadline<T> {
         self.throttled_max = if is_bound { async_depth } else { usize::MAX };
     }
 
-    /// What can be tuned, as it is.
+    /// The present tunables.
     pub fn tunables(&self) -> &Tunables {
         &self.tunables
     }
 
-    /// Counts a request as completed that [`Deadline::next`] gave out with this kind.
+    /// Counts a request of this kind, which [`Deadline::next`] returned, as completed.
     #[inline]
     pub fn completed(&mut self, kind: Kind) {
         self.completed_many(kind, 1);
     }
 
-    /// The same for several requests of one kind.
+    /// Counts several requests of one kind, which [`Deadline::next`] returned, as completed.
     #[inline]
     pub fn completed_many(&mut self, kind: Kind, count: usize) {
         self.rows[kind.row()].counters.completed += count as u64;
@@ -162,7 +163,7 @@ impl<T: Item> Deadline<T> {
         }
     }
 
-    /// What has become of the requests so far.
+    /// The counters of requests so far.
     pub fn stats(&self) -> Stats {
         Stats { rows: self.rows.each_ref().map(|row| row.counters) }
     }
@@ -173,19 +174,19 @@ impl<T: Item> Deadline<T> {
         self.waiting() == 0
     }
 
-    /// How many requests wait.
+    /// Number of waiting requests.
     #[inline]
     pub fn waiting(&self) -> usize {
         self.entries.count() - self.entries.free_count()
     }
 
-    /// How many requests could be inserted yet, were none of them merged.
+    /// How many more requests fit if none of them is merged.
     #[inline]
     pub fn room(&self) -> usize {
         self.entries.free_count().saturating_sub(self.in_flight_max)
     }
 
-    /// Whether a request waits whose class need not wait for another one.
+    /// Whether a request waits and its class need not wait for a higher one.
     #[inline]
     pub fn is_ready(&self) -> bool {
         let waits = |prio: Prio| {
@@ -195,13 +196,13 @@ impl<T: Item> Deadline<T> {
         !self.at_head.is_empty() || first.is_some_and(waits)
     }
 
-    /// How many requests of a class wait or are at the device.
+    /// Number of requests of a class that wait or are in flight.
     #[inline]
     pub fn queued(&self, prio: Prio) -> usize {
         self.queued[prio as usize]
     }
 
-    /// The requests of a class and direction that wait, in sorted order.
+    /// The waiting requests of a class and direction, by sector.
     pub fn sorted(&self, prio: Prio, direction: Direction) -> impl Iterator<Item = &T> {
         let places = self.rows[row(prio, direction)].order.places(&self.leaves);
         places.filter_map(|place| self.entries[place].item.as_ref())

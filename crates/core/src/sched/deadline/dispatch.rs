@@ -1,12 +1,12 @@
-//! Whose turn it is: one decision for each request, exactly as mq-deadline makes it.
+//! Which request is next: one decision for each request, exactly as mq-deadline decides.
 //!
-//! That includes what looks like an oversight: while several classes are queued, the look for what
-//! has aged begins a new batch even if it finds nothing, so that the class whose turn it is goes on
-//! in sorted order, and its expired requests wait for the end of the sweep.
+//! This includes a behaviour that looks like an oversight. While several classes are queued, the
+//! search for an aged request begins a new batch even if it finds none. So the class that is served
+//! continues in sector order, and its expired requests wait for the end of the sweep.
 //!
-//! One thing is otherwise. If an expiry time is lowered, Linux takes what was queued before for
-//! younger than it is and holds it back for a while, even if nothing else is there. Here age counts
-//! where it is asked for, in the aging of classes, and keeps nothing back elsewhere.
+//! There is one difference. If an expiry time is lowered, Linux takes requests that were queued
+//! before for younger than they are. It then delays them for a while even if no other request
+//! waits. Here the age is used only for the aging of classes and delays no request.
 
 use super::insert::is_before;
 use super::kind::{Direction, row};
@@ -16,17 +16,17 @@ use super::{Deadline, Item};
 use crate::bio::Prio;
 use crate::units::Nanos;
 
-/// A request that is to be dispatched.
+/// A request to dispatch.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     place: u32,
-    /// Where it stands in its order, if it was found there by going on from the latest position.
+    /// The position in the sector order, if the request was found by continuing the sweep.
     swept: Option<Cursor>,
 }
 
 impl<T: Item> Deadline<T> {
-    /// Takes the request whose turn it is. None does not mean that none waits: a class waits for
-    /// what those before it have at the device, so ask again after each completion.
+    /// Removes the next request. `None` does not mean that no request waits: a class may wait for
+    /// requests in flight of a higher class. Call again after each completion.
     #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<T> {
         if let Some(place) = self.at_head.first() {
@@ -36,7 +36,7 @@ impl<T: Item> Deadline<T> {
         Some(self.dispatch(choice, now))
     }
 
-    /// Takes up to `room` requests whose turn it is, one after the other; says how many.
+    /// Removes up to `room` next requests, one after the other; returns their number.
     #[inline]
     pub fn next_batch(&mut self, room: usize, now: Nanos, mut take: impl FnMut(T)) -> usize {
         let mut taken = 0;
@@ -52,9 +52,9 @@ impl<T: Item> Deadline<T> {
         taken
     }
 
-    /// Goes on with a batch, as far as that is what [`Deadline::next`] would decide: nothing is at
-    /// the head, one class alone is queued, and the next requests stand in one leaf. Says how many
-    /// requests it has taken, up to `room`.
+    /// Continues a batch while [`Deadline::next`] would make the same decisions: no request is at
+    /// the head, only one class is queued, and the next requests are in one leaf. Returns the
+    /// number of removed requests, at most `room`.
     #[inline]
     fn run(&mut self, room: usize, now: Nanos, take: &mut impl FnMut(T)) -> usize {
         let batch_left = self.tunables.unsigned(Tunable::FifoBatch).saturating_sub(self.batching);
@@ -87,7 +87,7 @@ impl<T: Item> Deadline<T> {
         count
     }
 
-    /// Whose turn it is among what is not at the head.
+    /// Chooses the next request among those that are not at the head.
     fn decide(&mut self, now: Nanos) -> Option<Choice> {
         if self.is_empty() {
             return None;
@@ -109,8 +109,8 @@ impl<T: Item> Deadline<T> {
         None
     }
 
-    /// Takes the first request that was inserted with this kind and starts at this sector, as if
-    /// its turn had come: for a replay of what another scheduler has decided.
+    /// Dispatches the first request of this kind that starts at this sector, regardless of whether
+    /// it is the next one. For a replay of another scheduler's decisions.
     pub fn take_at(&mut self, kind: super::Kind, sector: u64, now: Nanos) -> Option<T> {
         let order = &self.rows[kind.row()].order;
         let (_, key) = order.after(&self.leaves, order.following(&self.leaves, sector))?;
@@ -128,8 +128,8 @@ impl<T: Item> Deadline<T> {
         Some(self.dispatch(Choice { place, swept: None }, now))
     }
 
-    /// Decides within a class; with `oldest`, only for a request that started at that time or
-    /// before. What it decides about the batch stays decided even if the request is too young.
+    /// Chooses a request within a class; with `oldest`, only one that was submitted at that time or
+    /// before. The batch state changes even if the request turns out too young.
     #[inline]
     fn choose(&mut self, prio: Prio, now: Nanos, oldest: Option<u64>) -> Option<Choice> {
         let batch_max = self.tunables.unsigned(Tunable::FifoBatch);
@@ -159,7 +159,7 @@ impl<T: Item> Deadline<T> {
         Some(choice)
     }
 
-    /// The next request of a row in sorted order, from the latest position on.
+    /// The next request of a row in sector order, after the latest position.
     #[inline]
     fn following(&self, row: usize) -> Option<Choice> {
         let row = &self.rows[row];
@@ -171,8 +171,9 @@ impl<T: Item> Deadline<T> {
         Some(Choice { place: key.place, swept: Some(cursor) })
     }
 
-    /// The direction of the next batch of a class, if anything of it waits: reads, unless writes
-    /// have waited for `writes_starved` batches of them.
+    /// The direction of the next batch of a class, or `None` if no request of the class waits.
+    /// Reads go first, unless waiting writes have been passed over for `writes_starved` batches of
+    /// reads.
     fn choose_direction(&mut self, prio: Prio) -> Option<Direction> {
         let has_reads = !self.rows[row(prio, Direction::Read)].fifo.is_empty();
         let has_writes = !self.rows[row(prio, Direction::Write)].fifo.is_empty();
@@ -193,7 +194,7 @@ impl<T: Item> Deadline<T> {
     }
 
     /// The first request of a new batch of a row that is not empty: the oldest one if it has
-    /// expired or if the sweep has come to its end.
+    /// expired or if the sweep has ended.
     fn begin_batch(&self, row: usize, now: Nanos) -> Choice {
         let oldest = self.rows[row].fifo.first().expect("the row is not empty");
         let is_expired = !is_before(now.0, self.entries[oldest].deadline);
@@ -201,7 +202,7 @@ impl<T: Item> Deadline<T> {
         swept.unwrap_or(Choice { place: oldest, swept: None })
     }
 
-    /// What goes to the device instead of a write to a sequential zone: the first of its line.
+    /// Replaces a write to a sequential zone by the first waiting write of its zone.
     #[inline]
     fn first_of_zone(&self, choice: Choice) -> Choice {
         let entry = &self.entries[choice.place];
@@ -217,7 +218,7 @@ impl<T: Item> Deadline<T> {
         choice
     }
 
-    /// Takes a request out of all orders.
+    /// Removes a request from all orders.
     #[inline]
     fn dispatch(&mut self, choice: Choice, now: Nanos) -> T {
         let Choice { place, swept } = choice;
@@ -245,7 +246,7 @@ impl<T: Item> Deadline<T> {
         self.entries.take(place)
     }
 
-    /// Takes a request from before all others. It has no deadline, so it does not count as expired.
+    /// Removes a request from the head. It has no deadline, so it is not counted as expired.
     #[cold]
     fn dispatch_at_head(&mut self, place: u32) -> T {
         self.at_head.remove(&mut self.entries, place);

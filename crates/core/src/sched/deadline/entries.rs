@@ -1,40 +1,40 @@
-//! Where requests that wait are kept: places of a fixed number, and lists through them.
+//! Storage of waiting requests: a fixed number of entries, and lists that link them.
 //!
-//! A list is a chain of place numbers, so that a request is in its FIFO, in its zone's line or
-//! among the free places without anything being allocated.
+//! A list is a chain of entry numbers. So a request can be in its FIFO, in the list of its zone or
+//! in the free list without an allocation.
 
 use std::ops::{Index, IndexMut};
 
 use super::kind::Kind;
 
-/// No place.
+/// A number that means no entry.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A request that waits, and its neighbours in the lists.
+/// A waiting request and its neighbours in the lists.
 #[derive(Clone, Debug)]
 pub(super) struct Entry<T> {
-    /// Invariant: none exactly in a free place.
+    /// Invariant: `None` if and only if the entry is free.
     pub(super) item: Option<T>,
-    /// Its first sector, and its key in the sorted order.
+    /// The first sector of the request and its key in the sector order.
     pub(super) sector: u64,
-    /// The first sector after it.
+    /// The first sector after the request.
     pub(super) end: u64,
-    /// When it is expired, in nanoseconds.
+    /// When the request expires, in nanoseconds.
     pub(super) deadline: u64,
-    /// The one before it in its FIFO.
+    /// The previous entry in the FIFO.
     previous: u32,
-    /// The one behind it in its FIFO, at the head, or among the free places.
+    /// The next entry in the FIFO, at the head, or in the free list.
     next: u32,
-    /// The one before it in its zone's line.
+    /// The previous entry in the list of the zone.
     pub(super) zone_previous: u32,
-    /// The one behind it in its zone's line.
+    /// The next entry in the list of the zone.
     pub(super) zone_next: u32,
     pub(super) kind: Kind,
-    /// Whether it stands in its zone's line.
+    /// Whether the entry is in the list of its zone.
     pub(super) in_line: bool,
 }
 
-/// A fixed number of places.
+/// A fixed number of entries.
 #[derive(Clone, Debug)]
 pub(super) struct Entries<T> {
     entries: Vec<Entry<T>>,
@@ -43,7 +43,7 @@ pub(super) struct Entries<T> {
 }
 
 impl<T> Entries<T> {
-    /// So many free places.
+    /// `count` free entries.
     pub(super) fn new(count: usize) -> Entries<T> {
         let count = u32::try_from(count).ok().filter(|count| *count < NONE);
         let count = count.expect("a scheduler holds fewer requests than there are place numbers");
@@ -64,19 +64,19 @@ impl<T> Entries<T> {
         Entries { entries: (0..count).map(entry).collect(), free, free_count: count as usize }
     }
 
-    /// How many places there are.
+    /// Number of entries.
     #[inline]
     pub(super) fn count(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many places are free.
+    /// Number of free entries.
     #[inline]
     pub(super) fn free_count(&self) -> usize {
         self.free_count
     }
 
-    /// Puts a request into a free place, of which there is one. It is in no list yet.
+    /// Puts a request into a free entry, of which there must be one. The entry is in no list yet.
     #[inline]
     pub(super) fn put(&mut self, item: T, kind: Kind, range: (u64, u64), deadline: u64) -> u32 {
         let place = self.free;
@@ -89,7 +89,7 @@ impl<T> Entries<T> {
         place
     }
 
-    /// Takes the request out of a place, which is free then and in no list any more.
+    /// Removes the request from an entry and frees the entry, which must be in no list.
     #[inline]
     pub(super) fn take(&mut self, place: u32) -> T {
         let entry = &mut self.entries[place as usize];
@@ -116,7 +116,7 @@ impl<T> IndexMut<u32> for Entries<T> {
     }
 }
 
-/// A chain of places: a FIFO, or the requests at the head.
+/// A chain of entries: a FIFO, or the requests at the head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     first: u32,
@@ -124,22 +124,22 @@ pub(super) struct List {
 }
 
 impl List {
-    /// A list of nothing.
+    /// An empty list.
     pub(super) const EMPTY: List = List { first: NONE, last: NONE };
 
-    /// The first place.
+    /// The first entry.
     #[inline]
     pub(super) fn first(&self) -> Option<u32> {
         (self.first != NONE).then_some(self.first)
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.first == NONE
     }
 
-    /// Adds a place behind the others.
+    /// Adds an entry at the end.
     #[inline]
     pub(super) fn push_back<T>(&mut self, entries: &mut Entries<T>, place: u32) {
         let last = std::mem::replace(&mut self.last, place);
@@ -150,7 +150,7 @@ impl List {
         }
     }
 
-    /// Adds a place before the others.
+    /// Adds an entry at the front.
     pub(super) fn push_front<T>(&mut self, entries: &mut Entries<T>, place: u32) {
         let first = std::mem::replace(&mut self.first, place);
         (entries[place].previous, entries[place].next) = (NONE, first);
@@ -160,7 +160,7 @@ impl List {
         }
     }
 
-    /// Takes a place out.
+    /// Removes an entry.
     #[inline]
     pub(super) fn remove<T>(&mut self, entries: &mut Entries<T>, place: u32) {
         let (previous, next) = (entries[place].previous, entries[place].next);
@@ -174,7 +174,7 @@ impl List {
         }
     }
 
-    /// Puts `new`, which is in no list, where `old` was.
+    /// Replaces `old` by `new`, which must be in no list.
     pub(super) fn replace<T>(&mut self, entries: &mut Entries<T>, old: u32, new: u32) {
         let (previous, next) = (entries[old].previous, entries[old].next);
         (entries[new].previous, entries[new].next) = (previous, next);

@@ -1,4 +1,5 @@
-//! How requests come in: merged with a neighbour if they can be, else in order.
+//! Insertion of requests: a new request merges with a neighbour if it can, else it enters the
+//! order.
 
 use super::entries::NONE;
 use super::kind::Kind;
@@ -7,11 +8,11 @@ use super::{Deadline, Item};
 use crate::units::{Nanos, ZoneNo};
 
 impl<T: Item> Deadline<T> {
-    /// Takes a request that was submitted by `now`, and merges it if it can be.
+    /// Inserts a request that was submitted by `now`, and merges it if possible.
     ///
     /// # Errors
-    /// The request itself if there is no room for it ([`Deadline::admits`]) and nothing that it
-    /// could join.
+    /// The request itself if it cannot be merged and the scheduler has no space for it
+    /// ([`Deadline::admits`]).
     #[inline]
     pub fn insert(&mut self, item: T, now: Nanos) -> Result<(), T> {
         let range = range_of(&item);
@@ -24,7 +25,7 @@ impl<T: Item> Deadline<T> {
         self.insert_free(item, range, now)
     }
 
-    /// Takes a request that need not stay behind another one.
+    /// Inserts a request that need not keep the order of its zone.
     #[inline(always)]
     fn insert_free(&mut self, item: T, range: (u64, u64), now: Nanos) -> Result<(), T> {
         let (kind, (sector, end)) = (item.kind(), range);
@@ -46,9 +47,9 @@ impl<T: Item> Deadline<T> {
         Ok(())
     }
 
-    /// Takes requests that were submitted by `now`, in their order. Those that there is no room for
-    /// go behind what is in `refused`, in their order. They are to be inserted again before what
-    /// was submitted later.
+    /// Inserts requests that were submitted by `now`, in their order. Appends those without space
+    /// to `refused`, in their order. The caller must insert those again before requests that were
+    /// submitted later.
     pub fn insert_batch(
         &mut self,
         items: impl IntoIterator<Item = T>,
@@ -64,12 +65,12 @@ impl<T: Item> Deadline<T> {
             }
             return;
         }
-        // What was refused before, and waits there, goes before these.
+        // Requests that were refused before go before these.
         let mut is_order_kept = !refused.iter().any(T::keeps_zone_order);
         for item in items {
             let keeps_order = item.keeps_zone_order();
             let inserted = if keeps_order && !is_order_kept {
-                // The one that was refused may be a write to the same zone.
+                // The refused request may be a write to the same zone.
                 Err(item)
             } else {
                 self.insert(item, now)
@@ -81,11 +82,12 @@ impl<T: Item> Deadline<T> {
         }
     }
 
-    /// Takes a request before all others, whatever their class: for what must not wait, such as a
-    /// flush. The one that was inserted last comes first. It is neither sorted nor merged.
+    /// Inserts a request before all others, regardless of its class: for a request that must not
+    /// wait, such as a flush. The last inserted request comes first. The request is neither sorted
+    /// nor merged.
     ///
     /// # Errors
-    /// The request itself if there is no room for it; `async_depth` does not count.
+    /// The request itself if there is no space for it; `async_depth` does not apply.
     pub fn insert_at_head(&mut self, item: T, now: Nanos) -> Result<(), T> {
         if !self.has_room() {
             return Err(item);
@@ -96,11 +98,12 @@ impl<T: Item> Deadline<T> {
         Ok(())
     }
 
-    /// Takes a request back that the device did not start, before all others. Several come last to
-    /// first. There is always room for it.
+    /// Puts a request that the device did not start back before all others. The caller requeues
+    /// several requests from the last to the first. There is always space for it.
     ///
-    /// A request that comes back in pieces comes back as its first piece; the others are new, and
-    /// go through [`Deadline::insert_at_head`], the last one first and all of them before it.
+    /// If a request comes back in pieces, the first piece is requeued here. The other pieces are
+    /// new requests: the caller passes them to [`Deadline::insert_at_head`] before the first piece,
+    /// the last one first.
     pub fn requeue(&mut self, item: T, now: Nanos) {
         let kind = item.kind();
         let counters = &mut self.rows[kind.row()].counters;
@@ -123,7 +126,7 @@ impl<T: Item> Deadline<T> {
         self.throttled += usize::from(kind.is_throttled());
     }
 
-    /// Puts a request that was not merged in order.
+    /// Inserts a request that was not merged.
     #[inline]
     fn enter(&mut self, item: T, kind: Kind, range: (u64, u64), cursor: Cursor, now: Nanos) -> u32 {
         self.count_in(kind);
@@ -135,8 +138,8 @@ impl<T: Item> Deadline<T> {
         place
     }
 
-    /// The request before a point of its order, if it ends where a new one starts that it can take
-    /// in.
+    /// The request before a position of the order, if it ends where the new request starts and can
+    /// merge with it.
     #[inline]
     fn neighbour_before(&self, item: &T, sector: u64, kind: Kind, at: Cursor) -> Option<u32> {
         let Key { place, .. } = self.rows[kind.row()].order.before(&self.leaves, at)?;
@@ -145,8 +148,9 @@ impl<T: Item> Deadline<T> {
         (touches && entry.item.as_ref()?.joins(item, self.rules)).then_some(place)
     }
 
-    /// The request behind a point of its order, and the point right before it, if it starts where a
-    /// new one ends that it can take in. It is asked after the one before, as in Linux.
+    /// The request after a position of the order, with the position right before it, if it starts
+    /// where the new request ends and can merge with it. As in Linux, it is tried after the request
+    /// before the position.
     #[inline]
     fn neighbour_behind(
         &self,
@@ -164,7 +168,7 @@ impl<T: Item> Deadline<T> {
         joins.then_some((at, key.place))
     }
 
-    /// Puts a new request before the one in a place.
+    /// Merges a new request to the front of a waiting one.
     fn merge_front(&mut self, place: u32, item: T, sector: u64) {
         let entry = &mut self.entries[place];
         entry.sector = sector;
@@ -173,7 +177,7 @@ impl<T: Item> Deadline<T> {
         self.count_merged(kind);
     }
 
-    /// Puts a new request behind the one in a place.
+    /// Merges a new request to the end of a waiting one.
     fn merge_back(&mut self, place: u32, item: T, end: u64) {
         let entry = &mut self.entries[place];
         entry.end = end;
@@ -182,16 +186,16 @@ impl<T: Item> Deadline<T> {
         self.count_merged(kind);
     }
 
-    /// Counts a new request of this kind that became part of another one at once.
+    /// Counts a new request of this kind that was merged at once.
     fn count_merged(&mut self, kind: Kind) {
         let counters = &mut self.rows[kind.row()].counters;
         counters.inserted += 1;
         counters.merged += 1;
     }
 
-    /// Merges the request in a place, which has grown at its end up to a point of its order, with
-    /// the one behind the point if they touch now. The earlier deadline of both counts, with its
-    /// place in the FIFO.
+    /// Merges a waiting request, which has grown at its end, with the request after `cursor` if the
+    /// two are now adjacent. The merged request takes the earlier deadline of both, with its FIFO
+    /// position.
     fn close_gap(&mut self, place: u32, kind: Kind, cursor: Cursor) {
         let row = &mut self.rows[kind.row()];
         let Some((at, key)) = row.order.after(&self.leaves, cursor) else { return };
@@ -222,8 +226,8 @@ impl<T: Item> Deadline<T> {
         self.throttled -= usize::from(kind.is_throttled());
     }
 
-    /// A write to a sequential zone: it can join the last one of its zone's line only, or it would
-    /// go before what was inserted earlier.
+    /// Inserts a write to a sequential zone. It can merge only with the last write of its zone,
+    /// because otherwise it would go before writes that were inserted earlier.
     fn insert_into_zone(
         &mut self,
         item: T,
@@ -252,29 +256,30 @@ impl<T: Item> Deadline<T> {
         Ok(())
     }
 
-    /// Whether a new request of this kind is taken: the capacity is not used up, and if it is
-    /// throttled, `async_depth` is not either. Like Linux's default, an `async_depth` of the whole
-    /// capacity or more bounds nothing.
+    /// Whether the scheduler accepts a new request of this kind: the capacity is not used up, and
+    /// for a throttled kind `async_depth` is not reached. Like Linux's default, an `async_depth` of
+    /// at least the capacity is no limit.
     #[inline]
     pub fn admits(&self, kind: Kind) -> bool {
         self.has_room() && !(kind.is_throttled() && self.throttled >= self.throttled_max)
     }
 
-    /// Whether the capacity is not used up. What comes back from the device has places of its own.
+    /// Whether the capacity is not used up. Requests that come back from the device have reserved
+    /// entries.
     #[inline]
     fn has_room(&self) -> bool {
         self.entries.free_count() > self.in_flight_max
     }
 }
 
-/// The first sector of a request, and the first one behind it.
+/// The first sector of a request, and the first sector after it.
 #[inline]
 fn range_of<T: Item>(item: &T) -> (u64, u64) {
     let sector = item.sector().0.min(SECTOR_END - 1);
     (sector, sector.saturating_add(item.sectors()).min(SECTOR_END))
 }
 
-/// Whether a time comes before another one; both are close together, and may wrap around.
+/// Whether a time is before another one. Both must be close together; the clock may wrap around.
 #[inline]
 pub(super) const fn is_before(time: u64, other: u64) -> bool {
     (time.wrapping_sub(other) as i64) < 0

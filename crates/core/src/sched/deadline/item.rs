@@ -1,4 +1,4 @@
-//! What is put in order: anything with a place on the device that knows what it can merge with.
+//! The interface of a schedulable request: a position on the device, a kind, and merging.
 
 use std::mem;
 
@@ -10,27 +10,27 @@ use crate::units::Sector;
 
 /// A request as the order sees it.
 pub trait Item: Sized {
-    /// Its class and its direction. A merge leaves them as they are.
+    /// The class and the direction. A merge does not change them.
     fn kind(&self) -> Kind;
 
-    /// Its first sector.
+    /// The first sector.
     fn sector(&self) -> Sector;
 
-    /// Its length in sectors; 0 for what has no range.
+    /// The length in sectors; 0 for a request without a range.
     fn sectors(&self) -> u64;
 
-    /// Whether it has to stay behind what was inserted before it into the same sequential zone.
+    /// Whether the request must follow earlier requests to the same sequential zone.
     fn keeps_zone_order(&self) -> bool {
         false
     }
 
-    /// Whether `next`, which starts where this one ends, may become part of it.
+    /// Whether `next`, which starts where this request ends, may be merged into it.
     fn joins(&self, next: &Self, rules: MergeRules) -> bool;
 
-    /// Takes `next`, which starts where this one ends, behind itself.
+    /// Merges `next`, which starts where this request ends, to the end.
     fn merge_back(&mut self, next: Self);
 
-    /// Takes `previous`, which ends where this one starts, before itself.
+    /// Merges `previous`, which ends where this request starts, to the front.
     fn merge_front(&mut self, previous: Self) {
         let next = mem::replace(self, previous);
         self.merge_back(next);
@@ -53,7 +53,8 @@ impl Item for Request {
         Request::sectors(self)
     }
 
-    /// An append goes where the device puts it, and the gate keeps changes of a zone apart.
+    /// Only writes keep the order of their zone: the device places an append, and the zone write
+    /// plug separates zone management from writes.
     #[inline]
     fn keeps_zone_order(&self) -> bool {
         matches!(self.op(), Op::Write | Op::WriteZeroes)

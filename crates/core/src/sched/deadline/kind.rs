@@ -1,14 +1,14 @@
-//! What the order asks of a request: its priority class and its direction.
+//! The properties of a request that the order uses: priority class and direction.
 
 use crate::bio::{Op, Prio};
 
-/// Which way the data go. Everything that changes the device is a write.
+/// The direction of the data. Every operation that changes the device is a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
     /// From the device.
     Read,
-    /// To the device: writes, discards, changes of zones.
+    /// To the device: writes, discards, zone management.
     Write,
 }
 
@@ -25,18 +25,18 @@ impl Direction {
     }
 }
 
-/// The classes from the first to the last.
+/// The classes from the highest to the lowest priority.
 pub const CLASSES: [Prio; 3] = [Prio::RealTime, Prio::BestEffort, Prio::Idle];
 
-/// How many sorted orders and FIFOs there are: one per class and direction.
+/// Number of rows (a sector order and a FIFO each): one per class and direction.
 pub(super) const ROWS: usize = CLASSES.len() * Direction::ALL.len();
 
-/// What the order asks of a request.
+/// The properties of a request that the order uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// Its priority class.
+    /// The priority class.
     pub prio: Prio,
-    /// Which way its data go.
+    /// The direction of the data.
     pub direction: Direction,
 }
 
@@ -48,21 +48,21 @@ impl Kind {
         Kind { prio, direction }
     }
 
-    /// Whether `async_depth` holds it back. Linux spares what is both synchronous and a read, and
-    /// there every read is synchronous (`op_is_sync`).
+    /// Whether `async_depth` limits the kind. Linux exempts synchronous reads, and every read is
+    /// synchronous there (`op_is_sync`).
     #[inline]
     pub(super) const fn is_throttled(self) -> bool {
         matches!(self.direction, Direction::Write)
     }
 
-    /// The index of its class and direction.
+    /// The row index of this class and direction.
     #[inline]
     pub(super) const fn row(self) -> usize {
         row(self.prio, self.direction)
     }
 }
 
-/// The index of a class and a direction among the rows.
+/// The row index of a class and a direction.
 #[inline]
 pub(super) const fn row(prio: Prio, direction: Direction) -> usize {
     prio as usize * 2 + direction as usize

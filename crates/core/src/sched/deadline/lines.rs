@@ -1,23 +1,24 @@
-//! Writes to one sequential zone wait in a line, in the order of their insertion, whatever class
-//! they have: a zone takes them at its write pointer only.
+//! Per-zone lists of waiting writes, in the order of their insertion, regardless of class: a
+//! sequential zone accepts writes only at its write pointer.
 //!
-//! The sorted order and the FIFO decide when a zone is served; its line decides with what. Linux
-//! lets one write of a zone at a time into the scheduler instead (zone write plugging), which a
-//! gate above may still do; then each line is of one.
+//! The sector order and the FIFO decide when a zone is served; the list of the zone decides which
+//! write goes. Linux instead lets one write of a zone at a time into the scheduler (zone write
+//! plugging). If a zone write plug above the scheduler does the same, each list has at most one
+//! write.
 
 use super::entries::{Entries, NONE};
 use crate::geometry::ZoneGeometry;
 use crate::units::{Sector, ZoneNo};
 
-/// The line of one zone: its first place and its last. Place 0 is kept as 1, and so on, so that a
-/// zone without a line is all zeros, and memory of zones that are never written is never touched.
+/// The list of one zone: its first and its last entry. A number is stored plus one, so that an
+/// empty list is all zeros and the memory of zones that are never written is never touched.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     first: u32,
     last: u32,
 }
 
-/// The lines of all zones.
+/// The lists of all zones.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     zones: ZoneGeometry,
@@ -25,32 +26,32 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Empty lines.
+    /// Empty lists.
     pub(super) fn new(zones: ZoneGeometry) -> Lines {
         let lines = vec![Line::default(); ZoneNo(zones.zone_count).index()];
         Lines { zones, lines }
     }
 
-    /// The zone whose line a write at this sector stands in, if it is a sequential one.
+    /// The zone of this sector if it is a sequential zone, which has a list.
     #[inline]
     pub(super) fn zone_of(&self, sector: u64) -> Option<ZoneNo> {
         let zone = self.zones.zone_of(Sector(sector));
         (!self.zones.is_conventional(zone) && zone.index() < self.lines.len()).then_some(zone)
     }
 
-    /// The last place of a zone's line.
+    /// The last entry of a zone's list.
     #[inline]
     pub(super) fn last(&self, zone: ZoneNo) -> Option<u32> {
         self.lines[zone.index()].last.checked_sub(1)
     }
 
-    /// The first place of a zone's line, which is not empty.
+    /// The first entry of a zone's list, which must not be empty.
     #[inline]
     pub(super) fn first(&self, zone: ZoneNo) -> u32 {
         self.lines[zone.index()].first - 1
     }
 
-    /// Adds a place behind a zone's line.
+    /// Adds an entry at the end of a zone's list.
     pub(super) fn push<T>(&mut self, entries: &mut Entries<T>, zone: ZoneNo, place: u32) {
         let line = &mut self.lines[zone.index()];
         let last = std::mem::replace(&mut line.last, place + 1);
@@ -65,7 +66,7 @@ impl Lines {
         }
     }
 
-    /// Takes a place out of a zone's line.
+    /// Removes an entry from a zone's list.
     pub(super) fn remove<T>(&mut self, entries: &mut Entries<T>, zone: ZoneNo, place: u32) {
         let line = &mut self.lines[zone.index()];
         let (previous, next) = (entries[place].zone_previous, entries[place].zone_next);

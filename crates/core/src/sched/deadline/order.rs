@@ -1,23 +1,24 @@
 //! Requests of one class and direction by their first sector: a directory of small sorted leaves.
 //!
-//! A search looks through the directory's first sectors and then through one leaf; an insertion
-//! moves at most one leaf's keys. Up to some hundred requests that is a handful of cache lines, and
-//! with thousands the directory is still short. Equal sectors stay in the order of their insertion.
+//! A search goes through the directory and then through one leaf; an insertion moves at most the
+//! keys of one leaf. With up to some hundred requests this touches a handful of cache lines, and
+//! with thousands the directory is still short. Requests with equal sectors keep the order of their
+//! insertion.
 //!
-//! Invariant: two neighbouring leaves hold more than [`JOIN`] keys together. It bounds the leaves
-//! that all orders together can need, so they come out of one pool and nothing is allocated.
+//! Invariant: two neighbouring leaves together hold more than [`JOIN`] keys. This bounds the number
+//! of leaves that all orders need, so that they come out of one preallocated pool.
 
-/// Most keys of a leaf.
+/// Maximum number of keys in a leaf.
 const FULL: usize = 4 * STEP;
 
-/// Neighbouring leaves that hold no more keys than this together become one.
+/// Two neighbouring leaves with at most this number of keys together are joined.
 const JOIN: usize = FULL / 2;
 
-/// Keys that a search compares at once, after it has found the right ones.
+/// Number of keys that a search compares at once in its last step.
 const STEP: usize = 8;
 
-/// Keys that are moved at once. It is always so many, whether they are keys or free room: a move of
-/// a known size has no branch to be guessed wrong.
+/// Number of keys that a move copies, whether they are in use or not: a move of constant size has
+/// no branch to mispredict.
 const MOVED: usize = 16;
 
 /// A request by its first sector.
@@ -28,25 +29,26 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Behind all keys: what stands in a leaf's free room, so that a search need not look at its
+    /// Greater than all keys. It fills the free end of a leaf, so that a search need not read the
     /// length.
     const NONE: Key = Key { sector: SECTOR_END, place: u32::MAX };
 }
 
-/// Above all sectors of keys. A device ends before 2^55, where its bytes can still be counted.
+/// Above all sectors of keys. A device ends before sector 2^55, because its length in bytes fits 64
+/// bits.
 pub(super) const SECTOR_END: u64 = 1 << 62;
 
-/// Whether a sector is below another one, as a number: 1 or 0. The difference of two sectors shows
-/// it in its sign, and that is cheaper to sum up than the answers of comparisons.
+/// 1 if a sector is below another one, else 0. The sign of the difference of two sectors says it,
+/// and is cheaper to add up than the results of comparisons.
 #[inline(always)]
 const fn is_below(sector: u64, other: u64) -> usize {
     (sector.wrapping_sub(other) >> 63) as usize
 }
 
-/// Some keys in ascending order.
+/// Keys in ascending order.
 #[derive(Clone, Debug)]
 struct Leaf {
-    /// Keys, and free room behind them that is at least as long as what is moved.
+    /// The keys, and free space after them for a move of constant size.
     keys: [Key; FULL + MOVED + 1],
     len: usize,
 }
@@ -54,7 +56,7 @@ struct Leaf {
 impl Leaf {
     const EMPTY: Leaf = Leaf { keys: [Key::NONE; FULL + MOVED + 1], len: 0 };
 
-    /// How many keys are below a sector. Comparisons do not wait for each other but once.
+    /// Number of keys below a sector. The comparisons depend on each other only once.
     #[inline(always)]
     fn rank(&self, sector: u64) -> usize {
         let is_below = |at: usize| is_below(self.keys[at].sector, sector);
@@ -73,7 +75,7 @@ impl Leaf {
         self.len += 1;
     }
 
-    /// Removes keys from `at` on.
+    /// Removes `count` keys, starting at `at`.
     #[inline]
     fn remove(&mut self, at: usize, count: usize) {
         let from = at + count;
@@ -89,7 +91,7 @@ impl Leaf {
         self.len -= count;
     }
 
-    /// Moves the keys from `from` on behind those of `other`.
+    /// Moves the keys, starting at `from`, to the end of `other`.
     fn move_tail(&mut self, from: usize, other: &mut Leaf) {
         let count = self.len - from;
         other.keys[other.len..other.len + count].copy_from_slice(&self.keys[from..self.len]);
@@ -99,7 +101,7 @@ impl Leaf {
     }
 }
 
-/// The leaves of all orders.
+/// The pool of leaves for all orders.
 #[derive(Clone, Debug)]
 pub(super) struct Leaves {
     leaves: Vec<Leaf>,
@@ -107,7 +109,7 @@ pub(super) struct Leaves {
 }
 
 impl Leaves {
-    /// As many as `orders` need that hold `keys` together.
+    /// Enough leaves for `orders` orders that together hold `keys` keys.
     pub(super) fn new(keys: usize, orders: usize) -> Leaves {
         // By the invariant an order of n keys has at most 2 n / (JOIN + 1) + 1 leaves.
         let count = keys * 2 / (JOIN + 1) + orders;
@@ -125,12 +127,12 @@ impl Leaves {
         &mut self.leaves[leaf as usize]
     }
 
-    /// An empty leaf.
+    /// Takes an empty leaf from the pool.
     fn take(&mut self) -> u32 {
         self.free.pop().expect("the invariant bounds the leaves")
     }
 
-    /// Moves the keys of one leaf from `from` on behind those of another one.
+    /// Moves the keys of one leaf, starting at `from`, to the end of another leaf.
     fn move_tail(&mut self, leaf: u32, from: usize, other: u32) {
         let pair = self.leaves.get_disjoint_mut([leaf as usize, other as usize]);
         let [leaf, other] = pair.expect("two leaves of the pool");
@@ -138,41 +140,42 @@ impl Leaves {
     }
 }
 
-/// A point between the keys of an order, before the key that it names.
+/// A position between the keys of an order, identified by the key after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cursor {
     /// Index in the directory.
     leaf: usize,
-    /// Number of that leaf, if there is one.
+    /// Number of that leaf in the pool, if the order has one.
     number: u32,
-    /// Index in the leaf; may be its length.
+    /// Index in the leaf; may be the length of the leaf.
     at: usize,
 }
 
 /// Requests of one class and direction by their first sector.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
-    /// For each leaf a sector that is not above its first one nor below the last one before it.
+    /// For each leaf: a sector not above its first key and not below the last key of the previous
+    /// leaf.
     starts: Vec<u64>,
     leaves: Vec<u32>,
-    /// What [`Order::following`] this sector is, if it is known.
+    /// A sector and its [`Order::following`] position, if known.
     known: Option<(u64, Cursor)>,
 }
 
 impl Order {
-    /// An order with room for so many keys.
+    /// An order with capacity for `keys` keys.
     pub(super) fn new(keys: usize) -> Order {
         let count = keys * 2 / (JOIN + 1) + 1;
         Order { starts: Vec::with_capacity(count), leaves: Vec::with_capacity(count), known: None }
     }
 
-    /// The point behind all keys up to and including `sector`.
+    /// The position after all keys up to and including `sector`.
     #[inline]
     pub(super) fn behind(&self, pool: &Leaves, sector: u64) -> Cursor {
         self.search(pool, sector + 1)
     }
 
-    /// The point before all keys from `sector` on.
+    /// The position before the first key that is not below `sector`.
     #[inline]
     pub(super) fn following(&self, pool: &Leaves, sector: u64) -> Cursor {
         match self.known {
@@ -181,7 +184,7 @@ impl Order {
         }
     }
 
-    /// The point behind all keys below `sector`.
+    /// The position after all keys below `sector`.
     #[inline(always)]
     fn search(&self, pool: &Leaves, sector: u64) -> Cursor {
         let leaf = if self.starts.len() <= 2 * STEP {
@@ -196,7 +199,7 @@ impl Order {
         }
     }
 
-    /// The key before a point.
+    /// The key before a position.
     #[inline]
     pub(super) fn before(&self, pool: &Leaves, cursor: Cursor) -> Option<Key> {
         if let Some(at) = cursor.at.checked_sub(1) {
@@ -207,7 +210,7 @@ impl Order {
         Some(leaf.keys[leaf.len - 1])
     }
 
-    /// The key behind a point, and the point right before it.
+    /// The key after a position, and the position right before that key.
     #[inline]
     pub(super) fn after(&self, pool: &Leaves, cursor: Cursor) -> Option<(Cursor, Key)> {
         let leaf = pool.leaves.get(cursor.number as usize)?;
@@ -219,8 +222,8 @@ impl Order {
         Some((Cursor { leaf, number, at: 0 }, pool.at(number).keys[0]))
     }
 
-    /// The keys behind a point that stand in one leaf with the first of them, and the point right
-    /// before that one.
+    /// The keys after a position that lie in the same leaf as the first of them, and the position
+    /// right before that one.
     #[inline]
     pub(super) fn run<'a>(&self, pool: &'a Leaves, cursor: Cursor) -> Option<(Cursor, &'a [Key])> {
         let (cursor, _) = self.after(pool, cursor)?;
@@ -228,7 +231,7 @@ impl Order {
         Some((cursor, &leaf.keys[cursor.at..leaf.len]))
     }
 
-    /// Where the key of this place stands.
+    /// The position of an entry's key.
     pub(super) fn find(&self, pool: &Leaves, sector: u64, place: u32) -> Cursor {
         let mut next = self.following(pool, sector);
         loop {
@@ -240,7 +243,7 @@ impl Order {
         }
     }
 
-    /// Adds a key at the point [`Order::behind`] its sector.
+    /// Adds a key at the position [`Order::behind`] its sector.
     #[inline]
     pub(super) fn insert(&mut self, pool: &mut Leaves, cursor: Cursor, key: Key) {
         self.known = None;
@@ -257,7 +260,7 @@ impl Order {
         pool.at_mut(cursor.number).insert(cursor.at, key);
     }
 
-    /// Gives an order its first leaf.
+    /// Adds the first leaf to an order.
     #[cold]
     fn grow(&mut self, pool: &mut Leaves, sector: u64) -> u32 {
         let number = pool.take();
@@ -266,11 +269,11 @@ impl Order {
         number
     }
 
-    /// Makes room in a full leaf for a key at a point of it; says where the point is then.
+    /// Splits a full leaf to make space for a key; returns the new position.
     #[cold]
     fn split(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) -> Cursor {
         let Cursor { leaf, number, at } = cursor;
-        // Keys that come in ascending order leave full leaves behind, not half empty ones.
+        // Keys that come in ascending order then leave full leaves, not half-empty ones.
         let is_last = leaf + 1 == self.leaves.len() && at == FULL;
         let keep = if is_last { FULL } else { FULL / 2 };
         let start = if is_last { sector } else { pool.at(number).keys[keep].sector };
@@ -284,29 +287,31 @@ impl Order {
         cursor
     }
 
-    /// Gives the key at a point a lower sector, not below that of the key before it.
+    /// Lowers the sector of the key at a position. The sector must not be below that of the
+    /// previous key.
     pub(super) fn lower(&mut self, pool: &mut Leaves, cursor: Cursor, sector: u64) {
         self.known = None;
         pool.at_mut(cursor.number).keys[cursor.at].sector = sector;
         self.starts[cursor.leaf] = self.starts[cursor.leaf].min(sector);
     }
 
-    /// Removes the key at a point.
+    /// Removes the key at a position.
     #[inline]
     pub(super) fn remove(&mut self, pool: &mut Leaves, cursor: Cursor) {
         self.known = None;
         self.remove_run(pool, cursor, 1);
     }
 
-    /// Removes keys of one leaf from a point on, to which a sweep has come. What follows the sector
-    /// of the last of them, `latest`, is known then.
+    /// Removes keys of one leaf, starting at a position that a sweep has reached. `latest` is the
+    /// sector of the last of them; the position after it is then known.
     #[inline]
     pub(super) fn sweep(&mut self, pool: &mut Leaves, cursor: Cursor, count: usize, latest: u64) {
         let stays = self.remove_run(pool, cursor, count);
         self.known = stays.then_some((latest, cursor));
     }
 
-    /// Removes keys of one leaf from a point on; says whether the point is still the same.
+    /// Removes keys of one leaf, starting at a position; returns whether the position is still
+    /// valid.
     #[inline]
     fn remove_run(&mut self, pool: &mut Leaves, cursor: Cursor, count: usize) -> bool {
         let leaf = pool.at_mut(cursor.number);
@@ -318,7 +323,7 @@ impl Order {
         self.thin_out(pool, cursor.leaf, len)
     }
 
-    /// Restores the invariant after a leaf has lost keys; says whether points in it stay.
+    /// Restores the invariant after a leaf lost keys; returns whether positions in it stay valid.
     fn thin_out(&mut self, pool: &mut Leaves, leaf: usize, len: usize) -> bool {
         let len_of = |order: &Order, leaf: usize| pool.at(order.leaves[leaf]).len;
         let joins_next = leaf + 1 < self.leaves.len() && len + len_of(self, leaf + 1) <= JOIN;
@@ -326,7 +331,7 @@ impl Order {
         if joins_next {
             pool.move_tail(self.leaves[leaf + 1], 0, self.leaves[leaf]);
             self.drop_leaf(pool, leaf + 1);
-            // Both neighbours may have been so short: this one has lost several keys at once.
+            // Both neighbours may be short, because this leaf lost several keys at once.
             let len = pool.at(self.leaves[leaf]).len;
             return self.thin_out(pool, leaf, len);
         }
@@ -347,7 +352,7 @@ impl Order {
         self.starts.remove(leaf);
     }
 
-    /// The places from the first key to the last.
+    /// The entry numbers from the first key to the last.
     pub(super) fn places<'a>(&'a self, pool: &'a Leaves) -> impl Iterator<Item = u32> + 'a {
         self.leaves.iter().flat_map(|number| {
             let leaf = pool.at(*number);

@@ -1,16 +1,20 @@
-//! Requests that need not wait: they come in and go out in one decision.
+//! The fast path: requests that need not wait go in and out in one decision.
 //!
-//! Where nothing waits and the device takes all that comes, the order has nothing to hold: whose
-//! turn it is follows from where the sweeps stand. So a sorted batch is passed on as it is, from
-//! the latest position to its end and then from its start, and what is left to do is to count, and
-//! to note where sweep and batch stand then. Where reads and writes come together, they take turns
-//! by `fifo_batch` and `writes_starved` as they always do.
+//! If no request waits and the device accepts all new requests, the positions of the sweeps
+//! determine the order. So a sorted batch passes through as it is: from the latest position to its
+//! end, and then from its start. The remaining work is to count the requests and to record the new
+//! positions of sweep and batch. Reads and writes that come together alternate by `fifo_batch` and
+//! `writes_starved` as usual.
 //!
-//! Before zones the order is given requests as they come, not sorted, so that a sweep which has
-//! come to its end goes on at the request that was submitted first. What passes on is sorted there
-//! too, and goes on at the lowest sector: it has one write a zone at most, so no zone tells.
+//! For a zoned device the order receives requests unsorted, so that a sweep that has ended
+//! continues at the request that was submitted first. The fast path sorts there too and continues
+//! at the lowest sector. No zone sees the difference, because the batch has at most one write per
+//! zone.
 //!
-//! That needs few words, which are lent out as long as nothing else is asked of the order: to one
+//! The fast path needs only a few words of state. The order lends them to one or several threads
+//! until something else is asked of the order. Each borrower sweeps by itself, as if the requests
+//! of the others came before or after its own. The last borrower's position is where the order
+//! continues.
 //! thread, or to several. Each of these sweeps for itself then, as if what the others pass on came
 //! before or behind it; where the order goes on is decided by the one who was the last.
 
@@ -22,32 +26,32 @@ use super::{Deadline, Item};
 use crate::bio::Prio;
 use crate::units::Nanos;
 
-/// Where the sweeps of one class stand, while requests of that class pass on.
+/// The sweep positions of one class, while requests of that class use the fast path.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     /// The first sector of the latest request, by direction.
     latest: [u64; 2],
-    /// When the last ones have passed on.
+    /// When the latest requests passed.
     at: u64,
-    /// How many have, by direction.
+    /// Number of requests that passed, by direction.
     taken: [u32; 2],
-    /// Requests of the batch so far, and the most.
+    /// Requests of the present batch so far, and the maximum.
     batching: u32,
     fifo_batch: u32,
-    /// How often reads were preferred to writes that came with them, and how often they may be.
+    /// How often reads went before writes that came with them, and the maximum.
     starved: u32,
     writes_starved: u32,
-    /// Most requests that may be under way at a time.
+    /// Maximum number of requests in flight at a time.
     most: u32,
     prio: Prio,
-    /// The direction of the batch.
+    /// The direction of the present batch.
     direction: Direction,
-    /// Which directions may pass on.
+    /// Which directions may pass.
     may: [bool; 2],
 }
 
 impl Sweep {
-    /// A sweep that lets nothing pass.
+    /// A sweep that lets no request pass.
     pub const NONE: Sweep = Sweep {
         latest: [0; 2],
         at: 0,
@@ -64,13 +68,13 @@ impl Sweep {
 }
 
 impl<T: Item> Deadline<T> {
-    /// Lends the sweeps of a class out, if requests of it that are submitted at `now` or later can
-    /// pass on, of any direction that `may`, up to `most` at a time: nothing waits, and no other
-    /// class has anything at the device. Until it is back, and all others that are out too, nothing
-    /// but this is asked of the order.
+    /// Lends the sweep positions of a class, if requests of it that are submitted at `now` or later
+    /// may pass, of any direction in `may`, and up to `most` at a time. The condition is that no
+    /// request waits and that no other class has requests in flight. Until this sweep and all other
+    /// lent sweeps are back, the caller must not use the order for anything but lending.
     pub fn lend(&self, prio: Prio, may: [bool; 2], most: u32, now: Nanos) -> Option<Sweep> {
         let others = super::CLASSES.into_iter().filter(|other| *other != prio);
-        // What is expired when it comes goes by its age.
+        // A request that is expired when it arrives is ordered by its age.
         let is_young = self.expire.map(|expire| is_before(now.0, now.0.wrapping_add(expire)));
         let may_pass =
             self.is_empty() && others.map(|other| self.queued[other as usize]).sum::<usize>() == 0;
@@ -91,14 +95,14 @@ impl<T: Item> Deadline<T> {
         may_pass.then_some(sweep)
     }
 
-    /// How many more requests that change the device may go there before `async_depth` holds them
-    /// back.
+    /// How many more requests that change the device may be in flight before `async_depth` limits
+    /// them.
     pub fn throttled_room(&self) -> usize {
         self.throttled_max.saturating_sub(self.throttled)
     }
 
-    /// Takes a sweep back that was lent, and counts what has passed on. If it is the `latest` one
-    /// of those that were out, the order goes on where it stands.
+    /// Takes a lent sweep back and counts its requests. If it is the `latest` of those that were
+    /// lent, the order continues at its position.
     pub fn settle(&mut self, sweep: &Sweep, latest: bool) {
         for (direction, taken) in Direction::ALL.into_iter().zip(sweep.taken) {
             if taken == 0 {
@@ -125,43 +129,43 @@ impl<T: Item> Deadline<T> {
 }
 
 impl Sweep {
-    /// The class of what can pass on.
+    /// The class of the requests that may pass.
     #[inline]
     pub fn prio(&self) -> Prio {
         self.prio
     }
 
-    /// When the last ones have passed on.
+    /// When the latest requests passed.
     #[inline]
     pub fn at(&self) -> Nanos {
         Nanos(self.at)
     }
 
-    /// Most requests that may be under way at a time.
+    /// Maximum number of requests in flight at a time.
     #[inline]
     pub fn most(&self) -> u32 {
         self.most
     }
 
-    /// Whether what changes the device may pass on.
+    /// Whether requests that change the device may pass.
     #[inline]
     pub fn may_write(&self) -> bool {
         self.may[Direction::Write as usize]
     }
 
-    /// How many have passed on, reads and writes.
+    /// Number of reads and writes that passed.
     #[inline]
     pub fn taken(&self) -> [u32; 2] {
         self.taken
     }
 
-    /// Inserts requests and takes all of them out again at once, which goes to `take` in the order
-    /// in which they go out. It is what [`Deadline::insert_batch`] and then
-    /// [`Deadline::next_batch`] do, if there is room at the device for all.
+    /// Passes requests: inserts all of them and removes them again, handing each to `take` in
+    /// dispatch order. The effect is that of [`Deadline::insert_batch`] followed by
+    /// [`Deadline::next_batch`] if the device has capacity for all.
     ///
-    /// They are given by direction, reads first. All are of the sweep's class and have a range, and
-    /// they are sorted by `sector`, their first one; none of a direction can be merged with the
-    /// next one. False if it is not to be: then nothing was taken, and the sweep is as it was.
+    /// The requests come by direction, reads first. All are of the sweep's class and have a range.
+    /// They are sorted by their first sector, `sector`, and no two neighbours of a direction can be
+    /// merged. Returns `false` if they may not pass; then the sweep is unchanged.
     #[inline]
     pub fn pass<K>(
         &mut self,
@@ -191,7 +195,7 @@ impl Sweep {
         true
     }
 
-    /// The same for requests of one direction.
+    /// Passes requests of one direction.
     #[inline]
     fn pass_one<K>(
         &mut self,
@@ -208,7 +212,7 @@ impl Sweep {
             sorted.partition_point(|key| sector(key) < *latest)
         };
         *latest = sector(if behind > 0 { &sorted[behind - 1] } else { last });
-        // Up to the end of the sweep, and once more from its start.
+        // The requests up to the end of the sweep, and then those from its start.
         let (low, high) = sorted.split_at(behind);
         self.count(direction, high.len() as u32, self.direction == direction);
         self.count(direction, low.len() as u32, false);
@@ -233,7 +237,7 @@ impl Sweep {
         }
     }
 
-    /// The same for reads and writes that come together: they take turns.
+    /// Passes reads and writes that came together: they alternate.
     fn pass_both<K>(
         &mut self,
         sorted: [&[K]; 2],
@@ -241,7 +245,8 @@ impl Sweep {
         mut take: impl FnMut(&K),
     ) {
         let latest = self.latest;
-        // Of either direction those from the latest position on, and behind them the others.
+        // For each direction: the number of requests from the latest position on. The others come
+        // after them.
         let ahead = Direction::ALL.map(|direction| {
             let (keys, latest) = (sorted[direction as usize], latest[direction as usize]);
             keys.len() - keys.partition_point(|key| sector(key) < latest)

@@ -1,35 +1,35 @@
-//! What can be tuned, under Linux's names and with Linux's defaults and ranges (`queue/iosched/`).
+//! The tunables, with Linux's names, defaults and ranges (`queue/iosched/`).
 //!
-//! Linux moves a value that is out of range to the nearer end of it; here it is refused, with an
-//! error that names the range.
+//! Linux clamps a value that is out of range; here it is refused with an error that names the
+//! range.
 
 use std::error::Error;
 use std::fmt;
 
-/// Something that can be tuned.
+/// A tunable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tunable {
-    /// How long a read may wait before it is expired, in milliseconds.
+    /// The time after which a waiting read expires, in milliseconds.
     ReadExpire,
-    /// How long a write may wait before it is expired, in milliseconds.
+    /// The time after which a waiting write expires, in milliseconds.
     WriteExpire,
-    /// How many times reads go before writes that wait. Negative: always.
+    /// How many batches of reads may go before waiting writes. A negative number means always.
     WritesStarved,
-    /// Whether a request may join another one before it.
+    /// Whether a request may merge with one that starts where it ends.
     FrontMerges,
-    /// Most requests that are no reads, those at the device included.
+    /// Maximum number of requests that are not reads, waiting or in flight.
     AsyncDepth,
-    /// How many requests follow each other in sorted order before deadlines are looked at.
+    /// Number of requests dispatched in sector order before deadlines are checked.
     FifoBatch,
-    /// How long a class may wait for those before it, in milliseconds.
+    /// How long a class may wait for higher classes, in milliseconds.
     PrioAgingExpire,
 }
 
-/// Largest value of a C `int`, in which Linux keeps all of them.
+/// Maximum of a C `int`, the type that Linux keeps all tunables in.
 const INT_MAX: i32 = i32::MAX;
 
 impl Tunable {
-    /// All of them, in the order of Linux's source.
+    /// All tunables, in the order of Linux's source.
     pub const ALL: [Tunable; 7] = [
         Tunable::ReadExpire,
         Tunable::WriteExpire,
@@ -58,7 +58,7 @@ impl Tunable {
         Tunable::ALL.into_iter().find(|tunable| tunable.name() == name)
     }
 
-    /// What its value counts; empty for a plain number.
+    /// The unit of the value; empty for a plain number.
     pub const fn unit(self) -> &'static str {
         match self {
             Tunable::ReadExpire | Tunable::WriteExpire | Tunable::PrioAgingExpire => "ms",
@@ -67,7 +67,7 @@ impl Tunable {
         }
     }
 
-    /// The smallest and the largest value.
+    /// The minimum and the maximum value.
     pub const fn range(self) -> (i32, i32) {
         match self {
             Tunable::ReadExpire | Tunable::WriteExpire | Tunable::PrioAgingExpire => (0, INT_MAX),
@@ -92,8 +92,8 @@ pub struct Tunables {
 }
 
 impl Tunables {
-    /// Linux's defaults for a scheduler that holds `nr_requests`, which is also the default of
-    /// `async_depth`: nothing is held back.
+    /// Linux's defaults for a scheduler with `nr_requests`, which is also the default of
+    /// `async_depth`: no request is limited.
     pub const fn new(nr_requests: u32) -> Tunables {
         let async_depth = match nr_requests {
             0 => 1,
@@ -109,10 +109,10 @@ impl Tunables {
         self.values[tunable as usize]
     }
 
-    /// Gives a tunable a value.
+    /// Sets a tunable.
     ///
     /// # Errors
-    /// If the value is out of the tunable's range; then nothing has changed.
+    /// If the value is out of range; then nothing changes.
     pub fn set(&mut self, tunable: Tunable, value: i64) -> Result<(), TunableError> {
         let (least, most) = tunable.range();
         match i32::try_from(value) {
@@ -124,11 +124,11 @@ impl Tunables {
         }
     }
 
-    /// Gives the tunable of this name the value that a text says in decimal.
+    /// Sets the tunable of this name to a decimal number.
     ///
     /// # Errors
-    /// If there is no such tunable, or the text is no whole number in its range; then nothing has
-    /// changed.
+    /// If there is no such tunable, or the text is not an integer in its range; then nothing
+    /// changes.
     pub fn set_text(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
         let tunable = Tunable::from_name(name)
             .ok_or_else(|| TunableError::Unknown { name: name.to_owned() })?;
@@ -138,17 +138,17 @@ impl Tunables {
         }
     }
 
-    /// Each tunable and its value.
+    /// Each tunable with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Tunable, i32)> {
         Tunable::ALL.into_iter().map(|tunable| (tunable, self.get(tunable)))
     }
 
-    /// A tunable in milliseconds as nanoseconds.
+    /// The value of a tunable in milliseconds, converted to nanoseconds.
     pub(super) const fn nanos(&self, tunable: Tunable) -> u64 {
         self.get(tunable) as u64 * 1_000_000
     }
 
-    /// A tunable as Linux compares it: as an unsigned number, so that a negative one is huge.
+    /// A tunable as Linux compares it: as an unsigned number, so that a negative one is very large.
     pub(super) const fn unsigned(&self, tunable: Tunable) -> u32 {
         self.get(tunable) as u32
     }
@@ -158,16 +158,16 @@ impl Tunables {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TunableError {
-    /// There is none of this name.
+    /// There is no tunable of this name.
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The value is no number, or out of range.
+    /// The value is not a number, or out of range.
     Value {
-        /// What was to be set.
+        /// The tunable to set.
         tunable: Tunable,
-        /// What to.
+        /// The refused value.
         value: String,
     },
 }
