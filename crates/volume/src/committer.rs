@@ -626,8 +626,8 @@ impl<D: Directory> Committer<D> {
         self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
     }
 
-    /// Waits for the checkpoint thread. Its cleaning may be waiting for this thread, so it is told
-    /// to stop.
+    /// Waits for the checkpoint thread. Its cleaning may be waiting for this thread, so this
+    /// asks it to stop.
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
         self.pool.set_hurried(true);

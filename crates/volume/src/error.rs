@@ -186,7 +186,7 @@ pub enum FormatError {
         what: &'static str,
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: u64,
         /// What is expected instead.
         want: &'static str,

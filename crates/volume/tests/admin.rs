@@ -1,4 +1,4 @@
-//! Snapshots, clones, roll-back, resizing, removal and the check, on real files.
+//! Snapshots, clones, roll-back, resizing, `destroy` and `check`, on real files.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -57,7 +57,7 @@ fn snapshots_and_clones_keep_what_was() {
     let volume = open(&path, "v0", 0);
     write(&volume, 0, 1);
     write(&volume, 1 << 20, 1);
-    // Under a volume that is used.
+    // The snapshot is made while the volume is in use.
     running.snapshot("v0@one").unwrap();
     write(&volume, 0, 2);
     running.clone_of("v0@one", "twin").unwrap();
@@ -78,7 +78,7 @@ fn snapshots_and_clones_keep_what_was() {
     running.rollback("v0@one").unwrap();
     running.resize("v0", 32 << 20).unwrap();
     drop(running);
-    // All of it outlives the process.
+    // All changes persist across a reopen.
     let running = Running::open(&path, Options::default()).unwrap();
     let volume = open(&path, "v0", 32 << 20);
     assert_eq!(seen(&volume), (1, 1, 0));
@@ -106,9 +106,9 @@ fn a_check_finds_a_changed_bit_and_names_its_block() {
     let mut told = 0;
     let report = check(&path, &mut |bytes| told = bytes).unwrap();
     assert_eq!((report.volumes, report.blocks, report.damaged), (1, 64, 0));
-    // With the pages of the map.
+    // Includes the map pages.
     assert!(report.stored_bytes == 1 << 20 && told > 1 << 20, "{told}");
-    // In the block that is full of fives.
+    // Change a bit in the block that is filled with the byte 5.
     let file = path.join("segment-00000000");
     let mut bytes = std::fs::read(&file).unwrap();
     let at = bytes.windows(4096).position(|part| part == [5; 4096]).unwrap();
@@ -125,8 +125,8 @@ fn a_check_finds_a_changed_bit_and_names_its_block() {
     assert_eq!(byte(&volume, 5 << 20), 6);
 }
 
-/// A volume whose last request was still being waited for when it was closed, or that somebody
-/// looked at, was said to be in use.
+/// Regression: a volume counted as in use if its last request was still pending when it was closed,
+/// or if another thread looked it up.
 #[test]
 fn a_volume_that_was_just_closed_can_be_changed() {
     let (_place, path) = pool("closed");
@@ -136,7 +136,7 @@ fn a_volume_that_was_just_closed_can_be_changed() {
     std::thread::scope(|scope| {
         let (running, path, done) = (&running, &path, done);
         scope.spawn(move || {
-            // Looks for the volume all the time.
+            // Looks the volume up continuously.
             while done.1.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                 _ = running.pool().find("v0");
             }
@@ -153,8 +153,8 @@ fn a_volume_that_was_just_closed_can_be_changed() {
     });
 }
 
-/// A volume that was made shorter while somebody rolled it back, who had compared lengths before,
-/// had contents behind its end, and showed them when it was made longer again.
+/// Regression: a roll-back compared lengths before a concurrent `resize` made the volume shorter.
+/// The volume then had data after its end, which appeared when it was made longer again.
 #[test]
 fn a_roll_back_beside_a_resize_leaves_nothing_behind_the_end() {
     const LONG: u64 = 32 << 20;
@@ -179,7 +179,7 @@ fn a_roll_back_beside_a_resize_leaves_nothing_behind_the_end() {
         for round in 0..200 {
             while running.rollback("v0@full").is_err() {}
             go.send(()).unwrap();
-            // It is being rolled back most of the time.
+            // A roll-back is in progress most of the time.
             while running.resize("v0", LONG / 2).is_err() {}
             stop.send(()).unwrap();
             is_done.recv().unwrap();

@@ -1,4 +1,5 @@
-//! The contract of all devices on volumes of several shapes, in directories of their own.
+//! Runs the contract suite of all devices on volumes of several shapes, each test in its own
+//! directory.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 mod place;
@@ -25,27 +26,27 @@ fn plain() -> VolumeConfig {
     }
 }
 
-/// Pools of a test, whose directories go when they are closed: together, those of a few tests would
-/// fill a small disk.
+/// The pools of a test. The directory of each is removed once the pool is closed: the directories
+/// of several tests together would fill a small disk.
 struct Pools {
     place: Place,
     open: Mutex<Vec<(Weak<Running>, PathBuf)>>,
 }
 
 impl Pools {
-    /// Of this test alone: others run beside it in this process.
+    /// The pools of one test; other tests run concurrently in this process.
     fn new(name: &str) -> Arc<Pools> {
         let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
         Arc::new(Pools { place, open: Mutex::default() })
     }
 
-    /// A fresh volume in a pool of its own.
+    /// Makes a volume in a new pool.
     fn volume(&self, config: &VolumeConfig, options: Options) -> Arc<Volume> {
         let mut open = self.open.lock().unwrap();
         open.retain(|(pool, path)| {
             let is_open = pool.strong_count() > 0;
             if !is_open {
-                // What cannot be removed yet goes with the test.
+                // What cannot be removed now is removed with the test's directory.
                 _ = std::fs::remove_dir_all(path);
             }
             is_open
@@ -73,7 +74,7 @@ fn blocks_of_4_kib_under_everything() {
     contract::run_wrapped("volume", true, move || pools.volume(&config, Options::default()));
 }
 
-/// Parts of blocks are written, by several at once.
+/// Several clients write parts of blocks.
 #[test]
 fn blocks_of_16_kib_compressed() {
     let (volblocksize, compress) = (16 << 10, Compression::Lz4);
@@ -81,13 +82,13 @@ fn blocks_of_16_kib_compressed() {
     alone("volume, 16k, lz4", config, Options::default());
 }
 
-/// In two directories.
+/// The copies are two directories.
 #[test]
 fn two_copies() {
     alone("volume, two copies", VolumeConfig { copies: 2, ..plain() }, Options::default());
 }
 
-/// Where io_uring is refused.
+/// Without io_uring, as where the kernel refuses it.
 #[test]
 fn by_calls_that_block() {
     let config = VolumeConfig { sync: SyncMode::Always, ..plain() };
@@ -95,7 +96,7 @@ fn by_calls_that_block() {
     alone("volume, threads", config, options);
 }
 
-/// Each write by a worker of its own.
+/// Workers write and sync one record each (`commit=taskq`).
 #[test]
 fn by_a_queue_of_tasks() {
     let config = VolumeConfig { sync: SyncMode::Always, ..plain() };

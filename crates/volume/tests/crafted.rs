@@ -1,5 +1,5 @@
-//! Pools in which every checksum is right, and something that is said with it cannot be: refused,
-//! or an error of what is asked for, and never a panic.
+//! Crafted pools with correct checksums but invalid contents. They must be refused, or reads must
+//! return errors; nothing may panic.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -39,7 +39,7 @@ fn read(file: &std::fs::File, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The superblocks, each with its place.
+/// The valid superblocks, each with its offset in the file.
 fn superblocks(path: &Path) -> Vec<(u64, Superblock)> {
     let bytes = read(&file(path, "superblock"), 0, SLOTS as usize * SLOT_BYTES);
     let places = (0..).step_by(SLOT_BYTES);
@@ -47,8 +47,8 @@ fn superblocks(path: &Path) -> Vec<(u64, Superblock)> {
     slots.filter_map(|(at, slot)| Some((at, slot.ok()?))).collect()
 }
 
-/// A block that is stored as it is and is shorter than the blocks of its volume: who read behind
-/// its end panicked, with all its connections.
+/// Regression: a block that is stored raw but shorter than its volume's blocks. A read beyond its
+/// end panicked, which ended all connections.
 #[test]
 fn a_stored_block_that_is_too_short_is_an_error() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");
@@ -56,7 +56,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
     let volume = open(&path, 16 << 20, 4096);
     door(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
     drop(volume);
-    // The catalogue says that the volume's blocks are longer.
+    // Change the catalogue such that the volume's blocks are longer.
     let mut changed = 0;
     for (at, superblock) in superblocks(&path) {
         if superblock.catalogue.is_hole() {
@@ -65,7 +65,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
         let (address, len) = (superblock.catalogue.address(), superblock.catalogue_bytes as usize);
         let bytes = u64::from(superblock.segment_bytes);
         let segment = file(&path, &format!("segment-{:08x}", address / bytes));
-        // It is short enough for one page, which is the top of its tree.
+        // The catalogue fits into one page, which is the top of its tree.
         let mut page = read(&segment, address % bytes, PAGE);
         let (whole, mut listed) = catalogue::parse(&page[..len]).unwrap();
         listed.iter_mut().for_each(|it| it.traits.block_bytes = 16 << 10);
@@ -93,7 +93,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
     assert_eq!(found, [0; PAGE]);
 }
 
-/// The same in a group of the log.
+/// A group of the log with a raw block that is shorter than the volume's blocks.
 #[test]
 fn a_group_with_a_block_that_is_too_short_is_refused() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-log");

@@ -1,4 +1,4 @@
-//! Pools where few descriptors are left. Each case is a process of its own, whose limit is its own.
+//! Pools with few file descriptors left. Each case is a process of its own, with its own limit.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -16,18 +16,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use door::door;
 use place::Place;
 
-/// Names the directory of a process that is one case.
+/// The environment variable with the pool's directory, set in a process that runs one case.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_DESCRIPTORS_DIRECTORY";
 
-/// Descriptors of such a process.
+/// The limit of descriptors of such a process.
 const LIMIT: u64 = 256;
 
-/// Segments of 32 MiB that are 10 TiB; fewer in a run of all tests, unless
+/// Number of segments of 32 MiB that make 10 TiB; fewer in a normal run, unless
 /// `BLOCKYARD_DESCRIPTORS_ALL=1` asks for all.
 const SEGMENTS: usize = (10 << 40) / (32 << 20);
 const FEWER: usize = 20_000;
 
-/// Runs a case as a process of its own, if this is not that process.
+/// Runs a case in a process of its own.
 fn apart(case: &str, pool: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([case, "--exact", "--nocapture"]).env(DIRECTORY, pool);
@@ -36,7 +36,7 @@ fn apart(case: &str, pool: &Path) {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The directory, in a process that is a case; its descriptors are limited then.
+/// In a process that runs a case: limits its descriptors, and returns the pool's directory.
 fn is_apart() -> Option<PathBuf> {
     let directory = std::env::var_os(DIRECTORY)?;
     let limit = Rlimit { current: Some(LIMIT), ..getrlimit(Resource::Nofile) };
@@ -49,7 +49,7 @@ fn open(path: &Path, options: Options) -> Arc<Volume> {
     Volume::open_with(VolumeConfig { volblocksize: 4096, ..config }, options).unwrap()
 }
 
-/// Segments so short that many are written.
+/// Segments so short that there are many.
 fn short() -> Options {
     Options { segment_bytes: 64 << 10, checkpoint_bytes: 4 << 20, ..Options::default() }
 }
@@ -61,10 +61,10 @@ fn page(number: u64) -> Vec<u8> {
 
 fn fill(volume: &Arc<Volume>, pages: std::ops::Range<u64>) -> Result<(), Status> {
     let mut io = door(volume);
-    // A write of the length of a segment would not fit there.
+    // A write as long as a segment would not fit, so it is divided.
     let last = pages.end - 1;
     pages.into_iter().try_for_each(|number| {
-        // The last of them makes durable what was before it.
+        // The last write is durable, and everything before it with it.
         let flags = if number == last { Flags::FUA } else { Flags::NONE };
         page(number)
             .chunks(16 << 10)
@@ -88,13 +88,13 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// All descriptors that are left, held until this is dropped.
+/// Takes all descriptors that are left, until the result is dropped.
 fn exhaust() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// A pool in a directory had a descriptor for each segment: with a limit of 1,024 it was 32 GiB at
-/// most, and growing further poisoned it.
+/// Regression: a directory pool had a descriptor for each segment. With a limit of 1,024 it could
+/// have at most 32 GiB, and growing further latched it.
 #[test]
 fn a_pool_has_more_segments_than_the_process_descriptors() {
     let Some(path) = is_apart() else {
@@ -109,14 +109,14 @@ fn a_pool_has_more_segments_than_the_process_descriptors() {
         let segments = volume.running().pool().counts().all;
         assert!(segments > 2 * LIMIT as usize, "{segments} segments");
         verify(&volume, 0..800);
-        // Each of them from somewhere else.
+        // In an order that jumps between segments.
         verify(&volume, (0..800).map(|number| number * 13 % 800));
         assert!(open_descriptors() < LIMIT as usize / 2, "{}", open_descriptors());
         assert!(!volume.running().pool().is_poisoned());
     }
 }
 
-/// A pool of 10 TiB has 327,680 segments, and needed as many descriptors to be opened.
+/// Regression: a pool of 10 TiB has 327,680 segments, and opening it needed a descriptor for each.
 #[test]
 fn a_pool_of_10_tib_opens_and_works() {
     let Some(path) = is_apart() else {
@@ -141,8 +141,8 @@ fn a_pool_of_10_tib_opens_and_works() {
     }
 }
 
-/// Idle clients of another export had taken all descriptors. The next checkpoint could not open the
-/// superblock, and the pool was read-only from then on.
+/// Regression: idle clients of another export had taken all descriptors. The next checkpoint could
+/// not open the superblock, and the pool latched.
 #[test]
 fn a_pool_goes_on_where_no_descriptor_is_left() {
     let Some(path) = is_apart() else {
@@ -157,7 +157,7 @@ fn a_pool_goes_on_where_no_descriptor_is_left() {
     fill(&volume, 0..100).unwrap();
     let all = exhaust();
     assert!(File::open("/dev/null").is_err());
-    // Through several checkpoints, and segments that are made meanwhile.
+    // This takes several checkpoints and new segments.
     for round in 0..4 {
         match fill(&volume, 100..300) {
             Ok(()) | Err(Status::NoSpc) => {}
@@ -167,7 +167,7 @@ fn a_pool_goes_on_where_no_descriptor_is_left() {
         assert!(!volume.running().pool().is_poisoned(), "round {round}");
     }
     drop(all);
-    // Space is looked for by one in some of the writes that are refused.
+    // Only some of the refused writes search for space.
     assert!((0..64).any(|_| fill(&volume, 100..500).is_ok()));
     drop(volume);
     verify(&open(&path, short()), 0..500);

@@ -1,5 +1,5 @@
-//! A volume on real files: what is written comes back, also in the next opening; a second process
-//! is refused; a device that is gone leaves its pool to others.
+//! A volume on real files: data persist across openings, a second process is refused, and the pool
+//! is free for others after its devices are closed.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -69,7 +69,7 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     assert_eq!(again.to_string(), "`v0` is a device of this process already");
     let other = VolumeConfig { name: "v1".to_owned(), size: 1 << 20, ..config(path.clone()) };
     let other = Volume::open(other).unwrap();
-    // A lock on the file that another process would have.
+    // Lock the file as another process would.
     drop((volume, other));
     let lock = std::fs::File::open(path.join("lock")).unwrap();
     lock.try_lock().expect("the pool is closed");
@@ -80,7 +80,8 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     assert!(error.to_string().starts_with("size: `1073741824` will not do: wanted 67108864"));
     let error = Volume::open(VolumeConfig { volblocksize: 4096, ..config(path.clone()) });
     assert!(error.unwrap_err().to_string().starts_with("volblocksize: `4096` will not do"));
-    // Of blocks of 4 KiB, which nobody has to say again; a volume that is made has longer ones.
+    // The volume has blocks of 4 KiB, which need not be stated again; the default for a new volume
+    // is longer.
     let odd = VolumeConfig { name: "odd".to_owned(), size: 20 << 10, ..config(path.clone()) };
     let error = Volume::open(odd.clone()).unwrap_err().to_string();
     assert!(error.starts_with("size: `20480` will not do: wanted a multiple of"), "{error}");
@@ -136,8 +137,8 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
     assert!(error.contains("segments of a pool are there, but its superblock is not"), "{error}");
 }
 
-/// A discard of whole blocks and parts of two others needs memory for the parts. Where there was
-/// memory for one of them it used to end as out of memory, half done.
+/// Regression: a discard of whole blocks and parts of two others needs memory for both parts. With
+/// memory for only one it failed half done.
 #[test]
 fn zeros_with_two_edges_need_no_memory_for_both() {
     let place = place("edges");
@@ -164,8 +165,8 @@ fn zeros_with_two_edges_need_no_memory_for_both() {
     }
 }
 
-/// Many times its size is written to a volume in a small pool, by several threads: cleaning goes on
-/// beside them, a snapshot stays what it was, and nothing is damaged.
+/// Several threads write many times the size of a volume in a small pool: cleaning runs
+/// concurrently, a snapshot stays unchanged, and nothing is damaged.
 #[test]
 fn a_small_pool_takes_any_amount_of_writes() {
     let place = place("clean");
@@ -228,7 +229,7 @@ fn a_small_pool_takes_any_amount_of_writes() {
     }
 }
 
-/// What was written with one way of compression is read with every other.
+/// Data written with one compression setting can be read with every other.
 #[test]
 fn zstd_and_lz4_live_side_by_side() {
     let place = place("zstd");
@@ -236,7 +237,7 @@ fn zstd_and_lz4_live_side_by_side() {
     let ways = [Compression::Zstd(3), Compression::Lz4, Compression::Zstd(9), Compression::None];
     let block = |round: usize, at: usize| -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed((round * 100 + at) as u64);
-        // Every third one does not become shorter.
+        // Every third block is incompressible.
         match at % 3 {
             0 => std::iter::repeat_with(|| random.u8(..)).take(16 << 10).collect(),
             _ => std::iter::repeat_with(|| random.u8(..4)).take(16 << 10).collect(),
@@ -263,8 +264,7 @@ fn zstd_and_lz4_live_side_by_side() {
     assert_eq!((report.blocks, report.damaged), (120, 0));
 }
 
-/// A damaged page of the map is an error of the blocks that it names, and of no others; a check
-/// names it.
+/// A damaged map page makes only its own blocks unreadable, and `check` names it.
 #[test]
 fn a_damaged_page_of_the_map_is_named_and_the_rest_is_there() {
     let place = place("page");
@@ -277,7 +277,7 @@ fn a_damaged_page_of_the_map_is_named_and_the_rest_is_there() {
     io.write(near, &[1; 4096], Flags::NONE).unwrap();
     io.write(far, &[2; 4096], Flags::NONE).unwrap();
     drop((io, volume));
-    // The leaf with one block, the seventh.
+    // Damage the leaf that contains only block 7 of its range.
     let mut damaged = 0;
     for entry in std::fs::read_dir(&config.path).unwrap() {
         let file = entry.unwrap().path();

@@ -1,5 +1,5 @@
-//! A pool on a block device, and in a file that takes the place of one: the contract, sectors of
-//! both lengths, what is refused, what is discarded, two copies.
+//! A pool on a block device, and in a file used as a disk: the contract suite, sectors of both
+//! lengths, refusals, discards, two copies.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -45,7 +45,7 @@ fn refused(path: &Path, options: Options) -> String {
     Running::open(path, options).unwrap_err().to_string()
 }
 
-/// Volumes one after the other in the pool of one device, which all of them share.
+/// Runs the contract suite on volumes in one pool on a loop device.
 fn contract_on(name: &str, sector: u32, align: u32, store: StoreKind) {
     let place = place(&format!("disk{sector}{align}{store}"));
     let device = LoopDevice::new(&place.path().join("image"), 1 << 30, sector);
@@ -96,7 +96,7 @@ fn the_contract_on_two_disks() {
     assert_eq!(check(first.path(), &mut |_| {}).unwrap().damaged, 0);
 }
 
-/// Writes MiB after MiB, each by its number, and answers how many there was room for.
+/// Writes each MiB with contents of its own, and returns how many fitted.
 fn fill(volume: &Arc<Volume>, count: u64) -> u64 {
     let mut io = door(volume);
     let mut bytes = vec![0; MIB as usize];
@@ -117,7 +117,7 @@ fn verify(volume: &Arc<Volume>, count: u64) {
     }
 }
 
-/// Waits for checkpoints: what nobody needs is free behind the second one.
+/// Makes checkpoints: unreferenced segments are free after the second one.
 fn checkpoints(running: &Running, count: usize) {
     for _ in 0..count {
         let pool = running.pool();
@@ -146,7 +146,7 @@ fn what_is_written_is_there_again_and_a_longer_disk_is_used() {
     assert_eq!(fill(&volume, 256), 256, "there is room for all of it now");
     drop(volume);
     drop(device);
-    // A disk that has become shorter has lost what was there.
+    // A disk that became shorter has lost segments.
     std::fs::File::options().write(true).open(&image).unwrap().set_len(70 * MIB).unwrap();
     let device = LoopDevice::on(&image, 512);
     let error = refused(device.path(), Options::default());
@@ -173,7 +173,7 @@ fn what_nobody_needs_is_discarded() {
     verify(&volume, 100);
 }
 
-/// Options under which what is there does not count.
+/// Options that allow overwriting data on a disk.
 fn consent() -> Options {
     Options { consent: true, ..Options::default() }
 }
@@ -200,12 +200,12 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
 
     drop(Running::open(device.path(), consent()).unwrap());
     assert!(is_pool(device.path()).unwrap());
-    // Consent is never one to lose a pool.
+    // Consent never allows overwriting a pool.
     let volume = |options| Volume::open_with(config(device.path(), "v0", MIB), options).unwrap();
     assert_eq!(fill(&volume(Options::default()), 1), 1);
     verify(&volume(consent()), 1);
 
-    // Nor is a pool of which the beginning was overwritten an empty disk.
+    // A pool whose beginning was overwritten is not an empty disk either.
     assert_eq!(fill(&volume(Options::default()), 1), 1);
     let file = std::fs::File::options().write(true).open(device.path()).unwrap();
     file.write_all_at(&vec![0; 4 << 20], 0).unwrap();
@@ -214,7 +214,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     let error = refused(device.path(), Options::default());
     assert!(error.contains("wanted an empty disk; it has data, at byte"), "{error}");
 
-    // Data at the very end belong to somebody too.
+    // Data at the very end of a disk count as foreign data too.
     let other = LoopDevice::new(&place.path().join("other"), 128 * MIB + 512, 512);
     let file = std::fs::File::options().write(true).open(other.path()).unwrap();
     file.write_all_at(b"x", 128 * MIB + 511).unwrap();
@@ -254,7 +254,7 @@ fn a_disk_that_will_not_do_is_refused_by_name() {
     assert!(error.ends_with("wanted a directory, a block device or a file"), "{error}");
 }
 
-/// A file that is there takes the place of a disk; nobody makes one.
+/// An existing file can serve as a disk; the pool does not make one.
 #[test]
 fn a_file_does_as_a_disk() {
     let place = place("file");
@@ -264,11 +264,11 @@ fn a_file_does_as_a_disk() {
     let meta = std::fs::metadata(&path).unwrap();
     assert!(meta.blocks() * 512 >= 96 * MIB, "its bytes are there before they are needed");
     assert_eq!(fill(&volume, 20), 20);
-    // Another process has its own descriptor, as this one.
+    // This descriptor stands for another process.
     let other = std::fs::File::open(&path).unwrap();
     assert!(other.try_lock().is_err());
     drop(volume);
-    // A program that another thread starts just now has every lock too until it is executed.
+    // If another thread is just starting a program, the child also holds every lock until its exec.
     assert!((0..10_000_000).any(|_| other.try_lock().is_ok()), "the pool is closed");
     let error = refused(&path, Options::default());
     assert!(error.contains("is in use by"), "{error}");
@@ -283,8 +283,8 @@ fn a_file_does_as_a_disk() {
     assert!(error.contains("it has data, at byte 0"), "{error}");
 }
 
-/// A pool that is being made when the power is cut has marks and nothing else: it could neither be
-/// opened nor be overwritten.
+/// Regression: a power cut while a pool is made leaves only magic numbers. Such a disk could
+/// neither be opened nor overwritten.
 #[test]
 fn a_pool_of_which_no_superblock_can_be_read_is_overwritten_with_consent() {
     let place = place("torn");
@@ -293,7 +293,7 @@ fn a_pool_of_which_no_superblock_can_be_read_is_overwritten_with_consent() {
     drop(Running::open(&path, Options::default()).unwrap());
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.write_all_at(&[0xee; 64], 100).unwrap();
-    // One slot is enough.
+    // One valid slot is enough.
     drop(Running::open(&path, consent()).unwrap());
     for slot in 0..2 {
         file.write_all_at(&[0xee; 64], slot * 4096 + 100).unwrap();
@@ -324,7 +324,7 @@ fn why(config: VolumeConfig) -> String {
 fn two_disks_have_two_copies() {
     let place = place("pair");
     let (one, two) = (place.path().join("one"), place.path().join("two"));
-    // Of different length, and with different sectors.
+    // The disks have different lengths and sector sizes.
     let first = LoopDevice::new(&one, 128 * MIB, 512);
     let second = LoopDevice::new(&two, 300 * MIB, 4096);
     let volume = Volume::open(pair(first.path(), second.path())).unwrap();
@@ -334,12 +334,12 @@ fn two_disks_have_two_copies() {
     assert_eq!(good(&volume), 2);
     drop(volume);
     assert!(is_pool(first.path()).unwrap() && is_pool(second.path()).unwrap());
-    // Either name is enough.
+    // Either path is sufficient.
     let alone = Volume::open(config(second.path(), "v0", 0)).unwrap();
     assert_eq!(good(&alone), 2);
     verify(&alone, 20);
     drop(alone);
-    // What has rotted on one of them is read from the other one.
+    // Data that rotted on one disk are read from the other.
     let file = std::fs::File::options().write(true).open(first.path()).unwrap();
     file.write_all_at(&vec![0x77; 12 << 20], 5 << 20).unwrap();
     file.sync_all().unwrap();
@@ -349,7 +349,7 @@ fn two_disks_have_two_copies() {
     assert!(volume.running().status().unwrap().copies.iter().any(|copy| copy.mended > 0));
     assert_eq!(good(&volume), 2);
     drop(volume);
-    // One is lost, and comes back when more was written.
+    // One disk is lost, and comes back after more was written.
     drop(first);
     let gone = place.path().join("gone");
     let error = why(pair(&gone, second.path()));
@@ -397,7 +397,7 @@ fn a_second_disk_is_attached() {
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
     assert!(error.starts_with("path2: ") && error.contains("room for 24 segments"), "{error}");
-    // What somebody has there is not touched, unless that is asked for.
+    // Foreign data there are not overwritten without consent.
     let second = image("second", 128 * MIB);
     run("mke2fs", &["-q", "-F", "-t", "ext4", second.to_str().unwrap()]);
     let error = no(&second, false);
@@ -420,7 +420,7 @@ fn a_second_disk_is_attached() {
     let running = Running::open_places(&alone, Options::default()).unwrap();
     verify(&Volume::open_in(Arc::clone(&running), VolumeConfig::new(&second, "v0")).unwrap(), 20);
     drop(running);
-    // Another one takes the place of the one that is lost.
+    // A third disk replaces the lost one.
     let third = image("third", 200 * MIB);
     attach(&second, &third, false, &mut |_, _| {}).unwrap();
     let volume = Volume::open(pair(&second, &third)).unwrap();

@@ -1,5 +1,4 @@
-//! A pool is made in a directory that holds nothing else, and what somebody else has there is left
-//! as it is.
+//! A pool is made only in a directory that contains nothing else; other files are left unchanged.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod place;
@@ -24,7 +23,7 @@ fn options() -> Options {
     Options { segment_bytes: 4 << 20, ..Options::default() }
 }
 
-/// The files of a directory.
+/// The files of a directory, with their contents.
 fn held(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(path).unwrap().map(Result::unwrap);
     let held = |it: fs::DirEntry| (it.file_name().into_string().unwrap(), fs::read(it.path()));
@@ -35,8 +34,8 @@ fn refused(opened: Result<std::sync::Arc<Running>, blockyard_volume::VolumeError
     opened.unwrap_err().to_string()
 }
 
-/// A pool was made between other files, and a file `lock` among them emptied for good.
-/// A superblock that was cut after its first slot was refused, though that slot says all.
+/// Regression: a superblock that was truncated after its first slot was refused, although that slot
+/// is sufficient.
 #[test]
 fn a_superblock_that_is_cut_after_its_first_slot_is_read() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "superblock-cut");
@@ -54,14 +53,15 @@ fn a_superblock_that_is_cut_after_its_first_slot_is_read() {
     assert!(error.contains("ends after 4095 bytes"), "{error}");
 }
 
-/// A disk that answers EIO was said to hold no pool.
+/// Regression: a disk that answers EIO was reported as containing no pool.
 #[test]
 fn a_place_that_cannot_be_read_is_not_said_to_hold_no_pool() {
-    // A read of it at 0, where nothing is mapped, is answered EIO.
+    // A read of this file at offset 0, where nothing is mapped, fails with EIO.
     let error = check(Path::new("/proc/self/mem"), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("Input/output error"), "{error}");
 }
 
+/// Regression: a pool was made among other files, and a file `lock` among them was truncated.
 #[test]
 fn a_directory_with_other_things_becomes_no_pool() {
     let place = place("other-things");
@@ -90,7 +90,7 @@ fn a_directory_with_other_things_becomes_no_pool() {
             assert_eq!(held(&path), before);
         }
     }
-    // It is refused as before, and nothing is made beside it.
+    // A foreign `superblock` is refused as invalid, and no other file is made.
     let path = place.fresh();
     fs::create_dir(&path).unwrap();
     fs::write(path.join("superblock"), "somebody's".repeat(1000)).unwrap();
@@ -111,13 +111,13 @@ fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
     for name in ["segment-00000000.new", "superblock.new", "copy.new"] {
         fs::write(path.join(name), "begun").unwrap();
     }
-    // A power cut may leave zeros there.
+    // A power cut may leave zeros in `lock`.
     fs::write(path.join("lock"), [0; 6]).unwrap();
     drop(Running::open(&path, options()).unwrap());
     assert!(is_pool(&path).unwrap());
 }
 
-/// Pools were made between other things before that was refused, and may have been put there.
+/// Earlier versions made pools among other files, and files may have been added to a pool later.
 #[test]
 fn a_pool_that_is_there_opens_whatever_is_beside_it() {
     let place = place("beside");
@@ -156,7 +156,7 @@ fn neither_copy_is_made_between_other_things() {
     let error = attach(&first, &second, true, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("it holds `lock`"), "{error}");
     assert_eq!(held(&second), before);
-    // Nobody has noted anything: it is a pool of one copy as before.
+    // The failed `attach` changed nothing: the pool still has one copy.
     drop(Running::open(&first, options()).unwrap());
     fs::remove_file(second.join("lock")).unwrap();
     attach(&first, &second, false, &mut |_, _| {}).unwrap();
@@ -164,13 +164,13 @@ fn neither_copy_is_made_between_other_things() {
     drop(Running::open_places(&both, options()).unwrap());
 }
 
-/// The permission bits of a file.
+/// The permission bits of a file or directory.
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
-/// Files of pools were 0644 in directories of 0755: any local user read every volume, and could
-/// keep the pool shut by a lock on `lock`.
+/// Regression: files of pools had mode 0644 in directories of mode 0755. Any local user could read
+/// every volume, and could block the pool by locking `lock`.
 #[test]
 fn a_pool_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
     let place = place("modes");
@@ -190,7 +190,8 @@ fn a_pool_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
     }
 }
 
-/// A pool in a file that is used as a disk was as readable as its maker's umask had left the file.
+/// Regression: a pool in a file used as a disk had the permissions that the umask of the file's
+/// creator left.
 #[test]
 fn a_file_that_becomes_a_disk_is_its_owners_alone() {
     let place = place("disk-modes");
@@ -203,8 +204,8 @@ fn a_file_that_becomes_a_disk_is_its_owners_alone() {
     }
 }
 
-/// A user without rights to a pool was told that the directory holds no pool, and made another one.
-/// Only where the system says that nothing is there is nothing there. A link that leads to itself
+/// Regression: a user without permission for a pool was told that the directory contains no pool,
+/// and made another one. A place is empty only if the system says so. A symbolic link to itself
 /// fails for root too.
 #[test]
 fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {

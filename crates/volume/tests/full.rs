@@ -1,5 +1,5 @@
-//! A volume on a real file system that is full, and in a pool that is nearly so: what was answered
-//! is there, a discard makes room again, and cleaning keeps up.
+//! A volume on a full real file system, and in a nearly full pool: acknowledged writes are there, a
+//! discard frees space, and cleaning keeps up.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -21,12 +21,12 @@ use place::Place;
 const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = 2048;
 
-/// Takes the mount away with it.
+/// Unmounts the directory when dropped.
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        // What a ring had open it lets go a moment after it.
+        // An io_uring releases its files a moment after it is closed, so the unmount is lazy.
         _ = Command::new("umount").arg("--lazy").arg(self.0).status();
     }
 }
@@ -47,7 +47,7 @@ fn config(directory: &Path, name: &str, size: u64, volblocksize: u32) -> VolumeC
     }
 }
 
-/// Bounds of a pool of small segments.
+/// Options of a pool of small segments.
 fn options(segments_max: usize) -> Options {
     Options {
         segment_bytes: 1 << 20,
@@ -80,7 +80,8 @@ fn look(volume: &Arc<Volume>, model: &[u8]) {
     }
 }
 
-/// Twice: what was full and was used since is full once more.
+/// Fills the file system, discards half, and writes again; twice, so that reused space fills up
+/// too.
 fn fill_and_discard(directory: &Path) {
     let mut volume = open(directory);
     let mut model = vec![0_u8; BLOCKS as usize];
@@ -103,7 +104,7 @@ fn fill_and_discard(directory: &Path) {
         }
         flush(&mut io);
         look(&volume, &model);
-        // The same in the next opening, which is as full.
+        // The next opening finds the same contents, and is as full.
         drop((io, volume));
         volume = open(directory);
         look(&volume, &model);
@@ -147,8 +148,8 @@ fn a_full_disk() {
     fill_and_discard(&at.join("pool"));
 }
 
-/// Others take what is left of a pool's file system: writes are refused while there is still enough
-/// garbage in the segments that are there, and what is in them can be written again and again.
+/// Other programs fill the rest of a pool's file system. Writes are refused while the existing
+/// segments still contain enough garbage, so that the data in them can be overwritten indefinitely.
 #[test]
 fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-others");
@@ -166,7 +167,7 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
     for block in &written {
         assert_eq!(write(&mut io, *block, 1), Ok(()));
     }
-    // What is made ahead is there when nothing is made any more.
+    // Wait until no more segments are made ahead.
     let mut counts = [0; 100];
     while counts.iter().any(|count| *count != counts[0]) || counts[0] == 0 {
         assert_eq!(write(&mut io, written[0], 1), Ok(()));
@@ -200,7 +201,7 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
     flush(&mut io);
 }
 
-/// Writes one block in each of so many places, 32 at a time; each write has a byte of its own.
+/// Writes one block at each place, 32 in flight; each write of a place has another byte.
 fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut [u8]) {
     const DEPTH: usize = 32;
     let mut channel = door::channel(volume);
@@ -213,7 +214,7 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
     let (mut places, mut out, mut under_way) = (places.peekable(), Vec::new(), HashSet::new());
     while places.peek().is_some() || !under_way.is_empty() {
         let mut bios = Vec::new();
-        // Of two at once in one place nobody knows which one is the last.
+        // The order of two concurrent writes to one place would be unknown.
         while under_way.len() < DEPTH
             && let Some(place) = places.next_if(|place| !under_way.contains(place))
         {
@@ -237,11 +238,11 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
     }
 }
 
-/// Four fifths of a pool are blocks of 4 KiB that are written again and again, by chance: cleaning
-/// keeps up beside the writes, none of which finds no space, and moves little more than whoever
-/// cleans the emptiest segments has to (docs/measuring.md). What is kept free and what is on its
-/// way is a tenth of a pool as short as this one: 4.4 to 4.8 bytes of the disk per byte. It was
-/// 12.6 of a shorter one, with a checkpoint for every few segments.
+/// Four fifths of a pool are blocks of 4 KiB that are overwritten at random. Cleaning keeps up
+/// concurrently with the writes, none of which is refused. It moves little more than any cleaner
+/// that empties the emptiest segments must (docs/measuring.md). Reserves and moves in flight are a
+/// tenth of a pool as small as this one, so the write amplification is 4.4 to 4.8. Regression: it
+/// was 12.6 in a smaller pool, with a checkpoint for every few segments.
 #[test]
 fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
@@ -255,7 +256,7 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let mut model = vec![0_u8; blocks as usize];
     let activity = || volume.running().pool().activity();
     scatter(&volume, 0..blocks, &mut model);
-    // What it comes to in the end, and not what is won where whole segments are garbage.
+    // Reach the steady state first, beyond the phase in which whole segments are garbage.
     scatter(&volume, (0..blocks).map(|_| random.u64(..blocks)), &mut model);
     let before = activity();
     scatter(&volume, (0..blocks / 4).map(|_| random.u64(..blocks)), &mut model);
@@ -267,14 +268,15 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let cleaned = after.cleaned - before.cleaned;
     let found = format!("{hundredths} hundredths, {cleaned} cleaned, {checkpoints} checkpoints");
     assert!(hundredths < 525, "{found}");
-    // What was emptied was free without a checkpoint for each few segments.
+    // Emptied segments became free without a checkpoint for every few of them.
     assert!(cleaned > 8 * checkpoints, "{found}");
     let (mut io, mut found) = (door(&volume), vec![0; 4096]);
     for (block, byte) in (0..).zip(&model) {
         io.read(Sector(block * 8), &mut found).unwrap();
         assert!(found.iter().all(|it| it == byte), "block {block}");
     }
-    // What it says of itself: pages count beside the blocks, and reserves are not to be had.
+    // The pool's status counts pages in addition to blocks, and excludes reserves from the
+    // available space.
     let status = volume.running().status().unwrap();
     let (used, room) = (status.used_bytes, status.available_bytes);
     let (written, eighth) = (blocks * 4096, segments << 17);
@@ -282,7 +284,7 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     assert!(room > 0 && used + room < 7 * eighth && used + room > 6 * eighth, "{used}, {room}");
 }
 
-/// What a volume is promised others do not get, and there is no more to be promised than there is.
+/// Other volumes cannot use a volume's reservation, and reservations cannot exceed the free space.
 #[test]
 fn a_reservation_is_kept_for_its_volume() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise");
@@ -301,7 +303,7 @@ fn a_reservation_is_kept_for_its_volume() {
     let taken = (0..1024).take_while(|block| write(&mut io, *block, 1).is_ok()).count() as u64;
     flush(&mut io);
     assert!((100..(62 - 24) << 4).contains(&taken), "{taken} blocks");
-    // All of what is promised is there, and what is written again.
+    // All of the reservation can be written, and overwritten.
     drop(io);
     let mut io = door(&own);
     for block in (0..24 << 4).chain(0..16) {
@@ -309,7 +311,7 @@ fn a_reservation_is_kept_for_its_volume() {
         assert_eq!(status, Ok(()), "block {block}: {:?}", running.pool().counts());
     }
     flush(&mut io);
-    // A snapshot would need as much once more.
+    // A snapshot would need the reserved space a second time.
     let error = running.snapshot("own@full").unwrap_err().to_string();
     assert!(error.contains("space"), "{error}");
     running.reserve("own", 0).unwrap();
@@ -330,13 +332,13 @@ fn a_reservation_is_kept_for_its_volume() {
     running.reserve("own", 8 << 20).unwrap();
     drop((io, own));
     drop((other, running));
-    // It is durable.
+    // The reservation is durable.
     let own = Volume::open_with(config(&path, "own", 0, 0), options(64)).unwrap();
     assert_eq!(own.running().pool().find("own").unwrap().reserved_bytes(), 8 << 20);
 }
 
-/// What a snapshot had kept is had back by whoever is promised it: it was counted as long as
-/// nothing but a promise wanted it, and the next snapshot was refused for good.
+/// Regression: space that only a destroyed snapshot had kept stayed counted as live as long as only
+/// a reservation needed it. The next snapshot was then refused permanently.
 #[test]
 fn what_a_snapshot_has_kept_may_be_promised_again() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
@@ -344,7 +346,7 @@ fn what_a_snapshot_has_kept_may_be_promised_again() {
     let own = config(&path, "own", 64 << 20, BLOCK as u32);
     let own = Volume::open_with(own, options(64)).unwrap();
     let running = Arc::clone(own.running());
-    // A snapshot of all of it can be afforded, and hardly more.
+    // One snapshot of the whole volume fits, and hardly more.
     let bytes = running.pool().unpromised_bytes() / 2 - (1 << 20);
     let blocks = bytes / BLOCK as u64;
     running.reserve("own", blocks * BLOCK as u64).unwrap();
@@ -363,7 +365,7 @@ fn what_a_snapshot_has_kept_may_be_promised_again() {
         let made = running.snapshot(new);
         assert!(made.is_ok(), "{round}: {made:?}, {:?}", running.pool());
     }
-    // There is no end of promises.
+    // A larger reservation is refused.
     let error = running.reserve("own", 63 << 20).unwrap_err().to_string();
     assert!(error.starts_with("reservation: "), "{error}");
 }

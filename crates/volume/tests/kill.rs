@@ -1,8 +1,9 @@
-//! Kills a process with `kill -9` while it writes, over and over, and looks at what its volume has.
+//! Kills a process with `kill -9` while it writes, repeatedly, and checks the contents of its
+//! volume.
 //!
-//! The test starts itself as the process to be killed: threads of it write pages, four of which
-//! share a block, and tell on standard output what was said to be durable. None of that may be
-//! missing afterwards, and every page is whole.
+//! The test starts itself as the victim. The victim's threads write pages, four of which share a
+//! block, and print what was acknowledged as durable. All of that must be there afterwards, and
+//! every page must be intact.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -22,12 +23,12 @@ use door::door;
 use loop_device::LoopDevice;
 use place::Place;
 
-/// Names the directory of the process that is to be killed.
+/// The environment variable with the victim's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_KILL_DIRECTORY";
-/// The number from which on it counts its writes.
+/// The environment variable with the number of the victim's first write.
 const FROM: &str = "BLOCKYARD_VOLUME_KILL_FROM";
 
-/// Cycles of `make test`; `BLOCKYARD_KILLS` asks for more.
+/// Number of kills in `make test`; `BLOCKYARD_KILLS` asks for more.
 const KILLS: u64 = 25;
 
 const PAGE: usize = 4096;
@@ -35,7 +36,7 @@ const PAGES: u64 = 1024;
 const THREADS: u64 = 4;
 
 fn open(directory: &Path) -> Arc<Volume> {
-    // Where there is a second copy it is beside the first one.
+    // The second copy, if there is one, is next to the first.
     let second = directory.with_extension("second");
     let config = VolumeConfig {
         path: directory.to_owned(),
@@ -47,18 +48,18 @@ fn open(directory: &Path) -> Arc<Volume> {
         sync: SyncMode::Standard,
         ..VolumeConfig::new("", "")
     };
-    // Small segments and frequent checkpoints: a kill finds them under way.
+    // Small segments and frequent checkpoints, so that kills interrupt both.
     let options =
         Options { segment_bytes: 1 << 20, checkpoint_bytes: 512 << 10, ..Options::default() };
     Volume::open_with(config, options).unwrap()
 }
 
-/// The bytes of a page, which say where it is and by which write.
+/// The bytes of a page, which state its place and the write.
 fn page(number: u64, write: u64) -> Vec<u8> {
     [number, write].map(u64::to_le_bytes).concat().repeat(PAGE / 16)
 }
 
-/// The process to be killed: it writes until then.
+/// The victim: writes until it is killed.
 #[test]
 fn victim() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -107,7 +108,7 @@ fn nothing_that_was_durable_is_missing_on_a_disk() {
     kills(device.path(), 12);
 }
 
-/// The two copies are not of one moment then.
+/// After a kill the two copies may be of different moments.
 #[test]
 fn nothing_that_was_durable_is_missing_in_two_copies() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-mirror");
@@ -137,7 +138,7 @@ fn kills(directory: &Path, seed: u64) {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut left = random.u32(1..3000);
-        // What was said before it was killed counts, also what lay in the pipe.
+        // Everything that was printed before the kill counts, including what is still in the pipe.
         while let Some(Ok(line)) = lines.next() {
             let mut words = line.split(' ').map(str::parse);
             if let (Some(Ok(number)), Some(Ok(write))) = (words.next(), words.next()) {

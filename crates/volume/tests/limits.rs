@@ -1,5 +1,5 @@
-//! A volume that is opened with limits keeps them. The time is a clock by hand, which goes on when
-//! nothing else can: what it shows in the end is what the limits cost, whatever the machine does.
+//! `iops` and `bandwidth` limits of a volume. A manual clock advances only when nothing else can
+//! happen, so the final time is the cost of the limits alone, on any machine.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod place;
@@ -17,28 +17,28 @@ use blockyard_volume::{Options, Volume, VolumeConfig};
 
 use place::Place;
 
-/// Bytes of a request.
+/// Length of a request, in bytes.
 const LEN: u64 = 64 << 10;
 
-/// From one request to the next on the volume, in bytes: no two are neighbours, which become one.
+/// Distance between requests, in bytes: they must not be adjacent, or they would be merged.
 const STRIDE: u64 = 4 * LEN;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How often is looked whether the committer is done with something, and what is between two
-/// looks: together two minutes. A busy machine is no fault.
+/// Number of checks for completions, and the time between two of them: two minutes together, so
+/// that a busy machine does not fail the test.
 const LOOKS_MAX: usize = 120_000;
 const PAUSE: Duration = Duration::from_millis(1);
 
 fn open(place: &Place, iops: u64, bandwidth: u64) -> Arc<Volume> {
     let path = place.path().join("pool");
     let config = VolumeConfig { size: 256 << 20, iops, bandwidth, ..VolumeConfig::new(path, "v0") };
-    // Short segments are soon made.
+    // Short segments are made quickly.
     let options = Options { segment_bytes: 4 << 20, ..Options::default() };
     Volume::open_with(config, options).unwrap()
 }
 
-/// What so many requests by each of two channels take, in nanoseconds of a clock by hand.
+/// The time that `each` requests on each of two channels take, in nanoseconds of the manual clock.
 fn time_ns(volume: &Arc<Volume>, op: Op, each: u64) -> u64 {
     let clock = ManualClock::new();
     let mut channels = [0, 1].map(|side| {
@@ -48,7 +48,8 @@ fn time_ns(volume: &Arc<Volume>, op: Op, each: u64) -> u64 {
         let (geometry, limits) = (volume.geometry(), volume.limits());
         let mut channel = Stack::new(config, geometry, limits, sched, queue, clock.clone(), stats);
         let region = channel.register(Region::alloc(LEN as usize));
-        // So that only time is what it knows of when it is to be looked at next.
+        // With the descriptor, the channel needs no polling: its due time depends on the limits
+        // alone.
         assert!(channel.descriptor().is_some());
         let bio = move |at: u64| {
             let sector = Sector((2 * at + side) * STRIDE / 512);
@@ -83,10 +84,10 @@ fn time_ns(volume: &Arc<Volume>, op: Op, each: u64) -> u64 {
 fn a_volume_keeps_its_limits() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "limits");
     for op in [Op::Read, Op::Write] {
-        // 300 of 100 in a second, by two channels together.
+        // 300 requests at 100 per second, on two channels together.
         let found = time_ns(&open(&place, 100, 0), op, 150);
         assert!((29 * SECOND_NS / 10..=3 * SECOND_NS).contains(&found), "{op:?}: {found} ns");
-        // 4 MiB of 1 MiB in a second; the last request is paid for by whoever comes next.
+        // 4 MiB at 1 MiB per second; the next request would pay for the last one.
         let found = time_ns(&open(&place, 0, 1 << 20), op, 32);
         assert!((39 * SECOND_NS / 10..=4 * SECOND_NS).contains(&found), "{op:?}: {found} ns");
         assert_eq!(time_ns(&open(&place, 0, 0), op, 32), 0, "{op:?}: nothing is to be waited for");

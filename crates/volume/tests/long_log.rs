@@ -1,7 +1,7 @@
-//! Kills a process that has written much since the last checkpoint, and opens its pool: everything
-//! is there, and little of the log was read for it.
+//! Kills a process that wrote much since the last checkpoint, and opens its pool: all data are
+//! there, and only a small part of the log was read.
 //!
-//! It is alone in its program, because it counts what that reads.
+//! The test is a program of its own, because it counts the bytes that the process reads.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -18,7 +18,7 @@ use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
 use door::door;
 use place::Place;
 
-/// Names the directory of the process that is to be killed.
+/// The environment variable with the victim's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_LONG_LOG_DIRECTORY";
 
 const SIZE: usize = 24 << 20;
@@ -26,7 +26,8 @@ const WRITTEN: usize = 64 << 20;
 const LEN_MAX: usize = 1 << 20;
 
 fn open(directory: &Path) -> Arc<Running> {
-    // So many segments that the heads of several are found at once, and no checkpoint.
+    // Enough segments that an opening searches several of them for headers concurrently, and no
+    // checkpoint.
     let options = Options {
         segment_bytes: 2 << 20,
         checkpoint_bytes: 1 << 30,
@@ -42,8 +43,7 @@ fn volume(pool: &Arc<Running>, name: &str) -> Arc<Volume> {
     Volume::open_in(Arc::clone(pool), config).unwrap()
 }
 
-/// What is done: at a place so many bytes of a value are written, durably or not, or discarded; or
-/// a snapshot is taken.
+/// One operation of the workload: a write, durable or not, a discard, or a snapshot.
 enum Step {
     Write { at: usize, len: usize, byte: u8, durable: bool },
     Discard { at: usize, len: usize },
@@ -59,7 +59,7 @@ fn steps() -> Vec<Step> {
         let number = steps.len();
         steps.push(match number % 8 {
             3 => Step::Discard { at, len },
-            // The first one, and one among those that may not be durable.
+            // One early snapshot, and later ones among groups that may not be durable.
             5 if number < 8 || number % 16 == 5 && written > WRITTEN / 2 => Step::Snapshot,
             _ => {
                 written += len;
@@ -71,7 +71,7 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// The process to be killed: it says when it has written everything.
+/// The victim: prints a line when it has written everything.
 fn victim(directory: &Path) {
     let pool = open(directory);
     pool.create("v0", SIZE as u64, 4096).unwrap();
@@ -94,7 +94,7 @@ fn victim(directory: &Path) {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// Bytes that this process has read so far, as the kernel counts them.
+/// Bytes that this process has read so far, from the kernel's counter.
 fn read_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("rchar: "));

@@ -1,5 +1,5 @@
-//! A disk of a pool of two copies is lost under load: its loop device shrinks to nothing, so that
-//! each read, write and sync of it fails. No reader, writer, scrub or export sees an error.
+//! One disk of a two-copy pool is lost under load: its loop device shrinks to nothing, so that each
+//! read, write and sync of it fails. No reader, writer, scrub or export sees an error.
 #![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
 
 mod door;
@@ -21,10 +21,10 @@ use place::Place;
 
 const MIB: u64 = 1 << 20;
 
-/// Losses of a run.
+/// Number of losses.
 const LOSSES: u64 = 20;
 
-/// Bytes of the volume that each of two writers has.
+/// Bytes of the volume that each of two writers uses.
 const HALF: usize = 4 << 20;
 
 /// Writes parts of blocks of one half of the volume and reads them back, until the disk is lost and
@@ -101,7 +101,8 @@ fn lose(place: &Place, number: u64) {
     assert_eq!(good, [!number.is_multiple_of(2), number.is_multiple_of(2)]);
 }
 
-/// 2 of 8 losses of one of two disks under load gave a client EIO while the other one was healthy.
+/// Regression: in 2 of 8 losses of one of two disks under load a client got EIO, although the other
+/// disk was healthy.
 #[test]
 fn a_disk_that_is_lost_under_load_is_not_noticed_by_a_client() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "losses");

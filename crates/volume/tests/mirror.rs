@@ -1,5 +1,5 @@
-//! A volume in two directories: either is enough, what is damaged in one is put right from the
-//! other one, and one that was left behind is never taken for fresh.
+//! A volume in two directories: either is sufficient, damage in one is repaired from the other, and
+//! a stale copy is never used as current.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -52,7 +52,7 @@ fn refused(config: VolumeConfig) -> CopiesError {
     }
 }
 
-/// Writes at places by chance, and notes it.
+/// Writes at random places, and to the model.
 fn write(volume: &Arc<Volume>, model: &mut [u8], random: &mut fastrand::Rng) {
     let mut io = door(volume);
     for _ in 0..100 {
@@ -75,7 +75,7 @@ fn read(volume: &Arc<Volume>, model: &[u8]) {
     }
 }
 
-/// Changes a byte of each 4 KiB of all segments, unless it is zeros.
+/// Changes a byte of each 4 KiB of all segments, except where all bytes are zero.
 fn spoil(directory: &Path) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -120,7 +120,7 @@ fn either_copy_heals_the_other_one() {
         read(&volume, &model);
         let report = volume.running().scrub(0, &mut |_, _| true).unwrap();
         assert_eq!(report.damaged, 0);
-        // The first one is read, the second one only by a scrub.
+        // Reads use the first copy; only a scrub reads the second.
         let status = volume.running().status().unwrap().copies;
         assert_eq!(status.iter().map(|it| it.is_good).collect::<Vec<_>>(), [true, true]);
         let mended = status.iter().find(|it| it.path == spoiled.display().to_string()).unwrap();
@@ -128,7 +128,7 @@ fn either_copy_heals_the_other_one() {
         drop(volume);
         assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     }
-    // A file that is gone is made again.
+    // Missing files are made again from the other copy.
     fs::remove_file(second.join("segment-00000001")).unwrap();
     fs::remove_file(first.join("superblock")).unwrap();
     let volume = open(&first, &second);
@@ -148,7 +148,7 @@ fn a_copy_that_comes_back_is_made_equal() {
     write(&volume, &mut model, &mut random);
     drop(volume);
     fs::rename(&second, &away).unwrap();
-    // Not there, and not mounted.
+    // The copy is missing, then its directory exists but is empty, as if not mounted.
     for _ in 0..2 {
         let error = refused(config(&first, &second));
         assert!(matches!(&error, CopiesError::Missing { .. }), "{error}");
@@ -167,7 +167,7 @@ fn a_copy_that_comes_back_is_made_equal() {
     let status = volume.running().status().unwrap().copies;
     assert_eq!(status.iter().filter(|it| it.is_good).count(), 1, "{status:?}");
     drop(volume);
-    // It is known by now that the other one is not needed.
+    // The label of the first copy says by now that it is good alone.
     read(&open(&first, &second), &model);
     fs::rename(&away, &second).unwrap();
     assert_eq!(
@@ -185,7 +185,7 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
 
-/// Changes a byte of each unit that is the same in both of two directories.
+/// Changes a byte of each unit that is equal in both directories.
 fn spoil_what_both_have(directory: &Path, other: &Path) {
     for (name, bytes) in segments(directory) {
         let path = directory.join(&name);
@@ -202,7 +202,8 @@ fn spoil_what_both_have(directory: &Path, other: &Path) {
     }
 }
 
-/// What had rotted where everything was, was copied over the other copy, which still had it whole.
+/// Regression: a resync copied rotten blocks of the good copy over the other copy, which still had
+/// them intact.
 #[test]
 fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     let place = place("mirror-rot");
@@ -230,7 +231,7 @@ fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
 
-    // What cannot be opened is copied nowhere.
+    // A copy that cannot be opened is not copied to the other.
     fs::rename(&second, &away).unwrap();
     let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
     let volume = Volume::open_with(degraded, options()).unwrap();
@@ -243,7 +244,8 @@ fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     assert!(segments(&second) == before, "{error}");
 }
 
-/// A copy whose label cannot be read was left to anybody while the other one was used.
+/// Regression: while one copy was in use, the other one, whose label could not be read, was not
+/// locked.
 #[test]
 fn a_copy_that_is_of_no_use_is_locked_with_the_other_one() {
     let place = place("mirror-aside");
@@ -260,7 +262,7 @@ fn a_copy_that_is_of_no_use_is_locked_with_the_other_one() {
     drop(RealDirectory::take(&second).unwrap());
 }
 
-/// Somebody removes one of the directories while they are in use, or damages its label.
+/// A copy's directory is removed, or its label is damaged, while the pool is in use.
 #[test]
 fn a_copy_that_goes_while_it_is_used_is_given_up() {
     let place = place("mirror-goes");
@@ -268,7 +270,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
     let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(8));
     let volume = open(&first, &second);
     write(&volume, &mut model, &mut random);
-    // A segment is made while the others are removed.
+    // The pool may make a segment while its files are being removed.
     while let Err(error) = fs::remove_dir_all(&first) {
         match error.kind() {
             ErrorKind::NotFound => break,
@@ -276,7 +278,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
             _ => panic!("{error}"),
         }
     }
-    // The committer looks now and then, too.
+    // The committer checks this now and then, too.
     volume.running().pool().segments().directory().look().unwrap();
     let status = volume.running().status().unwrap().copies;
     let gone = status.iter().find(|it| it.path == first.display().to_string()).unwrap();
@@ -285,7 +287,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
     read(&volume, &model);
     assert!(!volume.running().status().unwrap().poisoned);
     drop(volume);
-    // The other one knows that it is alone.
+    // The label of the remaining copy says that it is good alone.
     let volume = open(&first, &second);
     read(&volume, &model);
     drop(volume);
@@ -322,14 +324,14 @@ fn a_second_copy_is_attached_and_then_found() {
     fs::create_dir(path("c")).unwrap();
     let error = attach(&first, &path("c"), false, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, VolumeError::Copies(CopiesError::Paired { .. })), "{error}");
-    // By the name of either.
+    // Either path is sufficient.
     let volume = Volume::open_with(one, options()).unwrap();
     read(&volume, &model);
     write(&volume, &mut model, &mut random);
     assert_eq!(volume.running().status().unwrap().copies.len(), 2);
     drop(volume);
     assert!(segments(&first) == segments(&second));
-    // The first one is lost, and another one takes its place.
+    // The first copy is lost, and another one replaces it.
     fs::rename(&first, path("old")).unwrap();
     let alone = Places { degraded: true, ..Places::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
@@ -338,7 +340,7 @@ fn a_second_copy_is_attached_and_then_found() {
     read(&volume, &model);
     drop(volume);
     assert!(segments(&path("c")) == segments(&second));
-    // The one that was thought to be lost is of no use any more, however often it is used alone.
+    // The copy that was replaced is foreign, however often it was opened alone.
     fs::rename(path("old"), &first).unwrap();
     for _ in 0..4 {
         let alone = Places { degraded: true, path2: Some(path("none")), ..Places::of(&first) };
@@ -369,16 +371,16 @@ fn what_does_not_go_together_is_refused_by_field() {
     assert_eq!(field(VolumeConfig { copies: 2, path2: None, ..good.clone() }), "copies");
     drop(Volume::open_with(VolumeConfig { copies: 2, ..good.clone() }, options()).unwrap());
     assert_eq!(field(VolumeConfig { copies: 1, path2: None, ..good.clone() }), "copies");
-    // The lock of either keeps others away.
+    // The lock of either copy excludes others.
     let volume = Volume::open_with(good.clone(), options()).unwrap();
-    // What is open otherwise is refused, too.
+    // A pool that is open with another second copy is refused.
     let third = place.path().join("c");
     assert_eq!(field(VolumeConfig { path2: Some(third), ..good }), "path2");
     let named = Running::open(&second, options()).unwrap();
     assert!(Arc::ptr_eq(volume.running(), &named));
 }
 
-/// Many at once, by each way of writing.
+/// Several concurrent writers, with each way of committing.
 #[test]
 fn many_writers_by_each_way() {
     let place = place("mirror-ways");

@@ -1,5 +1,5 @@
-//! To hand a parcel to the workers of `commit=taskq`, and to take it back, allocates nothing:
-//! counted by the allocator itself.
+//! Passing a parcel to the workers of `commit=taskq` and back allocates nothing, as counted by the
+//! allocator.
 #![allow(clippy::unwrap_used)] // A test may.
 
 use std::io;
@@ -14,7 +14,7 @@ use blockyard_volume::store::{Durability, Lane, Parcel, StoreFile};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A file that takes everything and has nothing.
+/// A file that discards writes and reads as zeros.
 #[derive(Debug)]
 struct Sink;
 
@@ -39,7 +39,7 @@ impl StoreFile for Sink {
 
 const WORKERS: u16 = 4;
 
-/// Parcels that are handed over in each round, by rounds.
+/// Number of parcels passed in each round.
 const ROUNDS: [usize; 3] = [1, WORKERS as usize, 3];
 
 #[test]
@@ -52,7 +52,7 @@ fn workers_are_handed_parcels_without_memory() {
         parcel.head(4096).fill(1);
         parcels.push(parcel);
     }
-    // From the first one on.
+    // Count from the first parcel on.
     let before = Counting::made();
     for count in ROUNDS.into_iter().cycle().take(100) {
         for at in 0..count as u64 {

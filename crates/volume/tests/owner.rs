@@ -1,7 +1,7 @@
-//! One process has a pool, whatever is deleted, renamed or restored while it has it.
+//! Only one process has a pool open, whatever is deleted, renamed or restored meanwhile.
 //!
-//! The test starts itself as the process that has the pool: it opens it, and for each line on its
-//! standard input writes a block durably and says how that went.
+//! The test starts itself as the owner. The owner opens the pool, and for each line on its standard
+//! input writes a block durably and prints the result.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -18,12 +18,12 @@ use blockyard_volume::{Options, Running, Volume, VolumeConfig};
 use door::door;
 use place::Place;
 
-/// Names the directory of the process that has the pool.
+/// The environment variable with the owner's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_OWNER_DIRECTORY";
 
 const BLOCK: usize = 4096;
 
-/// So many writes are tried until one fails: many more than there are between two checkpoints.
+/// Most writes until one must fail: many more than there are between two checkpoints.
 const WRITES_MAX: usize = 100_000;
 
 fn options() -> Options {
@@ -39,7 +39,7 @@ fn refused(path: &Path) -> String {
     Running::open(path, options()).unwrap_err().to_string()
 }
 
-/// The process that has the pool.
+/// The process that has the pool open.
 #[test]
 fn owner() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -60,7 +60,7 @@ fn owner() {
     }
 }
 
-/// A process that has a pool.
+/// A child process that has a pool open.
 struct Owner {
     child: Child,
     input: Option<ChildStdin>,
@@ -102,8 +102,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The file `lock` of a pool in use was deleted: a second yard opened the pool, and each wrote its
-/// log over that of the other.
+/// Regression: the file `lock` of a pool in use was deleted. A second yard then opened the pool,
+/// and the two overwrote each other's log.
 #[test]
 fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "owner");
@@ -120,11 +120,13 @@ fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
     std::fs::write(pool.join("lock"), "").unwrap();
     in_use(&pool);
     assert_eq!(owner.tell("write"), "written");
-    // Another directory of the same superblock, as one that was taken apart and put together is.
+    // Another directory with a hard link to the superblock, as after the pool's files were moved
+    // one by one.
     std::fs::create_dir(&third).unwrap();
     std::fs::hard_link(pool.join("superblock"), third.join("superblock")).unwrap();
     in_use(&third);
-    // Renamed, and a copy in its place: two pools, and each process has its own.
+    // The directory is renamed, and a copy put in its place: these are two pools, each with its own
+    // owner.
     std::fs::rename(&pool, &moved).unwrap();
     in_use(&moved);
     copy(&moved, &pool);
@@ -144,7 +146,8 @@ fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
     assert_eq!(bytes, [0; BLOCK]);
 }
 
-/// What a process writes after its superblock was put back to an older state, no opening finds.
+/// After the superblock was restored to an older state, an opening would not find what the process
+/// writes, so the process must stop.
 #[test]
 fn a_process_whose_superblock_was_replaced_or_restored_stops() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "restored");
@@ -156,14 +159,14 @@ fn a_process_whose_superblock_was_replaced_or_restored_stops() {
         let mut owner = Owner::start(&pool);
         assert_eq!(owner.tell("write"), "written");
         if replaces {
-            // As `cp --remove-destination` does.
+            // `cp --remove-destination` does the same.
             std::fs::write(pool.join("other"), &before).unwrap();
             std::fs::rename(pool.join("other"), &superblock).unwrap();
         } else {
             std::fs::write(&superblock, &before).unwrap();
         }
         assert_eq!(owner.tell("until it fails"), "failed", "replaces: {replaces}");
-        // The directory is still its own.
+        // The directory is still locked by the owner.
         let error = refused(&pool);
         assert!(error.contains("in use by"), "{error}");
         owner.end();

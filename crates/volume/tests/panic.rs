@@ -1,4 +1,4 @@
-//! A panic of the thread that writes the log: nobody waits for ever, and the pool can be closed.
+//! The committer thread panics: no client waits forever, and the pool can be closed.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may, and arms its trap.
 
 mod place;
@@ -18,7 +18,8 @@ use blockyard_volume::{Compression, Options, Running};
 
 use place::Place;
 
-/// A directory in which the next write to a file panics, once that is armed; or each look at it.
+/// A directory in which the next write to a file panics, or each check of the directory, when
+/// armed.
 #[derive(Debug)]
 struct Trap {
     inner: RealDirectory,
@@ -113,7 +114,7 @@ fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
     (running, armed)
 }
 
-/// The same with the trap of looks.
+/// Opens a pool, with both flags of its [`Trap`].
 fn open_both(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>, Arc<AtomicBool>) {
     let (armed, looks) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let inner = RealDirectory::take(path).unwrap();
@@ -139,8 +140,8 @@ fn write(running: &Running<Trap>, block: u64) -> Status {
     }
 }
 
-/// The group in which the thread had panicked was dropped, with the addresses of those who waited
-/// for it: they, and whoever closed the volume, waited for ever.
+/// Regression: the group during which the committer panicked was dropped without answers. Its
+/// clients, and every thread that closed the volume, waited forever.
 #[test]
 fn who_waits_for_a_group_that_panics_is_told() {
     let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic");
@@ -158,7 +159,8 @@ fn who_waits_for_a_group_that_panics_is_told() {
     assert_eq!(write(&running, 2), Status::Ok);
 }
 
-/// The record that stops the thread went with a panic, and closing the pool waited for ever.
+/// Regression: the record that stops the committer was lost in a panic, and closing the pool waited
+/// forever.
 #[test]
 fn a_panic_while_a_pool_is_closed_does_not_keep_it_open() {
     let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic-close");
@@ -167,15 +169,15 @@ fn a_panic_while_a_pool_is_closed_does_not_keep_it_open() {
     running.create("v", 1 << 20, 4096).unwrap();
     assert_eq!(write(&running, 0), Status::Ok);
     armed.store(true, Ordering::SeqCst);
-    // It makes a checkpoint now.
+    // Closing makes a checkpoint, which panics.
     drop(running);
     assert!(!armed.load(Ordering::SeqCst));
     let (running, _) = open(&path);
     assert_eq!(write(&running, 1), Status::Ok);
 }
 
-/// The thread ends for good when it has panicked a few times; who asked it for something then, as
-/// for a snapshot, waited for ever.
+/// Regression: after a few panics the committer thread ends permanently. A later request, such as a
+/// snapshot, waited forever.
 #[test]
 fn who_asks_a_thread_that_is_gone_is_told() {
     let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic-gone");
@@ -183,7 +185,7 @@ fn who_asks_a_thread_that_is_gone_is_told() {
     let (running, _, looks) = open_both(&path);
     running.create("v", 1 << 20, 4096).unwrap();
     looks.store(true, Ordering::SeqCst);
-    // It looks once in a second. Somebody asks all the time.
+    // The committer checks the directory once per second; this client sends requests all the time.
     while running.pool().is_running() {
         _ = running.reserve("v", 0);
     }

@@ -1,5 +1,5 @@
-//! Snapshots on their way into other pools: whole and by what has changed, complete or not at all,
-//! and nothing that was damaged on the way.
+//! `send` and `receive`: full and incremental streams, received completely or not at all, and never
+//! with damage.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod door;
@@ -27,7 +27,7 @@ fn pool(place: &Place, name: &str) -> Arc<Running> {
     Running::open(&place.path().join(name), Options::default()).unwrap()
 }
 
-/// A volume as a device, and a door to it.
+/// Opens a volume as a device, with a channel to it.
 fn door(running: &Running, name: &str) -> (Arc<Volume>, Io) {
     let config = VolumeConfig {
         path: running.path().to_owned(),
@@ -52,7 +52,7 @@ fn contents(running: &Running, name: &str) -> Vec<u8> {
     all
 }
 
-/// Changes some of a volume, and answers what it holds then.
+/// Changes random parts of a volume, and of its model.
 fn change(running: &Running, name: &str, random: &mut fastrand::Rng, model: &mut [u8]) {
     let (_volume, mut io) = door(running, name);
     for _ in 0..20 {
@@ -107,21 +107,21 @@ fn a_volume_follows_another_by_what_has_changed() {
         assert!(contents(&there, "copy") == model, "round {round}");
         last = Some(snapshot);
     }
-    // One block costs one block, whatever there is beside it.
+    // A change of one block gives a stream of one block, whatever else the volume contains.
     let (_volume, mut io) = door(&here, "v0");
     io.write(Sector(0), &[1; 8192], Flags::NONE).unwrap();
     here.snapshot("v0@last").unwrap();
     let stream = sent(&here, "v0@last", Some("v0@4"));
     assert!(stream.len() < 12_000 && whole > 4 << 20, "{} of {whole}", stream.len());
     drop(io);
-    // It is what it was in each snapshot, also when it is opened again.
+    // Each received snapshot has its contents, also after a reopen.
     there.clone_of("copy@4", "old").unwrap();
     drop(there);
     let there = pool(&place, "there");
     assert!(contents(&there, "old") == model);
     let wanted = ["copy", "copy@0", "copy@1", "copy@2", "copy@3", "copy@4", "old"];
     assert_eq!(names(&there), wanted);
-    // A third pool goes on from what the second has.
+    // A third pool receives from the second, and then an increment from the first.
     let third = pool(&place, "third");
     receive(&third, "v", &sent(&there, "copy@4", None)).unwrap();
     receive(&third, "v", &stream).unwrap();
@@ -152,7 +152,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     receive(&there, "v0", &whole).unwrap();
     said(receive(&there, "v0", &whole), "`v0@a` exists already");
     said(receive(&there, "v0@again", &whole), "`v0` exists already");
-    // Damage anywhere, and an end anywhere: nothing has changed.
+    // Damage or an end anywhere in the stream: nothing changes.
     for at in [0, 40, 300, 511, 520, 560, more.len() / 2, more.len() - 20] {
         let mut damaged = more.clone();
         damaged[at] ^= 0x20;
@@ -167,7 +167,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     assert!(contents(&there, "v0") == before);
     let last = sent(&here, "v0@c", Some("v0@b"));
     said(receive(&there, "v0", &last), "`v0@b` among the snapshots of `v0`");
-    // Not under a device's feet, and not over what was written here.
+    // Not while the volume is in use, nor over data that were written here since.
     let (volume, mut io) = door(&there, "v0");
     said(receive(&there, "v0", &more), "in use; close it first");
     io.write(Sector(0), &[9; 4096], Flags::NONE).unwrap();
@@ -188,7 +188,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     refused("v0@x", None, "`v0@x` is no volume of this pool");
 }
 
-/// A stream that comes, and then looks at who receives it before it ends.
+/// A stream that breaks off, and first runs a check.
 struct Interrupted<'a> {
     stream: &'a [u8],
     look: Option<Box<dyn FnOnce() + 'a>>,
@@ -226,7 +226,7 @@ fn what_was_received_in_part_is_not_there() {
     assert!(contents(&there, "v0") == model);
 }
 
-/// Runs a program that somebody else wrote.
+/// Runs a foreign program, which must succeed.
 fn program(line: &[&str]) -> String {
     let run = std::process::Command::new(line[0]).args(&line[1..]).output().unwrap();
     assert!(run.status.success(), "{line:?}: {}", String::from_utf8_lossy(&run.stderr));
@@ -237,14 +237,14 @@ fn program(line: &[&str]) -> String {
 fn qemu_finds_the_same_in_both_images() {
     let place = place("images");
     let here = pool(&place, "here");
-    // Longer than what one table of the second level is for, and no multiple of a cluster.
+    // Longer than one level-2 table covers, and not a multiple of a cluster.
     here.create("v0", (700 << 20) + 4096, 4096).unwrap();
     let mut model = vec![0; SIZE as usize];
     change(&here, "v0", &mut fastrand::Rng::with_seed(14), &mut model);
     let (volume, mut io) = door(&here, "v0");
     io.write(Sector(699 << 11), &[3; 4096], Flags::NONE).unwrap();
     io.write(Sector(700 << 11), &[4; 4096], Flags::NONE).unwrap();
-    // Written, and yet zeros.
+    // Zeros that were written.
     io.write(Sector(600 << 11), &[0; 1 << 20], Flags::NONE).unwrap();
     drop((volume, io));
     here.snapshot("v0@a").unwrap();
@@ -272,7 +272,7 @@ fn qemu_finds_the_same_in_both_images() {
         let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap());
         assert!(blocks * 512 < 24 << 20, "{path} is sparse: {blocks}");
     }
-    // What was cut is no image.
+    // A truncated stream leaves no valid image.
     let mut cut = &stream[..stream.len() - 1];
     let error = export(&mut cut, Image::Qcow2(&make(&qcow2)), &mut |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("ends after"), "{error}");
@@ -305,9 +305,9 @@ fn a_scrub_finds_a_changed_bit_in_a_pool_that_is_used() {
     let report = report.unwrap();
     assert_eq!((report.volumes, report.blocks, report.damaged), (2, 16, 0));
     assert_eq!(told.0, 16 * 16_384);
-    // It ended at 80 %: the total was of whole segments, of which parts are free.
+    // Regression: progress ended at 80 %, because the total included the free parts of segments.
     assert_eq!(told.1, told.0);
-    // Under its feet.
+    // Damage a block while the pool is in use.
     let mut block = [0; 16_384];
     fastrand::Rng::with_seed(5).fill(&mut block);
     let file = here.path().join("segment-00000000");
@@ -320,20 +320,20 @@ fn a_scrub_finds_a_changed_bit_in_a_pool_that_is_used() {
     let damage = &report.damage[0];
     assert_eq!((damage.volume.as_str(), damage.block), ("v0", 5 << 6));
     assert_eq!(damage.address, at as u64);
-    // Written again it is whole, but for who has the old one.
+    // After a rewrite the block is intact in the volume, but not in the snapshot.
     io.write(Sector(5 * 2048), &block, Flags::FUA).unwrap();
     let report = here.scrub(0, &mut |_, _| true).unwrap();
     assert_eq!(report.damage.iter().map(|it| it.volume.as_str()).collect::<Vec<_>>(), ["v0@a"]);
     let stopped = here.scrub(0, &mut |_, _| false).unwrap_err();
     assert_eq!(stopped.to_string(), "it was stopped");
-    // What is damaged is not sent.
+    // A damaged block is not sent.
     let mut stream = Vec::new();
     let error = here.send("v0@a", None, &mut stream, &mut |_| {}).unwrap_err().to_string();
     assert!(error.starts_with("`v0@a`: "), "{error}");
 }
 
-/// Blocks that are shorter than what everything in the pool is a multiple of were taken: the group
-/// that they were in could not be read again, with all that others had written behind it.
+/// Regression: blocks shorter than the pool's alignment were accepted. The group that contained
+/// them could not be read again, nor any group after it.
 #[test]
 fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
     let place = place("stream-blocks");
@@ -355,7 +355,8 @@ fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
     assert!(pool(&place, "pool").pool().find("%v").is_err(), "nothing was begun");
 }
 
-/// Whoever opened the volume while it was received wrote to what was then taken back.
+/// Regression: a client could open a volume while it was being received, and its writes were then
+/// rolled back.
 #[test]
 fn a_volume_that_is_being_received_is_nobodys() {
     let place = place("stream-held");

@@ -30,8 +30,8 @@ const AT_ONCE: usize = 64;
 const LEAVES_AT_ONCE: usize = 1024;
 
 /// Most map pages that one record for lost leaves changes. The next checkpoint must find space for
-/// these pages, and all clients wait while they are changed, so many lost leaves take several
-/// records.
+/// these pages, and all clients wait while they are changed. A large number of lost leaves
+/// therefore takes several records.
 const LOST_PAGES: u64 = 256;
 
 /// The result of a liveness scan.

@@ -1,5 +1,5 @@
-//! A pool with its threads: the committer, a checkpoint beside it and the cleaning behind that, and
-//! one that makes segments. What wants space waits for these; nothing else does.
+//! A pool with all its threads: the committer, a checkpoint thread that also cleans, and a thread
+//! that makes segments. Only writes that need space wait for these threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::simulated::{Fault, Simulated};
 
 type Pool = Arc<Running<Store>>;
 
-/// How often is looked whether something has happened that nobody tells, and how long between.
+/// Polls for an event that is not signalled: their number, and the time between two of them.
 const LOOKS: usize = 3000;
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -37,7 +37,7 @@ fn start(shape: &Shape) -> (Simulated, Pool) {
     (store, running)
 }
 
-/// What is beside the committer waits until this is dropped.
+/// While this exists, the threads other than the committer wait.
 struct Closed(Simulated);
 
 impl Closed {
@@ -57,7 +57,7 @@ fn door(running: &Pool) -> Door<Store> {
     Door::open(running.pool(), running.pool().find("v").unwrap(), Compression::None, 256)
 }
 
-/// Begins to write a part of a block.
+/// Starts a write of part of a block.
 fn begin(door: &mut Door<Store>, at: u64, len: usize, word: u32, token: u32) {
     let fill = |_: usize, into: &mut [u8]| {
         into.chunks_mut(4).for_each(|part| part.copy_from_slice(&word.to_le_bytes()));
@@ -67,7 +67,7 @@ fn begin(door: &mut Door<Store>, at: u64, len: usize, word: u32, token: u32) {
     }
 }
 
-/// Waits for an answer.
+/// Waits for a reply.
 fn answer(door: &mut Door<Store>) -> (u32, Status) {
     loop {
         match door.take() {
@@ -92,14 +92,14 @@ fn discard(door: &mut Door<Store>, block: u64, count: u64) {
     assert_eq!(answer(door), (3, Status::Ok));
 }
 
-/// Writes until there is no space.
+/// Writes until a write is refused for lack of space.
 fn fill(door: &mut Door<Store>) {
     let mut blocks = (0..600).cycle();
     while write(door, blocks.next().unwrap(), 1).is_ok() {}
 }
 
-/// Fills a pool, discards a little, and writes until a write waits: it is on its way then, and what
-/// it waits for does not come before the gate is opened.
+/// Fills a pool, discards a little, and writes until a write waits for space. That write is then
+/// pending, and gets no space before the gate is opened.
 fn until_one_waits(store: &Simulated, running: &Pool) -> (Door<Store>, Door<Store>, Closed) {
     let (mut waiting, mut other) = (door(running), door(running));
     fill(&mut waiting);
@@ -109,7 +109,7 @@ fn until_one_waits(store: &Simulated, running: &Pool) -> (Door<Store>, Door<Stor
         begin(&mut waiting, 5 * 2048, 1024, 7, 1);
         flush(&mut other);
         let Some(reply) = waiting.take() else { return (waiting, other, closed) };
-        // What makes room may need a checkpoint itself.
+        // Making space may need a checkpoint, which the gate would block.
         drop(closed);
         match reply.status {
             Status::NoSpc => discard(&mut other, 0, 1),
@@ -119,7 +119,7 @@ fn until_one_waits(store: &Simulated, running: &Pool) -> (Door<Store>, Door<Stor
     panic!("none waits: {:?}", running.pool().counts());
 }
 
-/// All that came waited for the write for which space was looked for.
+/// Regression: all later records waited together with a write that waited for space.
 #[test]
 fn nothing_waits_with_a_write_for_which_there_is_no_space() {
     let (store, running) = start(&shape(24));
@@ -132,8 +132,8 @@ fn nothing_waits_with_a_write_for_which_there_is_no_space() {
     assert_eq!(answer(&mut waiting), (1, Status::Ok));
 }
 
-/// Writes and discards of a block keep their order where the first one waits: the second half of a
-/// block was written with the first half as that was on its way.
+/// Writes and discards of a block keep their order while the first one waits. The second write
+/// copies the other half of the block from the first, which is pending.
 #[test]
 fn what_overlaps_a_write_that_waits_waits_behind_it() {
     let (store, running) = start(&shape(24));
@@ -156,7 +156,7 @@ fn what_overlaps_a_write_that_waits_waits_behind_it() {
     assert!(found == wanted);
 }
 
-/// A pool that is closed does not look for space any more.
+/// Closing a pool ends its search for space.
 #[test]
 fn a_write_that_waits_is_answered_when_the_pool_is_closed() {
     let (store, running) = start(&shape(24));
@@ -169,7 +169,7 @@ fn a_write_that_waits_is_answered_when_the_pool_is_closed() {
     closing.join().unwrap();
 }
 
-/// A device that was closed waited for its writes as long as space was looked for.
+/// Regression: closing a device waited for its writes as long as the search for space lasted.
 #[test]
 fn a_device_that_is_closed_does_not_wait_for_space() {
     let (store, running) = start(&shape(24));
@@ -186,7 +186,7 @@ fn a_device_that_is_closed_does_not_wait_for_space() {
     closing.join().unwrap();
 }
 
-/// What nobody has asked to be durable was not made so as long as space was looked for.
+/// Regression: writes that no client asked to be durable were not synced during a search for space.
 #[test]
 fn what_goes_on_beside_a_search_is_made_durable() {
     let (store, running) = start(&shape(24));
@@ -206,7 +206,8 @@ fn what_goes_on_beside_a_search_is_made_durable() {
     assert_eq!(answer(&mut waiting), (1, Status::Ok));
 }
 
-/// The committer made segments itself where the thread that makes them was slower than the writes.
+/// Regression: the committer made segments itself if the thread that makes them was slower than the
+/// writes.
 #[test]
 fn a_flush_does_not_wait_for_segments_that_are_made() {
     let (store, running) = start(&shape(1000));
@@ -227,8 +228,8 @@ fn a_flush_does_not_wait_for_segments_that_are_made() {
     assert_eq!(answer(&mut waiting), (begun - 1, Status::Ok));
 }
 
-/// Where there was said to be room and none was had, the thread of the log made a segment itself,
-/// while everybody waited.
+/// Regression: if a write was admitted and then found no segment, the committer made one itself
+/// while all clients waited.
 #[test]
 fn the_log_makes_no_segment_where_writes_look_for_space() {
     let (store, running) = start(&shape(60));
@@ -243,8 +244,8 @@ fn the_log_makes_no_segment_where_writes_look_for_space() {
     assert!(store.made_by("volume-segments") > 8, "it is tried again");
 }
 
-/// Where it had been tried again with success to make a segment it was not tried the next time: a
-/// write was refused, with room on the file system.
+/// Regression: after one successful retry to make a segment, the next failure was not retried. A
+/// write was refused although the file system had space.
 #[test]
 fn it_is_tried_again_each_time_to_make_a_segment() {
     let mut shape = shape(1000);
@@ -266,8 +267,8 @@ fn it_is_tried_again_each_time_to_make_a_segment() {
     }
 }
 
-/// A full pool with all of its threads, and writes, discards and snapshots at once: each of them is
-/// answered, what was answered is there, and room is made.
+/// A full pool with all its threads, and concurrent writes, discards and snapshots: every request
+/// is answered, acknowledged data are there, and space is freed.
 #[test]
 fn a_full_pool_works_with_its_threads() {
     let seed = Seed::from_env();

@@ -1,5 +1,5 @@
-//! A catalogue that is longer than a segment: it is in pages, of which a checkpoint writes those
-//! that have changed. It used to be the end of all checkpoints.
+//! A catalogue longer than a segment. It is stored in pages, of which a checkpoint writes those
+//! that changed. Regression: such a catalogue made every checkpoint fail.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -7,13 +7,13 @@ use blockyard_volume::format::catalogue::{Change, Traits};
 
 use crate::rig::{Rig, Shape, Step, format, read};
 
-/// Volumes and snapshots that are made; the names of the volumes fill several segments.
+/// Number of volumes and snapshots; the names of the volumes fill several segments.
 const COUNT: usize = 400;
 
-/// One in so many is a snapshot.
+/// One in this number of volumes is a snapshot.
 const SNAPSHOTS: usize = 16;
 
-/// Sends a change of the catalogue, which is carried out.
+/// Makes a change of the catalogue, which must succeed.
 fn change(rig: &mut Rig, change: Change) {
     let mut answer = rig.pool.ask(change.clone());
     rig.run();
@@ -32,7 +32,7 @@ fn a_catalogue_longer_than_a_segment_is_written_in_pages() {
     let mut rig = Rig::open(&directory, &shape);
     let live = rig.pool.find("v").unwrap().traits.clone();
     let long = "x".repeat(180);
-    // How many operations there had been when so many were made.
+    // For each volume, the number of disk operations when it had been made.
     let mut made = Vec::new();
     for number in 0..COUNT {
         let traits = match number % SNAPSHOTS {
@@ -60,7 +60,7 @@ fn a_catalogue_longer_than_a_segment_is_written_in_pages() {
         }
         let found = Rig::open(&medium.cut(|_, _| 0), &shape).pool.list();
         let answered = made.iter().filter(|at| **at <= moment).count();
-        // Another one may be there that was not answered yet.
+        // One more volume may be there, which was not acknowledged yet.
         assert!((answered..=answered + 1).contains(&(found.len() - 1)), "at {moment}");
         assert_eq!(found[..], list[..found.len()], "at {moment}");
     }

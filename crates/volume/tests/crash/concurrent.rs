@@ -1,6 +1,7 @@
-//! As in production: checkpoints are written, segments cleaned and made beside the writes. Their
-//! threads go on one at a time, as a seed says, so that it brings the same again; see
-//! [`crate::turns`]. The power is cut at any of their operations, and of the committer's.
+//! Power cuts with concurrent threads, as in production: checkpoints, cleaning and growth run
+//! concurrently with writes. The threads run one at a time, in an order drawn from the seed, so a
+//! run can be reproduced; see [`crate::turns`]. The power is cut at any operation of these threads
+//! or of the committer.
 
 use std::collections::HashMap;
 
@@ -15,13 +16,13 @@ use crate::rig::{History, Rig, Shape, Step, format};
 use crate::turns::Turns;
 use crate::{look, step};
 
-/// Seeds of `make test`; `BLOCKYARD_BESIDE_SEEDS` asks for more.
+/// Number of seeds in `make test`; `BLOCKYARD_BESIDE_SEEDS` asks for more.
 const SEEDS: u64 = 100;
 
-/// Moments of a run that are looked at, about.
+/// Approximate number of cuts per run.
 const MOMENTS: usize = 60;
 
-/// Snapshots of a run: what they keep for ever would fill the pool.
+/// Most snapshots per run: they are never destroyed and would fill the pool.
 const SNAPSHOTS: usize = 2;
 
 fn seeds() -> u64 {
@@ -49,7 +50,7 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     shape
 }
 
-/// What a run has come to.
+/// The result of a run.
 struct Run {
     history: History,
     changes: Vec<Change>,
@@ -59,7 +60,7 @@ struct Run {
     cleaned: u64,
 }
 
-/// The process is killed when this is gone, whatever it was doing.
+/// Kills the simulated process when dropped, whatever its threads are doing.
 struct Kill(Turns);
 
 impl Drop for Kill {
@@ -68,7 +69,7 @@ impl Drop for Kill {
     }
 }
 
-/// Lets a client have its way with a pool.
+/// Runs a random workload on a pool.
 fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
     let directory = Directory::default();
     format(&directory, shape);
@@ -86,7 +87,8 @@ fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
                 next = Step::Flush;
             }
         }
-        // A snapshot is exact in the order of the log.
+        // A snapshot has exactly the writes before it in the log, so all requests are completed
+        // around it.
         let is_snapshot = next == Step::Snapshot;
         if is_snapshot {
             end(rig.go_on());
@@ -159,12 +161,12 @@ fn a_power_cut_beside_checkpoints_and_cleaning_leaves_a_prefix_with_everything_d
     let [a, b] = done;
     let (checkpoints, moved, cleaned) = (a.0 + b.0, a.1 + b.1, a.2 + b.2);
     let done = format!("{checkpoints} checkpoints, {moved} bytes moved, {cleaned} cleaned");
-    // A few alone need not come to that.
+    // A smaller number of seeds need not reach these totals.
     let is_enough = checkpoints > 10 * count && moved > 10_000 * count && cleaned > count;
     assert!(is_enough || count < SEEDS, "{done}");
 }
 
-/// A seed brings the same operations again, in the same order.
+/// The same seed gives the same operations in the same order.
 #[test]
 fn a_run_with_threads_is_the_same_again() {
     for stream in 41_000..41_010 {
@@ -180,13 +182,13 @@ fn a_run_with_threads_is_the_same_again() {
     }
 }
 
-/// A write or discard of some blocks, and since how many changes of the disk it has to be there.
+/// A write or discard, and the disk operation after which it must be durable.
 struct Issued {
     first: u64,
     count: u64,
     value: u64,
     durable: Option<usize>,
-    /// A flush has said that something may be lost.
+    /// A failed flush reported that it may be lost.
     is_lost: bool,
 }
 
@@ -196,16 +198,16 @@ impl Issued {
     }
 }
 
-/// What was asked of a volume where some is answered before it is in the log: there is no order of
-/// all, but one of each block.
+/// The requests to a volume some of whose writes are answered before they are in the log. These
+/// have no total order, but an order for each block.
 #[derive(Default)]
 struct Asked {
     issued: Vec<Issued>,
-    /// Which of them were answered.
+    /// Indices of the requests that were answered.
     answered: Vec<usize>,
-    /// By token: one of them that wants to be durable, or a flush and how many had been answered.
+    /// By token: a durable request, or a flush with the number of requests answered before it.
     waiting: HashMap<u32, Waits>,
-    /// How many were answered before they were in the log.
+    /// Number of writes answered before they were in the log.
     early: usize,
 }
 
@@ -215,7 +217,7 @@ enum Waits {
 }
 
 impl Asked {
-    /// Asks for something by chance.
+    /// Starts a random request.
     fn ask(&mut self, rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, token: u32) {
         let first = random.u64(..shape.blocks);
         let count = random.u64(1..=(shape.blocks - first).min(4));
@@ -280,7 +282,7 @@ impl Asked {
         }
     }
 
-    /// Each block has what was last durable there, or something newer.
+    /// Checks that each block has the contents that were last durable, or newer ones.
     fn check(&self, moment: usize, found: &[u64]) {
         for (block, value) in (0..).zip(found) {
             let has = |it: &&Issued| (it.first..it.first + it.count).contains(&block);
@@ -297,8 +299,8 @@ impl Asked {
     }
 }
 
-/// The same in pools that are full, where writes are refused and wait, with writes that are
-/// answered before they are in the log and discards that make room.
+/// Power cuts of full pools: writes wait or are refused, some are answered early, and discards free
+/// space.
 fn fill_beside(stream: u64) -> (usize, usize) {
     let _watch = Seed::from_env().watch(&format!("stream {stream}"));
     let mut random = Seed::from_env().rng(stream);
@@ -361,7 +363,7 @@ fn a_power_cut_below_a_full_pool_loses_nothing_durable() {
     let count = seeds();
     let done = (43_000..43_000 + count).map(fill_beside);
     let (early, refused) = done.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
-    // A few alone need not come to that.
+    // A smaller number of seeds need not reach these totals.
     let is_enough = count < SEEDS || (early > 100 && refused > 100);
     assert!(is_enough, "{early} answered early, {refused} refused");
 }

@@ -1,4 +1,4 @@
-//! How many bytes of blocks count in each segment, where that is wrong.
+//! Wrong live counts of segments.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -9,8 +9,8 @@ use blockyard_volume::store::mirror::assemble::Terms;
 use crate::damage::{checkpoint, three_leaves};
 use crate::rig::{self, Rig, Step, USE};
 
-/// What `check` said of a count that was too small nobody could mend. Where nothing was counted of
-/// a segment it was free behind the next opening.
+/// Regression: `check` reported a live count that was too small, and nothing could repair it. A
+/// segment with a live count of 0 was free after the next opening.
 #[test]
 fn a_count_that_is_too_small_is_mended_by_a_scrub() {
     for left in [0, 512] {
@@ -28,7 +28,7 @@ fn a_count_that_is_too_small_is_mended_by_a_scrub() {
         checkpoint(&mut rig);
         drop(rig);
         let check = || {
-            // As a kill would leave it.
+            // The state that a kill would leave.
             let directory = directory.medium().cut(|_, _| 0);
             let store = rig::store(&directory, &shape, Terms::Look).unwrap();
             let report = check_in(store, &mut |_| {}).unwrap();

@@ -1,5 +1,5 @@
-//! What a disk does to what it holds: writes that are lost or go astray, reads that do, rot. What
-//! is read is what was written, or an error that names the place; the rest is there.
+//! Disk faults: lost and misdirected writes, misdirected reads, and rot. A read returns the data
+//! that were written, or an error that names the place; other data stay readable.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -16,8 +16,8 @@ use crate::rig::{Rig, Shape, Step, USE, format};
 use crate::simulated::{Fault, Simulated};
 use crate::{rig, shape, work};
 
-/// Writes that the disk says it has done and has not, or has done elsewhere: a read finds old or
-/// new contents that were written there, or an error; never something else.
+/// Writes that the disk reports as done but loses or misdirects. A read returns old or new data of
+/// that block, or an error, and never other data.
 #[test]
 fn what_is_lost_or_misdirected_is_never_served() {
     let seed = Seed::from_env();
@@ -35,7 +35,7 @@ fn what_is_lost_or_misdirected_is_never_served() {
         store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
         for _ in 0..20 {
             let first = random.u64(..shape.blocks);
-            // A part of a block that cannot be read cannot be written.
+            // A write of part of a block fails if the rest cannot be read.
             _ = rig.take(Step::Write { first, count: 1, fua: random.bool() });
             match rig::read(&mut rig.door, &shape) {
                 Ok(found) => rig.history.check(0, &(found, Vec::new())),
@@ -53,7 +53,7 @@ fn what_is_lost_or_misdirected_is_never_served() {
     assert!(refused > 20, "the faults were felt: {refused}");
 }
 
-/// A bit changes at rest: an error with a name, or nothing that matters.
+/// A bit on disk changes: the pool reports an error with the place, or the bit was not in use.
 #[test]
 fn rot_is_found() {
     let seed = Seed::from_env();
@@ -84,7 +84,8 @@ fn rot_is_found() {
                     assert_eq!(status, Status::Protection);
                     failed += 1;
                 }
-                // Rot in the log looks like its end: what is there is a state that once was.
+                // Rot in the last group looks like the end of the log, so the contents are a state
+                // that existed.
                 Ok(found) => history.check_volume(&found),
             },
         }
@@ -92,7 +93,7 @@ fn rot_is_found() {
     assert!(refused > 0 && failed > 0, "the rot was felt: {refused} refused, {failed} failed");
 }
 
-/// Reads that the disk does somewhere else: what comes from there has another checksum.
+/// Reads that the disk misdirects: the checksum detects them.
 #[test]
 fn what_is_read_elsewhere_is_never_served() {
     let seed = Seed::from_env();
@@ -118,12 +119,12 @@ fn what_is_read_elsewhere_is_never_served() {
             }
         }
         drop(rig);
-        // Opening reads as well: it is refused, or what it finds once was.
+        // An opening reads too: it fails, or finds a state that existed.
         match Rig::on(store.clone(), &directory, &shape) {
             Err(_) => refused += 1,
             Ok(mut rig) => {
                 store.fail(Fault::None);
-                // The last group may look as if it had not been written.
+                // The last group may be taken for missing.
                 history.check_volume(&rig::read(&mut rig.door, &shape).unwrap());
             }
         }
@@ -131,7 +132,7 @@ fn what_is_read_elsewhere_is_never_served() {
     assert!(refused > 50, "the faults were felt: {refused}");
 }
 
-/// Where groups are in the segments: file, offset, number.
+/// The groups in the segments: file, offset, number.
 fn groups(directory: &Directory) -> Vec<(String, usize, u64)> {
     let mut found = Vec::new();
     for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
@@ -148,10 +149,10 @@ fn groups(directory: &Directory) -> Vec<(String, usize, u64)> {
     found
 }
 
-/// A rotten head in the middle of the log used to look like its end: what was acknowledged behind
-/// it was lost without a word. Now the opening names the place. The last group has nothing behind
-/// it that could know of it. A rotten block that was durable is found by whoever reads it, and if
-/// it was written again by nobody.
+/// Regression: a rotten header in the middle of the log was taken for the end of the log, and
+/// acknowledged writes after it were silently lost. Now the opening fails and names the place. No
+/// later group states the last group as durable, so rot there is not detected. A rotten block of a
+/// durable group is detected when it is read; if it was overwritten, it is never read.
 #[test]
 fn rot_in_the_middle_of_the_log_is_not_its_end() {
     let seed = Seed::from_env();
@@ -175,7 +176,7 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
         let all = groups(&directory);
         let (name, offset, number) = &all[random.usize(..all.len())];
         let file = directory.open(name).unwrap();
-        // In the head, or in the block behind it.
+        // In the header or in the block after it.
         let place = random.usize(..1024);
         let at = (*offset + place) as u64;
         let mut byte = [0];
@@ -196,7 +197,7 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
                         Status::Ok => assert_eq!(bytes, rig.bytes(wanted.0[block as usize])),
                         status => {
                             assert_eq!(status, Status::Protection);
-                            // The last three groups have what counts.
+                            // The live data are in the last three groups.
                             assert!(last - number < 3);
                             failed += 1;
                         }
@@ -207,7 +208,7 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
             Err(VolumeError::Format(FormatError::Log { segment, offset: at, number: missing })) => {
                 let found = (format!("segment-{segment:08x}"), at as usize, missing);
                 assert_eq!(found, (name.clone(), *offset, *number));
-                // The first group has the volume itself.
+                // The first group makes the volume, and is always read completely.
                 assert!((place < 512 || missing == 1) && missing != last);
                 refused += 1;
             }
@@ -218,8 +219,9 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
     assert!(refused > 0 && failed > 0 && nobody > 0, "{felt}");
 }
 
-/// The superblock says up to which group all was durable, but not of which log: a head of that
-/// number that an opening has cut off, with a block that was torn, was taken by it unread.
+/// Regression: the superblock states a durable group number, but not of which log. A header with
+/// that number, left from a log that an opening had truncated, was accepted without reading its
+/// torn block.
 #[test]
 fn what_only_the_superblock_says_was_durable_is_looked_at() {
     let mut shape = Shape::tiny();
@@ -248,8 +250,8 @@ fn what_only_the_superblock_says_was_durable_is_looked_at() {
     }
 }
 
-/// A change of the catalogue has no other checksum than that of its group: it is looked at, however
-/// long it has been durable.
+/// A change of the catalogue is protected only by its group's checksum, so an opening verifies it
+/// however long it has been durable.
 #[test]
 fn a_rotten_change_of_the_catalogue_is_refused() {
     let mut shape = Shape::tiny();
@@ -257,7 +259,7 @@ fn a_rotten_change_of_the_catalogue_is_refused() {
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
-    // The pool is not closed: there is no checkpoint behind it.
+    // The pool is killed: no checkpoint follows.
     let medium = directory.medium();
     assert_eq!(rig.take(Step::Snapshot), Status::Ok);
     let (name, offset, number) = groups(&directory).pop().unwrap();
@@ -277,8 +279,8 @@ fn a_rotten_change_of_the_catalogue_is_refused() {
     }
 }
 
-/// A damaged block in a segment that is nearly empty used to be chosen again by every cleaning, in
-/// vain. It stays, reads of it fail, and the rest of the pool is cleaned on.
+/// Regression: cleaning chose a nearly empty segment with a damaged block again and again, without
+/// effect. Now the segment stays, reads of the block fail, and cleaning continues elsewhere.
 #[test]
 fn cleaning_leaves_damage_alone_and_goes_on() {
     let mut shape = Shape::tiny();
@@ -290,7 +292,7 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
     for (first, count) in [(7, 1), (0, 7)].into_iter().chain(rest) {
         assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
     }
-    // Block 7 was written by the first of these steps: its bytes are the number 1.
+    // The first write contained block 7, whose bytes are therefore the number 1.
     let wanted = 1_u64.to_le_bytes().repeat(64);
     for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
         let file = directory.open(&name).unwrap();
@@ -303,7 +305,7 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
     let mut spoiled = 0;
     for round in 0..1500_u64 {
         spoiled = rig.pool.counts().spoiled.max(spoiled);
-        // One in eight stays as it is, block 7 among them.
+        // One in eight blocks is never overwritten, block 7 among them.
         let first = round * 7 % 240;
         if first % 8 == 7 {
             continue;
@@ -317,12 +319,12 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
     assert!((0..240).filter(|block| *block != 7).all(|block| read(block).is_ok()));
 }
 
-/// A pool whose map has three leaves of which one is in memory at a time, full of blocks.
+/// A pool with a full volume whose map has three leaves, of which the cache holds one.
 pub(crate) fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
     three_leaves_in(directory, segments_max, false)
 }
 
-/// The same in one copy or two.
+/// A pool like that of [`three_leaves`], in one copy or two.
 fn three_leaves_in(directory: &Directory, segments_max: usize, mirror: bool) -> (Rig, Shape) {
     let mut shape = Shape { mirror, blocks: 600, ..Shape::tiny() };
     shape.options.checkpoint_bytes = 256 << 10;
@@ -333,7 +335,7 @@ fn three_leaves_in(directory: &Directory, segments_max: usize, mirror: bool) -> 
     (rig, shape)
 }
 
-/// Writes all blocks of such a pool.
+/// Writes all blocks of the volume.
 pub(crate) fn fill_three_leaves(rig: &mut Rig) {
     for first in (0..600).step_by(8) {
         assert_eq!(rig.take(Step::Write { first, count: 8, fua: true }), Status::Ok);
@@ -347,7 +349,7 @@ pub(crate) fn checkpoint(rig: &mut Rig) {
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
-/// Changes a bit behind this place.
+/// Flips a bit near this offset.
 fn rot(directory: &Directory, name: &str, offset: u64) {
     let file = directory.open(name).unwrap();
     let mut byte = [0];
@@ -355,11 +357,11 @@ fn rot(directory: &Directory, name: &str, offset: u64) {
     file.write_at(offset + 9, &[byte[0] ^ 4]).unwrap();
 }
 
-/// Changes a bit of a leaf of the volume's map, behind a checkpoint: in the files of one copy, or
-/// of all that there is. Answers where that is.
+/// Makes a checkpoint, then flips a bit of a leaf of the volume's map: in the files of one copy, or
+/// in all. Returns the leaf's address.
 pub(crate) fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize, side: &str) -> u64 {
     checkpoint(rig);
-    // It has the leaf in memory now.
+    // The read brings the leaf into memory.
     assert!(rig.door.read(leaf as u64 * 256 * 512, 512, |_| {}).is_ok());
     let nodes = rig.pool.find("v").unwrap().map.freeze();
     let home = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().home().unwrap();
@@ -381,8 +383,8 @@ pub(crate) fn lost(rig: &mut Rig) -> Vec<u64> {
     (0..600).filter(is_lost).collect()
 }
 
-/// A write had gone into a leaf that was in memory and had rotted on disk: behind a crash the pool
-/// was refused, for one page.
+/// Regression: a write changed a leaf that was in memory but had rotted on disk. After a crash this
+/// one leaf made the opening fail.
 #[test]
 fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
     let directory = Directory::default();
@@ -398,7 +400,7 @@ fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
         let (new, mut found) = (rig.bytes(wanted), Vec::new());
         assert!(rig.door.read(301 * 512, 512, |part| found.extend_from_slice(part)).is_ok());
         assert!(found == new);
-        // What is written there is there; what is discarded is zeros.
+        // Blocks written there can be read again; discarded blocks are zeros.
         let first = gone[0];
         assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
         assert_eq!(rig.take(Step::Discard { first: first + 1, count: 1, fua: true }), Status::Ok);
@@ -409,8 +411,8 @@ fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
     }
 }
 
-/// One leaf that has rotted kept anything from being counted again: what snapshots had kept never
-/// came back.
+/// Regression: one rotten leaf made every liveness scan fail, so space that snapshots had shared
+/// was never freed.
 #[test]
 fn space_comes_back_where_a_leaf_has_rotten() {
     let directory = Directory::default();
@@ -437,8 +439,8 @@ fn space_comes_back_where_a_leaf_has_rotten() {
     assert!(lost(&mut rig).is_empty());
 }
 
-/// What lies where a page of the map was that was lost was taken for seen, as blocks of that page
-/// were said to be there: `check` skipped it, and scrubbing, which mends it.
+/// Regression: a leaf's lost blocks have entries that name the leaf's old place. So `check` and the
+/// scrub took whatever lay there later as already verified, and skipped it.
 #[test]
 fn what_lies_where_a_lost_page_was_is_looked_at() {
     for (mirror, wants_page) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -449,7 +451,7 @@ fn what_lies_where_a_lost_page_was_is_looked_at() {
         for side in sides {
             place = rot_leaf(&directory, &mut rig, 1, side);
         }
-        // An opening that finds a block of it in the log has another page in its place.
+        // An opening that finds a block of the leaf in the log replaces the leaf.
         assert_eq!(rig.take(Step::Write { first: 300, count: 1, fua: true }), Status::Ok);
         drop(rig);
         let mut rig = Rig::open(&directory, &shape);
@@ -463,7 +465,7 @@ fn what_lies_where_a_lost_page_was_is_looked_at() {
                 false => blocks.any(|entry| entry.address() == place),
             }
         };
-        // All of the rest is written again and again, in groups of several lengths.
+        // Overwrite all other blocks repeatedly, in groups of different lengths.
         let is_used = (0..20_000_u64).any(|round| {
             let (first, count) = ([0, 512][round as usize % 2] + round / 2 % 80, 1 + round % 7);
             assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
@@ -499,8 +501,8 @@ fn what_lies_where_a_lost_page_was_is_looked_at() {
     }
 }
 
-/// Either superblock is enough: where one of them is lost, the pool opens with everything that was
-/// durable, also where the log has been moved because there was no space.
+/// One superblock slot is enough: if the other is lost, the pool opens with everything that was
+/// durable. This holds also if the log moved to a new segment for lack of space.
 #[test]
 fn a_lost_superblock_slot_loses_nothing() {
     let seed = Seed::from_env();
@@ -526,16 +528,16 @@ fn a_lost_superblock_slot_loses_nothing() {
     }
 }
 
-/// Whether a block is damaged or has moved is told by another look at it. Where the page that knows
-/// it had gone from memory meanwhile it was said to have moved; after a few times the answer was
-/// neither.
+/// Regression: a second lookup decides whether a block is damaged or has moved. If its leaf had
+/// been evicted meanwhile, the block counted as moved, and after a few tries the read returned
+/// neither result.
 #[test]
 fn damage_is_told_while_pages_of_the_map_come_and_go() {
     let shape = Shape { blocks: 600, ..Shape::tiny() };
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
-    // In different leaves, of which there is room for one.
+    // In different leaves, of which the cache holds one.
     for first in [0, 300] {
         assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }

@@ -1,5 +1,5 @@
-//! Every sequence of a few steps on three blocks, cut behind every operation, with every subset of
-//! what was not durable: not by chance, all of them.
+//! Exhaustive power cuts: every sequence of a few steps on three blocks, cut after every operation,
+//! with every subset of what was not durable.
 
 use std::collections::HashSet;
 
@@ -9,13 +9,13 @@ use blockyard_sim::directory::{Directory, Medium};
 use crate::rig::{Rig, Shape, Step, format};
 use crate::{fingerprint, look};
 
-/// More subsets than this are not gone through.
+/// Most subsets at one moment.
 const SUBSETS_MAX: usize = 1 << 9;
 
-/// One image in so many is written on, which takes several times as long as to look at it.
+/// One in this number of images is written to again, which takes several times as long as a check.
 const WRITTEN_ON: usize = 41;
 
-/// What a sequence is made of.
+/// Number of different steps.
 const STEPS: usize = 11;
 
 fn step(number: usize) -> Step {
@@ -29,7 +29,7 @@ fn step(number: usize) -> Step {
     }
 }
 
-/// Looks at each image of a moment once.
+/// Calls `look` for each image that a cut at this moment can leave.
 fn each_subset(medium: &Medium, mut look: impl FnMut(Directory)) {
     let choices = medium.choices();
     let all = choices.iter().product::<usize>();
@@ -43,8 +43,8 @@ fn each_subset(medium: &Medium, mut look: impl FnMut(Directory)) {
     }
 }
 
-/// Whether blocks are named in the order in which they come: three sequences that differ only in
-/// which block is called which are one.
+/// Whether the sequence uses the blocks in the order 0, 1, 2. Sequences that differ only in the
+/// numbers of blocks are equivalent.
 fn is_plain(mut sequence: usize, len: usize) -> bool {
     let mut known = 0;
     for _ in 0..len {
@@ -58,11 +58,11 @@ fn is_plain(mut sequence: usize, len: usize) -> bool {
     true
 }
 
-/// Goes through all sequences of this length, as far as their last step goes: what comes before is
-/// the last step of a shorter one. Of those that differ only in the names of blocks, one, unless
-/// all are asked for by `BLOCKYARD_CRASH_ALL=1`.
+/// Runs all sequences of this length, and cuts during their last step; earlier steps are the last
+/// step of a shorter sequence. Equivalent sequences run once, unless `BLOCKYARD_CRASH_ALL=1` asks
+/// for all.
 fn every_sequence(len: usize) -> usize {
-    // Checkpoints come by every few groups, in small segments.
+    // Small segments, and a checkpoint every few groups.
     let mut shape = Shape::tiny();
     shape.options.checkpoint_bytes = 2 << 10;
     let base = Directory::default();

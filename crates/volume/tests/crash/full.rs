@@ -1,5 +1,5 @@
-//! What a pool does that is full: a write that finds no space is refused and nothing else is, what
-//! was answered is not lost, what makes room goes on, and room there is behind it.
+//! Full pools: only writes without space are refused, acknowledged writes are kept, requests that
+//! free space continue, and afterwards there is space.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -12,7 +12,7 @@ use blockyard_volume::record::Body;
 use crate::rig::{Blocks, Rig, Shape, Step, format, read};
 use crate::simulated::{Fault, Simulated};
 
-/// A shape in which a segment has room for the pages of a checkpoint.
+/// A shape whose segments have space for the pages of a checkpoint.
 fn shape(segments_max: usize) -> Shape {
     let mut shape = Shape::tiny();
     shape.options.segment_bytes = 32 << 10;
@@ -21,7 +21,7 @@ fn shape(segments_max: usize) -> Shape {
     shape
 }
 
-/// Writes one block, and says whether it was answered before it was in the log.
+/// Starts a write of one block; returns whether it was answered before it was in the log.
 fn write_early(rig: &mut Rig, shape: &Shape, block: u64, number: u64) -> Option<bool> {
     let size = shape.block_bytes as usize;
     let early = rig.door.may_answer_early();
@@ -36,8 +36,8 @@ fn write_early(rig: &mut Rig, shape: &Shape, block: u64, number: u64) -> Option<
     }
 }
 
-/// Writes that are answered early until long after there is no space: every one that was answered
-/// is there behind a flush, whatever becomes of the others.
+/// Writes that are answered early, until long after space ran out: each answered write is there
+/// after a flush, regardless of the others.
 #[test]
 fn nothing_that_was_answered_is_lost() {
     let seed = Seed::from_env();
@@ -54,7 +54,7 @@ fn nothing_that_was_answered_is_lost() {
         let mut medium = directory.medium();
         let store = Simulated::new(&directory);
         let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
-        // Now the pool may not grow any more, now the file system.
+        // The limit is sometimes the pool's, sometimes the file system's.
         if random.bool() {
             store.fail(Fault::Full(random.u64(8..24)));
         }
@@ -62,11 +62,11 @@ fn nothing_that_was_answered_is_lost() {
         let mut waiting: Vec<(u64, u64)> = Vec::new();
         let mut number = 0;
         for _ in 0..100 {
-            // As many at once as there is memory for.
+            // As many in flight as there is memory for.
             for _ in 0..random.usize(1..60) {
                 number += 1;
                 let block = random.u64(..shape.blocks);
-                // One that waits may end either way: no second one behind it.
+                // A waiting write may succeed or fail, so do not write its block again.
                 if waiting.iter().any(|(_, it)| *it == block) {
                     continue;
                 }
@@ -105,7 +105,7 @@ fn nothing_that_was_answered_is_lost() {
     assert!(refused > 1000 && answered > 1000, "{refused} refused, {answered} answered early");
 }
 
-/// Writes blocks by chance until so many bytes of them were refused.
+/// Writes random blocks until this number of bytes was refused.
 fn fill(rig: &mut Rig, shape: &Shape, random: &mut fastrand::Rng, bytes: u64) {
     let (mut refused, mut steps) = (0, 0);
     while refused * u64::from(shape.block_bytes) < bytes {
@@ -124,8 +124,8 @@ fn fill(rig: &mut Rig, shape: &Shape, random: &mut fastrand::Rng, bytes: u64) {
     assert!(!rig.pool.is_poisoned());
 }
 
-/// Fills a pool, goes on for ten segments' worth of writes that are refused, and makes room: it
-/// works again. The same again with what is in it then.
+/// Fills a pool, continues until ten segments of writes were refused, frees space, and checks that
+/// the pool works again. Then repeats this with the contents it has by then.
 fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
     let mut random = fastrand::Rng::with_seed(seed);
     let directory = Directory::default();
@@ -134,7 +134,8 @@ fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
     for _ in 0..2 {
         fill(&mut rig, shape, &mut random, 10 * u64::from(shape.options.segment_bytes));
         make_room(&mut rig);
-        // Space is looked for behind what may have made some, and then now and again.
+        // The pool searches for space after a request that may have freed some, and otherwise only
+        // now and then.
         let write = Step::Write { first: 0, count: 1, fua: true };
         assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
         for round in 0..50 {
@@ -149,7 +150,7 @@ fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
     }
 }
 
-/// Discards everything, a part at a time.
+/// Discards everything, `part` blocks at a time.
 fn discard(rig: &mut Rig, blocks: u64, part: u64) {
     for first in (0..blocks).step_by(part as usize) {
         let count = part.min(blocks - first);
@@ -171,7 +172,7 @@ fn destroy_snapshots(rig: &mut Rig) {
     }
 }
 
-/// A volume with more than fits, in few leaves.
+/// A volume with more data than fit, in few leaves.
 #[test]
 fn a_discard_makes_room_in_a_full_pool() {
     for (seed, segments_max) in [(1, 24), (2, 30)] {
@@ -184,7 +185,7 @@ fn a_discard_makes_room_in_a_full_pool() {
     }
 }
 
-/// A volume that fits, and a snapshot beside which it does not.
+/// A volume that fits, but not together with a snapshot.
 #[test]
 fn destroying_a_snapshot_makes_room_in_a_full_pool() {
     for (seed, segments_max) in [(1, 24), (2, 40)] {
@@ -194,8 +195,8 @@ fn destroying_a_snapshot_makes_room_in_a_full_pool() {
     }
 }
 
-/// Blocks by chance in a volume whose map is many times what a segment holds, so that a checkpoint
-/// of all that could change would be larger than all that is kept for it.
+/// Random blocks in a volume whose map is many times larger than a segment: a checkpoint of all
+/// pages that could change would exceed the reserve.
 #[test]
 fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
     for (seed, segments_max) in [(1, 60), (2, 90)] {
@@ -212,25 +213,25 @@ fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
 /// What ends the growth of a pool.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// It may have no more segments, as on a disk.
+    /// The number of segments is limited, as on a disk.
     Segments,
     /// The file system is full.
     Room,
-    /// Others take what is left of the file system.
+    /// Other programs take the rest of the file system.
     Others,
-    /// No more can be made, though the file system says that it has room.
+    /// No further segment can be made, although the file system reports free space.
     Quota,
 }
 
-/// Whatever ends its growth, a pool is filled so far and no further that what is in it can be
-/// written again for as long as anybody likes, where as much was discarded as is written at once.
+/// A pool accepts only as much data as can be overwritten indefinitely, whatever ended its growth.
+/// A few blocks are discarded first, to have the space of one write.
 #[test]
 fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
     for (seed, end) in (0..12).zip([End::Segments, End::Room, End::Others, End::Quota].repeat(3)) {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(40..80);
         let mut shape = shape(if matches!(end, End::Segments) { count } else { 1 << 20 });
-        // Long enough that what is left empty at their ends is next to nothing.
+        // Segments so long that the unused space at their ends is negligible.
         shape.options.segment_bytes = 128 << 10;
         shape.options.checkpoint_bytes = 512 << 10;
         shape.blocks = count as u64 * 64;
@@ -247,7 +248,7 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         let mut written = Vec::new();
         for (at, block) in order.into_iter().enumerate() {
             if !matches!(end, End::Room) {
-                // What a thread does in a pool that runs.
+                // In a running pool a thread does this.
                 rig.pool.segments().prepare(1, 128 << 10);
             }
             if at == count * 32 && matches!(end, End::Others) {
@@ -275,8 +276,8 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
     }
 }
 
-/// What makes a volume longer, or promises it something, takes nothing of what is kept for what
-/// makes room: that goes on in a full pool, and these do not.
+/// Growing a volume or a reservation does not use the reserve of requests that free space: in a
+/// full pool these still succeed, and growing fails.
 #[test]
 fn a_volume_does_not_grow_in_a_full_pool() {
     let mut shape = shape(24);
@@ -305,7 +306,7 @@ fn a_volume_does_not_grow_in_a_full_pool() {
     assert_eq!(change(&mut rig, Change::Reserve { id, bytes: 0 }), Status::Ok);
 }
 
-/// A pool that is full takes any number of discards, though none of them makes room.
+/// A full pool accepts any number of discards, even if none of them frees space.
 #[test]
 fn a_full_pool_takes_any_number_of_discards() {
     let mut shape = shape(24);
@@ -329,8 +330,8 @@ fn a_full_pool_takes_any_number_of_discards() {
     assert_eq!(Rig::open(&directory, &shape).contents(), contents);
 }
 
-/// A pool that is full is killed and opened again and again: each opening finds what was there, and
-/// takes discards; none of them costs a segment.
+/// A full pool is killed and opened repeatedly: each opening finds the contents and accepts
+/// discards, and none takes a segment.
 #[test]
 fn a_full_pool_opens_any_number_of_times() {
     for seed in 0..4 {
@@ -363,7 +364,7 @@ fn a_full_pool_opens_any_number_of_times() {
     }
 }
 
-/// Writes that come together with one for which there is no space used to be refused with it.
+/// Regression: writes that arrived together with one without space were refused with it.
 #[test]
 fn a_write_without_space_is_refused_alone() {
     let mut shape = shape(24);
@@ -387,13 +388,13 @@ fn a_write_without_space_is_refused_alone() {
     answers.sort_by_key(|reply| reply.token);
     let answers: Vec<_> = answers.iter().map(|reply| reply.status).collect();
     assert_eq!(answers[0], Status::NoSpc);
-    // The discard before it may have made room for the fourth one.
+    // The discard before the fourth request may have freed space for it.
     let others = [answers[1], answers[2], answers[4]];
     assert_eq!(others, [Status::Ok; 3]);
 }
 
-/// A flush in one group with a change of the catalogue that is refused was said to be done in a
-/// full pool, and nothing had been synced.
+/// Regression: in a full pool a flush in one group with a refused catalogue change was answered
+/// without a sync.
 #[test]
 fn a_flush_beside_a_change_that_is_refused_is_durable() {
     let mut shape = shape(24);
@@ -419,8 +420,8 @@ fn a_flush_beside_a_change_that_is_refused_is_durable() {
     assert_eq!((found[block], found.len()), (0, contents.len()));
 }
 
-/// Groups that are on their way together change more pages than each by itself: writes leave to a
-/// checkpoint and to others what there has to be when all of them have landed.
+/// Groups in flight together change more pages than each of them: admission must leave enough for a
+/// checkpoint after all of them have landed.
 #[test]
 fn groups_on_their_way_leave_what_a_checkpoint_takes() {
     for segments_max in 30..50 {
@@ -434,7 +435,7 @@ fn groups_on_their_way_leave_what_a_checkpoint_takes() {
         format(&directory, &shape);
         let mut rig = Rig::open(&directory, &shape);
         for round in 0..20 {
-            // A block of each leaf.
+            // One block of each leaf.
             let block = random.u64(..2);
             for leaf in 0..64 {
                 let first = leaf * 256 + block;
@@ -454,8 +455,8 @@ fn groups_on_their_way_leave_what_a_checkpoint_takes() {
     }
 }
 
-/// Clones share a root until each of them is written: as many roots are counted as a checkpoint
-/// writes then.
+/// Clones share a root until each of them is written: the dirty count must include the roots that a
+/// checkpoint then writes.
 #[test]
 fn a_root_that_is_new_is_counted() {
     let mut shape = shape(400);
@@ -490,12 +491,12 @@ fn a_root_that_is_new_is_counted() {
     }
     let counted = rig.pool.segments().dirty_bytes();
     let written = checkpoint(&mut rig);
-    // The catalogue has its own pages.
+    // The pages of the catalogue are not in the count.
     assert!((120 << 12..=counted + (8 << 12)).contains(&written), "{written} of {counted}");
 }
 
-/// A file system that is full at some times and at others not: the history holds, and when it is
-/// mended for good, so does every write.
+/// A file system that is full at times: the contents stay valid, and when it has space permanently,
+/// every write succeeds.
 #[test]
 fn a_file_system_that_is_full_now_and_then_breaks_nothing() {
     let seed = Seed::from_env();

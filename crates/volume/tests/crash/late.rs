@@ -1,6 +1,6 @@
-//! A process is killed, and a write that it had begun lands when the next one has the pool open.
-//! The lock keeps that from happening; where there is none, as between two machines, what nobody
-//! was told of does not come back, and what is there stays.
+//! A process is killed, and one of its writes reaches the disk after the next process has opened
+//! the pool. The lock prevents this on one host; between two hosts nothing does. Then the late
+//! group, which was never acknowledged, must be ignored, and existing data must stay.
 
 use blockyard_sim::directory::{Change, Directory};
 use blockyard_sim::seed::Seed;
@@ -8,7 +8,7 @@ use blockyard_sim::seed::Seed;
 use crate::rig::{Rig, format};
 use crate::{look, shape, work};
 
-/// Whether it is the write of a group.
+/// Whether this is the write of a group.
 fn is_group(change: &Change) -> bool {
     matches!(change, Change::Write { bytes, .. } if bytes.starts_with(b"BLKYGRP\n"))
 }
@@ -41,7 +41,7 @@ fn a_group_that_lands_late_is_passed_over() {
                 base.apply(change);
                 let again = base.kill();
                 assert_eq!(Rig::open(&again, &shape).contents(), contents, "behind {moment}");
-                // What is written in its place counts.
+                // A group written in its place is valid.
                 look(&history, moment, &base.kill(), &shape);
                 late += 1;
             }

@@ -1,5 +1,5 @@
-//! Segments that are so long that opening looks for the heads in them on several threads, and a log
-//! that goes through many of them behind the last checkpoint.
+//! Segments so long that an opening searches them for headers on several threads, and a log that
+//! has many of them after the last checkpoint.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -8,10 +8,10 @@ use blockyard_sim::seed::Seed;
 use crate::rig::{Rig, Shape, Step, format};
 use crate::{look, work};
 
-/// From so many bytes on segments are gone through by threads.
+/// The segment length, in bytes, from which an opening uses threads.
 const LONG_BYTES: u32 = 1 << 20;
 
-/// Moments of a run that are looked at, about.
+/// Approximate number of cuts per run.
 const MOMENTS: usize = 12;
 
 #[test]
@@ -33,7 +33,7 @@ fn a_power_cut_below_a_log_of_long_segments_leaves_a_prefix_with_everything_dura
         format(&directory, &shape);
         let mut medium = directory.medium();
         let mut rig = Rig::open(&directory, &shape);
-        // Now short groups, of which a window has many, now long ones.
+        // Phases of short groups, many of which fit into a read, and of long groups.
         for _ in 0..random.usize(4..10) {
             let count = random.usize(10..40);
             work(&mut rig, &mut random, &shape, count);

@@ -1,5 +1,5 @@
 //! One of two copies is lost at any moment, while several threads read, write and scrub: no client
-//! sees an error.
+//! gets an error.
 #![allow(clippy::disallowed_types)] // A flag between the threads of a test.
 
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use blockyard_volume::{Compression, Running};
 use crate::rig::{Rig, Shape, Step, Store, USE, assemble, format, pair};
 use crate::simulated::{Fault, Simulated};
 
-/// Losses of `make test`; `BLOCKYARD_LOSS_SEEDS` asks for more.
+/// Number of losses in `make test`; `BLOCKYARD_LOSS_SEEDS` asks for more.
 const LOSSES: u64 = 1000;
 
-/// Blocks of a volume, half of them for each of two writers.
+/// Blocks of the volume; each of two writers has one half.
 const BLOCKS: u64 = 16;
 
 fn losses() -> u64 {
@@ -40,9 +40,10 @@ fn opened(directory: &Directory, shape: &Shape) -> (Store, [Simulated; 2]) {
     (assemble(pair.clone().map(Some), USE).unwrap(), pair)
 }
 
-/// A read failed at one copy while another thread gave that copy up: it got the error of the lost
-/// copy, and the copy that was left was never asked. A client saw EIO in 2 of 8 losses of a disk
-/// under load. The same held for the rest of a block of which a part was written.
+/// Regression: a read failed on one copy while another thread marked that copy as failed. The read
+/// returned the error of the lost copy, and the other copy was never read. A client got EIO in 2 of
+/// 8 losses of a disk under load. A write of part of a block, which reads the rest, had the same
+/// fault.
 #[test]
 fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
     for lost in 0..2 {
@@ -67,8 +68,8 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
     }
 }
 
-/// `volume check` after a power cut called blocks of the last groups, which had reached one copy
-/// only, damaged, and named the disk of the other copy: a good disk would have been replaced.
+/// Regression: after a power cut `volume check` reported blocks of the last groups that had reached
+/// only one copy as damaged, and named the other copy's disk. A good disk would have been replaced.
 #[test]
 fn what_reached_one_copy_only_is_not_called_damaged() {
     let (mut behind, seed) = (0, Seed::from_env());
@@ -103,7 +104,7 @@ fn what_reached_one_copy_only_is_not_called_damaged() {
     assert!(behind > 5, "{behind} blocks were in one copy");
 }
 
-/// Waits for the one answer of a door.
+/// Waits for the only reply of a handle.
 fn answer(door: &mut Door<Store>) -> Status {
     loop {
         match door.take() {
@@ -113,7 +114,7 @@ fn answer(door: &mut Door<Store>) -> Status {
     }
 }
 
-/// Writes blocks, and parts of blocks, of one half of the volume; reads all of them back.
+/// Writes blocks and parts of blocks in one half of the volume, and reads all of them back.
 fn use_half(running: &Running<Store>, half: u64, mut random: fastrand::Rng) {
     let pool = running.pool();
     let mut door = Door::open(pool, pool.find("v").unwrap(), Compression::None, 4);
@@ -135,7 +136,7 @@ fn use_half(running: &Running<Store>, half: u64, mut random: fastrand::Rng) {
     }
 }
 
-/// One copy is lost after any number of its operations.
+/// Loses one copy after a random number of its operations. Returns whether the pool noticed.
 fn lose(stream: u64) -> bool {
     let _watch = Seed::from_env().watch(&format!("stream {stream}"));
     let mut random = Seed::from_env().rng(stream);

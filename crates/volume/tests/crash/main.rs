@@ -1,9 +1,9 @@
-//! Cuts the power of a pool behind every write, sync and change of a name, and looks at what is
-//! there when it returns: the state after some of the steps, the first ones first, and at least all
-//! those that were said to be durable. Blocks are old or new, never torn; snapshots are exact.
+//! Cuts the power of a pool after every write, sync and change of a name, and checks what an
+//! opening finds: the state after a prefix of the steps that contains all durable steps. Blocks are
+//! old or new, never torn; snapshots are exact.
 //!
-//! The workload runs once, on a simulated directory that records every operation; then each prefix
-//! of the record is a moment at which it may have ended.
+//! The workload runs once, on a simulated directory that records every operation. Each prefix of
+//! the record is a moment at which the power may have been cut.
 #![allow(clippy::unwrap_used)] // A test may.
 
 mod beside;
@@ -37,10 +37,10 @@ use blockyard_volume::{Compression, Options};
 use rig::{History, Rig, Shape, Step, format};
 use simulated::{Fault, Simulated};
 
-/// Seeds of `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
+/// Number of seeds in `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
 const SEEDS: u64 = 1000;
 
-/// Images drawn by chance of one moment, beside what is durable and what is visible.
+/// Random images per moment, in addition to that of durable data only and that of all data.
 const SAMPLES: usize = 1;
 
 fn seeds() -> u64 {
@@ -50,7 +50,7 @@ fn seeds() -> u64 {
     }
 }
 
-/// A shape by chance.
+/// A random shape.
 fn shape(random: &mut fastrand::Rng) -> Shape {
     let mut shape = Shape::tiny();
     shape.block_bytes = [512, 1024, 2048][random.usize(..3)];
@@ -60,7 +60,7 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     }
     shape.options.checkpoint_bytes = random.u64(2 << 10..20 << 10);
     shape.options.sync_bytes = random.u64(1 << 10..20 << 10);
-    // So few that cleaning never rests, and now and then there is no space.
+    // So few segments that cleaning runs all the time and space sometimes runs out.
     if random.u8(..3) == 0 {
         shape.options.segments_max = random.usize(16..26);
     }
@@ -86,7 +86,7 @@ fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
     }
 }
 
-/// Steps by chance, some of them together.
+/// Takes random steps, some of them concurrently.
 fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) {
     let mut begun = 0;
     while begun < count {
@@ -95,7 +95,7 @@ fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) 
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
         match random.u8(..6) {
-            // What is begun next may go behind the group that is on its way then.
+            // The next step may then be in flight together with this group.
             0 => _ = rig.committer.turn(),
             1 if status.is_ok() => {}
             _ => go_on(rig),
@@ -109,7 +109,7 @@ fn go_on(rig: &mut Rig) {
     assert!(status.is_ok() || status == Status::NoSpc, "{status}");
 }
 
-/// What a directory holds, as a number.
+/// A hash of the contents of a directory.
 pub(crate) fn fingerprint(directory: &Directory) -> u64 {
     let mut hasher = DefaultHasher::new();
     for name in directory.names() {
@@ -121,8 +121,8 @@ pub(crate) fn fingerprint(directory: &Directory) -> u64 {
     hasher.finish()
 }
 
-/// Opens what a cut has left, looks at it, and goes on: what is written and made durable now is
-/// there after one more cut.
+/// Opens what a cut has left, checks it, and writes: what is made durable now must be there after
+/// another cut.
 fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     let mut base = found.medium();
     let mut rig = Rig::open(found, shape);
@@ -145,8 +145,9 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     rig.check_counts();
 }
 
-/// Two syncs of one file were under way at once where only one of them is told of an error: the
-/// younger one got it, and what the older one had lost was said to be durable.
+/// Regression: two syncs of one file were in flight on a system that reports an error to only one
+/// of them. The later sync got the error, and data that the earlier one had lost were acknowledged
+/// as durable.
 #[test]
 fn where_an_error_is_told_once_one_group_is_under_way() {
     for depth in [1, 3] {
@@ -180,7 +181,7 @@ fn cut_everywhere(stream: u64, fault: Fault) {
     });
 }
 
-/// Looks at what cuts of the power leave behind every operation, each image once.
+/// Checks what power cuts leave after every operation, each distinct image once.
 fn each_moment(
     medium: &mut Medium,
     changes: &[Change],
@@ -221,7 +222,7 @@ fn a_power_cut_leaves_a_prefix_with_everything_durable() {
     });
 }
 
-/// The judge is judged too: where syncs do nothing, it must notice.
+/// Tests the checker itself: on a disk whose syncs do nothing, it must fail.
 #[test]
 fn a_disk_without_syncs_does_not_pass() {
     let noticed = (0..20).filter(|stream| {
@@ -230,7 +231,8 @@ fn a_disk_without_syncs_does_not_pass() {
     assert!(noticed.count() >= 10, "most histories have something durable in them");
 }
 
-/// Cuts the power behind every operation of opening what a cut has left: the outcome is the same.
+/// Cuts the power after every operation of an opening that follows a cut: the contents stay the
+/// same.
 #[test]
 fn a_power_cut_during_recovery_changes_nothing() {
     let seed = Seed::from_env();
@@ -262,8 +264,9 @@ fn a_power_cut_during_recovery_changes_nothing() {
     }
 }
 
-/// A kill leaves in memory what was not synced, and an opening finds it there: it is made durable
-/// before anything relies on it, so that a cut of the power loses nothing of what was found.
+/// After a kill, data that were not synced are in the page cache, where the next opening finds
+/// them. The opening makes them durable before it relies on them, so a later power cut loses none
+/// of them.
 #[test]
 fn a_power_cut_behind_a_kill_loses_nothing_that_was_found() {
     let seed = Seed::from_env();
@@ -296,8 +299,9 @@ fn a_power_cut_behind_a_kill_loses_nothing_that_was_found() {
     }
 }
 
-/// A write or a sync fails once: nothing that was not durable is said to be from then on, and an
-/// opening finds everything that was. The kernel has dropped what was not synced, and says nothing.
+/// A write or a sync fails once. From then on the pool acknowledges nothing as durable, and the
+/// next opening finds everything that was. The kernel dropped the unsynced data without another
+/// error.
 #[test]
 fn an_error_poisons_the_pool_and_opening_it_again_heals() {
     let seed = Seed::from_env();
@@ -322,7 +326,7 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
         }
         assert!(errors > 0 && rig.pool.is_poisoned());
         directory.mend();
-        // The error was reported once; the next sync says that all is well.
+        // The kernel reported the error once; the next sync would succeed.
         assert_eq!(rig.take(Step::Flush), Status::IoErr, "never tried again");
         let (history, moment) = (rig.history.clone(), directory.change_count());
         directory.changes().iter().for_each(|change| medium.apply(change));
@@ -333,7 +337,7 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
     }
 }
 
-/// Where there is no space a write fails and nothing else; what was written before stays.
+/// Without space, only the write fails; earlier data stay.
 #[test]
 fn no_space_is_an_error_of_that_write_alone() {
     let mut shape = Shape::tiny();
@@ -342,7 +346,7 @@ fn no_space_is_an_error_of_that_write_alone() {
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
     let mut refused = 0;
-    // Snapshots hold on to what is overwritten, until there is no space for more.
+    // Snapshots keep overwritten blocks live until there is no space for more.
     for round in 0..400 {
         let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
         match status {
@@ -365,7 +369,7 @@ fn no_space_is_an_error_of_that_write_alone() {
     history.check(usize::MAX, &rig.contents());
 }
 
-/// What is overwritten makes room: a small pool takes any amount of writes.
+/// Overwritten blocks are freed: a small pool accepts any amount of writes.
 #[test]
 fn space_comes_back() {
     let mut shape = Shape::tiny();
@@ -383,7 +387,7 @@ fn space_comes_back() {
     assert_eq!(Rig::open(&directory, &shape).contents(), contents);
 }
 
-/// A file system that is full for a while: writes fail, and go on when there is room again.
+/// A file system that is full for a while: writes fail, and succeed when there is space again.
 #[test]
 fn a_full_file_system_is_no_end() {
     let shape = Shape::tiny();
@@ -404,15 +408,15 @@ fn a_full_file_system_is_no_end() {
     }
     assert!(refused, "it was full");
     store.fail(Fault::None);
-    // Space is looked for again, but not for every write.
+    // The pool searches for space again, but not for every write.
     let write = Step::Write { first: 0, count: 3, fua: true };
     assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "there is room again");
     let contents = rig.contents();
     rig.history.check(usize::MAX, &contents);
 }
 
-/// Blocks that stay lie among blocks that go: cleaning takes them out, also from under snapshots,
-/// which stay exact; and a cut of the power at any moment loses nothing.
+/// Live blocks are scattered among garbage. Cleaning moves them, also those of snapshots, which
+/// stay exact; a power cut at any moment loses nothing.
 #[test]
 fn cleaning_makes_room_and_changes_nothing() {
     let seed = Seed::from_env();

@@ -1,5 +1,5 @@
-//! Two copies: what goes wrong with one of them is not noticed by who reads and writes, and is put
-//! right; and the power may be cut at any moment of it.
+//! Two copies: faults of one copy are invisible to clients and are repaired, also if the power is
+//! cut at any moment meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ fn mirrored(random: &mut fastrand::Rng) -> Shape {
     Shape { mirror: true, ..shape(random) }
 }
 
-/// A pool of two copies, and both of them.
+/// Opens a pool of two copies; returns it with both copies.
 fn opened(directory: &Directory, shape: &Shape) -> (Rig, [Simulated; 2]) {
     let pair = pair(directory, shape.depth);
     let store = assemble(pair.clone().map(Some), USE).unwrap();
     (Rig::of(store, directory, shape).unwrap(), pair)
 }
 
-/// How often something was mended, and which copies are good.
+/// The number of repairs, and which copies are good.
 fn status(rig: &Rig) -> (u64, [bool; 2]) {
     let status = rig.pool.segments().directory().status();
     (status.iter().map(|it| it.mended).sum(), [status[0].is_good, status[1].is_good])
@@ -47,7 +47,7 @@ fn files(directory: &Directory, side: &str) -> BTreeMap<String, Vec<u8>> {
     names.map(content).collect()
 }
 
-/// Takes the files of one copy away, or puts others in their place.
+/// Removes the files of one copy, and restores others in their place.
 fn replace(directory: &Directory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
     directory.names().iter().filter(|it| it.starts_with(side)).for_each(|it| directory.remove(it));
     for (name, bytes) in by {
@@ -56,7 +56,7 @@ fn replace(directory: &Directory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
     directory.settle();
 }
 
-/// Runs a workload on two copies, one of which fails in some way, and cuts the power behind every
+/// Runs a workload on two copies, one of which fails in some way, and cuts the power after every
 /// operation.
 fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
     let mut random = Seed::from_env().rng(stream);
@@ -86,8 +86,8 @@ fn a_power_cut_below_both_copies_leaves_a_prefix_with_everything_durable() {
     }
 }
 
-/// A copy that refuses writes or syncs is given up, and nobody notices; whenever the power is cut
-/// then, it is known which one has everything.
+/// A copy that fails a write or a sync is marked as failed, invisibly to clients. After a power cut
+/// at any later moment, the labels say which copy is good.
 #[test]
 fn a_copy_that_fails_is_given_up() {
     for stream in 31_000..31_060 {
@@ -99,8 +99,8 @@ fn a_copy_that_fails_is_given_up() {
     }
 }
 
-/// The copy that was full was given up, and its disk was asked for room all the same: the pool was
-/// full for ever.
+/// Regression: a full copy was marked as failed, but the pool still counted that copy's free space,
+/// and stayed full forever.
 #[test]
 fn a_copy_that_is_given_up_is_not_asked_for_room() {
     let shape = Shape { mirror: true, ..Shape::tiny() };
@@ -130,8 +130,8 @@ fn a_copy_that_is_given_up_is_not_asked_for_room() {
     rig.history.check(usize::MAX, &contents);
 }
 
-/// Cuts the power behind every operation of an opening, too: of one that recovers, and of one that
-/// makes a copy equal.
+/// Cuts the power after every operation of an opening too: of one that recovers, and of one that
+/// resyncs a copy.
 #[test]
 fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
     let seed = Seed::from_env();
@@ -172,8 +172,8 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
     }
 }
 
-/// Writes of one copy that are lost or go elsewhere, and reads that fail or come from elsewhere:
-/// what is read is always what was written last.
+/// One copy loses or misdirects writes, or misdirects or fails reads: a read always returns what
+/// was last written.
 #[test]
 fn one_copy_that_lies_is_never_believed() {
     let seed = Seed::from_env();
@@ -203,7 +203,7 @@ fn one_copy_that_lies_is_never_believed() {
         mended += status(&rig).0;
         let (wanted, _) = (rig.contents(), rig.take(Step::Flush));
         drop(rig);
-        // An opening reads it, too.
+        // An opening reads the faulty copy too.
         let store = assemble(pair.clone().map(Some), USE).unwrap();
         let mut rig = Rig::of(store, &directory, &shape).unwrap();
         assert_eq!(rig.contents(), wanted, "{fault:?} of copy {side}");
@@ -215,8 +215,8 @@ fn one_copy_that_lies_is_never_believed() {
     assert!(mended > 20, "the faults were felt: {mended}");
 }
 
-/// Bits change in the copy that is read: everything is there, and it is put right, so that the
-/// other copy may have the same bits changed then.
+/// Bits rot in one copy: all data can be read, and the damage is repaired. So the same bits may rot
+/// in the other copy afterwards.
 #[test]
 fn rot_in_one_copy_is_put_right() {
     let seed = Seed::from_env();
@@ -235,7 +235,7 @@ fn rot_in_one_copy_is_put_right() {
         let names: Vec<String> = files(&directory, "a/").into_keys().collect();
         let name = names[random.usize(..names.len())].trim_start_matches("a/").to_owned();
         let len = directory.open(&format!("a/{name}")).unwrap().len();
-        // Of the two slots of a label one.
+        // Damage only one of the label's two slots.
         let len = if name == "copy" { len / 2 } else { len };
         let places: Vec<(u64, u8)> =
             (0..8).map(|_| (random.u64(..len), 1 << random.u8(..8))).collect();
@@ -257,8 +257,8 @@ fn rot_in_one_copy_is_put_right() {
     assert!(mended > 30, "the rot was felt: {mended}");
 }
 
-/// A page of the map that had rotted in one copy was given up for good where the other one could
-/// not be read for a moment, or was away: it had the page.
+/// Regression: a leaf that had rotted in one copy was given up permanently when the other copy,
+/// which had it intact, could not be read for a moment or was missing.
 #[test]
 fn a_leaf_that_another_copy_may_have_is_not_given_up() {
     for is_away in [false, true] {
@@ -273,7 +273,7 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
         drop(rig);
         let (mut rig, pair) = opened(&directory, &shape);
         pair[1].fail(if is_away { Fault::FailingSyncs(0) } else { Fault::FailingReads(1) });
-        // Blocks would be counted again, if they could be.
+        // Snapshots and overwrites that would start a liveness scan if one were possible.
         for _ in 0..12 {
             rig.take(Step::Snapshot);
             for first in (0..512).step_by(8) {
@@ -296,7 +296,7 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
     }
 }
 
-/// What came of an opening with one copy, or with both.
+/// The error of assembling copies that must be refused.
 fn error(found: Result<crate::rig::Store, VolumeError>) -> CopiesError {
     match found {
         Err(VolumeError::Copies(error)) => error,
@@ -305,9 +305,9 @@ fn error(found: Result<crate::rig::Store, VolumeError>) -> CopiesError {
     }
 }
 
-/// A copy that is missing at an opening may be the newer one, so somebody has to say that it is
-/// not; the other one goes on alone, and the one that comes back is made equal. Where each was used
-/// alone, neither is taken.
+/// A copy that is missing at an opening may be the newer one, so opening the other alone needs
+/// `degraded`. The copy that comes back is resynced. If each copy was used alone, both are refused
+/// together.
 #[test]
 fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
     let seed = Seed::from_env();
@@ -334,7 +334,8 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
             let refused = error(assemble(pair, USE));
             assert!(matches!(refused, CopiesError::Missing { .. }), "{refused}");
         }
-        // With one alone, and once more without being asked.
+        // Open one copy alone, first with `degraded`, then without: its label now says that it is
+        // good alone.
         let mut rig =
             Rig::of(assemble(only(alone), DEGRADED).unwrap(), &directory, &shape).unwrap();
         work(&mut rig, &mut random, &shape, 10);
@@ -345,15 +346,15 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
         let wanted = rig.contents();
         assert_eq!(status(&rig).1, std::array::from_fn(|at| at == alone));
         drop(rig);
-        // The old one is not opened alone by itself, and not together with the other one either if
-        // it was opened alone.
+        // The stale copy does not open alone without `degraded`. If it was opened alone, it does
+        // not open with the other one either.
         replace(&directory, gone, &old);
         let refused = error(assemble(only(1 - alone), USE));
         assert!(matches!(refused, CopiesError::Missing { .. }), "{refused}");
         drop(assemble(only(1 - alone), DEGRADED).unwrap());
         let refused = error(assemble(pair(&directory, 1).map(Some), USE));
         assert!(matches!(refused, CopiesError::Split { .. }), "{refused}");
-        // As it was, it is made equal, and enough by itself.
+        // The stale copy is resynced, and is then sufficient alone.
         replace(&directory, gone, &old);
         let (mut rig, _) = opened(&directory, &shape);
         assert_eq!((rig.contents(), status(&rig).1), (wanted.clone(), [true, true]));
@@ -363,7 +364,7 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
     }
 }
 
-/// A copy that is being made equal is worth nothing without the other one.
+/// A copy that is still resyncing is refused alone.
 #[test]
 fn a_copy_that_is_not_complete_is_refused_alone() {
     let mut random = Seed::from_env().rng(36_000);

@@ -1,5 +1,5 @@
-//! A read that fails once while a pool is being opened: the opening is refused, or has everything;
-//! and so has the next one.
+//! A read fails once during an opening: the opening fails, or finds everything; the next opening
+//! finds everything.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::Directory;
@@ -7,11 +7,11 @@ use blockyard_sim::directory::Directory;
 use crate::rig::{Rig, Shape, Step, format};
 use crate::simulated::{Fault, Simulated};
 
-/// A pool that is full of moves: beside blocks of the first leaf, which is written again and again,
-/// there is one of the other leaves, which are not.
+/// A pool whose log is full of moves. Segments contain blocks of the first leaf, which are
+/// overwritten repeatedly, and one block each of other leaves, which stay live.
 fn moving(directory: &Directory) -> (Rig, Shape) {
     let mut shape = Shape { blocks: 600, ..Shape::tiny() };
-    // There is much log behind a checkpoint, through segments that are free only since then.
+    // A long log after the checkpoint, through segments that became free only after it.
     shape.options.checkpoint_bytes = 256 << 10;
     shape.options.segments_max = 60;
     format(directory, &shape);
@@ -25,9 +25,9 @@ fn moving(directory: &Directory) -> (Rig, Shape) {
     (rig, shape)
 }
 
-/// A page that cannot be read while the log is carried out was taken for one whose blocks stay
-/// where they were. Where they were there may be something else by then: they were lost for good,
-/// though they were whole where they are.
+/// Regression: if a leaf could not be read during replay, recovery ignored the moves of its blocks
+/// and kept their old addresses. Other data could be there by then, so intact blocks were lost
+/// permanently.
 #[test]
 fn a_page_that_cannot_be_read_once_loses_no_moves() {
     let directory = Directory::default();
@@ -41,7 +41,7 @@ fn a_page_that_cannot_be_read_once_loses_no_moves() {
         }
         let (wanted, medium) = (rig.contents(), directory.medium());
         for number in 1.. {
-            // As a kill leaves it.
+            // The state that a kill leaves.
             let directory = medium.cut(|_, _| 0);
             let store = Simulated::new(&directory);
             store.fail(Fault::FailingRead(number));

@@ -1,5 +1,5 @@
-//! A write that is answered ENOSPC leaves nothing, neither in memory nor on disk, whatever is
-//! written to parts of the same blocks at the same time.
+//! A write that is answered with ENOSPC has no effect, neither in memory nor on disk, whatever is
+//! written concurrently to parts of the same blocks.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use blockyard_volume::door::{Door, NOBODY, Outcome};
 use crate::rig::{Rig, Shape, Store, format};
 use crate::turns::Turns;
 
-/// Bytes are compared by units of this length, each with a number.
+/// Contents are compared in units of this length in bytes, each with a number.
 const UNIT: u64 = 512;
 
-/// Units that the writes of one run share: those of four blocks at least.
+/// Number of units that the writes of one run share: at least four blocks.
 fn units(shape: &Shape) -> u64 {
     (4 * u64::from(shape.block_bytes) / UNIT).max(96)
 }
 
-/// A write or discard that was begun.
+/// A write or discard that was started.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     first: u64,
@@ -27,7 +27,7 @@ struct Begun {
     number: u64,
 }
 
-/// The units of a volume if these writes happened, in their order, and no other.
+/// The units of a volume after exactly these writes, in order.
 fn after<'a>(units: u64, writes: impl Iterator<Item = &'a Begun>) -> Vec<u64> {
     let mut units = vec![0; units as usize];
     for write in writes {
@@ -48,8 +48,8 @@ fn read(door: &mut Door<Store>, units: u64) -> Vec<u64> {
     bytes.chunks(UNIT as usize).map(unit).collect()
 }
 
-/// A pool with so little room that most writes of many blocks are refused and some of a part of a
-/// block are not.
+/// A pool with so little space that most long writes are refused, and some writes of part of a
+/// block succeed.
 fn shape(random: &mut fastrand::Rng, block_bytes: u32) -> Shape {
     let mut shape = Shape::tiny();
     shape.block_bytes = block_bytes;
@@ -58,7 +58,7 @@ fn shape(random: &mut fastrand::Rng, block_bytes: u32) -> Shape {
     options.segments_max = 16 + random.usize(..8);
     options.memory_bytes = 4 << 20;
     options.checkpoint_bytes = u64::from(options.segment_bytes) * 2;
-    // Others than the units that are compared fill the pool.
+    // Blocks other than the compared units fill the pool.
     let bytes = options.segments_max as u64 * u64::from(options.segment_bytes);
     shape.blocks = bytes / u64::from(block_bytes) + 64;
     shape.depth = random.usize(1..4);
@@ -67,7 +67,7 @@ fn shape(random: &mut fastrand::Rng, block_bytes: u32) -> Shape {
 
 struct Run {
     rig: Rig,
-    /// Those that were not refused, in their order.
+    /// The writes that were not refused, in order.
     writes: BTreeMap<u64, Begun>,
     next: u64,
     units: u64,
@@ -76,7 +76,7 @@ struct Run {
 }
 
 impl Run {
-    /// Writes some units, or discards whole blocks.
+    /// Starts a write of some units, or a discard of whole blocks.
     fn begin(&mut self, random: &mut fastrand::Rng, shape: &Shape) {
         let number = self.next;
         self.next += 1;
@@ -111,7 +111,7 @@ impl Run {
         }
     }
 
-    /// Takes the answers, and compares what is there with all writes that were not refused.
+    /// Takes the answers, and compares the volume with all writes that were not refused.
     fn look(&mut self) {
         while let Some(reply) = self.rig.door.take() {
             match reply.status {
@@ -184,9 +184,9 @@ fn run(stream: u64, block_bytes: u32) -> (u64, u64) {
     (refused, done)
 }
 
-/// A small write to a block of which a larger write was on its way copied that one's bytes out of
-/// memory; the larger write was refused then, and the small one made its bytes durable. 184 of 367
-/// writes that were answered ENOSPC left 9 blocks each.
+/// Regression: a small write to a block copied the rest from a larger write that was pending. The
+/// larger write was then refused, and the small one made its data durable. 184 of 367 writes
+/// answered with ENOSPC left 9 blocks each.
 #[test]
 fn a_write_without_space_leaves_nothing_in_the_blocks_of_its_neighbours() {
     let sizes = [512, 1024, 2048, 4096, 8192, 16 << 10, 32 << 10, 64 << 10];

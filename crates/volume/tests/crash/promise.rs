@@ -1,5 +1,5 @@
-//! What a volume is promised goes by how many blocks are its alone: these are counted exactly,
-//! whatever of its map is in memory.
+//! A reservation depends on the number of blocks that only the volume has. That number must be
+//! exact, whichever part of the map is in memory.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn reserve(rig: &mut Rig, bytes: u64) {
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
-/// Where whole leaves were discarded that nobody had read, a volume owned 256 blocks less for each.
+/// Regression: a discard of a whole leaf that was never read subtracted 256 owned blocks.
 #[test]
 fn what_a_volume_owns_is_counted_where_whole_leaves_go() {
     let seed = Seed::from_env();
@@ -37,7 +37,8 @@ fn what_a_volume_owns_is_counted_where_whole_leaves_go() {
         let directory = Directory::default();
         format(&directory, &shape);
         let mut rig = Rig::open(&directory, &shape);
-        // Who is promised nothing is not counted exactly; who is promised something later is.
+        // Without a reservation the owned blocks are not counted exactly; from the reservation on
+        // they are.
         let from = random.usize(..100);
         let mut own: BTreeSet<u64> = BTreeSet::new();
         for round in 0..200 {
@@ -84,7 +85,7 @@ fn what_a_volume_owns_is_counted_where_whole_leaves_go() {
     }
 }
 
-/// How many blocks of the volume are its alone, by all leaves of its map.
+/// The number of blocks that only the volume has, computed from all leaves of its map.
 fn own_by_map(rig: &Rig) -> u64 {
     let live = rig.pool.find("v").unwrap();
     let (map, copied) = (live.map.freeze(), live.map.copied());
@@ -97,19 +98,19 @@ fn own_by_map(rig: &Rig) -> u64 {
     .sum()
 }
 
-/// How a leaf that has rotted is given up.
+/// How a rotten leaf is given up.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// Blocks are counted.
+    /// By a liveness scan.
     Counted,
-    /// An opening finds a write to it in the log.
+    /// By an opening that finds a write to the leaf in the log.
     Opened,
-    /// It goes from memory while a write to it is on its way.
+    /// By the committer: the leaf is evicted while a write to it is pending.
     Written,
 }
 
-/// What a volume owned in a leaf that was lost was counted twice when it was written again, and
-/// what it shared there was taken off: its promise was less than it was, or more.
+/// Regression: owned blocks of a lost leaf were counted twice when they were written again, and
+/// shared blocks of the leaf were subtracted. The reservation was then too small or too large.
 #[test]
 fn what_a_volume_owns_is_counted_where_leaves_are_lost() {
     let ways = [Way::Counted, Way::Opened, Way::Written];
@@ -137,7 +138,7 @@ fn what_a_volume_owns_is_counted_where_leaves_are_lost() {
             Way::Counted => {
                 drop(rig);
                 rig = Rig::open(&directory, &shape);
-                // What it had is not known: enough to count again.
+                // The number of lost bytes is unknown; make it enough for a liveness scan.
                 let discard = Step::Discard { first: 3 * LEAF, count: LEAF, fua: true };
                 assert_eq!(rig.take(discard), Status::Ok);
                 (0..200).for_each(|_| write(&mut rig, 0, 1));
@@ -150,7 +151,7 @@ fn what_a_volume_owns_is_counted_where_leaves_are_lost() {
             Way::Written => {
                 let step = Step::Write { first: LEAF + 50, count: 2, fua: true };
                 assert_eq!(rig.begin(step), Status::Ok);
-                // There is room for one in memory.
+                // The cache holds one leaf.
                 for leaf in [0, 2, 3] {
                     assert_eq!(rig.door.read(leaf * LEAF * 512, 512, |_| {}), Status::Ok);
                 }

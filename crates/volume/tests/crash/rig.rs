@@ -1,4 +1,5 @@
-//! A volume on a simulated disk, one step at a time, and the history of what was asked of it.
+//! The test fixture: a volume on a simulated disk, driven step by step, and the history of its
+//! requests, which is the model.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use blockyard_volume::{Compression, Options, Pool, VolumeError};
 use crate::simulated::Simulated;
 use crate::turns::Turns;
 
-/// What a rig stands on: one copy or two.
+/// The store of a rig: one copy or two.
 pub(crate) type Store = Copies<Simulated>;
 
 /// The contents of a volume: for each block the number of the step that wrote it, 0 for zeros.
 pub(crate) type Blocks = Vec<u64>;
 
-/// One step.
+/// One request of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Write { first: u64, count: u64, fua: bool },
@@ -35,30 +36,31 @@ pub(crate) enum Step {
     Snapshot,
 }
 
-/// The shape of a rig.
+/// Parameters of a rig.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) block_bytes: u32,
     pub(crate) blocks: u64,
     pub(crate) options: Options,
     pub(crate) compression: Compression,
-    /// Groups on their way at once.
+    /// Most groups in flight.
     pub(crate) depth: usize,
-    /// There are two copies.
+    /// Whether the pool has two copies.
     pub(crate) mirror: bool,
-    /// Its blocks are few of a long volume: at the edges of spans and of roots of its map.
+    /// Whether the blocks are spread over a long volume: at the edges of spans and roots of its
+    /// map.
     pub(crate) spread: bool,
 }
 
-/// Blocks of a spread shape that lie together; no step goes beyond them.
+/// Number of consecutive blocks in a spread shape; no step crosses their end.
 const TOGETHER: u64 = 4;
 
-/// The spans that they are in, at the end and at the beginning by turns: the first two, and the
-/// last one of the first root and the first one of the second.
+/// The spans that contain the blocks of a spread shape, alternately at the end and at the
+/// beginning: the first two, the last span of the first root, and the first of the second.
 const SPANS: [u64; 4] = [0, 1, 255, 256];
 
 impl Shape {
-    /// As small as can be.
+    /// The smallest shape.
     pub(crate) fn tiny() -> Shape {
         let options = Options {
             align: 512,
@@ -68,7 +70,7 @@ impl Shape {
             checkpoint_bytes: 12 << 10,
             sync_bytes: 8 << 10,
             records_max: 128,
-            // One leaf: the others are read when they are wanted.
+            // The cache holds the least number of leaves; others are read on demand.
             map_cache_bytes: 4096,
             ..Options::default()
         };
@@ -77,13 +79,13 @@ impl Shape {
         Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1, mirror, spread }
     }
 
-    /// So many blocks from one on, as far as one step may go.
+    /// The number of blocks from `first` on that one step may cover, at most `count`.
     pub(crate) fn together(&self, first: u64, count: u64) -> u64 {
         let most = if self.spread { TOGETHER - first % TOGETHER } else { self.blocks - first };
         count.min(most).min(self.blocks - first)
     }
 
-    /// Which block of the volume one of its blocks is.
+    /// The number in the volume of one of the shape's blocks.
     fn place(&self, block: u64) -> u64 {
         if !self.spread {
             return block;
@@ -95,7 +97,7 @@ impl Shape {
 
     /// Length of the volume in blocks.
     fn volume_blocks(&self) -> u64 {
-        // Not to the end of the last span.
+        // The volume ends before the end of the last span.
         if self.spread { SPANS[3] * NODE_BLOCKS + TOGETHER } else { self.blocks }
     }
 }
@@ -103,28 +105,28 @@ impl Shape {
 /// A step that was taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
-    /// Which it was, from 1 on: what it has written.
+    /// The number of the step, from 1 on, which it writes into its blocks.
     number: u64,
     step: Step,
-    /// How many changes the disk had seen when it was answered; none if it was not, or with an
-    /// error.
+    /// The number of disk operations when it was answered; `None` if it was not answered, or with
+    /// an error.
     answered: Option<usize>,
 }
 
-/// What was asked of a volume, in the order of the log.
+/// The steps that were taken on a volume, in log order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     blocks: u64,
     taken: Vec<Taken>,
-    /// Which of them were answered, in that order.
+    /// Indices of the answered steps, in the order of the answers.
     answered: Vec<usize>,
-    /// When the log had recorded that all steps so far are durable: after how many changes of the
-    /// disk, and how many steps.
+    /// The moments at which the log stated all steps as durable: number of disk operations, number
+    /// of steps.
     recorded: Vec<(usize, usize)>,
 }
 
 impl History {
-    /// The state after so many steps: the volume and its snapshots.
+    /// The state after the first `count` steps: the volume and its snapshots.
     fn after(&self, count: usize) -> (Blocks, Vec<(String, Blocks)>) {
         let mut now = vec![0; self.blocks as usize];
         let mut snapshots = Vec::new();
@@ -133,7 +135,7 @@ impl History {
                 Step::Write { first, count, .. } => {
                     now[first as usize..(first + count) as usize].fill(number);
                 }
-                // Half of it is new: both halves say of whom they are.
+                // Half of the block is new: each half has the number of its step.
                 Step::Part { block, .. } => {
                     let old = &mut now[block as usize];
                     *old = number << 32 | (*old & 0xffff_ffff);
@@ -148,7 +150,7 @@ impl History {
         (now, snapshots)
     }
 
-    /// How many steps have to be there if the disk had seen so many changes.
+    /// The least number of steps that must be there after a crash at this disk operation.
     fn least(&self, moment: usize) -> usize {
         let durable = |taken: &Taken| {
             let asked = match taken.step {
@@ -161,17 +163,17 @@ impl History {
         self.taken.iter().rposition(durable).map_or(0, |last| last + 1)
     }
 
-    /// How many steps the log had recorded as durable when the disk had seen so many changes.
+    /// The number of steps that the log had stated as durable at this disk operation.
     pub(crate) fn recorded(&self, moment: usize) -> usize {
         let before = self.recorded.iter().take_while(|(changes, _)| *changes <= moment);
         before.last().map_or(0, |(_, steps)| *steps)
     }
 
-    /// Looks whether what can be read is the state after at least so many steps, with its
-    /// snapshots; of blocks that cannot be read there is nothing.
+    /// Checks that the readable blocks are the state after at least `least` steps, with its
+    /// snapshots. `None` stands for a block that cannot be read.
     ///
     /// # Panics
-    /// If it is not.
+    /// If they are not.
     pub(crate) fn check_some(&self, least: usize, found: &[Option<u64>], snapshots: &[String]) {
         let is_like = |count| {
             let (blocks, others) = self.after(count);
@@ -188,15 +190,15 @@ impl History {
         );
     }
 
-    /// How many steps have to be there after a crash when the disk had seen so many changes.
+    /// The least number of steps that must be there after a crash at this disk operation.
     pub(crate) fn durable(&self, moment: usize) -> usize {
         self.least(moment)
     }
 
-    /// Looks whether what is there is the state after a number of steps that is allowed.
+    /// Checks that the contents are the state after an allowed number of steps.
     ///
     /// # Panics
-    /// If it is not.
+    /// If they are not.
     pub(crate) fn check(&self, moment: usize, found: &(Blocks, Vec<(String, Blocks)>)) {
         let least = self.least(moment);
         let fits = (least..=self.taken.len()).any(|count| self.after(count) == *found);
@@ -210,7 +212,7 @@ impl History {
     }
 }
 
-/// A pool with one volume.
+/// A pool with one volume, its committer, and the model of its contents.
 pub(crate) struct Rig {
     pub(crate) pool: Arc<Pool<Store>>,
     pub(crate) committer: Committer<Store>,
@@ -218,21 +220,21 @@ pub(crate) struct Rig {
     pub(crate) directory: Directory,
     pub(crate) history: History,
     shape: Shape,
-    /// By which what is beside the committer goes on.
+    /// The scheduler of the other threads, if there are any.
     turns: Option<Turns>,
     waiting: Vec<(u32, usize)>,
     snapshots: Vec<(blockyard_sync::mailbox::Owner<blockyard_volume::record::Reply>, usize)>,
 }
 
-/// Both copies, where there are two.
+/// Opens both copies, if there are two.
 pub(crate) const USE: Terms = Terms::Use { degraded: false };
 
-/// The two copies of a directory.
+/// The two copies in a directory.
 pub(crate) fn pair(directory: &Directory, depth: usize) -> [Simulated; 2] {
     ["a/", "b/"].map(|side| Simulated::new(directory).with_depth(depth).with_prefix(side))
 }
 
-/// Puts copies together, of which one may not be there.
+/// Assembles copies, of which one may be missing.
 pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Store, VolumeError> {
     let [first, second] = pair;
     let given = [
@@ -242,7 +244,7 @@ pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Sto
     Ok(Store::Two(Mirror::assemble(given, terms)?))
 }
 
-/// What a rig stands on.
+/// The store of a shape: one copy, or two assembled.
 pub(crate) fn store(
     directory: &Directory,
     shape: &Shape,
@@ -290,7 +292,7 @@ impl Rig {
         })
     }
 
-    /// The same on a store of the caller's.
+    /// Opens the pool on a given simulated disk.
     pub(crate) fn on(
         store: Simulated,
         directory: &Directory,
@@ -299,7 +301,7 @@ impl Rig {
         Rig::of(Store::One(store), directory, shape)
     }
 
-    /// The same on any.
+    /// Opens the pool on a given store.
     pub(crate) fn of(
         store: Store,
         directory: &Directory,
@@ -313,7 +315,7 @@ impl Rig {
         Ok(Rig { pool, committer, door, directory, history, shape, turns, waiting, snapshots })
     }
 
-    /// The same with what is done beside the committer on threads, by turns.
+    /// Opens the pool with the threads other than the committer, which `turns` schedules.
     pub(crate) fn beside(
         directory: &Directory,
         shape: &Shape,
@@ -325,16 +327,16 @@ impl Rig {
         Ok(Rig { turns: Some(turns.clone()), ..rig })
     }
 
-    /// The bytes of a block that a step has written.
+    /// The bytes of a block that step `number` wrote.
     pub(crate) fn bytes(&self, number: u64) -> Vec<u8> {
         number.to_le_bytes().repeat(self.shape.block_bytes as usize / 8)
     }
 
-    /// Begins a step.
+    /// Starts a step.
     pub(crate) fn begin(&mut self, step: Step) -> Status {
         let number = self.history.taken.len() as u64 + 1;
         let step = match step {
-            // One that had the pool before has made it.
+            // An earlier opening of the pool made this snapshot.
             Step::Snapshot if self.pool.find(&format!("v@s{number}")).is_ok() => Step::Flush,
             step => step,
         };
@@ -386,13 +388,13 @@ impl Rig {
         }
     }
 
-    /// Lets the committer go on until there is nothing to do, and what is beside it.
+    /// Runs the committer and the other threads until none has work.
     pub(crate) fn run(&mut self) {
         while self.turn() {}
     }
 
-    /// Lets the committer go on by one turn, or what is beside it if it has nothing to do; says
-    /// whether anything was done.
+    /// Runs the committer for one turn, or the other threads if it has no work. Returns whether
+    /// anything was done.
     pub(crate) fn turn(&mut self) -> bool {
         let is_done = self.committer.turn() == Turn::Worked;
         match &self.turns {
@@ -403,7 +405,7 @@ impl Rig {
         is_done
     }
 
-    /// Lets the committer go on until there is nothing to do; answers the first error.
+    /// Runs until no thread has work; returns the first error.
     pub(crate) fn go_on(&mut self) -> Status {
         let mut end = Status::Ok;
         loop {
@@ -420,7 +422,7 @@ impl Rig {
         end
     }
 
-    /// Takes what was answered; answers the first error.
+    /// Takes the answers; returns the first error.
     pub(crate) fn collect(&mut self) -> Status {
         let now = self.directory.change_count();
         let mut end = Status::Ok;
@@ -457,7 +459,7 @@ impl Rig {
         end
     }
 
-    /// Lets time pass in which no writer comes.
+    /// Simulates a time without requests, in which the log becomes idle.
     pub(crate) fn rest(&mut self) {
         let status = self.go_on();
         assert!(status.is_ok() || status == Status::NoSpc, "{status}");
@@ -476,17 +478,17 @@ impl Rig {
         while self.committer.turn() != Turn::Stopped {}
     }
 
-    /// Begins a step and waits until it is answered.
+    /// Starts a step and waits for its answer.
     pub(crate) fn take(&mut self, step: Step) -> Status {
         let begun = self.begin(step);
         if begun.is_ok() { self.go_on() } else { begun }
     }
 
-    /// Looks whether as many bytes count of each segment as the maps name, at least: a segment of
-    /// which none do is written over.
+    /// Checks that the live count of each segment is at least what the maps reference: a segment
+    /// without live blocks is overwritten.
     ///
     /// # Panics
-    /// If it is not so.
+    /// If a count is too small.
     pub(crate) fn check_counts(&self) {
         let segments = self.pool.segments();
         let mut named: BTreeMap<u32, u64> = BTreeMap::new();
@@ -510,7 +512,7 @@ impl Rig {
         }
     }
 
-    /// What is there.
+    /// The contents of the volume and of its snapshots.
     pub(crate) fn contents(&mut self) -> (Blocks, Vec<(String, Blocks)>) {
         let volume = read(&mut self.door, &self.shape).unwrap();
         let mut snapshots = Vec::new();
@@ -523,7 +525,7 @@ impl Rig {
     }
 }
 
-/// Reads a volume: the numbers that its blocks hold, or how the first read ended that failed.
+/// Reads a volume: the numbers in its blocks, or the status of the first read that failed.
 pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Status> {
     let size = shape.block_bytes as usize;
     let mut bytes = Vec::new();
@@ -539,7 +541,7 @@ pub(crate) fn read(door: &mut Door<Store>, shape: &Shape) -> Result<Blocks, Stat
     Ok(bytes.chunks(size).map(number).collect())
 }
 
-/// Reads each block of a volume alone; of one that is damaged there is nothing.
+/// Reads each block of a volume separately; `None` stands for a damaged block.
 pub(crate) fn read_each(door: &mut Door<Store>, shape: &Shape) -> Vec<Option<u64>> {
     let size = shape.block_bytes as usize;
     let read = |block| {
@@ -556,7 +558,7 @@ pub(crate) fn read_each(door: &mut Door<Store>, shape: &Shape) -> Vec<Option<u64
     (0..shape.blocks).map(read).collect()
 }
 
-/// The number that a block holds.
+/// The number that a block contains.
 fn number(block: &[u8]) -> u64 {
     let size = block.len();
     let (old, new) = block.split_at(size / 2);
@@ -566,7 +568,7 @@ fn number(block: &[u8]) -> u64 {
     };
     let written = u64::from(word(old));
     let (whole, part) = (written.to_le_bytes().repeat(size / 16), word(new));
-    // A block that was written as a whole has its number everywhere, in eight bytes.
+    // A block that was written as a whole repeats its number in units of eight bytes.
     if block[..size / 2] == whole && block[size / 2..] == whole {
         return written;
     }
@@ -576,32 +578,32 @@ fn number(block: &[u8]) -> u64 {
 }
 
 impl History {
-    /// How many steps were taken.
+    /// Number of steps taken.
     pub(crate) fn len(&self) -> usize {
         self.taken.len()
     }
 
-    /// A step was answered when the disk had seen so many changes.
+    /// Notes that a step was answered at this disk operation.
     fn answer(&mut self, index: usize, moment: usize) {
         self.taken[index].answered = Some(moment);
         self.answered.push(index);
     }
 
-    /// The same in the order of the answers, which is that of the log where some wait for space and
-    /// others do not. All steps but those without space were answered.
+    /// The history in the order of the answers. That is the log order if some requests wait for
+    /// space and others do not. All steps but those without space were answered.
     pub(crate) fn by_answers(&self) -> History {
         let taken = self.answered.iter().map(|index| self.taken[*index].clone());
         History { blocks: self.blocks, taken: taken.collect(), ..History::default() }
     }
 
-    /// A step has not happened, because there was no space for it.
+    /// Notes that a step had no effect, because there was no space.
     fn forget(&mut self, index: usize) {
-        // Its number is not used again: numbers are places.
+        // The step's number is not reused: numbers are indices.
         let number = self.taken[index].number;
         self.taken[index] = Taken { number, step: Step::Flush, answered: None };
     }
 
-    /// Looks whether a volume is in a state in which it once was.
+    /// Checks that the volume is in a state that it once had.
     pub(crate) fn check_volume(&self, found: &Blocks) {
         let fits = (0..=self.taken.len()).any(|count| self.after(count).0 == *found);
         assert!(fits, "found {found:?}, which never was");

@@ -1,7 +1,6 @@
-//! Rot after a crash: bits and sectors of what was written last change before the pool is opened
-//! again. A log that was idle has recorded what is durable, so that nothing of it is lost without a
-//! word: the opening is refused by name, or each block is what it was or an error. Two copies have
-//! everything.
+//! Rot after a crash: bits and sectors of the last writes change before the pool is opened again.
+//! An idle log has stated what is durable, so none of it is lost silently: the opening fails and
+//! names the damage, or each block is intact or an error. Two copies together have everything.
 
 use blockyard_core::Status;
 use blockyard_sim::directory::{Directory, Medium, SECTOR};
@@ -15,7 +14,7 @@ use blockyard_volume::{FormatError, VolumeError};
 use crate::rig::{self, History, Rig, Shape, Step, USE, format};
 use crate::{fingerprint, shape, work};
 
-/// Groups at the end of the log in which every bit is flipped.
+/// Number of groups at the end of the log in which every bit is flipped.
 const LAST: usize = 6;
 
 /// A part of a file.
@@ -34,7 +33,7 @@ fn content(directory: &Directory, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The last groups of the log, and what counts of both superblocks.
+/// The last groups of the log, and the used parts of both superblock slots.
 fn last(directory: &Directory, count: usize) -> Vec<Range> {
     let mut groups = Vec::new();
     let mut slots = Vec::new();
@@ -60,7 +59,7 @@ fn last(directory: &Directory, count: usize) -> Vec<Range> {
     slots.into_iter().chain(groups.into_iter().map(|(_, range)| range)).collect()
 }
 
-/// What came of openings.
+/// The results of openings: all blocks intact, some unreadable, or refused.
 #[derive(Debug, Default)]
 struct Felt {
     right: u64,
@@ -68,8 +67,8 @@ struct Felt {
     refused: u64,
 }
 
-/// Opens what a crash and rot have left: it has at least so many steps, or says what is damaged.
-/// Two copies have all of it.
+/// Opens what a crash and rot have left. It must have at least `least` steps, or report the damage;
+/// two copies must have all of it.
 fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt: &mut Felt) {
     let store = rig::store(found, shape, USE);
     let mut rig = match store.and_then(|store| Rig::of(store, found, shape)) {
@@ -90,7 +89,7 @@ fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt
     if is_whole { felt.right += 1 } else { felt.errors += 1 }
 }
 
-/// The workload in small: writes without FUA, a flush, and then nothing.
+/// A small workload that matches a reported loss: writes without FUA, a flush, then idle.
 fn flushed(directory: &Directory, shape: &Shape) -> Rig {
     format(directory, shape);
     let mut rig = Rig::open(directory, shape);
@@ -107,13 +106,13 @@ fn flushed(directory: &Directory, shape: &Shape) -> Rig {
 
 fn few_blocks(mirror: bool) -> Shape {
     let mut shape = Shape { mirror, blocks: 5, ..Shape::tiny() };
-    // No checkpoint, no other sync than the flush.
+    // No checkpoint, and no sync other than the flush.
     shape.options.checkpoint_bytes = 1 << 20;
     shape.options.sync_bytes = 1 << 20;
     shape
 }
 
-/// Flips each bit of the ranges, or of each byte one, and rots each of their sectors as a whole.
+/// Flips each bit of the ranges, or one bit of each byte, and overwrites each of their sectors.
 fn each_rot(ranges: &[Range], every_bit: bool, mut what: impl FnMut(&Range, u64, usize, u8)) {
     for range in ranges {
         for at in range.offset..range.offset + range.len {
@@ -125,11 +124,11 @@ fn each_rot(ranges: &[Range], every_bit: bool, mut what: impl FnMut(&Range, u64,
     }
 }
 
-/// 64 writes of 128 KiB and a flush were answered, the pool was idle for 20 s and was killed, and a
-/// bit flipped in a block that was written last: 20 of 20 openings went without a word back to
-/// before the damaged group, with 160 to 1888 of 2048 flushed blocks old, and `check` was clean.
-/// Here every bit of the last groups and of both superblocks flips, after a kill and after power
-/// cuts that also tear a write which was in flight.
+/// Regression: 64 writes of 128 KiB and a flush were answered, the pool was idle for 20 s and was
+/// killed, and a bit flipped in one of the last blocks. 20 of 20 openings silently returned to the
+/// state before the damaged group, with 160 to 1888 of 2048 flushed blocks old, and `check`
+/// reported no damage. This test flips every bit of the last groups and of both superblocks, after
+/// a kill and after power cuts that also tear a write in flight.
 #[test]
 fn every_bit_of_the_last_groups() {
     let (directory, shape) = (Directory::default(), few_blocks(false));
@@ -140,7 +139,7 @@ fn every_bit_of_the_last_groups() {
     assert_eq!(rig.history.recorded(moment), recorded, "an idle log records what is durable");
     rig.rest();
     assert_eq!(directory.change_count(), moment, "and only once");
-    // The head or the block of one more write, both, or neither.
+    // The header of one more group, its block, both, or neither.
     assert_eq!(rig.take(Step::Write { first: 0, count: 1, fua: false }), Status::Ok);
     directory.changes()[moment..].iter().for_each(|change| medium.apply(change));
     let mut images = vec![medium.kill()];
@@ -165,7 +164,7 @@ fn every_bit_of_the_last_groups() {
 fn two_copies_have_everything_whatever_rots_in_one() {
     let (directory, shape) = (Directory::default(), few_blocks(true));
     let rig = flushed(&directory, &shape);
-    // Also where the log has not been idle yet.
+    // The first image is from before the log was idle.
     let (steps, mut images) = (rig.history.len(), vec![directory.medium()]);
     let (mut rig, mut felt) = (rig, Felt::default());
     rig.rest();
@@ -180,7 +179,7 @@ fn two_copies_have_everything_whatever_rots_in_one() {
     assert!(felt.right > 0);
 }
 
-/// Closes a pool and loses the superblock that was written last.
+/// Closes a pool and damages the newest superblock.
 fn closed_and_lost(shape: &Shape) -> (Medium, Rig) {
     let directory = Directory::default();
     let mut rig = flushed(&directory, shape);
@@ -191,8 +190,8 @@ fn closed_and_lost(shape: &Shape) -> (Medium, Rig) {
     (directory.medium(), rig)
 }
 
-/// The superblock that a clean stop writes was all that said of the last groups that they are
-/// durable. Where it is lost too, they were left out without a word.
+/// Regression: only the superblock that a clean stop writes stated that the last groups are
+/// durable. If it was lost too, they were silently left out.
 #[test]
 fn after_a_clean_stop_the_older_superblock_is_enough() {
     let shape = few_blocks(false);
@@ -211,7 +210,7 @@ fn after_a_clean_stop_the_older_superblock_is_enough() {
     assert!(felt.right > 0 && felt.errors > 0 && felt.refused > 0, "{felt:?}");
 }
 
-/// `check` says what an opening says: it called such a pool clean.
+/// Regression: `check` reported such a pool as undamaged; it must report what an opening does.
 #[test]
 fn check_names_what_has_rotted_in_the_last_groups() {
     let (directory, shape) = (Directory::default(), few_blocks(false));
@@ -219,7 +218,7 @@ fn check_names_what_has_rotted_in_the_last_groups() {
     rig.rest();
     let base = directory.medium();
     let ranges = last(&base.kill(), LAST);
-    // The last one is the empty group that nothing follows.
+    // The last group is the empty one, which no group follows.
     let data = ranges.iter().filter(|it| it.len > SECTOR as u64 && it.name != superblock::FILE);
     let mut seen = [0, 0];
     for range in data {
@@ -241,8 +240,8 @@ fn check_names_what_has_rotted_in_the_last_groups() {
     assert!(seen[0] >= LAST - 1 && seen[1] >= LAST - 1, "{seen:?}");
 }
 
-/// A damaged group whose segment is full was missed: what says that it was durable is segments
-/// further on.
+/// Regression: a damaged group in a full segment was not detected, because the group that states it
+/// as durable is several segments later.
 #[test]
 fn what_is_segments_further_on_is_found() {
     let (directory, mut shape) = (Directory::default(), few_blocks(false));
@@ -264,16 +263,16 @@ fn what_is_segments_further_on_is_found() {
     assert_eq!(felt.right + felt.errors, 0, "{felt:?}");
 }
 
-/// Runs a workload that is idle now and then, crashes it at every operation, and rots what is left.
+/// Runs a workload with idle phases, crashes it at every operation, and damages what is left.
 fn rot_everywhere(stream: u64, mirror: bool, felt: &mut Felt) {
     let mut random = Seed::from_env().rng(stream);
-    // A group is no longer than half a segment, as in the product.
+    // A group is at most half a segment long, as in production.
     let mut shape = Shape { mirror, ..shape(&mut random) };
     shape.block_bytes = shape.block_bytes.min(1024);
     let directory = Directory::default();
     format(&directory, &shape);
     let mut rig = Rig::open(&directory, &shape);
-    // The opening has recorded that there is a volume.
+    // The opening has stated that the volume exists.
     directory.settle();
     let mut medium = directory.medium();
     for _ in 0..random.usize(2..5) {

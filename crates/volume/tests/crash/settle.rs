@@ -1,4 +1,5 @@
-//! What nobody asks to be durable is so after a while all the same: a cut of the power has it.
+//! A write that no client asked to be durable becomes durable after a while, and survives a power
+//! cut.
 
 use std::time::Duration;
 
@@ -8,15 +9,15 @@ use blockyard_volume::door::{Door, Outcome};
 
 use crate::rig::{Rig, Shape, Store, USE, format, store};
 
-/// How often is looked, and what is between two looks: together two minutes, where a second is
-/// promised. A busy machine is no fault.
+/// Number of checks, and the time between two of them: two minutes together, where a second is
+/// promised, so that a busy machine does not fail the test.
 const LOOKS_MAX: usize = 6000;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The number that the first write leaves in its block.
+/// The number in the block of the first write.
 const FIRST: u64 = 7;
 
-/// A write that is not to be durable, answered.
+/// Writes a block without FUA and waits for the answer.
 fn write(door: &mut Door<Store>, block: u64, number: u64) {
     let fill = |_: usize, into: &mut [u8]| {
         into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
@@ -31,10 +32,10 @@ fn write(door: &mut Door<Store>, block: u64, number: u64) {
     assert!(reply.status.is_ok());
 }
 
-/// Writes a block and waits until a cut has it, while others are written or not.
+/// Writes a block and waits until it survives a cut, with or without other writes meanwhile.
 fn becomes_durable(busy: bool) {
     let mut shape = Shape::tiny();
-    // Neither how much is written makes it durable, nor a checkpoint.
+    // Neither the number of bytes nor a checkpoint triggers a sync.
     shape.options.segment_bytes = 1 << 20;
     shape.options.sync_bytes = 1 << 40;
     shape.options.checkpoint_bytes = 1 << 40;

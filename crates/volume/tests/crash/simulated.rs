@@ -1,4 +1,4 @@
-//! The simulated directory as that of a pool, with what may go wrong below it.
+//! A simulated disk for a pool, with faults.
 #![allow(clippy::disallowed_types)] // A test may.
 
 use std::collections::{HashMap, VecDeque};
@@ -14,33 +14,33 @@ use blockyard_volume::store::{
 
 use crate::turns::Turns;
 
-/// What goes wrong, of what a pool does with segments from now on.
+/// A fault, which affects operations on segments from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// Syncs do nothing, though they say that all is well.
+    /// Syncs do nothing, but report success.
     NoSyncs,
-    /// A write with this number is acknowledged and dropped.
+    /// The write with this number reports success and is lost.
     Lost(u64),
-    /// A write with this number goes somewhere else in its file.
+    /// The write with this number goes to another place in its file.
     Misdirected(u64),
-    /// A read with this number, and every one so many behind it, is of somewhere else in its file.
+    /// Every n-th read returns another place of its file.
     MisdirectedReads(u64),
-    /// So many files more can be made.
+    /// Only this number of further files can be made.
     Full(u64),
-    /// The next file cannot be made, and those behind it can.
+    /// The next file cannot be made; later ones can.
     FullOnce,
-    /// So many writes succeed, and none after them.
+    /// All writes after this number fail.
     FailingWrites(u64),
-    /// So many syncs succeed, and none after them.
+    /// All syncs after this number fail.
     FailingSyncs(u64),
-    /// A read with this number, and every one so many behind it, fails.
+    /// Every n-th read fails.
     FailingReads(u64),
-    /// A read with this number fails, and no other.
+    /// Only the read with this number fails.
     FailingRead(u64),
-    /// So many reads, writes and syncs succeed, and then the disk is gone: each operation fails.
+    /// After this number of reads, writes and syncs the disk is gone: each operation fails.
     Gone(u64),
 }
 
@@ -52,7 +52,7 @@ impl State {
     }
 }
 
-/// What a test does in the middle of a read that fails.
+/// Code of a test that runs in the middle of a failing read.
 type Hook = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Debug, Default)]
@@ -63,11 +63,12 @@ struct State {
     reads: u64,
     syncs: u64,
     created: u64,
-    /// By the name of the thread.
+    /// Number of files made, by the name of the thread.
     made: HashMap<String, u64>,
 }
 
-/// Threads of these names wait before they write: the pool's own, beside its committer.
+/// While closed, threads with these names wait before they write: those of the pool other than the
+/// committer.
 #[derive(Debug, Default)]
 struct Gate {
     closed: Mutex<bool>,
@@ -84,22 +85,22 @@ impl Gate {
     }
 }
 
-/// A simulated directory.
+/// A simulated directory that implements the pool's [`Directory`].
 #[derive(Clone)]
 pub(crate) struct Simulated {
     directory: directory::Directory,
-    /// What the names of its files begin with: two may be one directory, so that what is done to
-    /// them has one order.
+    /// Prefix of the file names. Two stores may share one directory, so that their operations have
+    /// one order.
     prefix: &'static str,
     state: Arc<Mutex<State>>,
-    /// How many bytes its file system has room for, beside what others have there.
+    /// Bytes that the file system has for these files.
     room: Arc<Mutex<Option<u64>>>,
     gate: Arc<Gate>,
-    /// Groups on their way at once.
+    /// Most groups in flight.
     depth: usize,
-    /// Who syncs a file beside somebody else may not be told of an error.
+    /// If two threads sync a file at once, only one of them gets an error.
     tells_one: bool,
-    /// By which the threads of its pool go on one at a time.
+    /// Schedules the threads of the pool, one at a time.
     turns: Option<Turns>,
     failed_read: FailedRead,
 }
@@ -117,18 +118,18 @@ impl FailedRead {
     }
 }
 
-/// The way of groups: written when they are begun, synced when they are waited for.
+/// The lane for groups: writes a group when it begins, syncs it when it is awaited.
 pub(crate) struct SimulatedLane {
     depth: usize,
     tells_one: bool,
     under_way: VecDeque<UnderWay>,
 }
 
-/// A group on its way.
+/// A group in flight.
 struct UnderWay {
     file: Arc<SimulatedFile>,
     ended: Ended,
-    /// What is to be durable yet.
+    /// What is still to be made durable.
     wanted: Synced,
 }
 
@@ -137,14 +138,14 @@ struct UnderWay {
 enum Synced {
     Nothing,
     All,
-    /// So much from there on.
+    /// A range: offset and length in bytes.
     Range(u64, u64),
-    /// What was written when the file had seen so many writes.
+    /// The writes up to this number of writes of the file.
     Through(u64),
 }
 
 impl UnderWay {
-    /// Makes durable what is to be; says whether all went well until now.
+    /// Syncs what is still to be made durable; returns whether everything succeeded so far.
     fn sync(&mut self) -> bool {
         let wanted = std::mem::replace(&mut self.wanted, Synced::Nothing);
         if self.ended.1.is_ok() && wanted != Synced::Nothing {
@@ -169,7 +170,7 @@ impl Lane<SimulatedFile> for SimulatedLane {
         assert!(!self.tells_one || self.under_way.is_empty(), "the older one's error may be lost");
         let parts: Vec<&[u8]> = parcel.slices().collect();
         let result = file.write_at(at, &parts);
-        // No more than a disk has to: what is on its way behind it may be lost.
+        // No more than a disk must make durable: groups in flight after this one may be lost.
         let wanted = match wanted {
             Durability::Nothing => Synced::Nothing,
             Durability::Itself => Synced::Range(at, parcel.len() as u64),
@@ -190,7 +191,7 @@ impl Lane<SimulatedFile> for SimulatedLane {
     }
 }
 
-/// A file of it.
+/// A file of the simulated directory.
 pub(crate) struct SimulatedFile {
     file: directory::File,
     state: Arc<Mutex<State>>,
@@ -229,7 +230,7 @@ impl Simulated {
         Simulated { directory, prefix, state, room, gate, depth, tells_one, turns, failed_read }
     }
 
-    /// The same for one of two copies.
+    /// Sets the prefix of file names, for one of two copies.
     pub(crate) fn with_prefix(self, prefix: &'static str) -> Simulated {
         Simulated { prefix, ..self }
     }
@@ -238,27 +239,27 @@ impl Simulated {
         format!("{}{name}", self.prefix)
     }
 
-    /// The same, with so many groups on their way at once.
+    /// Sets the most groups in flight.
     pub(crate) fn with_depth(self, depth: usize) -> Simulated {
         Simulated { depth, ..self }
     }
 
-    /// The same, where only one of several who sync a file at once is told of an error.
+    /// Makes only one of several concurrent syncs of a file report an error.
     pub(crate) fn telling_one(self) -> Simulated {
         Simulated { tells_one: true, ..self }
     }
 
-    /// The same, where threads go on one at a time.
+    /// Lets `turns` schedule the threads.
     pub(crate) fn with_turns(self, turns: &Turns) -> Simulated {
         Simulated { turns: Some(turns.clone()), ..self }
     }
 
-    /// Others may do something before this one changes the directory.
+    /// Lets other threads run before this one changes the directory.
     fn step(&self) {
         self.turns.iter().for_each(Turns::step);
     }
 
-    /// Lets the threads beside the committer wait before they write, or go on.
+    /// Makes the threads other than the committer wait before they write, or releases them.
     pub(crate) fn close_gate(&self, closed: bool) {
         *self.gate.closed.lock().unwrap() = closed;
         self.gate.opened.notify_all();
@@ -270,17 +271,17 @@ impl Simulated {
         SimulatedFile { file, state, gate, turns, failed_read }
     }
 
-    /// How many files a thread of this name has made, or tried to.
+    /// Number of files that threads of this name made or tried to make.
     pub(crate) fn made_by(&self, name: &str) -> u64 {
         self.state.lock().unwrap().made.get(name).copied().unwrap_or(0)
     }
 
-    /// Lets all files together have so many bytes from now on: others have the rest.
+    /// Limits the bytes of all files together; other programs use the rest.
     pub(crate) fn limit(&self, bytes: u64) {
         *self.room.lock().unwrap() = Some(bytes);
     }
 
-    /// How many reads there were since something was to go wrong.
+    /// Number of reads since the fault was set.
     pub(crate) fn reads(&self) -> u64 {
         self.state.lock().unwrap().reads
     }
@@ -290,7 +291,7 @@ impl Simulated {
         *self.failed_read.0.lock().unwrap() = Some(Box::new(hook));
     }
 
-    /// Lets something go wrong from now on.
+    /// Sets the fault from now on.
     pub(crate) fn fail(&self, fault: Fault) {
         *self.state.lock().unwrap() = State { fault, ..State::default() };
     }

@@ -1,5 +1,6 @@
-//! The threads of a pool go on one at a time: which one is drawn whenever one of them is about to
-//! do something to the disk, or to wait. So a seed brings the same order of operations again.
+//! A deterministic scheduler for the threads of a pool. One thread runs at a time; the next one is
+//! drawn whenever a thread is about to access the disk or to wait. So a seed reproduces the order
+//! of operations.
 #![allow(clippy::disallowed_types)] // A test may.
 
 use std::cell::Cell;
@@ -10,32 +11,32 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use blockyard_volume::store::Work;
 
-/// The number of the thread that has the committer and the client.
+/// The number of the thread that runs the committer and the client.
 const FIRST: usize = 0;
 
 thread_local! {
-    /// The number of this thread among those of its pool, if it is one of them.
+    /// The number of this thread in its pool, if it belongs to one.
     static ME: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// One of them is heavier than another one by as much as it is drawn more often.
+/// Weights of threads: a thread is drawn in proportion to its weight.
 const WEIGHTS: [u32; 4] = [1, 3, 10, 40];
 
 #[derive(Debug)]
 struct State {
     random: fastrand::Rng,
-    /// Who goes on.
+    /// The thread that runs.
     turn: usize,
-    /// Those that have not ended, each with its weight.
+    /// The threads that have not ended, each with its weight.
     live: BTreeMap<usize, u32>,
-    /// Those that wait for something that was not so at their last look; nothing was done since.
+    /// The threads whose condition was false when last checked; nothing was done since.
     asleep: BTreeSet<usize>,
     begun: usize,
-    /// Counts what was done.
+    /// Number of operations done.
     done: u64,
-    /// The committer has nothing to do: it goes on if nobody else can.
+    /// The committer has no work, and runs only if no other thread can.
     is_idle: bool,
-    /// The process was killed.
+    /// The simulated process was killed.
     is_killed: bool,
 }
 
@@ -45,11 +46,11 @@ struct Inner {
     changed: Condvar,
 }
 
-/// See the module. Clones are the same.
+/// The scheduler; clones share its state.
 #[derive(Clone)]
 pub(crate) struct Turns(Arc<Inner>);
 
-/// What ends a thread of a process that was killed.
+/// The panic payload that ends a thread of a killed process.
 struct Killed;
 
 impl fmt::Debug for Turns {
@@ -59,13 +60,13 @@ impl fmt::Debug for Turns {
 }
 
 impl State {
-    /// Something was done that others may wait for.
+    /// Notes that something was done for which other threads may wait.
     fn wake(&mut self) {
         self.asleep.clear();
         self.done += 1;
     }
 
-    /// Draws the one that goes on of those that are not asleep.
+    /// Draws the next thread from those that are awake.
     fn draw(&mut self, without: Option<usize>) -> Option<usize> {
         let is_awake = |it: &usize| !self.asleep.contains(it) && Some(*it) != without;
         let awake = || self.live.iter().filter(|(number, _)| is_awake(number));
@@ -84,7 +85,7 @@ impl State {
 }
 
 impl Turns {
-    /// The calling thread has the committer.
+    /// Makes a scheduler; the calling thread is the one with the committer.
     pub(crate) fn new(mut random: fastrand::Rng) -> Turns {
         ME.set(Some(FIRST));
         let weight = random.choice(WEIGHTS).unwrap();
@@ -99,13 +100,13 @@ impl Turns {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the turn of this one.
+    /// Waits until this thread may run.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, me: usize) -> MutexGuard<'a, State> {
         let is_over = |it: &mut State| it.turn != me && !it.is_killed;
         self.0.changed.wait_while(state, is_over).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the one go on that was drawn, and waits for the turn of this one.
+    /// Lets the drawn thread run, and waits until this one may run again.
     fn pass(&self, mut state: MutexGuard<'_, State>, me: usize, drawn: usize) {
         if drawn != me {
             state.turn = drawn;
@@ -119,7 +120,7 @@ impl Turns {
         }
     }
 
-    /// Something is about to be done: others may do something before.
+    /// Called before an operation: other threads may run first.
     pub(crate) fn step(&self) {
         let Some(me) = ME.get() else { return };
         let mut state = self.state();
@@ -128,17 +129,18 @@ impl Turns {
         self.pass(state, me, drawn);
     }
 
-    /// The same for what changes nothing, and is looked at only where it is beside the committer.
+    /// Called before an operation that changes nothing: other threads may run first, unless this is
+    /// the committer's thread.
     pub(crate) fn step_beside(&self) {
         if ME.get().is_some_and(|me| me != FIRST) {
             self.step();
         }
     }
 
-    /// Others go on until something is so.
+    /// Lets other threads run until `is_so` holds.
     pub(crate) fn until(&self, is_so: &dyn Fn() -> bool) {
         let Some(me) = ME.get() else { return };
-        // What this one has done others may wait for.
+        // Other threads may wait for what this one has done.
         self.wake();
         while !is_so() {
             let mut state = self.state();
@@ -158,7 +160,7 @@ impl Turns {
         self.wake();
     }
 
-    /// The committer has nothing to do: others go on; says whether any of them did anything.
+    /// The committer has no work: lets other threads run. Returns whether any of them did anything.
     pub(crate) fn idle(&self) -> bool {
         let mut state = self.state();
         let Some(drawn) = state.draw(Some(FIRST)) else { return false };
@@ -171,12 +173,12 @@ impl Turns {
         state.done > done
     }
 
-    /// Something was done that others may wait for.
+    /// Notes that something was done for which other threads may wait.
     pub(crate) fn wake(&self) {
         self.state().wake();
     }
 
-    /// What a thread does that is begun now.
+    /// Wraps the work of a new thread, so that it runs under this scheduler.
     pub(crate) fn beside(&self, work: Work) -> Work {
         let mut state = self.state();
         state.begun += 1;
@@ -202,7 +204,7 @@ impl Turns {
         })
     }
 
-    /// Kills the process: none of its threads does anything any more.
+    /// Kills the simulated process: none of its threads does anything further.
     pub(crate) fn kill(&self) {
         self.state().is_killed = true;
         self.0.changed.notify_all();

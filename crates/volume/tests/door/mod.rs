@@ -1,4 +1,4 @@
-//! A door to a volume for tests: a channel of its own, used one operation at a time.
+//! A channel to a volume for tests, used one operation at a time.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // A test may.
 
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use blockyard_core::clock::Monotonic;
 use blockyard_core::sched::NoneScheduler;
 use blockyard_volume::Volume;
 
-/// A channel, and what it does while the caller waits; up to 2 MiB at a time.
+/// A blocking adapter over a new channel, for requests of up to 2 MiB.
 pub fn door(volume: &Arc<Volume>) -> Io {
     Io::new(channel(volume), 2 << 20)
 }
 
-/// A channel.
+/// Opens a channel to a volume.
 pub fn channel(volume: &Arc<Volume>) -> Box<dyn Channel> {
     let config = ChannelConfig::default();
     let depth = usize::from(config.depth);

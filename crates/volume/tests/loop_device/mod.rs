@@ -1,15 +1,15 @@
-//! A loop device for tests, on a sparse file that goes with it. It needs root.
+//! A loop device for tests, on a sparse file. It needs root.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // A test may.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// See the module.
+/// A loop device, which is detached when dropped.
 pub struct LoopDevice {
     path: PathBuf,
 }
 
-/// Runs a program, which has to succeed, and answers what it says.
+/// Runs a program, which must succeed, and returns its output.
 pub fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -18,17 +18,17 @@ pub fn run(program: &str, args: &[&str]) -> String {
 }
 
 impl LoopDevice {
-    /// A device of so many bytes and with such sectors on a new file.
+    /// Attaches a device of this size in bytes and with this sector size to a new file.
     pub fn new(image: &Path, bytes: u64, sector: u32) -> LoopDevice {
         std::fs::File::create(image).unwrap().set_len(bytes).unwrap();
         LoopDevice::on(image, sector)
     }
 
-    /// The same on a file that is there.
+    /// Attaches a device with this sector size to an existing file.
     pub fn on(image: &Path, sector: u32) -> LoopDevice {
         let sector = sector.to_string();
         let line = ["--find", "--show", "--sector-size", &sector, image.to_str().unwrap()];
-        // Another test, or somebody else, may take the device that was found first.
+        // Another test or program may take the free device first; then try again.
         let attached = (0..16).find_map(|_| {
             let output = Command::new("losetup").args(line).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -38,12 +38,12 @@ impl LoopDevice {
         LoopDevice { path: attached.expect("a loop device is free").trim().into() }
     }
 
-    /// Its path.
+    /// The path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The same as text.
+    /// The path of the device as text.
     pub fn name(&self) -> &str {
         self.path.to_str().unwrap()
     }

@@ -1,17 +1,17 @@
-//! A directory for tests, which goes with them.
+//! A temporary directory for tests.
 #![allow(dead_code, unreachable_pub, clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// A directory.
+/// A directory that is removed when dropped.
 pub struct Place {
     path: PathBuf,
     next: Mutex<u32>,
 }
 
 impl Place {
-    /// An empty one, named after the process.
+    /// Makes an empty directory, named after the test and the process.
     pub fn new(under: &Path, name: &str) -> Place {
         let path = under.join(format!("{name}-{}", std::process::id()));
         _ = std::fs::remove_dir_all(&path);
@@ -19,12 +19,12 @@ impl Place {
         Place { path, next: Mutex::new(0) }
     }
 
-    /// Its path.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A path in it that nobody has had.
+    /// A path in the directory that was not used before.
     pub fn fresh(&self) -> PathBuf {
         let mut next = self.next.lock().unwrap();
         *next += 1;
