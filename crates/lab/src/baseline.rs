@@ -1,8 +1,9 @@
-//! The coarser locks that the product replaces: what was there before, as a device of its own.
+//! The coarser locks that the product replaced, each as a device of its own.
 //!
 //! A baseline is made from the same parameters as the product's device and goes through the same
-//! stack; only the guarding differs. It is the "before" of a measurement and, being plainly
-//! correct, the oracle that the product must agree with. No product code names one.
+//! stack; only the locking differs. A baseline is the "before" of a measurement. It is also the
+//! reference that the product must agree with, because it is plainly correct. No product code names
+//! a baseline.
 //!
 //! [`no_device`] is the other end of the scale: a device that does nothing at all.
 
@@ -39,13 +40,14 @@ use lock_per_zone::LockPerZone;
 use no_device::NoDevice;
 use one_lock::{OneLock, QueuedZones};
 
-/// A baseline.
+/// A baseline: its name, and how it is opened.
 #[derive(Clone, Copy, Debug)]
 struct Baseline {
     name: &'static str,
-    /// The kind of device that it is a baseline of.
+    /// The kind of device that this baseline replaces.
     kind: &'static str,
-    /// The switch that a device must have for it to differ from the product, if it takes one.
+    /// The device parameter without which the baseline does not differ from the product, if there
+    /// is one.
     needs: Option<&'static str>,
     open: fn(&DeviceSpec) -> Result<Made, StackError>,
 }
@@ -91,29 +93,29 @@ fn no_device(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { disk: Arc::new(NoDevice(made.disk)), ..made })
 }
 
-/// Why a baseline could not be made.
+/// The reasons for which a baseline cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BaselineError {
-    /// There is none of this name.
+    /// No baseline has this name.
     #[error("before: there is no baseline `{name}`; wanted {known}")]
     Unknown {
-        /// What was given.
+        /// The name that was given.
         name: String,
-        /// The names there are.
+        /// The names of all baselines.
         known: String,
     },
-    /// The device has nothing that the baseline guards.
+    /// The device has no state that the baseline's lock protects.
     #[error("before: `{name}` differs for {kind} devices{needs} only, and this is none")]
     NoEffect {
-        /// The baseline.
+        /// The name of the baseline.
         name: &'static str,
-        /// The kind of device that it is for.
+        /// The kind of device that the baseline is for.
         kind: &'static str,
-        /// " with ", the switch that the device lacks, and "=1"; or nothing.
+        /// " with ", the parameter that the device lacks, and "=1"; or empty.
         needs: String,
     },
-    /// The device's parameters will not do.
+    /// The device's parameters are invalid.
     #[error(transparent)]
     Stack(#[from] StackError),
 }
@@ -123,17 +125,17 @@ pub fn names() -> Vec<&'static str> {
     BASELINES.iter().map(|baseline| baseline.name).collect()
 }
 
-/// The names of the baselines of a kind of device.
+/// The names of the baselines for one kind of device.
 pub fn names_of(kind: &str) -> Vec<&'static str> {
     let of_kind = BASELINES.iter().filter(|baseline| baseline.kind == kind);
     of_kind.map(|baseline| baseline.name).collect()
 }
 
-/// Makes a device as the specification says, with a baseline in place of the product's guarding.
+/// Opens the device that `spec` describes, with a baseline in place of the product's locking.
 ///
 /// # Errors
-/// If there is no such baseline, it makes no difference to this device, or the device's parameters
-/// will not do.
+/// If the baseline does not exist, makes no difference to this device, or the device's parameters
+/// are invalid.
 pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineError> {
     let Some(baseline) = BASELINES.iter().find(|baseline| baseline.name == name) else {
         let known = names().iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -147,7 +149,7 @@ pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineErro
     Ok(open(spec)?.disk)
 }
 
-/// Closes an implicitly open zone, to make room for another.
+/// Closes an implicitly open zone, so that another zone can open.
 fn close_implicitly(zone: &mut Zone) {
     let step = zone.step(ZoneOp::Close).expect("implicitly open zones can be closed");
     zone.enter(step.to);
@@ -177,7 +179,7 @@ mod tests {
             assert_eq!(disk.name(), "d");
             assert_eq!(disk.kind(), product.kind());
             assert_eq!(disk.geometry(), product.geometry());
-            // Below a scheduler that channels share, the device's own tags are nobody's.
+            // Below a scheduler that channels share, no channel owns the device's tags.
             let Limits { queue_depth, ordered, .. } = *disk.limits();
             let product = product.limits().clone();
             let product = match name.starts_with("sched") {

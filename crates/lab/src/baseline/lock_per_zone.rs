@@ -1,8 +1,8 @@
-//! Zones as Linux's null_blk has guarded them since 2020: a lock per zone, which reads take too.
+//! Zones as Linux's null_blk has locked them since 2020: one lock per zone, which reads take too.
 //!
-//! Open and active zones have a lock of their own, taken only where a limit is set. Writes are
-//! guarded by [`LockedZones`], the product's zones until it kept each in a word; reads take the
-//! zone's lock here, as they do in null_blk.
+//! A separate lock protects the counts of open and active zones; it is taken only where a limit is
+//! set. [`LockedZones`], the product's zones before each became a word, performs the writes. Reads
+//! take the zone's lock here, as they do in null_blk.
 
 use std::collections::TryReserveError;
 
@@ -16,16 +16,15 @@ use blockyard_sync::zone_resources::ZoneCounts;
 use super::locked_zones::{LockedZones, SleepingZone, SpinningZone};
 use super::tokens::{Tokens, TokensLock};
 
-/// The name on a command line.
+/// The baseline's name on a command line.
 pub const NAME: &str = "lock-per-zone";
 
-/// Zones with a lock each that reads take too. The parameters are those of
-/// [`LockedZones`].
+/// Zones with a lock each that reads take too. The parameters are those of [`LockedZones`].
 #[derive(Debug)]
 pub struct LockPerZone<S = SpinningZone, D = SleepingZone, R = TokensLock>(LockedZones<S, D, R>);
 
 impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Tokens>> LockPerZone<S, D, R> {
-    /// Open and active zones now; `None` where no limit is set.
+    /// The open and active zones now; `None` where no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         self.0.counts()
     }

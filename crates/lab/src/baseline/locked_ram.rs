@@ -1,5 +1,5 @@
-//! A RAM disk whose table has a lock, as zram's had: the product's codec and pool, and the way of a
-//! block through them, but for what guards an entry.
+//! A RAM disk whose table has a lock, as zram's had. Codec, pool and the path of a block through
+//! them are the product's; only the protection of an entry differs.
 //!
 //! ```text
 //! read     lock the entry ▸ decompress from the pool into the reader's buffer ▸ unlock
@@ -7,8 +7,8 @@
 //! part     lock the entry ▸ decompress ▸ patch ▸ compress ▸ pool ▸ change it, unlock
 //! ```
 //!
-//! So it was in zram, except that zram frees the old object under the lock as well. There is no
-//! compaction, no limit, no second algorithm, no checksum and no backing file.
+//! zram did the same, except that zram also frees the old object under the lock. This device has no
+//! compaction, limit, second algorithm, checksum or backing file.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -31,23 +31,23 @@ use super::ram_table::{
     BitEntries, CasEntries, Contents, Entry, RwEntries, SpinEntries, Table, TableLock,
 };
 
-/// The published before: one reader/writer lock over the table.
+/// The published "before": one reader/writer lock over the table.
 pub const TABLE_LOCK: &str = "ram-table-lock";
 /// A state per entry, taken by compare-and-swap.
 pub const CAS: &str = "ram-cas";
-/// A spinning lock per entry.
+/// One spin lock per entry.
 pub const SPIN: &str = "ram-spin";
-/// A reader/writer lock per entry.
+/// One reader/writer lock per entry.
 pub const RWLOCK: &str = "ram-rwlock";
-/// The published after: a bit of the entry.
+/// The published "after": a bit of the entry.
 pub const BIT_SPIN: &str = "ram-bit-spin";
 
-/// The system's error number of memory that there is none of.
+/// The system's error number for lack of memory.
 const ENOMEM: i32 = 12;
-/// How much a snapshot is copied at a time, in bytes.
+/// The unit in which the data of a loaded snapshot are copied, in bytes.
 const COPY_BYTES: u64 = 64 << 10;
 
-/// A RAM disk with its entries in `T`.
+/// A RAM disk whose entries are in the table `T`.
 pub struct LockedRam<T: Table>(Arc<Shared<T>>);
 
 struct Shared<T> {
@@ -59,20 +59,20 @@ struct Shared<T> {
     unit: usize,
 }
 
-/// What one channel holds of it.
+/// The queue of one channel.
 pub struct LockedRamQueue<T: Table> {
     shared: Arc<Shared<T>>,
     hand: Hand,
 }
 
-/// What one channel works with.
+/// The caches and buffers of one channel.
 struct Hand {
     cache: Cache,
     encoder: Encoder,
     decoder: Decoder,
-    /// A block as it is.
+    /// An uncompressed block.
     plain: Box<[u8]>,
-    /// What is to replace a part of a block.
+    /// The bytes that replace a part of a block.
     patch: Box<[u8]>,
     packed: Box<[u8]>,
 }
@@ -81,7 +81,7 @@ impl<T: Table> LockedRam<T> {
     /// Makes a device that reads as zeros.
     ///
     /// # Errors
-    /// If it is asked for what it has not, or there is no memory for its table.
+    /// If `config` asks for a feature that the baseline lacks, or there is no memory for the table.
     pub fn open(config: &RamConfig) -> Result<LockedRam<T>, StackError> {
         refuse_features(config)?;
         let refused = |field, error: &dyn fmt::Display| StackError::Refused {
@@ -102,17 +102,17 @@ impl<T: Table> LockedRam<T> {
         })))
     }
 
-    /// Memory that the table takes, in bytes.
+    /// The memory that the table takes, in bytes.
     pub fn table_bytes(&self) -> u64 {
         self.0.table.len_bytes()
     }
 }
 
-/// What the product has and a baseline has not is not left out silently.
+/// Refuses features of the product that the baseline lacks, so that none is ignored silently.
 fn refuse_features(config: &RamConfig) -> Result<(), StackError> {
     let RamConfig { size, bs, unit, codec, load, .. } = config.clone();
     let plain = RamConfig { size, bs, unit, codec, load, ..RamConfig::default() };
-    // It has no background, and may be told so.
+    // The baseline has no compaction, so a parameter that turns compaction off is valid.
     if plain == *config || (RamConfig { compact: 0, ..plain }) == *config {
         return Ok(());
     }
@@ -125,15 +125,16 @@ fn refuse_features(config: &RamConfig) -> Result<(), StackError> {
 }
 
 impl<T: Table> Shared<T> {
-    /// Makes a block of what its entry says, which nobody changes meanwhile.
+    /// Writes the block that `entry` describes into `into`.
     ///
     /// # Safety
-    /// `entry` is read under its lock, and `into` valid for reads and writes of a block.
+    /// The caller holds the lock under which it read `entry`. `into` is valid for reads and writes
+    /// of a block.
     #[inline]
     unsafe fn unpack(&self, decoder: &mut Decoder, entry: Entry, into: *mut u8) -> Status {
         let bytes = |object: Object| {
-            // SAFETY: objects are freed by who has taken them out of their entry under its lock,
-            // which is held.
+            // SAFETY: an object is freed only by the thread that has taken it out of its entry
+            // under the entry's lock, and this thread holds that lock.
             unsafe { self.pool.bytes_kept(object) }
         };
         match entry.contents() {
@@ -142,7 +143,7 @@ impl<T: Table> Shared<T> {
             // SAFETY: the caller's contract.
             Contents::Same(word) => unsafe { fill(into, self.unit, word) },
             Contents::Raw(object) => {
-                // SAFETY: raw objects are a block long; the pool is nobody's buffer.
+                // SAFETY: raw objects are a block long, and no request's buffer lies in the pool.
                 unsafe { into.copy_from_nonoverlapping(bytes(object).as_ptr(), self.unit) };
             }
             Contents::Packed(object) => {
@@ -164,23 +165,23 @@ impl<T: Table> Shared<T> {
     #[inline]
     unsafe fn read(&self, decoder: &mut Decoder, block: u64, into: *mut u8) -> Status {
         self.table.read(block, |entry| {
-            // All of it at once, as the product does.
+            // Fetches the whole object into the cache at once, as the product does.
             if let Some(object) = entry.object() {
                 self.pool.fetch(object);
             }
-            // SAFETY: under the entry's lock, and the caller's contract.
+            // SAFETY: this thread holds the entry's lock; the rest is the caller's contract.
             unsafe { self.unpack(decoder, entry, into) }
         })
     }
 
-    /// Stores what is in the hand, or says that there is no memory.
+    /// Compresses and stores the block in `hand.plain`. Returns `None` if there is no memory.
     #[inline]
     fn pack(&self, hand: &mut Hand) -> Option<Entry> {
         let Hand { cache, encoder, plain, packed, .. } = hand;
         if let Some(word) = repeated_word(plain) {
             return Some(Entry::new(Contents::Same(word)));
         }
-        // As the product does it: less than a sixteenth is not worth a decompression.
+        // As in the product: saving less than a sixteenth is not worth a decompression.
         let contents = match self.codec.compress(encoder, plain, packed, self.unit - self.unit / 16)
         {
             Some(len) => Contents::Packed(cache.alloc(&packed[..len]).ok()?),
@@ -189,7 +190,7 @@ impl<T: Table> Shared<T> {
         Some(Entry::new(contents))
     }
 
-    /// Stores the block that is in the hand. If there is no memory, what was stored stays.
+    /// Stores the block in `hand.plain`. Without memory for it, the block keeps its old data.
     #[inline]
     fn write(&self, hand: &mut Hand, block: u64) -> Status {
         let Some(new) = self.pack(hand) else { return Status::NoSpc };
@@ -198,12 +199,13 @@ impl<T: Table> Shared<T> {
         Status::Ok
     }
 
-    /// Puts what is in the hand's patch into a block, which nobody else touches meanwhile.
+    /// Writes the bytes in `hand.patch` into a part of a block, under the entry's lock.
     fn write_part(&self, hand: &mut Hand, part: Part) -> Status {
         let Part { block, offset, len } = part;
         let changed = self.table.change(block, |entry| {
             let into = hand.plain.as_mut_ptr();
-            // SAFETY: under the entry's lock; `plain` is a block long and the hand's alone.
+            // SAFETY: this thread holds the entry's lock; `plain` is a block long and belongs to
+            // `hand` alone.
             let read = unsafe { self.unpack(&mut hand.decoder, *entry, into) };
             if !read.is_ok() {
                 return Err(read);
@@ -229,8 +231,8 @@ impl<T: Table> Shared<T> {
     #[inline]
     fn free(hand: &mut Hand, old: Entry) {
         if let Some(object) = old.object() {
-            // SAFETY: the pool's own, and in no entry any more: it was taken out under the lock
-            // under which others read it.
+            // SAFETY: the object is from this pool. It was taken out of its entry under the lock
+            // under which other threads read it, so no entry refers to it.
             unsafe { hand.cache.free(object) };
         }
     }
@@ -261,8 +263,8 @@ impl<T: Table> LockedRamQueue<T> {
         for Part { block, offset, len } in parts {
             let whole = if len == shared.unit { pieces.take_whole(len) } else { None };
             let into = whole.unwrap_or(hand.plain.as_mut_ptr());
-            // SAFETY: the request's buffer, valid for a block until it is completed; or `plain`,
-            // which is a block long and the hand's alone.
+            // SAFETY: `into` is the request's buffer, which is valid for a block until the request
+            // completes, or it is `plain`, which is a block long and belongs to `hand` alone.
             let status = unsafe { shared.read(&mut hand.decoder, block, into) };
             if !status.is_ok() {
                 return status;
@@ -296,8 +298,8 @@ impl<T: Table> LockedRamQueue<T> {
         Status::Ok
     }
 
-    /// Makes a range read as zeros; blocks that lie in it as a whole hold nothing, unless they are
-    /// to be written.
+    /// Makes a range read as zeros. Blocks that lie wholly in the range take no memory afterwards,
+    /// unless `written` says that zeros are to be stored.
     fn zero(&mut self, parts: impl Iterator<Item = Part>, written: bool) -> Status {
         let LockedRamQueue { shared, hand } = self;
         for part in parts {
@@ -407,15 +409,16 @@ impl<T: Table> fmt::Debug for LockedRamQueue<T> {
     }
 }
 
-/// A device as the specification says, through the product's own stack.
+/// Opens the device that `spec` describes, through the product's own stack.
 ///
 /// # Errors
-/// As [`LockedRam::open`], or the stack refuses it.
+/// As for [`LockedRam::open`], or if the stack refuses the device.
 pub fn made<T: Table>(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = stack::ram_config(spec)?;
     let disk = stack::over(spec, LockedRam::<T>::open(&config)?)?;
     if config.load.is_some() {
-        // The product alone knows the file; what it has loaded is written here.
+        // Only the product can read the snapshot file, so a product's device loads it and is
+        // copied.
         copy(&*stack::open(spec)?.disk, &*disk).map_err(|why| StackError::Refused {
             field: "load",
             message: format!("load: what it holds cannot be copied: {why}"),
@@ -424,7 +427,7 @@ pub fn made<T: Table>(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { disk, ram: None, pool: None, notes: Vec::new() })
 }
 
-/// Writes what one disk holds to another of its size.
+/// Copies the data of one disk to another disk of equal size.
 fn copy(from: &dyn Disk, to: &dyn Disk) -> Result<(), String> {
     let open = |disk: &dyn Disk| disk.open().map_err(|error| error.to_string());
     let len = COPY_BYTES as usize;
@@ -444,27 +447,27 @@ fn copy(from: &dyn Disk, to: &dyn Disk) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens [`TABLE_LOCK`].
+/// Opens the baseline [`TABLE_LOCK`].
 pub(super) fn table_lock(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<TableLock>(spec)
 }
 
-/// Opens [`CAS`].
+/// Opens the baseline [`CAS`].
 pub(super) fn cas(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<CasEntries>(spec)
 }
 
-/// Opens [`SPIN`].
+/// Opens the baseline [`SPIN`].
 pub(super) fn spin(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<SpinEntries>(spec)
 }
 
-/// Opens [`RWLOCK`].
+/// Opens the baseline [`RWLOCK`].
 pub(super) fn rwlock(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<RwEntries>(spec)
 }
 
-/// Opens [`BIT_SPIN`].
+/// Opens the baseline [`BIT_SPIN`].
 pub(super) fn bit_spin(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<BitEntries>(spec)
 }

@@ -1,9 +1,10 @@
-//! Zones with a lock each: spinning without data, sleeping while data are copied.
+//! Zones with a lock each: a spin lock without data, a sleeping lock while data are copied.
 //!
-//! Conventional zones have nothing that changes and need no lock, and reads look only at the word
-//! that a zone shows. Open and active zones are counted behind a lock of their own, which is never
-//! touched where no limit is set ([`super::zone_table`]). These were the product's zones until it
-//! kept each in a word; a read beside a reset and a rewrite of its zone may answer with a mixture.
+//! Conventional zones have no state that changes and need no lock. Reads load only the word that a
+//! zone publishes. A separate lock protects the counts of open and active zones; it is never taken
+//! where no limit is set ([`super::zone_table`]). These were the product's zones before each zone
+//! became a word. A read concurrent with a reset and a rewrite of its zone may return a mixture of
+//! old and new data.
 
 use std::collections::TryReserveError;
 
@@ -22,11 +23,11 @@ use super::zone_table::{Attempt, Claim, UNREADABLE, ZoneTable};
 
 /// The lock of a zone without data.
 pub type SpinningZone = SpinLock<Zone, { ranks::ZONE }>;
-/// The lock of a zone whose data are copied under it.
+/// The lock of a zone whose data are copied under the lock.
 pub type SleepingZone = SleepLock<Zone, { ranks::ZONE }>;
 
-/// Zones with a lock each: of the kind `S` without data, `D` with data; and one of the kind `R`
-/// for what is counted.
+/// Zones with a lock each: of type `S` without data, of type `D` with data. A lock of type `R`
+/// protects the counts.
 #[derive(Debug)]
 pub struct LockedZones<S = SpinningZone, D = SleepingZone, R = TokensLock> {
     table: Table<S, D, R>,
@@ -39,7 +40,7 @@ enum Table<S, D, R> {
     Sleeping(ZoneTable<D, R>),
 }
 
-/// Calls a method of whichever table there is.
+/// Calls a method of the table, whichever variant it is.
 macro_rules! on_table {
     ($self:expr, $table:ident => $call:expr) => {
         match &$self.table {
@@ -50,19 +51,19 @@ macro_rules! on_table {
 }
 
 impl<S: Lock<Zone>, D: Lock<Zone>, R: Lock<Tokens>> LockedZones<S, D, R> {
-    /// Open and active zones now; `None` where no limit is set.
+    /// The open and active zones now; `None` where no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         on_table!(self, table => table.counts())
     }
 
-    /// Looks at a zone under its lock.
+    /// Calls `f` with a zone under its lock.
     #[inline]
     pub fn look<T>(&self, number: ZoneNo, f: impl FnOnce(&Zone) -> T) -> T {
         on_table!(self, table => table.look(number.0, f))
     }
 }
 
-/// Writes to a zone that is locked and has permitted it, which leads to `to`.
+/// Writes to a locked zone that has permitted the write; `to` is the zone's next condition.
 #[inline]
 fn put<R: Lock<Tokens>, T: Transfer>(
     zone: &mut Zone,
@@ -191,7 +192,7 @@ where
     fn reset_all<E: Erase>(&self, erase: &mut E) {
         let geometry = &self.layout.zones;
         for number in geometry.conventional_count..geometry.zone_count {
-            // No zone refuses to be one of all.
+            // No zone refuses a reset of all zones.
             let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
             debug_assert_eq!(done, Ok(()));
         }

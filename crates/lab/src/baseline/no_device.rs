@@ -1,7 +1,8 @@
-//! A disk that ends every bio at once and does nothing: what its caller costs by itself.
+//! A disk that completes every bio at once and does nothing: the cost of its caller alone.
 //!
-//! No baseline of a technique but a limit: fio's own null engine does nothing either, so the engine
-//! for fio over this disk is what the engine costs, and over the null device what both cost.
+//! This is not a baseline of a locking technique but a lower limit. fio's own null engine does
+//! nothing either, so fio's engine over this disk shows the cost of the engine. Over the null
+//! device it shows the cost of engine and device together.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,10 +15,10 @@ use blockyard_core::{
     Region, RegionId, Sector, Status,
 };
 
-/// The name on a command line.
+/// The baseline's name on a command line.
 pub const NAME: &str = "no-device";
 
-/// A disk of the shape of another one.
+/// A disk with the geometry and limits of another disk.
 pub(super) struct NoDevice(pub(super) Arc<dyn Disk>);
 
 impl Disk for NoDevice {
@@ -63,7 +64,7 @@ impl Disk for NoDevice {
     }
 }
 
-/// A channel to nothing. It knows no region, since nothing is read or written.
+/// A channel that does nothing. It registers no memory region, because it transfers no data.
 #[derive(Debug, Default)]
 struct Nothing {
     regions: u32,

@@ -1,12 +1,15 @@
-//! Zones guarded as Linux's null_blk guards them, with the fault that comes with it.
+//! Zones locked as Linux's null_blk locks them, with the race that this causes.
 //!
-//! A lock per zone, and one more for what is counted, as in the lock-per-zone baseline. But a zone
-//! is closed to make room under the lock of the counts alone, whoever holds the zone: a writer that
-//! fills it at that moment finds it closed, gives back no token, and one is lost for ever. Its
-//! condition is also set to open only after the counts were let go of, so that a search for a
-//! victim may pass it by. Written after a description of null_blk's way, to show what `race` finds;
-//! nothing is measured against it, and it is no oracle.
-// What races here is raced for on purpose; as atomics, so that it is a wrong count, no more.
+//! There is one lock per zone, and one more for the counts, as in the lock-per-zone baseline. But a
+//! zone is closed to make room under the lock of the counts alone, while another thread may hold
+//! the zone's lock. A writer that fills the zone at that moment finds it closed and returns no
+//! token, so one token is lost permanently. The zone's condition is also set to open only after the
+//! lock of the counts is released, so a search for a victim may skip the zone.
+//!
+//! This is written from a description of null_blk's method, to show what the experiment `race`
+//! finds. Nothing is measured against it, and it is no reference for correctness.
+// The races here are deliberate. The words are atomics, so that a race gives a wrong count and no
+// undefined behaviour.
 #![allow(clippy::disallowed_types)]
 
 use std::collections::TryReserveError;
@@ -22,10 +25,10 @@ use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::zone_words::Condition;
 
-/// The name in the experiment.
+/// The baseline's name in the experiment.
 pub const NAME: &str = "null_blk";
 
-/// Zones as null_blk guards them.
+/// Zones locked as null_blk locks them.
 #[derive(Debug)]
 pub struct NullBlkZones {
     zones: Box<[Line]>,
@@ -33,13 +36,14 @@ pub struct NullBlkZones {
     layout: ZoneLayout,
 }
 
-/// A zone. Condition and write pointer belong to the lock's holder, but for the victim's.
+/// A zone. The holder of the lock owns condition and write pointer; `close_victim` breaks this
+/// rule.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Line {
     lock: SleepLock<(), { ranks::ZONE }>,
     cond: AtomicU8,
-    /// From the zone's start.
+    /// The write pointer, in sectors from the zone's start.
     wp: AtomicU64,
 }
 
@@ -53,13 +57,14 @@ impl Line {
     }
 }
 
-/// What is counted. Signed, because what is lost once may be given back twice.
+/// The counts of open and active zones. They are signed, because a lost token may be returned
+/// twice.
 #[derive(Debug, Default)]
 struct Counts {
     implicit: i64,
     explicit: i64,
     closed: i64,
-    /// Where the search for a victim goes on.
+    /// The zone at which the next search for a victim starts.
     cursor: usize,
 }
 
@@ -89,7 +94,7 @@ impl NullBlkZones {
         self.layout.zones.open_max != 0 || self.layout.zones.active_max != 0
     }
 
-    /// Counts a zone that is empty or closed as one that is open, if the limits allow it.
+    /// Counts an empty or closed zone as open, if the limits allow it.
     fn take(&self, from: ZoneCond, to: ZoneCond) -> Result<(), Status> {
         if !self.has_limits() {
             return Ok(());
@@ -114,7 +119,8 @@ impl NullBlkZones {
         })
     }
 
-    /// Closes the next implicitly open zone in turn, without its lock: this is the fault.
+    /// Closes the next implicitly open zone in turn, without taking the zone's lock: this is the
+    /// bug.
     fn close_victim(&self, counts: &mut Counts) {
         for _ in 0..self.zones.len() {
             let at = counts.cursor;
@@ -134,7 +140,7 @@ impl NullBlkZones {
         }
     }
 
-    /// Counts that a zone holds nothing any more, whatever it shows.
+    /// Counts that a zone holds no open or active resource, whatever its condition says.
     fn give_back(&self, line: &Line) {
         if self.has_limits() {
             self.counts.with(|counts| counts.add(line.cond(), -1));
@@ -167,7 +173,7 @@ impl NullBlkZones {
             transfer.copy(here, sectors);
             line.wp.store(wp + sectors, Relaxed);
             if wp + sectors == capacity {
-                // A zone that was closed meanwhile gives nothing back here.
+                // A zone that was closed concurrently returns no token here.
                 if line.cond() != ZoneCond::Closed {
                     self.give_back(line);
                 }
@@ -177,7 +183,7 @@ impl NullBlkZones {
         })
     }
 
-    /// Takes a zone to a condition in which it holds nothing.
+    /// Moves a zone to a condition in which it holds no resource.
     fn settle(&self, number: ZoneNo, to: ZoneCond, erase: impl FnOnce(Sector, u64)) {
         let (line, zone) = (self.line(number), self.layout.sequential(number));
         let sectors = zone.info().sectors;
@@ -194,7 +200,7 @@ impl NullBlkZones {
         });
     }
 
-    /// Opens a zone by command, or closes it.
+    /// Opens or closes a zone by command.
     fn turn(&self, number: ZoneNo, op: ZoneOp) -> Result<(), Status> {
         let line = self.line(number);
         line.lock.with(|()| {
@@ -279,13 +285,13 @@ impl ZoneSet for NullBlkZones {
         }
         match op {
             ZoneOp::Finish => {
-                // Through an open zone, so that limits are asked.
+                // The transition goes through an open zone, so that the limits are checked.
                 if matches!(self.line(number).cond(), ZoneCond::Empty | ZoneCond::Closed) {
                     self.turn(number, ZoneOp::Open)?;
                 }
                 self.settle(number, ZoneCond::Full, |_, _| {});
             }
-            // An empty zone is passed over, as it shows, whatever its write pointer.
+            // An empty zone is skipped whatever its write pointer, as its condition shows.
             ZoneOp::Reset | ZoneOp::ResetAll
                 if step.to == ZoneCond::Empty && self.line(number).cond() != ZoneCond::Empty =>
             {
@@ -300,7 +306,7 @@ impl ZoneSet for NullBlkZones {
     fn reset_all<E: Erase>(&self, erase: &mut E) {
         let geometry = &self.layout.zones;
         for number in geometry.conventional_count..geometry.zone_count {
-            // No zone refuses to be one of all.
+            // No zone refuses a reset of all zones.
             let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
             debug_assert_eq!(done, Ok(()));
         }
@@ -324,7 +330,7 @@ impl ZoneSet for NullBlkZones {
 mod tests {
     use super::*;
 
-    /// No data, and nothing that fails.
+    /// A transfer without data, which never fails.
     struct Nothing;
 
     impl Transfer for Nothing {
@@ -376,7 +382,7 @@ mod tests {
         }
     }
 
-    /// The published fault, step by step: zone 0 is closed for zone 1 while its writer fills it.
+    /// The published bug, step by step: zone 0 is closed for zone 1 while a writer fills zone 0.
     #[test]
     fn a_victim_that_is_being_filled_loses_a_token() {
         struct Filling<'a>(&'a NullBlkZones);
@@ -388,7 +394,8 @@ mod tests {
                 (sectors, Status::Ok)
             }
             fn copy(&mut self, _: Sector, _: u64) {
-                // Another writer, on its own thread: a zone's lock is held here.
+                // The other writer needs a thread of its own, because this thread holds a zone's
+                // lock.
                 std::thread::scope(|scope| {
                     scope.spawn(|| assert_eq!(write(self.0, 1, 4), Ok(())));
                 });

@@ -1,13 +1,13 @@
-//! Zones as Linux's null_blk guarded them until 2020: one lock over all of them.
+//! Zones as Linux's null_blk locked them until 2020: one lock over all of them.
 //!
-//! Everything that touches a zone takes the one lock, reads too; open and active zones are counted
-//! always, whether a limit is set or not; data are copied under the lock. It spins where the device
-//! holds no data and sleeps where it does. What a zone does is the product's state machine: only
-//! who waits for whom differs.
+//! Every operation on a zone takes the one lock, reads too. Open and active zones are counted even
+//! where no limit is set, and data are copied under the lock. The lock spins where the device holds
+//! no data and sleeps where it does. The transitions of a zone are the product's state machine:
+//! only the locking differs.
 //!
-//! A read with data asks twice how far they can be read and copies in between, as the device does
-//! with any zone set; null_blk took the lock once and copied under it. Without data, which is what
-//! was published, a read is one round under the lock in both.
+//! A read with data asks twice how far the zone can be read and copies between the two, as the
+//! device does with any zone set; null_blk took the lock once and copied under it. The published
+//! case is a read without data, which takes the lock once in both.
 
 use std::collections::TryReserveError;
 
@@ -24,20 +24,20 @@ use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 use super::close_implicitly;
 use super::queued_lock::QueuedLock;
 
-/// The name on a command line.
+/// The baseline's name on a command line.
 pub const NAME: &str = "one-lock";
 
-/// The name of the one whose lock is handed over in the order of arrival where there are no data.
+/// The name of the variant whose lock, where there are no data, is granted in the order of arrival.
 pub const NAME_QUEUED: &str = "one-lock-queued";
 
-/// The lock where there are no data, as Linux's spin locks are: nobody passes who waits.
+/// The lock where there are no data, granted in the order of arrival as Linux's spin locks are.
 pub type QueuedZones = QueuedLock<Zones>;
-/// The lock where there are no data: whoever takes it first has it.
+/// The lock where there are no data, granted to the thread that takes it first.
 pub type SpinningZones = SpinLock<Zones, { ranks::ZONE }>;
 /// The lock under which data are copied.
 pub type SleepingZones = SleepLock<Zones, { ranks::ZONE }>;
 
-/// Zones behind one lock: of the kind `S` without data, `D` with data.
+/// Zones protected by one lock: of type `S` without data, of type `D` with data.
 #[derive(Debug)]
 pub struct OneLock<S = SpinningZones, D = SleepingZones> {
     lock: Kind<S, D>,
@@ -49,11 +49,11 @@ enum Kind<S, D> {
     Sleeping(D),
 }
 
-/// All zones and what is counted of them: what the lock is around.
+/// All zones and their counts: the value that the lock protects.
 #[derive(Debug)]
 pub struct Zones {
     zones: Vec<Zone>,
-    /// For each zone, when it was last opened implicitly, counted in openings.
+    /// For each zone the value of `openings` at its last implicit opening.
     opened: Vec<u64>,
     openings: u64,
     counts: ZoneCounts,
@@ -86,7 +86,8 @@ impl Zones {
         }
     }
 
-    /// The same if the limits allow it; another zone may have to be closed for it.
+    /// Counts that a zone holds `to` instead of `from` if the limits allow it; another zone may
+    /// have to be closed first.
     fn take(&mut self, number: ZoneNo, from: Holding, to: Holding) -> Result<(), Status> {
         let ZoneLimits { open_max, active_max } = self.limits;
         let becomes_active = is_active(to) && !is_active(from);
@@ -101,7 +102,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Closes the zone that has been open implicitly for longest, if there is one.
+    /// Closes the zone that has been implicitly open for longest, if there is one.
     fn close_oldest(&mut self) -> Option<()> {
         let implicit =
             (0..self.zones.len()).filter(|&at| self.zones[at].holding() == Holding::Implicit);
@@ -112,7 +113,7 @@ impl Zones {
         Some(())
     }
 
-    /// Writes to a zone that has permitted it, which leads to `to`.
+    /// Writes to a zone that has permitted the write; `to` is the zone's next condition.
     fn put<T: Transfer>(
         &mut self,
         number: ZoneNo,
@@ -162,7 +163,7 @@ impl Zones {
 }
 
 impl<S: Lock<Zones>, D: Lock<Zones>> OneLock<S, D> {
-    /// Works on the zones under the lock.
+    /// Calls `f` with the zones under the lock.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut Zones) -> R) -> R {
         match &self.lock {

@@ -1,13 +1,14 @@
-//! A spinning lock that is handed over in the order of arrival, as Linux's `spin_lock` is.
+//! A spin lock that is granted in the order of arrival, as Linux's `spin_lock` is.
 //!
-//! The product's spinning lock goes to whoever takes it first, which is mostly who has just had it:
-//! its line stays with that processor, and a lock that all want costs little more than one that
-//! nobody wants. Linux's spin locks are tickets since 2.6.25 and a queue since 4.2: nobody passes
-//! who waits, and so the lock and what it protects go from processor to processor at each turn.
-//! That is the lock that was published as "before".
+//! The product's spin lock goes to the thread that takes it first, mostly the thread that held it
+//! last. The cache line stays with that processor, so a contended lock costs little more than an
+//! uncontended one. Linux's spin locks are ticket locks since 2.6.25 and queued locks since 4.2: no
+//! thread overtakes a waiter, so the lock and the data that it protects move to another processor
+//! at each turn. That is the lock of the published "before".
 //!
-//! A thread of the kernel keeps its processor while it waits or holds. Ours may lose it, and then
-//! all behind it wait too: it says something for as many threads as there are processors.
+//! A kernel thread keeps its processor while it waits for or holds a spin lock. A thread in user
+//! space may be preempted, and then all threads in the queue after it wait too. Results are
+//! meaningful only with no more threads than processors.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "the lock is this baseline's own; no product has it")]
 
@@ -17,31 +18,31 @@ use std::{hint, thread};
 use blockyard_sync::cell::RoomCell;
 use blockyard_sync::lock::Lock;
 
-/// Looks at the lock before the processor is given up: the one whose turn it is may have lost its.
+/// The number of loads before the waiting thread yields: the thread whose turn it is may have been
+/// preempted.
 const SPINS: u32 = 1 << 10;
 
-/// A lock that spins and is fair. It begins a line, so that what it protects lies with it wherever
-/// it was allocated.
+/// A fair spin lock. It is aligned to a cache line, so that the value always lies on that line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct QueuedLock<T> {
-    /// The number that the next one draws.
+    /// The next ticket.
     next: AtomicU32,
-    /// Whose turn it is.
+    /// The ticket whose turn it is.
     serving: AtomicU32,
     value: RoomCell<T>,
 }
 
-// SAFETY: the value is reached by whose turn it is only, one thread at a time.
+// SAFETY: only the thread whose turn it is reaches the value, one thread at a time.
 unsafe impl<T: Send> Sync for QueuedLock<T> {}
 
-/// Ends a turn, also when the closure panics.
+/// A turn. Dropping it ends the turn, also when the closure panics.
 struct Turn<'a>(&'a AtomicU32, u32);
 
 impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the one who has the next number.
+        // Release: pairs with the Acquire of the thread that has the next ticket.
         self.0.store(self.1.wrapping_add(1), Ordering::Release);
     }
 }
@@ -49,7 +50,7 @@ impl Drop for Turn<'_> {
 impl<T> QueuedLock<T> {
     #[inline]
     fn is_turn(&self, number: u32) -> bool {
-        // Acquire: pairs with the Release of the turn before.
+        // Acquire: pairs with the Release that ended the turn before.
         self.serving.load(Ordering::Acquire) == number
     }
 
@@ -75,7 +76,7 @@ impl<T: Send> Lock<T> for QueuedLock<T> {
 
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        // Relaxed: the number says only where in the queue one is.
+        // Relaxed: the ticket is only a place in the queue.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if !self.is_turn(number) {
             self.wait(number);
@@ -88,8 +89,8 @@ impl<T: Send> Lock<T> for QueuedLock<T> {
     #[inline]
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F> {
         let number = self.serving.load(Ordering::Relaxed);
-        // Acquire: pairs with the Release of the turn before. The number is drawn only if it is
-        // served already, so nothing is waited for.
+        // Acquire: pairs with the Release that ended the turn before. The exchange draws a ticket
+        // only if its turn has come already, so this thread does not wait.
         let drawn = self.next.compare_exchange(
             number,
             number.wrapping_add(1),
@@ -128,7 +129,7 @@ mod tests {
                     };
                     for _ in 0..TURNS {
                         match thread {
-                            // One that never waits takes its turns too.
+                            // `try_with` never waits, but takes a turn like `with`.
                             0 => while lock.try_with(add).is_err() {},
                             _ => lock.with(add),
                         }

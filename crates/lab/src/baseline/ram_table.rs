@@ -1,15 +1,16 @@
-//! zram's table as it was: an entry of two words per block, and a lock around it.
+//! The former tables of zram: an entry of two words per block, and the locks around them.
 //!
 //! | name | the lock | an entry |
 //! | --- | --- | --- |
 //! | `ram-table-lock` | one reader/writer lock over the table, to Linux 3.15 | 16 bytes |
 //! | `ram-cas` | a state per entry, taken by compare-and-swap | 24 bytes |
-//! | `ram-spin` | a spinning lock per entry | 24 bytes |
+//! | `ram-spin` | a spin lock per entry | 24 bytes |
 //! | `ram-rwlock` | a reader/writer lock per entry | 24 bytes |
 //! | `ram-bit-spin` | a bit of the entry's own second word, since Linux 3.16 | 16 bytes |
 //!
-//! The first is the published *before*, the last what was taken. A reader holds its lock until the
-//! block is decompressed, because an object is given back as soon as its entry is changed.
+//! The first is the published *before*; the last is the one that Linux adopted. A reader holds its
+//! lock until the block is decompressed, because a writer frees an object as soon as it has changed
+//! the object's entry.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "the bit is this baseline's own; no product has it")]
 
@@ -26,52 +27,52 @@ use super::shared_lock::{CasLock, SharedLock, SpinRwLock, spin};
 /// The rank of a lock around entries: a write to a part of a block takes the pool's locks under it.
 const RANK: u8 = 10;
 
-/// The published before.
+/// The published "before": one lock over the table.
 pub type TableLock = WholeTable<SpinRwLock<Box<[Entry]>>>;
 /// A state per entry, taken by compare-and-swap.
 pub type CasEntries = LockPerEntry<CasLock<Entry>>;
-/// An entry under a spinning lock.
+/// An entry protected by a spin lock.
 pub type SpinEntry = SpinLock<Entry, RANK>;
-/// A spinning lock per entry.
+/// A spin lock per entry.
 pub type SpinEntries = LockPerEntry<SpinEntry>;
 /// A reader/writer lock per entry.
 pub type RwEntries = LockPerEntry<SpinRwLock<Entry>>;
-/// The published after.
+/// The published "after": a lock bit in each entry.
 pub type BitEntries = LockPerEntry<BitEntry>;
 
-/// The length in an entry's second word, of 65536 bytes at most.
+/// The bits of an entry's second word that hold the length, which is at most 65536 bytes.
 const LEN_MASK: u64 = (1 << 17) - 1;
-/// The block is one word, repeated, which is the handle.
+/// The block is one repeated word, and the handle is that word.
 const SAME: u64 = 1 << 17;
-/// The object is the block as it is.
+/// The object is the uncompressed block.
 const RAW: u64 = 1 << 18;
-/// Somebody has the entry.
+/// A thread holds the entry's lock.
 const LOCKED: u64 = 1 << 63;
 
-/// What is known of a block.
+/// A block's entry in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where the object is, or the word that is repeated.
+    /// The handle of the object, or the word that is repeated.
     handle: u64,
     /// Length and flags; 0 for a block that was never written.
     value: u64,
 }
 
-/// What an entry says.
+/// The decoded meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// The block reads as zeros.
     Nothing,
-    /// One word, repeated.
+    /// The block is one repeated word.
     Same(u64),
-    /// An object, compressed.
+    /// The block is a compressed object.
     Packed(Object),
-    /// An object that is the block as it is.
+    /// The block is an uncompressed object.
     Raw(Object),
 }
 
 impl Entry {
-    /// An entry that says this.
+    /// Encodes `contents` as an entry.
     #[inline]
     pub fn new(contents: Contents) -> Entry {
         let of = |object: Object, flags| Entry {
@@ -86,7 +87,7 @@ impl Entry {
         }
     }
 
-    /// What it says.
+    /// Decodes the entry.
     #[inline]
     pub fn contents(self) -> Contents {
         match (self.object(), self.value & SAME, self.value & RAW) {
@@ -97,7 +98,7 @@ impl Entry {
         }
     }
 
-    /// The object that it refers to.
+    /// The object that the entry refers to.
     #[inline]
     pub fn object(self) -> Option<Object> {
         let len = (self.value & LEN_MASK) as usize;
@@ -105,21 +106,21 @@ impl Entry {
     }
 }
 
-/// Entries under some lock.
+/// A table of entries, protected by locks of some kind.
 pub trait Table: Sized + Send + Sync + 'static {
-    /// Entries of so many blocks that were never written.
+    /// A table for `blocks` blocks that were never written.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is no memory for the table.
     fn new(blocks: u64) -> Result<Self, TryReserveError>;
 
-    /// Lets `f` at an entry, which nobody changes until it returns.
+    /// Calls `f` with an entry, which no other thread changes until `f` returns.
     fn read<R>(&self, block: u64, f: impl FnOnce(Entry) -> R) -> R;
 
-    /// Lets `f` change an entry, which nobody reads until it returns.
+    /// Calls `f` to change an entry, which no other thread reads until `f` returns.
     fn change<R>(&self, block: u64, f: impl FnOnce(&mut Entry) -> R) -> R;
 
-    /// Memory that the table takes, in bytes.
+    /// The memory that the table takes, in bytes.
     fn len_bytes(&self) -> u64;
 }
 
@@ -131,7 +132,7 @@ fn collect<T>(blocks: u64, entry: impl Fn() -> T) -> Result<Box<[T]>, TryReserve
     Ok(entries.into_boxed_slice())
 }
 
-/// One lock over all entries.
+/// A table with one lock over all entries.
 #[derive(Debug)]
 pub struct WholeTable<L>(L);
 
@@ -155,7 +156,7 @@ impl<L: SharedLock<Box<[Entry]>> + 'static> Table for WholeTable<L> {
     }
 }
 
-/// A lock with each entry.
+/// A table with a lock per entry.
 #[derive(Debug)]
 pub struct LockPerEntry<L>(Box<[L]>);
 
@@ -179,17 +180,17 @@ impl<L: SharedLock<Entry> + 'static> Table for LockPerEntry<L> {
     }
 }
 
-/// An entry whose lock is a bit of its second word: the table has not grown by it.
+/// An entry whose lock is a bit of its second word, so that the lock takes no memory.
 #[derive(Debug)]
 pub struct BitEntry {
     handle: RoomCell<u64>,
     value: AtomicU64,
 }
 
-// SAFETY: the handle is reached by the one who has set the bit only.
+// SAFETY: only the thread that has set the bit reaches the handle.
 unsafe impl Sync for BitEntry {}
 
-/// The entry of who has set the bit. It is put back, and the bit cleared, when it is dropped.
+/// A locked entry. Dropping it stores the entry and clears the lock bit.
 struct Held<'a> {
     home: &'a BitEntry,
     entry: Entry,
@@ -201,7 +202,7 @@ impl Drop for Held<'_> {
         let Entry { handle, value } = self.entry;
         // SAFETY: this thread has set the bit, and clears it below.
         unsafe { self.home.handle.with_mut(|home| *home = handle) };
-        // Release: pairs with the Acquire of the next one's exchange.
+        // Release: pairs with the Acquire of the next holder's `fetch_or`.
         self.home.value.store(value, Ordering::Release);
     }
 }
@@ -214,7 +215,7 @@ impl BitEntry {
         if value & LOCKED != 0 {
             return None;
         }
-        // SAFETY: this thread has set the bit just now.
+        // SAFETY: this thread has just set the bit.
         let handle = unsafe { self.handle.with_mut(|handle| *handle) };
         Some(Held { home: self, entry: Entry { handle, value } })
     }
@@ -224,7 +225,7 @@ impl BitEntry {
         let mut held = self.try_hold();
         if held.is_none() {
             spin(|| {
-                // Relaxed: only a hint that it may succeed now.
+                // Relaxed: only a hint that the next attempt may succeed.
                 if self.value.load(Ordering::Relaxed) & LOCKED == 0 {
                     held = self.try_hold();
                 }

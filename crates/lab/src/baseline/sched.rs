@@ -1,7 +1,7 @@
-//! A disk under one way or another to the deadline order.
+//! A disk under one of several ways to share the deadline order.
 //!
-//! All go through the product's stack and its scheduled device; what differs is the front, which is
-//! how requests come in and who may take them out when.
+//! All go through the product's stack and its scheduled device. They differ in the front: how
+//! requests are inserted, and which thread may dispatch when.
 
 use std::sync::Arc;
 
@@ -20,25 +20,25 @@ use super::sched_fifo::{self, Fifo};
 use super::sched_lanes::{self, LanesAlone};
 use super::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 
-/// The system's error number of memory that there is none of.
+/// The system's error number for lack of memory.
 const ENOMEM: i32 = 12;
 
-/// The name of the product's way.
+/// The name of the product's scheduler.
 pub const PRODUCT: &str = "product";
-/// The name of the way past all of it: each channel on its own.
+/// The name of the way without a scheduler: each channel submits to the device directly.
 pub const NONE: &str = "none";
 
-/// Every way, coarse ones first, but for those that not every experiment has.
+/// The ways that every experiment has, coarse ones first.
 pub const NAMES: [&str; 5] =
     [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME, PRODUCT, NONE];
 
-/// A disk named `name` over the device, its channels under the way `way`.
+/// A disk named `name` over the device, with its channels under the scheduler `way`.
 ///
 /// # Errors
-/// If the device can serve no more queues, or there is no memory for its zones' gates.
+/// If the device can serve no more queues, or there is no memory for its zone write plugs.
 ///
 /// # Panics
-/// If there is no such way: [`NAMES`] has them, and [`sched_lock::QUEUED`], [`sched_lanes::NAME`]
+/// If `way` is unknown: [`NAMES`] lists the ways, and [`sched_lock::QUEUED`], [`sched_lanes::NAME`]
 /// and [`sched_fifo::NAME`] are three more.
 pub fn disk<D: Device, C: Clock + Clone + Sync>(
     way: &str,
@@ -68,13 +68,14 @@ fn under<F: Front, D: Device, C: Clock + Clone + Sync>(
     composed(name, Scheduled::<D, F>::with_front(device, true)?, clock)
 }
 
-/// A disk over the device, with a gate before its zones, because a scheduler keeps no order there.
+/// A disk over the device, with a zone write plug, because a scheduler does not keep zone writes in
+/// order.
 fn composed<D: Device, C: Clock + Clone + Sync>(
     name: &str,
     device: D,
     clock: C,
 ) -> Result<Arc<dyn Disk>, DeviceError> {
-    // As the yard does it.
+    // The depth that the yard chooses.
     let config = ChannelConfig { depth: 2 * device.limits().queue_depth.clamp(128, 16_384) };
     let (name, device) = (name.to_owned(), Arc::new(device));
     let gates = ZoneGates::new(Arc::clone(&device));
@@ -87,7 +88,7 @@ fn composed<D: Device, C: Clock + Clone + Sync>(
     })
 }
 
-/// A null device as the specification says, under a coarse way to the order.
+/// A null device as the specification says, under a coarse scheduler.
 fn made(way: &str, spec: &DeviceSpec) -> Result<Made, StackError> {
     let null = Null::open(stack::null_config(spec)?)?;
     let disk = disk(way, spec.name(), null, Monotonic)

@@ -1,15 +1,16 @@
-//! mq-deadline with buckets, as proposed for Linux in January 2024 and dropped again.
+//! mq-deadline with buckets, as proposed for Linux in January 2024 and later withdrawn.
 //!
-//! One dispatches at a time, and others who come leave at once (`dispatching`). Who inserts while
-//! somebody dispatches puts its requests into one of 32 buckets instead of waiting for the lock,
-//! and the dispatcher empties the buckets before it goes; a sequence number tells it whether
-//! something has come in meanwhile. Where nobody dispatches, insertion takes the lock as before.
+//! One thread dispatches at a time, and other threads that want to dispatch return at once
+//! (`dispatching`). A thread that inserts while another one dispatches puts its requests into one
+//! of 32 buckets instead of waiting for the lock. The dispatcher empties the buckets before it
+//! stops; a sequence number tells it whether requests have arrived meanwhile. Where no thread
+//! dispatches, insertion takes the lock as before.
 //!
 //! A request in a bucket cannot be merged before it is moved into the order, and holds a tag while
-//! it waits, of which there are as many as Linux gives a scheduler (`nr_requests`: twice the
-//! device's depth, at most 256). Who gets no tag waits in line for one; that is where a sequential
-//! write lost 72.9 %. A bucket is a submitter's by its number, where Linux took that of its
-//! processor: with more submitters than processors fewer meet in a bucket than there.
+//! it waits. There are as many tags as Linux gives a scheduler (`nr_requests`: twice the device's
+//! depth, at most 256). A submitter without a tag waits in line for one, which is where sequential
+//! writes lost 72.9 %. Here the submitter's number selects its bucket, in Linux the number of its
+//! processor: with more submitters than processors, fewer share a bucket here than in Linux.
 #![allow(clippy::disallowed_types)] // A baseline has locks and words of its own, by definition.
 
 use std::collections::VecDeque;
@@ -26,37 +27,37 @@ use blockyard_sync::tag_budget::TagBudget;
 
 use super::sched_order::{Ledger, Waiting};
 
-/// The name on a command line.
+/// The baseline's name on a command line.
 pub const NAME: &str = "sched-buckets";
 
-/// As many as were published.
+/// The number of buckets in the published patch.
 const BUCKETS: usize = 32;
-/// Most requests that lie in a bucket before its memory has to grow.
+/// The number of requests that a bucket holds before its memory has to grow.
 const BUCKET_LEN: usize = 1024;
-/// Linux's bound of a device's depth in `nr_requests`, which is twice it.
+/// Linux's bound on the device depth in `nr_requests`, which is twice that depth.
 const DEPTH_MAX: u16 = 128;
 
 /// The rank of the scheduler's lock, under which the buckets are emptied.
 const RANK: u8 = 60;
-/// The rank of a bucket's lock, and of the line for tags.
+/// The rank of a bucket's lock, and of the queue for tags.
 const RANK_BUCKET: u8 = 61;
 
 type Bucket = SpinLock<Vec<Queued>, RANK_BUCKET>;
 
-/// See the module.
+/// mq-deadline under one lock, with buckets for insertions during a dispatch.
 pub struct Buckets {
     lock: SpinLock<Waiting, RANK>,
     ledger: Ledger,
     dispatching: Padded<AtomicBool>,
     /// Counts insertions into buckets.
     sequence: Padded<AtomicU64>,
-    /// What `sequence` was when the buckets were last emptied.
+    /// The value of `sequence` when the buckets were last emptied.
     emptied: AtomicU64,
     buckets: Box<[Padded<Bucket>]>,
     tags: TagBudget,
-    /// Requests that wait for a tag, first come, first served.
+    /// Requests that wait for a tag, in the order of arrival.
     line: SpinLock<VecDeque<Queued>, RANK_BUCKET>,
-    /// How many are in line.
+    /// The number of requests in `line`.
     in_line: AtomicUsize,
     next_bucket: AtomicUsize,
 }
@@ -70,7 +71,7 @@ impl fmt::Debug for Buckets {
 impl Buckets {
     /// Inserts requests that have their tags.
     fn put(&self, bucket: usize, requests: &[Queued], now: Nanos) {
-        // Relaxed: either way they are found, below or by `is_work`.
+        // Relaxed: with either value the requests are found, below or by `is_work`.
         if self.dispatching.load(Ordering::Relaxed) {
             self.buckets[bucket].with(|bucket| bucket.extend_from_slice(requests));
             // Release: pairs with the Acquire in `dispatch`.
@@ -85,7 +86,7 @@ impl Buckets {
         }
     }
 
-    /// Moves requests into the order; those that are merged give their tags back.
+    /// Moves requests into the order. Requests that are merged return their tags.
     fn take_in(&self, waiting: &mut Waiting, requests: &[Queued], now: Nanos) {
         let before = waiting.count();
         waiting.take_in(requests, now);
@@ -93,7 +94,7 @@ impl Buckets {
         self.tags.give(merged as u32);
     }
 
-    /// Empties the buckets, under the lock; `sequence` was read before.
+    /// Empties the buckets, under the lock; the caller has read `sequence` before.
     fn empty(&self, waiting: &mut Waiting, sequence: u64, now: Nanos) {
         if !self.is_anything_in_buckets() {
             return;
@@ -109,10 +110,10 @@ impl Buckets {
         }
     }
 
-    /// Gives the tags that are free to those in line, and inserts them.
+    /// Gives free tags to the requests in line, and inserts those requests.
     fn advance_line(&self, now: Nanos) {
         const AT_ONCE: usize = 32;
-        // Relaxed: who joins the line looks for a tag after that.
+        // Relaxed: a thread that joins the line looks for a tag afterwards.
         while self.in_line.load(Ordering::Relaxed) > 0 {
             let mut next = Vec::with_capacity(AT_ONCE);
             self.line.with(|line| {
@@ -135,7 +136,7 @@ impl Buckets {
 impl Front for Buckets {
     const NAME: &'static str = "buckets";
 
-    /// The bucket of the submitter.
+    /// The number of the submitter's bucket.
     type Lane = usize;
 
     fn new(config: &FrontConfig) -> Buckets {
@@ -177,7 +178,7 @@ impl Front for Buckets {
                 line.extend(others);
                 self.in_line.store(line.len(), Ordering::Relaxed);
             });
-            // A tag may have become free before the line was seen.
+            // A tag may have become free before the releasing thread could see the line.
             self.advance_line(now);
         }
         requests.len()
@@ -187,7 +188,7 @@ impl Front for Buckets {
         self.advance_line(now);
         let end = out.len() + room;
         loop {
-            // Acquire: pairs with the Release below. Others leave at once.
+            // Acquire: pairs with the Release below. Other threads return at once.
             if self.dispatching.swap(true, Ordering::Acquire) {
                 break;
             }
@@ -235,7 +236,7 @@ impl Front for Buckets {
                 && (self.in_line.load(Ordering::Relaxed) > 0 || self.is_anything_in_buckets()))
     }
 
-    /// The dispatcher looks by itself whether something has come in.
+    /// The dispatcher itself checks whether requests have arrived.
     fn kick(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
-//! No scheduler, but one line: the requests of all channels get their tags in the order in which
-//! they come.
+//! No scheduler, but one queue: the requests of all channels get their tags in the order of
+//! arrival.
 //!
-//! That is Linux's `none` on a device of one queue, where submitters that find no tag free wait in
-//! line for one. The null device by itself gives each channel a share of its tags instead, so that
-//! who has a channel of its own need not wait for the others.
+//! Linux's `none` does so on a device with one queue, where submitters that find no tag free wait
+//! in line for one. The null device by itself gives each channel a share of its tags instead, so
+//! that a thread with a channel of its own need not wait for the others.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,25 +14,25 @@ use blockyard_core::units::Nanos;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::sleep_lock::SleepLock;
 
-/// The name in measurements.
+/// The baseline's name in measurements.
 pub const NAME: &str = "none-in-line";
 
-/// The rank of the lock: as that of the other coarse schedulers.
+/// The rank of the lock, equal to that of the other coarse schedulers.
 const RANK: u8 = 60;
 
-/// The most that the line has memory for at once; beyond that it grows.
+/// The number of requests for which the queue has memory at first; beyond that it grows.
 const LINE_LEN: usize = 1 << 12;
 
-/// What waits, and what is known of the device.
+/// The waiting requests, and the device's limits.
 struct Line {
     waiting: VecDeque<Queued>,
     in_flight: usize,
     depth: usize,
-    /// What can be tuned has to be somewhere, and is not looked at.
+    /// Unused, except that it stores the tunables.
     order: Deadline<Queued>,
 }
 
-/// See the module.
+/// A scheduler that passes requests on in the order of arrival.
 pub struct Fifo(SleepLock<Line, RANK>);
 
 impl fmt::Debug for Fifo {
@@ -97,12 +97,12 @@ impl Front for Fifo {
         self.0.with(|line| line.in_flight < line.depth && !line.waiting.is_empty())
     }
 
-    /// Nobody is at it for others.
+    /// No thread dispatches for others.
     fn kick(&self) -> bool {
         false
     }
 
-    /// What waits is seen anyway.
+    /// Waiting requests are found without it.
     fn abandon(&self) {}
 
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>)) {

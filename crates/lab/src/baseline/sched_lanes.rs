@@ -1,9 +1,10 @@
-//! The product's scheduler without its permits: every request goes through lanes, role and mailbox.
+//! The product's scheduler without its leases: every request goes through submit rings, the
+//! combining lock and the completion queue.
 //!
-//! Where the device completes at once and nothing waits, the product passes requests on by permits,
-//! and lanes and role are left aside. They are the way of everything else: of a device that
-//! completes later, and of all submitters while a single request of a lower class waits. So they
-//! are measured by themselves, too.
+//! Where the device completes at once and no request waits, the product passes requests on by
+//! leases and does not use rings and lock. It needs them in every other case: for a device that
+//! completes later, and for all submitters while a single request of a lower class waits. So they
+//! are measured separately, too.
 
 use std::fmt;
 
@@ -11,10 +12,10 @@ use blockyard_core::sched::deadline::Deadline;
 use blockyard_core::sched::shared::{Combiner, Front, FrontConfig, Left, Queued, Report};
 use blockyard_core::units::Nanos;
 
-/// The name in measurements.
+/// The baseline's name in measurements.
 pub const NAME: &str = "product-lanes";
 
-/// See the module.
+/// The product's scheduler with its leases disabled.
 pub struct LanesAlone(Combiner);
 
 impl fmt::Debug for LanesAlone {

@@ -1,11 +1,11 @@
-//! mq-deadline as Linux has had it since there is one: a lock over insertion and dispatch.
+//! mq-deadline as Linux has always had it: one lock over insertion and dispatch.
 //!
-//! A submitter takes the lock to insert what it has, each request merged under the lock where it
-//! can be, and takes it again for each request that it dispatches. Whoever comes dispatches, until
-//! the device is full or nothing waits. The policy is the product's: only who waits for whom
-//! differs. In Linux the lock spins, and is handed over in the order of arrival; one that goes to
-//! whoever takes it first mostly stays where it is, and the one that parks its waiters is what user
-//! space would have.
+//! A submitter takes the lock to insert its requests, merging under the lock where it can, and
+//! takes it again for each request that it dispatches. Every submitter dispatches, until the device
+//! is full or no request waits. The policy is the product's: only the locking differs. In Linux the
+//! lock spins and is granted in the order of arrival. A lock that goes to the first thread that
+//! takes it mostly stays with one thread. A lock that parks its waiters is the usual choice in user
+//! space.
 
 use std::fmt;
 
@@ -21,22 +21,23 @@ use super::sched_order::{Ledger, Waiting};
 
 /// The name with a lock that spins.
 pub const SPINNING: &str = "sched-lock-spin";
-/// The name with a lock that spins and is handed over in the order of arrival.
+/// The name with a lock that spins and is granted in the order of arrival.
 pub const QUEUED: &str = "sched-lock-queued";
 /// The name with a lock that parks its waiters.
 pub const PARKING: &str = "sched-lock-park";
 
-/// The rank of the lock: a submitter holds nothing when it comes here, and takes nothing more.
+/// The rank of the lock: a submitter holds no lock when it takes this one, and takes no further
+/// lock under it.
 const RANK: u8 = 60;
 
-/// The published form.
+/// The published form: a spin lock that is granted in the order of arrival.
 pub type QueuedLock = OneSchedLock<queued_lock::QueuedLock<Waiting>>;
-/// The same with a lock that goes to whoever takes it first.
+/// The scheduler with a spin lock that goes to the first thread that takes it.
 pub type SpinningLock = OneSchedLock<SpinLock<Waiting, RANK>>;
-/// The same with a lock that parks its waiters.
+/// The scheduler with a lock that parks its waiters.
 pub type ParkingLock = OneSchedLock<SleepLock<Waiting, RANK>>;
 
-/// See the module.
+/// mq-deadline under one lock of type `L`.
 pub struct OneSchedLock<L> {
     lock: L,
     ledger: Ledger,
@@ -114,7 +115,7 @@ impl<L: Lock<Waiting> + 'static> Front for OneSchedLock<L> {
         self.ledger.is_work()
     }
 
-    /// Nobody is at it for others.
+    /// No thread dispatches for others.
     fn kick(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
-//! What the coarse schedulers have behind their locks: the product's policy, and what is counted
-//! around it.
+//! The state that the coarse schedulers protect by their locks: the product's policy, and its
+//! counts.
 //!
-//! As in Linux a completion takes no lock: it is counted in a word of its class and direction,
-//! which whoever holds the lock next takes over, and whether there is work is read from two more.
+//! As in Linux a completion takes no lock. It is counted in a word of its class and direction,
+//! which the next holder of the lock takes over. Two more words say whether there is work.
 #![allow(clippy::disallowed_types)] // A baseline has locks and words of its own, by definition.
 
 use std::mem;
@@ -14,15 +14,15 @@ use blockyard_core::sched::shared::{FrontConfig, Queued, Report};
 use blockyard_core::units::Nanos;
 use blockyard_sync::pad::Padded;
 
-/// Most requests that wait in order. Where a submitter would sleep for room in Linux the stack has
-/// no place to, so there is room for as many as any experiment has.
+/// The most requests that wait in the order. Linux's submitter would sleep for room; the stack
+/// cannot, so there is room for the requests of every experiment.
 const CAPACITY: usize = 1 << 15;
 
-/// What a lock is around.
+/// The value that the lock protects.
 #[derive(Debug)]
 pub struct Waiting {
     order: Deadline<Queued>,
-    /// What the order did not take because of `async_depth`: it comes before what comes later.
+    /// Requests that the order refused because of `async_depth`. They come before later requests.
     held: Vec<Queued>,
     refused: Vec<Queued>,
     in_flight: usize,
@@ -47,24 +47,24 @@ impl Waiting {
         }
     }
 
-    /// The policy.
+    /// The scheduling policy.
     pub fn order(&mut self) -> &mut Deadline<Queued> {
         &mut self.order
     }
 
-    /// How many requests wait.
+    /// The number of requests that wait.
     #[inline]
     pub fn count(&self) -> usize {
         self.order.waiting() + self.held.len()
     }
 
-    /// How many more the device takes.
+    /// The number of further requests that the device accepts.
     #[inline]
     pub fn room(&self) -> usize {
         self.depth - self.in_flight
     }
 
-    /// Takes requests in, one after the other, each merged where it can be.
+    /// Inserts requests one after the other, merging each where possible.
     #[inline]
     pub fn take_in(&mut self, requests: &[Queued], now: Nanos) {
         if !self.held.is_empty() {
@@ -72,7 +72,7 @@ impl Waiting {
             self.order.insert_batch(self.refused.drain(..), now, &mut self.held);
         }
         for &request in requests {
-            // A flush is for no place on the device, and does not wait for those who have one.
+            // A flush has no position on the device, and does not wait for requests that have one.
             let is_in = match request.op() {
                 Op::Flush => self.order.insert_at_head(request, now).is_ok(),
                 _ if self.held.is_empty() => self.order.insert(request, now).is_ok(),
@@ -84,7 +84,7 @@ impl Waiting {
         }
     }
 
-    /// The next request, if the device takes one.
+    /// The next request to dispatch, if the device accepts one.
     #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<Queued> {
         if !self.held.is_empty() {
@@ -98,7 +98,8 @@ impl Waiting {
         next
     }
 
-    /// Takes back what the device did not do.
+    /// Updates the order from a report of the device, for example of requests that it did not
+    /// start.
     pub fn hear(&mut self, report: Report, now: Nanos) {
         match report {
             Report::Completed(kind, count) => self.completed(kind, count as usize),
@@ -120,21 +121,21 @@ impl Waiting {
     }
 }
 
-/// What is known without the lock.
+/// The state that threads read without the lock.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Completions by class and direction that the order does not know of yet.
+    /// Completions by class and direction that the order has not counted yet.
     completed: Padded<[AtomicUsize; CLASSES.len() * 2]>,
-    /// Changes with everything that may have made something possible.
+    /// Changes with every event that may have made a dispatch possible.
     changes: Padded<AtomicU64>,
-    /// What `changes` was when nothing was possible.
+    /// The value of `changes` when no dispatch was possible.
     stalled: AtomicU64,
-    /// How many requests wait.
+    /// The number of requests that wait.
     waiting: AtomicUsize,
 }
 
 impl Ledger {
-    /// Nothing waits.
+    /// A ledger of an empty order.
     pub fn new() -> Ledger {
         Ledger {
             completed: Padded(Default::default()),
@@ -144,14 +145,15 @@ impl Ledger {
         }
     }
 
-    /// Something may be possible now that was not before.
+    /// Notes that a dispatch may be possible now that was not possible before.
     #[inline]
     pub fn change(&self) {
-        // Release: pairs with the Acquire in `settle`, so that it finds what was counted before.
+        // Release: pairs with the Acquire in `settle`, so that `settle` finds earlier counts.
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Counts completions, says how many, and leaves the other reports to be heard under the lock.
+    /// Counts completions and returns their number; leaves the other reports in `reports`, to be
+    /// processed under the lock.
     #[inline]
     pub fn note(&self, reports: &mut Vec<Report>) -> usize {
         let mut all = 0;
@@ -169,7 +171,7 @@ impl Ledger {
         all
     }
 
-    /// Tells the order, under its lock, what was completed; answers what to give to
+    /// Tells the order, under its lock, about the completions. Returns the value to pass to
     /// [`Ledger::leave`].
     #[inline]
     pub fn settle(&self, waiting: &mut Waiting) -> u64 {
@@ -186,24 +188,24 @@ impl Ledger {
         seen
     }
 
-    /// Notes, under the lock, how many wait; and with `stalled` that nothing was possible as things
-    /// were then.
+    /// Stores, under the lock, the number of waiting requests; and with `stalled` that no dispatch
+    /// was possible in the state that `settle` saw.
     #[inline]
     pub fn leave(&self, waiting: &Waiting, stalled: Option<u64>) {
-        // Relaxed: written under the lock, and read as a hint that `changes` makes good.
+        // Relaxed: written under the lock, and read as a hint that `changes` corrects.
         self.waiting.store(waiting.count(), Ordering::Relaxed);
         if let Some(seen) = stalled {
             self.stalled.store(seen, Ordering::Relaxed);
         }
     }
 
-    /// Whether requests wait and something may be possible.
+    /// Whether requests wait and a dispatch may be possible.
     #[inline]
     pub fn is_work(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0 && self.has_changed()
     }
 
-    /// Whether something has changed since nothing was possible.
+    /// Whether the state has changed since no dispatch was possible.
     #[inline]
     pub fn has_changed(&self) -> bool {
         self.changes.load(Ordering::Acquire) != self.stalled.load(Ordering::Relaxed)

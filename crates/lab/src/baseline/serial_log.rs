@@ -1,9 +1,9 @@
-//! A volume whose submitting threads write and sync for themselves, one after the other: what was
-//! there before sync writes went to workers.
+//! A volume whose submitting threads write and sync for themselves, one after the other: the design
+//! before sync writes went to workers.
 //!
-//! The log, its format and its checksums are the product's; the thread that submits a write holds
-//! one lock, writes its own record as a group of one, syncs, and publishes it before the next
-//! thread may.
+//! The log, its format and its checksums are the product's. The thread that submits a write holds
+//! one lock, writes its own record as a group of one, syncs, and publishes the record before the
+//! next thread may proceed.
 #![allow(clippy::disallowed_types)] // The coarse lock is what this is about.
 
 use std::fmt;
@@ -20,14 +20,14 @@ use blockyard_volume::record::{Body, Live};
 use blockyard_volume::store::Directory;
 use blockyard_volume::{Compression, Options, Pool, VolumeError};
 
-/// Longest read or write, in bytes, as of the product.
+/// The longest read or write, in bytes, as for the product.
 const LEN_MAX: u64 = 1 << 20;
-/// Records of one queue.
+/// The number of records of one queue.
 const RECORDS: usize = 8;
-/// So many turns without an answer mean that none will come.
+/// After this many turns without an answer none will come.
 const TURNS_MAX: u32 = 1 << 16;
 
-/// A volume of a pool that nobody else has.
+/// A volume of a pool that has no other user.
 pub struct SerialVolume<D: Directory> {
     shared: Arc<Shared<D>>,
 }
@@ -37,18 +37,18 @@ struct Shared<D: Directory> {
     live: Arc<Live>,
     geometry: Geometry,
     limits: Limits,
-    /// The coarse lock.
+    /// The committer, protected by the coarse lock.
     log: Mutex<Committer<D>>,
-    /// Who may have it next.
+    /// The order in which threads take the lock.
     line: Line,
 }
 
-/// Threads in the order in which they came: the lock alone would go to whoever has just had it,
-/// because nobody else is awake.
+/// Threads in the order of arrival. The lock alone would go to the thread that had it last, because
+/// no other thread is awake.
 struct Line {
-    /// Tickets given out, and those whose turn has been.
+    /// The number of tickets given out, and the number of tickets whose turn is over.
     tickets: Mutex<(usize, usize)>,
-    /// Where those wait whose tickets end alike.
+    /// The condition variables on which threads wait, by the low bits of their tickets.
     turns: [Condvar; 64],
 }
 
@@ -75,7 +75,7 @@ impl Line {
 }
 
 impl<D: Directory> SerialVolume<D> {
-    /// A volume that is there, in the pool of a directory.
+    /// Opens an existing volume, in the pool of a directory.
     ///
     /// # Errors
     /// If the pool cannot be opened, or has no such volume.
@@ -129,7 +129,7 @@ impl<D: Directory> Device for SerialVolume<D> {
     }
 }
 
-/// The log is closed as the product closes it, so that the next opening has nothing to recover.
+/// Closes the log as the product does, so that the next opening has nothing to recover.
 impl<D: Directory> Drop for Shared<D> {
     fn drop(&mut self) {
         let log = self.log.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +142,7 @@ impl<D: Directory> Drop for Shared<D> {
     }
 }
 
-/// What one channel holds of it.
+/// The queue of one channel.
 pub struct SerialQueue<D: Directory> {
     shared: Arc<Shared<D>>,
     door: Door<D>,
@@ -172,7 +172,7 @@ impl<D: Directory> SerialQueue<D> {
         }
     }
 
-    /// Brings a record into the log and waits for it, while everybody else waits too.
+    /// Writes a record into the log and waits for it, while all other threads wait too.
     fn change(&mut self, send: impl Fn(&mut Door<D>) -> Outcome) -> Status {
         self.shared.line.enter();
         let status = self.change_alone(send);
@@ -185,7 +185,7 @@ impl<D: Directory> SerialQueue<D> {
         for _ in 0..TURNS_MAX {
             match send(&mut self.door) {
                 Outcome::Ended(status) => return status,
-                // What others wrote without waiting for it goes first.
+                // Records that other threads left in the queue go first.
                 Outcome::Full => {
                     log.turn();
                 }

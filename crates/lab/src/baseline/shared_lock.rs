@@ -1,8 +1,8 @@
 //! Locks that readers may share, of the kinds that were tried around zram's table.
 //!
-//! [`SharedLock`] is what they have in common; a lock that cannot be shared lets one reader in at a
-//! time. All spin, as the kernel's do, and give their processor up after a while: in user space the
-//! holder may have lost its own.
+//! [`SharedLock`] is their common interface; a lock that cannot be shared admits one reader at a
+//! time. All spin as the kernel's do, and yield their processor after a while: in user space the
+//! holder may have been preempted.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "the locks are the baselines' own; no product has one")]
 
@@ -13,7 +13,7 @@ use blockyard_sync::cell::RoomCell;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::spin_lock::SpinLock;
 
-/// Looks at a held lock before the processor is given up, as the product's spinning lock has them.
+/// The number of loads of a held lock before the thread yields, as in the product's spin lock.
 const SPINS: u32 = 64;
 
 /// A lock around a value that readers may share.
@@ -21,26 +21,26 @@ pub trait SharedLock<T>: Send + Sync {
     /// An unlocked lock.
     fn new(value: T) -> Self;
 
-    /// Runs `f` on the value, beside other readers if the lock can be shared.
+    /// Runs `f` on the value, concurrently with other readers if the lock can be shared.
     fn read<R>(&self, f: impl FnOnce(&T) -> R) -> R;
 
-    /// Runs `f` on the value, alone.
+    /// Runs `f` on the value exclusively.
     fn write<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 
-    /// The same as `read` if nobody is in the way; else gives `f` back without waiting.
+    /// Runs `f` on the value as `read` does, but returns `f` instead of waiting.
     ///
     /// # Errors
-    /// `f`, if somebody is.
+    /// `f`, if another thread holds the lock.
     fn try_read<R, F: FnOnce(&T) -> R>(&self, f: F) -> Result<R, F>;
 
-    /// The same as `write` if nobody is in the way; else gives `f` back without waiting.
+    /// Runs `f` on the value as `write` does, but returns `f` instead of waiting.
     ///
     /// # Errors
-    /// `f`, if somebody is.
+    /// `f`, if another thread holds the lock.
     fn try_write<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F>;
 }
 
-/// Tries until it is done, as often as it takes.
+/// Calls `is_done` until it returns `true`, and yields now and then.
 #[inline]
 pub(super) fn spin(mut is_done: impl FnMut() -> bool) {
     loop {
@@ -54,7 +54,7 @@ pub(super) fn spin(mut is_done: impl FnMut() -> bool) {
     }
 }
 
-/// The lock that zram's entries had when they had a `spinlock_t` each: nobody shares it.
+/// The lock of zram's entries when they had a `spinlock_t` each; readers do not share it.
 impl<T: Send, const RANK: u8> SharedLock<T> for SpinLock<T, RANK> {
     fn new(value: T) -> SpinLock<T, RANK> {
         Lock::new(value)
@@ -86,7 +86,7 @@ impl<T: Send, const RANK: u8> SharedLock<T> for SpinLock<T, RANK> {
     }
 }
 
-/// A state beside the value, taken by compare-and-swap and tried again and again: nobody shares it.
+/// A state word next to the value, taken by compare-and-swap in a loop; readers do not share it.
 #[derive(Debug)]
 pub struct CasLock<T> {
     state: AtomicU32,
@@ -96,16 +96,16 @@ pub struct CasLock<T> {
 const IDLE: u32 = 0;
 const ACCESS: u32 = 1;
 
-// SAFETY: the value is reached by the one who has the state only, one thread at a time.
+// SAFETY: only the thread that has set the state reaches the value, one thread at a time.
 unsafe impl<T: Send> Sync for CasLock<T> {}
 
-/// Gives a [`CasLock`] back, also when the closure panics.
+/// A held [`CasLock`]. Dropping it releases the lock, also when the closure panics.
 struct Idle<'a>(&'a AtomicU32);
 
 impl Drop for Idle<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the next one's exchange.
+        // Release: pairs with the Acquire of the next holder's exchange.
         self.0.store(IDLE, Ordering::Release);
     }
 }
@@ -144,7 +144,7 @@ impl<T: Send> SharedLock<T> for CasLock<T> {
     #[inline]
     fn write<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _idle = self.take();
-        // SAFETY: this thread has the state until `_idle` is dropped.
+        // SAFETY: this thread holds the lock until `_idle` is dropped.
         unsafe { self.value.with_mut(f) }
     }
 
@@ -163,28 +163,28 @@ impl<T: Send> SharedLock<T> for CasLock<T> {
     }
 }
 
-/// A reader/writer lock that spins, as Linux's `rwlock_t` was in 2014: readers come in as long as
-/// no writer is there, and a writer waits until there is no reader, however long that takes.
+/// A reader/writer lock that spins, as Linux's `rwlock_t` was in 2014. Readers enter while there is
+/// no writer, and a writer waits until there is no reader, however long that takes.
 #[derive(Debug)]
 pub struct SpinRwLock<T> {
-    /// Readers, and the bit of a writer.
+    /// The number of readers, and the writer bit.
     state: AtomicU32,
     value: RoomCell<T>,
 }
 
 const WRITER: u32 = 1 << 31;
 
-// SAFETY: readers only read the value, and a writer has it alone.
+// SAFETY: readers only read the value, and a writer has exclusive access.
 unsafe impl<T: Send + Sync> Sync for SpinRwLock<T> {}
 
-/// Takes what it says off the state, also when the closure panics.
+/// A held lock. Dropping it subtracts the number from the state, also when the closure panics.
 struct Leave<'a>(&'a AtomicU32, u32);
 
 impl Drop for Leave<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of who comes next: a writer after readers, anybody after
-        // a writer.
+        // Release: pairs with the Acquire of the next holder: a writer after readers, a reader or
+        // writer after a writer.
         self.0.fetch_sub(self.1, Ordering::Release);
     }
 }
@@ -195,13 +195,14 @@ impl<T> SpinRwLock<T> {
         // Acquire: pairs with the Release of the writer before.
         let before = self.state.fetch_add(1, Ordering::Acquire);
         let shared = Leave(&self.state, 1);
-        // Dropped where a writer is there: it was counted for a moment, and a writer's bit stays.
+        // With a writer present the guard is dropped: the reader was counted for a moment, and the
+        // writer bit stays.
         (before & WRITER == 0).then_some(shared)
     }
 
     #[inline]
     fn try_take(&self) -> Option<Leave<'_>> {
-        // Acquire: pairs with the Releases of those before.
+        // Acquire: pairs with the Releases of the holders before.
         let taken = self.state.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok().then(|| Leave(&self.state, WRITER))
     }
@@ -211,7 +212,7 @@ impl<T> SpinRwLock<T> {
         let mut shared = self.try_share();
         if shared.is_none() {
             spin(|| {
-                // Relaxed: only a hint that it may succeed now.
+                // Relaxed: only a hint that the next attempt may succeed.
                 if self.state.load(Ordering::Relaxed) & WRITER == 0 {
                     shared = self.try_share();
                 }
@@ -226,7 +227,7 @@ impl<T> SpinRwLock<T> {
         let mut taken = self.try_take();
         if taken.is_none() {
             spin(|| {
-                // Relaxed: as above.
+                // Relaxed: only a hint that the next attempt may succeed.
                 if self.state.load(Ordering::Relaxed) == 0 {
                     taken = self.try_take();
                 }
@@ -236,14 +237,14 @@ impl<T> SpinRwLock<T> {
         taken.expect("spinning ends when it is there")
     }
 
-    /// Lets a reader at the value.
+    /// Calls `f` with the value for a reader.
     ///
     /// # Safety
-    /// No writer is there until `f` returns.
+    /// No writer holds the lock until `f` returns.
     #[inline]
     unsafe fn look<R>(&self, f: impl FnOnce(&T) -> R) -> R {
-        // SAFETY: the cell's door is for one, so what readers share is a pointer that they get
-        // there; no writer is there meanwhile, by this function's contract.
+        // SAFETY: the cell admits one caller at a time, so readers share only a pointer that they
+        // get from it; no writer holds the lock meanwhile, by this function's contract.
         let value: *const T = unsafe { self.value.with_mut(std::ptr::from_mut) };
         // SAFETY: the value lives as long as the lock, and is only read meanwhile.
         f(unsafe { &*value })
@@ -258,14 +259,14 @@ impl<T: Send + Sync> SharedLock<T> for SpinRwLock<T> {
     #[inline]
     fn read<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         let _shared = self.share();
-        // SAFETY: no writer comes in until `_shared` is dropped.
+        // SAFETY: no writer takes the lock until `_shared` is dropped.
         unsafe { self.look(f) }
     }
 
     #[inline]
     fn write<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _taken = self.take();
-        // SAFETY: nobody else is in until `_taken` is dropped.
+        // SAFETY: no other thread holds the lock until `_taken` is dropped.
         unsafe { self.value.with_mut(f) }
     }
 
@@ -291,7 +292,7 @@ mod tests {
     const THREADS: u64 = 4;
     const TURNS: u64 = 1000;
 
-    /// Two values that a writer changes one after the other, and that readers find equal.
+    /// A writer changes two values one after the other; readers must find them equal.
     fn excludes<L: SharedLock<[u64; 2]>>() {
         let lock = L::new([0; 2]);
         thread::scope(|scope| {

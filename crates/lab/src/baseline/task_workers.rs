@@ -1,11 +1,10 @@
 //! A disk whose requests go to 32 workers, each of which writes and syncs for itself: the published
-//! change to ZFS' zvol, on a file in place.
+//! change to ZFS' zvol, on a file that is written in place.
 //!
-//! A request is a task: it is in the queue's own slot, so that nothing can make handing it over
-//! fail.
-//! The worker takes the range, not the submitter. What the product does beyond it, a log that is
-//! never written twice and that keeps what was there, is not here, so this costs less than the
-//! change did; blocks are checksummed all the same.
+//! A request is a task that lies in the queue's own slot, so that handing it to a worker cannot
+//! fail. The worker locks the range, not the submitter. The product also writes a log that is never
+//! overwritten and that keeps the old data. This disk does not, so it costs less than the change to
+//! ZFS did; blocks are checksummed all the same.
 #![allow(clippy::disallowed_types)] // The locks are what this is about.
 
 use std::collections::VecDeque;
@@ -28,18 +27,18 @@ use blockyard_volume::buffer::{Buffer, Memory};
 use blockyard_volume::bytes::crc;
 use blockyard_volume::store::{Doorbell, StoreFile};
 
-/// Workers, as published.
+/// The number of workers, as published.
 pub const WORKERS: usize = 32;
-/// Requests of one queue.
+/// The number of requests of one queue.
 const DEPTH: u16 = 64;
-/// Longest read or write, in bytes.
+/// The longest read or write, in bytes.
 const LEN_MAX: u64 = 1 << 20;
-/// What is checksummed as one, in bytes.
+/// The unit of a checksum, in bytes.
 const BLOCK_BYTES: usize = 4096;
-/// When a queue looks for answers at the latest: workers ring.
+/// The longest time between two looks for answers, in ns: workers wake the owner earlier.
 const LOOK_NS: u64 = 1_000_000;
 
-/// A request in the hands of the workers.
+/// A request that a worker executes.
 struct Task {
     op: Op,
     durable: bool,
@@ -49,14 +48,14 @@ struct Task {
     to: Arc<Mailbox<Ended>>,
 }
 
-/// A request that comes home.
+/// A request that a worker has finished.
 struct Ended {
     slot: usize,
     data: Option<Buffer>,
     status: Status,
 }
 
-/// Tasks that wait, and whether there will be more.
+/// The waiting tasks, and whether more can come.
 #[derive(Default)]
 struct Tasks {
     waiting: VecDeque<Task>,
@@ -68,16 +67,16 @@ struct Shared<F> {
     geometry: Geometry,
     limits: Limits,
     memory: Arc<Memory>,
-    /// By block; kept in memory only.
+    /// Checksums by block, kept in memory only.
     checksums: Vec<AtomicU64>,
     tasks: Mutex<Tasks>,
     more: Condvar,
-    /// Ranges that are worked on.
+    /// The ranges that workers are writing or reading.
     ranges: Mutex<Vec<(u64, u64)>>,
     fewer: Condvar,
 }
 
-/// The disk.
+/// A disk whose requests go to workers.
 pub struct TaskWorkers<F: StoreFile> {
     shared: Arc<Shared<F>>,
     workers: Vec<JoinHandle<()>>,
@@ -88,10 +87,10 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<F: StoreFile> TaskWorkers<F> {
-    /// All of a file.
+    /// Opens a disk over the whole of a file.
     ///
     /// # Errors
-    /// If its length cannot be had, or a thread.
+    /// If the file's length cannot be read, or a thread cannot be started.
     pub fn open(file: F) -> io::Result<TaskWorkers<F>> {
         let bytes = file.len()?;
         let geometry = Geometry {
@@ -135,14 +134,14 @@ impl<F: StoreFile> Drop for TaskWorkers<F> {
         held(&self.shared.tasks).closed = true;
         self.shared.more.notify_all();
         for worker in self.workers.drain(..) {
-            // One that has panicked has said so.
+            // A worker that panicked has already reported it.
             let _ = worker.join();
         }
     }
 }
 
 impl<F: StoreFile> Shared<F> {
-    /// One worker.
+    /// The loop of one worker.
     fn work(&self) {
         loop {
             let mut tasks = held(&self.tasks);
@@ -173,7 +172,7 @@ impl<F: StoreFile> Shared<F> {
                 self.file.read_at(at, data)?;
                 let sums = self.checksums[(at / BLOCK_BYTES as u64) as usize..].iter();
                 let is_bad = |(block, sum): (&[u8], &AtomicU64)| {
-                    // Relaxed: the range is this worker's, whose lock orders the rest.
+                    // Relaxed: this worker owns the range, whose lock orders the accesses.
                     let sum = sum.load(Ordering::Relaxed);
                     sum != 0 && sum != crc(block)
                 };
@@ -195,7 +194,7 @@ impl<F: StoreFile> Shared<F> {
         }
     }
 
-    /// Waits until nobody works on the range any more, and takes it.
+    /// Waits until no other worker uses the range, and takes it.
     fn take(&self, (from, to): (u64, u64)) {
         let mut ranges = held(&self.ranges);
         while ranges.iter().any(|range| range.0 < to && from < range.1) {
@@ -243,18 +242,18 @@ impl<F: StoreFile> Device for TaskWorkers<F> {
     }
 }
 
-/// What one channel holds of it.
+/// The queue of one channel.
 pub struct TaskQueue<F> {
     shared: Arc<Shared<F>>,
     replies: Owner<Ended>,
     waiting: Vec<Option<Started>>,
     free: Vec<usize>,
-    /// Of requests that have ended, for others as long.
+    /// Buffers of finished requests, for later requests of equal length.
     buffers: Vec<Buffer>,
     look_at: Nanos,
-    /// The owner sleeps on it, if it has asked for it.
+    /// The eventfd on which the owner sleeps, if it has asked for one.
     doorbell: Option<Doorbell>,
-    /// The owner may be asleep on it.
+    /// Whether the owner may be asleep on `doorbell`.
     dozed: bool,
 }
 
@@ -361,7 +360,7 @@ impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
     }
 }
 
-/// Workers still write what was started; their answers have no other place to go to.
+/// Waits for the requests in flight: their answers have no other queue to go to.
 impl<F> Drop for TaskQueue<F> {
     fn drop(&mut self) {
         while self.free.len() < self.waiting.len() {
@@ -396,13 +395,13 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::fd::BorrowedFd;
 
-    /// A server sleeps on it; without one it looks again after a millisecond, and that was all one
-    /// saw of the workers.
+    /// A server sleeps on the eventfd and the workers wake it. Without the wake-up it would look
+    /// again only after a millisecond.
     #[test]
     #[allow(unsafe_code)] // The channel's descriptor is only a number here.
     fn who_sleeps_is_woken_by_the_workers() {
         let path = std::env::temp_dir().join(format!("blockyard-taskq-{}", std::process::id()));
-        // Of a process of this number that was killed.
+        // Left by a killed process that had this process's number.
         _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();
         let file = RealDirectory::take(&path).unwrap().create("file", 1 << 20).unwrap();
@@ -418,7 +417,7 @@ mod tests {
             while ended.len() as u64 <= block {
                 assert!(matches!(channel.due(), Due::Never | Due::At(Nanos(0))), "no time passes");
                 if channel.may_sleep() {
-                    // SAFETY: the channel has it, and lives longer.
+                    // SAFETY: the channel owns the descriptor and outlives this borrow.
                     let bell = unsafe { BorrowedFd::borrow_raw(bell) };
                     let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
                     let rung = poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&minute));

@@ -1,8 +1,8 @@
-//! Open and active zones where each zone has a lock: the accounts, with tokens in transit.
+//! The accounts of open and active zones where each zone has a lock, with tokens in transit.
 //!
-//! A thread that needs room closes a victim under the victim's lock, lets go of it, and comes back
-//! to its own zone with the victim's open token. On the way the token belongs to the thread: it is
-//! counted as open, so that nobody else takes it.
+//! A thread that needs room closes a victim under the victim's lock, releases that lock, and
+//! returns to its own zone with the victim's open token. Meanwhile the token belongs to the thread:
+//! it is counted as open, so that no other thread takes it.
 
 use std::collections::TryReserveError;
 
@@ -14,25 +14,25 @@ use blockyard_sync::zone_resources::{Accounts, Holding, Refusal, ZoneCounts, Zon
 /// The lock around the tokens.
 pub type TokensLock = SpinLock<Tokens, { ranks::RESOURCES }>;
 
-/// What the lock is around: what zones hold, and the open tokens between two of them.
+/// The value that the lock protects: the resources that zones hold, and the open tokens in transit.
 #[derive(Debug)]
 pub struct Tokens {
     accounts: Accounts,
     in_transit: u32,
 }
 
-/// The answer to a zone that wants to hold more.
+/// The answer to a zone that asks for more resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// It does now.
+    /// The zone has the resources now.
     Yes,
-    /// Not now: let go of the zone, make room, look again.
+    /// No token is free: release the zone's lock, make room, and look again.
     MakeRoom,
-    /// It may not.
+    /// The zone cannot have the resources.
     No(Refusal),
 }
 
-/// The tokens of a device's zones, behind a lock of the kind `R`.
+/// The tokens of a device's zones, protected by a lock of type `R`.
 #[derive(Debug)]
 pub struct ZoneTokens<R = TokensLock> {
     limits: ZoneLimits,
@@ -40,10 +40,10 @@ pub struct ZoneTokens<R = TokensLock> {
 }
 
 impl<R: Lock<Tokens>> ZoneTokens<R> {
-    /// Tokens of `zones` zones that hold nothing; none where no limit is set.
+    /// Tokens for `zones` zones that hold none; `None` where no limit is set.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is no memory for the accounts.
     pub fn new(zones: usize, limits: ZoneLimits) -> Result<Option<Self>, TryReserveError> {
         if limits == ZoneLimits::default() {
             return Ok(None);
@@ -52,8 +52,8 @@ impl<R: Lock<Tokens>> ZoneTokens<R> {
         Ok(Some(ZoneTokens { limits, tokens: R::new(tokens) }))
     }
 
-    /// Takes what `zone` needs to hold `to` instead of `from`, or nothing. A token in transit is
-    /// spent first. The caller holds the zone's lock.
+    /// Takes the tokens that `zone` needs to hold `to` instead of `from`, or none. A token in
+    /// transit is spent first. The caller holds the zone's lock.
     pub fn take(&self, zone: u32, from: Holding, to: Holding, in_transit: &mut bool) -> Grant {
         let ZoneLimits { open_max, active_max } = self.limits;
         let becomes_active = !from.is_active() && to.is_active();
@@ -68,7 +68,7 @@ impl<R: Lock<Tokens>> ZoneTokens<R> {
                 return if full { Grant::No(Refusal::OpenLimit) } else { Grant::MakeRoom };
             }
             if becomes_open && *in_transit {
-                // The zone has it from now on.
+                // From now on the zone holds the token.
                 *in_transit = false;
                 tokens.in_transit -= 1;
             }
@@ -77,16 +77,16 @@ impl<R: Lock<Tokens>> ZoneTokens<R> {
         })
     }
 
-    /// Changes to a holding that needs no token that `from` did not have. The caller holds the
-    /// zone's lock.
+    /// Changes to a holding that needs no token beyond those of `from`. The caller holds the zone's
+    /// lock.
     pub fn settle(&self, zone: u32, from: Holding, to: Holding) {
         debug_assert!(from.is_active() || !to.is_active());
         debug_assert!(from.is_open() || !to.is_open());
         self.tokens.with(|tokens| tokens.accounts.change(zone, from, to));
     }
 
-    /// Closes a victim, `to` being `Closed` or `Nothing`; its open token is in transit then. The
-    /// caller holds the victim's lock.
+    /// Closes a victim, with `to` either `Closed` or `Nothing`. The victim's open token is in
+    /// transit afterwards. The caller holds the victim's lock.
     pub fn close_victim(&self, zone: u32, to: Holding) {
         self.tokens.with(|tokens| {
             tokens.accounts.change(zone, Holding::Implicit, to);
@@ -94,7 +94,7 @@ impl<R: Lock<Tokens>> ZoneTokens<R> {
         });
     }
 
-    /// Gives a token in transit back unspent.
+    /// Returns an unspent token in transit.
     pub fn return_open(&self) {
         self.tokens.with(|tokens| tokens.in_transit -= 1);
     }
@@ -104,7 +104,7 @@ impl<R: Lock<Tokens>> ZoneTokens<R> {
         self.tokens.with(|tokens| tokens.accounts.oldest())
     }
 
-    /// The counts now; tokens in transit are open.
+    /// The counts now. A token in transit counts as open.
     pub fn counts(&self) -> ZoneCounts {
         self.tokens.with(|tokens| tokens.counts())
     }
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(tokens.oldest(), Some(0));
         tokens.close_victim(0, Closed);
         assert_eq!(tokens.counts(), ZoneCounts { open: 2, explicit: 0, active: 2 });
-        // Somebody else cannot snatch the token.
+        // Another thread cannot take the token in transit.
         assert_eq!(tokens.take(3, Nothing, Implicit, &mut none), Grant::MakeRoom);
         let mut in_transit = true;
         assert_eq!(tokens.take(2, Nothing, Explicit, &mut in_transit), Grant::Yes);
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(tokens.counts(), ZoneCounts { open: 2, explicit: 1, active: 3 });
         let refused = Grant::No(Refusal::ActiveLimit);
         assert_eq!(tokens.take(3, Nothing, Implicit, &mut none), refused);
-        // A closed zone is active already and needs an open token only.
+        // A closed zone is active already and needs only an open token.
         assert_eq!(tokens.take(0, Closed, Implicit, &mut none), Grant::MakeRoom);
         tokens.settle(1, Implicit, Explicit);
         assert_eq!(tokens.oldest(), None);

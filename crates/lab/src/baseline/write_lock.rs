@@ -1,9 +1,10 @@
-//! The gate as Linux had it from 5.8 to 6.9: a bit per zone in the scheduler, which is only tried.
+//! The zone write ordering of Linux 5.8 to 6.9: a bit per zone in the scheduler, which is only
+//! tried.
 //!
-//! Writes wait in the scheduler. Whenever something is dispatched they are looked at, one after the
-//! other; one whose zone's bit is free takes it and goes, the others stay. The bit is given back
-//! when the write is complete. Nobody is told of that: who waits looks again, after a completion of
-//! its own or a while later.
+//! Writes wait in the scheduler. At each dispatch all waiting writes are examined in order: a write
+//! whose zone's bit is free takes the bit and is dispatched, the others stay. The bit is released
+//! when the write completes. No waiter is woken then: a channel looks again after a completion of
+//! its own or after a delay.
 #![allow(clippy::disallowed_types)] // The bits are this baseline's own; the product needs none.
 
 use std::collections::VecDeque;
@@ -14,14 +15,14 @@ use blockyard_core::request::{Ended, Request};
 use blockyard_core::zone::gate::{Gate, GateMode, GateView, Gates, Passage};
 use blockyard_core::{Due, Nanos, Op, ZoneGeometry};
 
-/// The name on the command line.
+/// The baseline's name on the command line.
 pub const NAME: &str = "write-lock";
 
-/// No zone, where a number is expected.
+/// No zone, where a zone number is expected.
 const NONE: u32 = u32::MAX;
 
-/// After how long a write that waits is looked at again, if nothing completes before. The kernel
-/// takes 3 ms.
+/// The delay in ns after which waiting writes are tried again if nothing completes before. The
+/// kernel's is 3 ms.
 const LOOK_NS: u64 = 20_000;
 
 /// The bits of a device's zones.
@@ -32,7 +33,7 @@ pub struct WriteLocks {
 }
 
 impl WriteLocks {
-    /// Bits for these zones, all of them free.
+    /// Free bits for all these zones.
     pub fn new(zones: ZoneGeometry) -> WriteLocks {
         let taken = (0..zones.zone_count).map(|_| AtomicBool::new(false)).collect();
         WriteLocks { zones, taken }
@@ -58,21 +59,21 @@ impl Gates for WriteLocks {
     }
 }
 
-/// One channel's part: the writes that wait in its scheduler.
+/// The state of one channel: the writes that wait in its scheduler.
 #[derive(Debug)]
 pub struct WriteLock {
     zones: ZoneGeometry,
     taken: Arc<[AtomicBool]>,
     waiting: VecDeque<Request>,
-    /// Zones that were passed over in this look.
+    /// The zones that this look has skipped.
     skipped: Vec<u32>,
-    /// The zone whose bit the request with this first slot has.
+    /// For each request, by its first slot, the zone whose bit it holds.
     held: Vec<u32>,
     look_at: Nanos,
 }
 
 impl WriteLock {
-    /// Looks at everything that waits, in order, and passes on what gets its bit.
+    /// Examines all waiting writes in order, and passes on each that gets its zone's bit.
     fn look(&mut self, passage: &mut Passage) {
         self.skipped.clear();
         for _ in 0..self.waiting.len() {
@@ -127,7 +128,7 @@ impl Gate for WriteLock {
     }
 }
 
-/// Who goes gives back the bits of what it never started.
+/// Releases the bits of requests that the channel never started.
 impl Drop for WriteLock {
     fn drop(&mut self) {
         for zone in self.held.iter().filter(|zone| **zone != NONE) {

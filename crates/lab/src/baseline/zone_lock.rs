@@ -1,10 +1,10 @@
-//! Writes in order by a lock per zone that is only tried, as Linux kept them from 5.8 to 6.9.
+//! Ordered zone writes by a lock per zone that is only tried, as in Linux 5.8 to 6.9.
 //!
-//! Who is to write to a zone tries its bit. Where it is taken the write is put back and tried again
-//! later, with everything that was done for it so far done once more; nobody is woken when the bit
-//! is free. It stays taken until the write is complete, so that a zone has one write in flight. The
-//! bit protects the position that is written at, which the kernel keeps in the file system or in
-//! the disk's driver.
+//! A thread that wants to write to a zone tries the zone's bit. If the bit is taken, the write is
+//! requeued and tried again later, which repeats all work done for it so far; no thread is woken
+//! when the bit is free. The bit stays taken until the write completes, so a zone has one write in
+//! flight. The bit protects the position of the next write, which the kernel keeps in the file
+//! system or in the disk's driver.
 // The bits are this baseline's own; the product needs none.
 #![allow(clippy::disallowed_types)]
 
@@ -18,8 +18,8 @@ use blockyard_sync::pad::Padded;
 
 use crate::error::LabError;
 
-/// How long a write that was put back rests before it is tried again: as long as the shortest
-/// write takes. The kernel runs a queue again when anything of it completes, or after 3 ms.
+/// The delay before a requeued write is tried again: the duration of the shortest write. The kernel
+/// runs a queue again when any request of it completes, or after 3 ms.
 const PUT_BACK: Duration = Duration::from_micros(10);
 
 /// The zones of a disk, each with its bit.
@@ -31,7 +31,7 @@ pub struct ZoneLocks {
 #[derive(Debug)]
 struct Line {
     taken: AtomicBool,
-    /// How much is written, in sectors; who has the bit reads and changes it.
+    /// The number of sectors written; only the holder of the bit reads or changes it.
     written: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ struct Line {
 pub struct Held<'a>(&'a Line);
 
 impl ZoneLocks {
-    /// Locks of the zones of a disk as they are now.
+    /// The locks of a disk's zones, with the zones' present write pointers.
     ///
     /// # Errors
     /// If the disk reports no zones.
@@ -60,11 +60,11 @@ impl ZoneLocks {
         let line = &self.zones[zone].0;
         // Acquire: pairs with the Release in `Held::drop`, for the position.
         let taken = line.taken.swap(true, Ordering::Acquire);
-        // Made only where the bit was free: dropping it gives the bit back.
+        // Built only where the bit was free, because dropping it releases the bit.
         (!taken).then(|| Held(line))
     }
 
-    /// Tries a zone's bit until it is free, and says how often that was in vain.
+    /// Tries a zone's bit until it is free. Returns also the number of failed attempts.
     pub fn take(&self, zone: usize) -> (Held<'_>, u64) {
         let mut put_back = 0;
         loop {
@@ -78,18 +78,18 @@ impl ZoneLocks {
 }
 
 impl Held<'_> {
-    /// How much of the zone is written, in sectors.
+    /// The number of sectors of the zone that are written.
     pub fn written(&self) -> u64 {
-        // Relaxed: the bit orders it.
+        // Relaxed: the bit orders the accesses.
         self.0.written.load(Ordering::Relaxed)
     }
 
-    /// Moves the position, once a write has come to its end.
+    /// Advances the position after a write has completed.
     pub fn advance(&self, sectors: u64) {
         self.0.written.store(self.written() + sectors, Ordering::Relaxed);
     }
 
-    /// The zone is empty again.
+    /// Sets the position to the start of an empty zone.
     pub fn reset(&self) {
         self.0.written.store(0, Ordering::Relaxed);
     }

@@ -1,12 +1,12 @@
-//! A lock per zone, and the way to an open zone when all tokens are out.
+//! A lock per zone, and how a zone is opened when no token is free.
 //!
-//! Each zone's condition and write pointer are behind a lock of their own. Beside the lock a zone
-//! shows a word, how far it can be read ([`UNREADABLE`] for not at all), which is stored under the
-//! lock whenever the zone has been worked on, and may be read without it.
+//! A lock of each zone's own protects its condition and write pointer. Each zone also publishes a
+//! word that says how far it can be read ([`UNREADABLE`] for not at all). The word is stored under
+//! the lock after each operation on the zone, and may be read without the lock.
 //!
-//! A thread has rank ZONE and then RESOURCES, and never two zones at once: who needs room lets go
-//! of its own zone, locks the victim, closes it, lets go of that too and comes back with the
-//! victim's token *in transit* ([`super::tokens`]), then looks at its own zone afresh.
+//! A thread takes rank ZONE and then RESOURCES, and never holds two zones at once. A thread that
+//! needs room unlocks its own zone, locks the victim, closes it and unlocks it. It returns with the
+//! victim's token *in transit* ([`super::tokens`]), and then examines its own zone again.
 //!
 //! | writer of zone A, which is closed | writer of zone B, implicitly open, the oldest |
 //! | --- | --- |
@@ -15,20 +15,20 @@
 //! | locks B: no longer implicitly open, unlocks B | unlocks B |
 //! | locks A again, takes the free token | |
 //!
-//! A reader copies data without the lock and then looks at the word again. Who is going to take
-//! data away shows so first ([`Claim::show`]), so that a reader who met the taking finds out:
+//! A reader copies data without the lock and then loads the word again. A thread that removes data
+//! first publishes so ([`Claim::show`]), so that a concurrent reader notices:
 //!
 //! | reader | reset |
 //! | --- | --- |
 //! | loads the word: data up to E | locks |
-//! | copies data below E | shows the start: no data any more; erases |
-//! | loads the word: below E, so what was copied from there on does not count | unlocks |
+//! | copies data below E | publishes the zone's start: no data any more; erases |
+//! | loads the word, which is below E: discards what it copied from there on | unlocks |
 //!
-//! A reader who meets a reset *and* a rewrite up to E does not find out: the word is E again, and
-//! what was copied may be a mixture. [`blockyard_sync::zone_words`] counts the resets and has no
-//! such gap.
-// The word beside a lock is this baseline's own; it was a room, and models checked it, until
-// words alone took its place.
+//! A reader concurrent with a reset *and* a rewrite up to E does not notice: the word is E again,
+//! and the copy may be a mixture. [`blockyard_sync::zone_words`] counts the resets and has no such
+//! gap.
+// This word is the baseline's own. It was a primitive of the sync crate, with a model, until the
+// zone words replaced it.
 #![allow(clippy::disallowed_types)]
 
 use std::collections::TryReserveError;
@@ -42,21 +42,21 @@ use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 use super::close_implicitly;
 use super::tokens::{Grant, Tokens, TokensLock, ZoneTokens};
 
-/// The word of a zone that nothing can be read from.
+/// The word of a zone of which nothing can be read.
 pub const UNREADABLE: u64 = u64::MAX;
 
-/// How an attempt at a zone ended.
+/// The result of an attempt at a zone.
 #[derive(Debug)]
 pub enum Attempt<R> {
-    /// With this.
+    /// The attempt succeeded, with this result.
     Done(R),
-    /// There was no token ([`Grant::MakeRoom`]), and nothing has been changed.
+    /// There was no token ([`Grant::MakeRoom`]), and nothing has changed.
     MakeRoom,
 }
 
-/// A zone on cache lines of its own, so that writers of neighbours do not slow each other down. A
-/// pair of lines, as with [`blockyard_sync::pad::Padded`]: processors fetch the second with the
-/// first.
+/// A zone on cache lines of its own, so that writers of neighbours do not slow each other down. It
+/// takes a pair of lines, as [`blockyard_sync::pad::Padded`] does: processors fetch the second line
+/// with the first.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Line<L> {
@@ -65,14 +65,14 @@ struct Line<L> {
     word: AtomicU64,
 }
 
-/// How far data can be read, [`UNREADABLE`] for not at all.
+/// The position up to which data can be read; [`UNREADABLE`] for not at all.
 #[inline]
 fn word_of(zone: &Zone) -> u64 {
     zone.readable_end().map_or(UNREADABLE, |end| end.0)
 }
 
 impl<L> Line<L> {
-    /// Works on the zone under its lock, and shows its word afterwards.
+    /// Calls `f` with the zone under its lock, and publishes the zone's word afterwards.
     #[inline]
     fn work<R>(&self, f: impl FnOnce(&mut Zone) -> R) -> R
     where
@@ -80,22 +80,22 @@ impl<L> Line<L> {
     {
         self.lock.with(|zone| {
             let answer = f(zone);
-            // Release: pairs with the Acquire in `ZoneTable::word`: who sees this word sees the
-            // data that were written before it.
+            // Release: pairs with the Acquire in `ZoneTable::word`: a thread that sees this word
+            // sees the data that were written before it.
             self.word.store(word_of(zone), Ordering::Release);
             answer
         })
     }
 }
 
-/// The zones of a device: each behind a lock of the kind `L`, their tokens behind one of `R`.
+/// The zones of a device: each protected by a lock of type `L`, their tokens by one of type `R`.
 #[derive(Debug)]
 pub struct ZoneTable<L, R = TokensLock> {
     zones: Box<[Line<L>]>,
     tokens: Option<ZoneTokens<R>>,
 }
 
-/// The right to change what one zone holds, during one [`ZoneTable::change`].
+/// The right to change the resources that one zone holds, during one [`ZoneTable::change`].
 #[derive(Debug)]
 pub struct Claim<'a, R: Lock<Tokens> = TokensLock> {
     tokens: Option<&'a ZoneTokens<R>>,
@@ -105,18 +105,18 @@ pub struct Claim<'a, R: Lock<Tokens> = TokensLock> {
 }
 
 impl<R: Lock<Tokens>> Claim<'_, R> {
-    /// Shows a word before the zone's own is shown at the end: done before data are taken away
-    /// that readers may be copying.
+    /// Publishes a word before the zone's own is published at the end. Called before data are
+    /// removed that readers may be copying.
     #[inline]
     pub fn show(&self, word: u64) {
         self.word.store(word, Ordering::Relaxed);
-        // Release: pairs with the Acquire fence in `ZoneTable::word`: a reader that has met any
-        // of what follows sees this word, or a later one.
+        // Release: pairs with the Acquire fence in `ZoneTable::word`: a reader that has seen any of
+        // what follows sees this word, or a later one.
         fence(Ordering::Release);
     }
 
-    /// Takes what the zone needs to hold `to` instead of `from`. After [`Grant::Yes`] the zone
-    /// must be changed accordingly.
+    /// Takes the tokens that the zone needs to hold `to` instead of `from`. After [`Grant::Yes`]
+    /// the caller must change the zone accordingly.
     #[inline]
     pub fn take(&mut self, from: Holding, to: Holding) -> Grant {
         match self.tokens {
@@ -125,7 +125,7 @@ impl<R: Lock<Tokens>> Claim<'_, R> {
         }
     }
 
-    /// Changes to a holding that needs no token that `from` did not have.
+    /// Changes to a holding that needs no token beyond those of `from`.
     #[inline]
     pub fn settle(&mut self, from: Holding, to: Holding) {
         if let Some(tokens) = self.tokens
@@ -149,7 +149,7 @@ impl<L: Lock<Zone>, R: Lock<Tokens>> ZoneTable<L, R> {
     /// A table of zones, none of which is open or closed.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory for the table.
     pub fn new(
         zones: impl ExactSizeIterator<Item = Zone>,
         limits: ZoneLimits,
@@ -164,12 +164,12 @@ impl<L: Lock<Zone>, R: Lock<Tokens>> ZoneTable<L, R> {
         Ok(ZoneTable { zones: lines.into_boxed_slice(), tokens })
     }
 
-    /// What is counted now; `None` where no limit is set.
+    /// The counts now; `None` where no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         self.tokens.as_ref().map(ZoneTokens::counts)
     }
 
-    /// Looks at a zone under its lock.
+    /// Calls `f` with a zone under its lock.
     ///
     /// # Panics
     /// If there is no such zone: callers have checked their range.
@@ -178,8 +178,8 @@ impl<L: Lock<Zone>, R: Lock<Tokens>> ZoneTable<L, R> {
         self.zones[zone as usize].lock.with(|zone| f(zone))
     }
 
-    /// The word that a zone shows, without its lock. Asked again after data were read, it tells
-    /// whether they were taken away meanwhile.
+    /// The word that a zone publishes, loaded without the lock. Loaded again after a copy, it tells
+    /// whether data were removed meanwhile.
     ///
     /// # Panics
     /// If there is no such zone: callers have checked their range.
@@ -191,9 +191,10 @@ impl<L: Lock<Zone>, R: Lock<Tokens>> ZoneTable<L, R> {
         self.zones[zone as usize].word.load(Ordering::Acquire)
     }
 
-    /// Works on a zone under its lock. `f` changes what the zone holds through the claim only; when
-    /// the claim says [`Grant::MakeRoom`] it changes nothing and answers [`Attempt::MakeRoom`], and
-    /// is called again, on whatever the zone has become, once there is room.
+    /// Calls `f` with a zone under its lock. `f` changes the zone's holding through the claim only.
+    /// When the claim says [`Grant::MakeRoom`], `f` changes nothing and returns
+    /// [`Attempt::MakeRoom`]. Then `f` is called again once there is room, on the zone in its state
+    /// at that time.
     ///
     /// # Panics
     /// If there is no such zone: callers have checked their range.
@@ -214,14 +215,14 @@ impl<L: Lock<Zone>, R: Lock<Tokens>> ZoneTable<L, R> {
         }
     }
 
-    /// Closes the oldest implicitly open zone; its token is in transit in the claim then. Comes
-    /// back without one if another thread was faster: then there is room, or soon will be.
+    /// Closes the oldest implicitly open zone, whose token is in transit in the claim afterwards.
+    /// Returns without a token if another thread was faster: then there is room, or soon will be.
     #[cold]
     fn make_room(&self, claim: &mut Claim<'_, R>) {
         let tokens = claim.tokens.expect("without limits there is room");
         let Some(victim) = tokens.oldest() else {
-            // All tokens but the explicitly open zones' are in transit; their owners will spend
-            // them or give them back without waiting for this thread.
+            // All tokens except those of explicitly open zones are in transit. Their owners will
+            // spend or return them without waiting for this thread.
             yield_now();
             return;
         };
@@ -251,7 +252,7 @@ mod tests {
         (0..count).map(|number| Zone::sequential(Sector(u64::from(number) * 2), 2, 2))
     }
 
-    /// Writes one sector; the second fills the zone.
+    /// Writes one sector; the second write fills the zone.
     fn write<L: Lock<Zone>>(table: &ZoneTable<L>, zone: u32) -> Grant {
         table.change(zone, |zone, claim| {
             let to = zone.step_append(1).unwrap();
@@ -276,8 +277,8 @@ mod tests {
         });
     }
 
-    /// The kernel's null_blk loses resources in this test: 4 threads, each fills and resets zones
-    /// of its own, at most one active zone each, limits 2 and 6.
+    /// The kernel's null_blk loses resources in this test: 4 threads each fill and reset zones of
+    /// their own, with at most one active zone each and limits 2 and 6.
     fn writers_leak_nothing<L: Lock<Zone>>() {
         let limits = ZoneLimits { open_max: 2, active_max: 6 };
         let table = ZoneTable::<L>::new(zones(16), limits).expect("there is memory");

@@ -1,4 +1,5 @@
-//! `clock`: what it costs to look at the clock, and so what the lab itself cannot see below.
+//! `clock`: the cost of reading the clock, and so the shortest time that the lab itself can
+//! measure.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,10 +10,10 @@ use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "clock";
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(_settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,

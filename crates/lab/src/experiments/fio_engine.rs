@@ -1,4 +1,4 @@
-//! `fio-engine`: what our engine and the device behind it cost fio, beside its own null engine.
+//! `fio-engine`: the cost to fio of our engine and its device, compared with fio's own null engine.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "fio-engine";
 
 pub(crate) const NULL: &str = "fio-null";
 const ALONE: &str = "engine-alone";
 const ENGINE: &str = "engine";
 
-/// The device behind our engine, and the size of what fio's own reads.
+/// The device below our engine, as large as the file of fio's own engine.
 const DEVICE: &str = "null:///n0?size=10G";
-/// The part of the line that is the same for both.
+/// The options of the fio command line that both engines share.
 const COMMON: &str = "--size=10G --rw=randread --bs=4k --gtod_reduce=1 --norandommap";
-/// What starting and ending fio take.
+/// The time that starting and ending fio takes.
 const OVERHEAD: Duration = Duration::from_millis(400);
-/// The least ratio: five per cent may be lost.
+/// The least ratio: our engine may lose five per cent.
 const AIM: f64 = 0.95;
 
-/// Each with its own part of the line.
+/// The workloads, each with its own fio options.
 const WORKLOADS: [(Workload, &str); 2] = [
     (
         Workload {
@@ -45,7 +45,7 @@ const WORKLOADS: [(Workload, &str); 2] = [
     ),
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let jobs: &[u32] = if settings.quick { &[1] } else { &[1, 2] };
     let mut cells = Vec::new();
@@ -105,7 +105,7 @@ fn line(settings: &Settings, variant: &str, part: &str) -> Result<Fio, LabError>
     }
 }
 
-/// I/Os per second of CPU time first: it is what the experiment asks for.
+/// The sample, with I/Os per second of CPU time first, because the experiment compares those.
 fn sample(given: &Sample) -> Sample {
     let mut values = given.values.clone();
     values.sort_by_key(|(metric, _)| *metric != Metric::IOS_PER_CPU_SECOND);

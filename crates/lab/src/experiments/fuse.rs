@@ -1,4 +1,4 @@
-//! `fuse`: our block file beside QEMU's, by the same fio lines.
+//! `fuse`: our block file compared with QEMU's, by the same fio command lines.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::settings::Settings;
 use crate::tools::file_server::{KINDS, Kind as ServerKind, OURS_COUNT};
 use crate::tools::fio::{Fio, Report};
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "fuse";
 
-/// fio's part that is the same for every server and workload.
+/// The fio options that all servers and workloads share.
 const READ: &str = "--rw=randread --bs=4k --size=1G --direct=1 --norandommap --randrepeat=0";
-/// The device that fio reads.
+/// The size of the device that fio reads, in bytes.
 const READ_BYTES: u64 = 1 << 30;
-/// What starting and ending fio and a server take.
+/// The time that starting and ending fio and a server takes.
 const OVERHEAD: Duration = Duration::from_millis(500);
 
-/// How fio reads, and the least ratio that is aimed at and from how many jobs on.
+/// How fio reads, the least ratio that is the aim, and the number of jobs from which the aim holds.
 struct Way {
     workload: Workload,
     options: &'static str,
@@ -49,7 +49,7 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let jobs: &[u32] = if settings.quick { &[2] } else { &[1, 2] };
     let mut cells = Vec::new();
@@ -102,7 +102,7 @@ fn comparisons() -> Vec<Comparison> {
     pairs.flat_map(against).chain(between).collect()
 }
 
-/// What a bare prototype and QEMU did when the aims were set.
+/// The figures of a bare prototype and of QEMU at the time when the aims were set.
 fn published() -> Vec<Published> {
     const SOURCE: &str = "fio 3.33, 2 virtual processors (AMD EPYC), Linux 6.18, loaded: +-50 %; \
                           ours is a prototype of 35 lines";

@@ -1,4 +1,4 @@
-//! `hot-path`: what each floor between a bio and the null device costs.
+//! `hot-path`: the cost of each layer between a bio and the null device.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -24,20 +24,21 @@ use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 use crate::tools::cpu::of_thread;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "hot-path";
 
-/// Sectors of an I/O.
+/// The length of an I/O, in sectors.
 const SECTORS: u64 = 8;
-/// I/Os between two looks at the clock.
+/// The number of I/Os between two readings of the clock.
 const STRETCH: usize = 4096;
-/// Tags of the device, and the largest batch.
+/// The number of the device's tags, which is the largest batch.
 const DEPTH: u16 = 128;
-/// Zones of a device that has any: more than a batch, so that no two writes of one can merge.
+/// The number of zones of a zoned device: more than a batch, so that no two writes of a batch can
+/// merge.
 const ZONES: u64 = 256;
 
 const GENERATOR: &str = "generator";
-/// The floor below all others.
+/// The lowest layer: the device queue alone.
 pub const BARE: &str = "bare";
 const TAGS: &str = "tags";
 const CLOCK: &str = "clock";
@@ -46,7 +47,8 @@ const DEADLINE: &str = "mq-deadline";
 const WHOLE: &str = "whole";
 const WHOLE_DEADLINE: &str = "whole-mq-deadline";
 
-/// How a batch is carried out: opened once a measurement.
+/// Opens the layers up to one, once per measurement, and returns the function that executes a
+/// batch.
 type Floor = fn(&Device) -> Result<Carry, LabError>;
 type Carry = Box<dyn FnMut(&[Bio]) -> Result<(), LabError>>;
 
@@ -113,17 +115,17 @@ const FLOORS: [(Variant, Floor); 8] = [
     ),
 ];
 
-/// What is asked of a device.
+/// The I/Os that a workload sends to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Reads,
-    /// Reads where there are zones.
+    /// Reads of a zoned device.
     ZonedReads,
     /// Writes at the write pointers of all zones in turn.
     ZonedWrites,
 }
 
-/// Workloads: name, what, I/Os of a batch.
+/// The workloads: name, description, batch size, kind of I/O.
 const WORKLOADS: [(&str, &str, usize, Asked); 8] = [
     ("batch-1", "4 KiB random reads, one at a time", 1, Asked::Reads),
     ("batch-4", "4 KiB random reads in batches of 4", 4, Asked::Reads),
@@ -140,10 +142,10 @@ const WORKLOADS: [(&str, &str, usize, Asked); 8] = [
     ),
 ];
 
-/// The workload whose batches are the largest, of reads beside zones.
+/// The workload with the largest batches, of reads of a zoned device.
 pub const ZONED_128: &str = "zoned-128";
 
-/// The device, as the two ways of making it want it.
+/// The parameters of a device, from which both ways of opening it take what they need.
 struct Device {
     asked: Asked,
 }
@@ -153,7 +155,7 @@ impl Device {
         self.asked != Asked::Reads
     }
 
-    /// Bytes of a zone: of those that are written, so many that no run fills one.
+    /// The zone size in bytes. Zones that are written are so large that no run fills one.
     fn zone_bytes(&self) -> u64 {
         if self.asked == Asked::ZonedWrites { 64 << 30 } else { 256 << 20 }
     }
@@ -182,7 +184,7 @@ impl Device {
         )
     }
 
-    /// The next I/O of so many that were asked before.
+    /// The next I/O after `count` earlier ones.
     #[inline]
     fn bio(&self, rng: &mut Rng, count: u64, buf: BufRef) -> Bio {
         match self.asked {
@@ -198,7 +200,7 @@ impl Device {
     }
 }
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let wanted = |batch: usize| !settings.quick || [1, 32, 128].contains(&batch);
     let workloads: Vec<_> = WORKLOADS.into_iter().filter(|workload| wanted(workload.2)).collect();
@@ -229,7 +231,8 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// What each floor costs on top of the one below; the scheduler's is the gate where there is one.
+/// The cost of each layer on top of the one below. With zones the scheduler is replaced by the zone
+/// write plug.
 fn comparisons() -> Vec<Comparison> {
     let cost = |(before, after)| Comparison::new(before, after, Metric::CPU_PER_IO).cost();
     let steps = [
@@ -259,7 +262,7 @@ fn published() -> Vec<Published> {
     vec![row("batch-1", 68.0), row("batch-128", 42.0), row(ZONED_128, 71.0)]
 }
 
-/// Batches through one floor.
+/// Measures batches through the layers up to one.
 fn measure(
     round: &Round<'_>,
     device: &Device,
@@ -292,7 +295,8 @@ fn measure(
         .with(Metric::IOPS, ios / wall.as_secs_f64()))
 }
 
-/// Goes on for so long, and at least once; says how many stretches that were.
+/// Runs batches for the given time, and at least once. Returns the number of stretches of
+/// [`STRETCH`] I/Os.
 fn run_for(
     round: &Round<'_>,
     duration: Duration,
@@ -374,7 +378,7 @@ fn by_yard(uri: String) -> Result<Carry, LabError> {
     Ok(through(move |bios, out| carry_out(&mut *channel, bios, out)))
 }
 
-/// A stack of its own type, without box and injector.
+/// A stack of concrete type, without `Box` and without fault injector.
 fn over<D: CoreDevice, W: Gates, C: Clock + Clone + Sync>(
     device: D,
     gates: W,
@@ -388,7 +392,7 @@ fn over<D: CoreDevice, W: Gates, C: Clock + Clone + Sync>(
     Ok(through(move |bios, out| carry_out(&mut stack, bios, out)))
 }
 
-/// A batch from push to reap, with the list of completions kept from batch to batch.
+/// Wraps `carry` with a completion list that is kept from batch to batch.
 fn through(
     mut carry: impl FnMut(&[Bio], &mut Vec<Completion>) -> Result<(), LabError> + 'static,
 ) -> Carry {
@@ -399,7 +403,7 @@ fn through(
     })
 }
 
-/// Pushes, submits and reaps a batch that there is room for.
+/// Pushes, submits and reaps a batch for which the channel has room.
 #[inline]
 fn carry_out<C: Channel + ?Sized>(
     channel: &mut C,
@@ -418,7 +422,7 @@ fn carry_out<C: Channel + ?Sized>(
     }
 }
 
-/// A clock that costs nothing, because it stands still.
+/// A clock without cost, because it stands still.
 #[derive(Clone, Copy, Debug)]
 struct Still;
 

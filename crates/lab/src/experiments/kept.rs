@@ -1,12 +1,12 @@
-//! What the first cell that wants it makes, and the others share: filling a device takes longer
-//! than what is measured.
+//! Values that the first cell makes and later cells share: filling a device takes longer than the
+//! measurement.
 #![allow(clippy::disallowed_types)] // Cells of one variant share its device: control plane.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::LabError;
 
-/// Something that is made once, and kept until the experiment is over.
+/// A value that is made once, and kept until the experiment is over.
 pub(super) struct Kept<T: ?Sized> {
     made: Arc<Mutex<Option<Arc<T>>>>,
 }
@@ -22,12 +22,12 @@ impl<T: ?Sized> Kept<T> {
         Kept { made: Arc::new(Mutex::new(None)) }
     }
 
-    /// What is kept, made by `make` if there is nothing yet.
+    /// Returns the kept value, made by `make` if there is none yet.
     pub(super) fn get(
         &self,
         make: impl FnOnce() -> Result<Arc<T>, LabError>,
     ) -> Result<Arc<T>, LabError> {
-        // A cell that panicked has left nothing half done: it is put in as the last step.
+        // A cell that panicked has left a consistent value, because storing it is the last step.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         match &*made {
             Some(made) => Ok(Arc::clone(made)),

@@ -1,7 +1,7 @@
-//! The experiment `limits`: what this machine can do at best.
+//! The experiment `limits`: the best that this machine can do.
 //!
-//! Every limit is a variant by its name in [`names`], under the workload of its group; whoever
-//! reads a figure as a fraction of a limit looks that up by its name.
+//! Each limit is a variant, named in [`names`], under the workload of its group. Code that reports
+//! a figure as a fraction of a limit finds the limit by its name.
 
 use std::time::Duration;
 
@@ -13,50 +13,50 @@ use crate::limits::{fio, locks, memory, sockets, uring, wake};
 use crate::sample::Round;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "limits";
 
-/// The limits' names, for whoever reads a figure as a fraction of one.
+/// The names of the limits, for code that reports a figure as a fraction of one.
 pub mod names {
-    /// Copies of 4 KiB within the nearest cache.
+    /// A copy of 4 KiB within the nearest cache.
     pub const COPY_HOT: &str = "copy-4k-hot";
-    /// Copies of 4 KiB from random places of 16 MiB.
+    /// A copy of 4 KiB from random offsets of 16 MiB.
     pub const COPY_16M: &str = "copy-4k-16m";
-    /// Copies of 4 KiB from random places of 1 GiB.
+    /// A copy of 4 KiB from random offsets of 1 GiB.
     pub const COPY_1G: &str = "copy-4k-1g";
-    /// Copies in a stream.
+    /// Sequential copies of a large buffer.
     pub const COPY_STREAM: &str = "copy-stream";
-    /// `fetch_add` of a cell.
+    /// `fetch_add` on an atomic.
     pub const FETCH_ADD: &str = "fetch-add";
-    /// `compare_exchange` of a cell until it succeeds.
+    /// `compare_exchange` on an atomic, repeated until it succeeds.
     pub const COMPARE_EXCHANGE: &str = "compare-exchange";
-    /// From a store on one processor to its sight on another.
+    /// The time from a store on one processor until another processor sees it.
     pub const LINE_TRANSFER: &str = "line-transfer";
-    /// The product's spinning lock.
+    /// The product's spin lock.
     pub const SPIN_LOCK: &str = "spin-lock";
-    /// The product's spinning lock, strictly in turns.
+    /// The product's spin lock, taken by two threads strictly in turn.
     pub const SPIN_HAND_OVER: &str = "spin-lock-hand-over";
     /// The product's sleeping lock.
     pub const SLEEP_LOCK: &str = "sleep-lock";
-    /// The product's sleeping lock, strictly in turns.
+    /// The product's sleeping lock, taken by two threads strictly in turn.
     pub const SLEEP_HAND_OVER: &str = "sleep-lock-hand-over";
-    /// The standard library's lock.
+    /// The standard library's mutex.
     pub const STD_MUTEX: &str = "std-mutex";
-    /// The standard library's lock, strictly in turns.
+    /// The standard library's mutex, taken by two threads strictly in turn.
     pub const STD_HAND_OVER: &str = "std-mutex-hand-over";
-    /// The pause between two looks at a held lock.
+    /// The pause between two loads of a held lock.
     pub const PAUSE: &str = "pause";
-    /// From a thread to one that sleeps on a futex.
+    /// The time from one thread's wake until another wakes from a futex.
     pub const FUTEX_WAKE: &str = "futex-wake";
     /// The waker's system call.
     pub const FUTEX_CALL: &str = "futex-call";
-    /// From a thread to one that reads an eventfd.
+    /// The time from one thread's write until another wakes from reading an eventfd.
     pub const EVENTFD: &str = "eventfd";
-    /// A yield with nobody else to run.
+    /// A yield with no other thread to run.
     pub const YIELD: &str = "yield";
     /// A switch between two threads of one processor.
     pub const CONTEXT_SWITCH: &str = "context-switch";
-    /// A reading of the clock.
+    /// One reading of the clock.
     pub const CLOCK: &str = "clock";
     /// A no-op of io_uring, one per system call.
     pub const URING_1: &str = "io-uring-nop-1";
@@ -66,9 +66,9 @@ pub mod names {
     pub const UNIX_SOCKET: &str = "unix-socket";
     /// Half a round trip over TCP on 127.0.0.1.
     pub const TCP_LOOPBACK: &str = "tcp-loopback";
-    /// An I/O of fio's null engine at depth 1, per CPU time.
+    /// The CPU time of an I/O of fio's null engine at depth 1.
     pub const FIO_NULL_1: &str = "fio-null-1";
-    /// An I/O of fio's null engine at depth 64 in batches, per CPU time.
+    /// The CPU time of an I/O of fio's null engine at depth 64 in batches.
     pub const FIO_NULL_64: &str = "fio-null-64";
 }
 
@@ -83,10 +83,10 @@ const FIO: &str = "fio";
 /// Measures one limit once.
 type Measure = fn(&Round<'_>) -> Result<Reading, LabError>;
 
-/// A limit: its name, group, threads, one line about it, and how it is measured.
+/// A limit: its name, group, number of threads, a line of description, and its measurement.
 type Limit = (&'static str, &'static str, u32, &'static str, Measure);
 
-/// Every limit. Adding one is a name above and a row here.
+/// All limits. A new one needs a name above and a row here.
 const LIMITS: &[Limit] = &[
     (names::COPY_HOT, MEMORY, 1, "4 KiB copied within the nearest cache", memory::copy_hot),
     (names::COPY_16M, MEMORY, 1, "4 KiB copied from random places of 16 MiB", |round| {
@@ -163,7 +163,7 @@ const LIMITS: &[Limit] = &[
     }),
 ];
 
-/// Lists the experiment's cells. A first look leaves out fio's figure at depth 1.
+/// Lists the experiment's cells. A quick run leaves out fio's figure at depth 1.
 pub fn build(settings: &Settings) -> Experiment {
     let listed = |limit: &&Limit| !(settings.quick && limit.0 == names::FIO_NULL_1);
     let mut variants: Vec<Variant> = Vec::new();
@@ -198,7 +198,7 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// The cell that measures a limit with so many jobs, if there is one.
+/// The cell that measures the limit `name` with `jobs` threads, if there is one.
 pub fn find_cell(name: &str, jobs: u32) -> Option<Cell> {
     LIMITS.iter().find(|limit| limit.0 == name && limit.2 == jobs).map(cell)
 }
@@ -222,7 +222,7 @@ mod tests {
     use crate::metric::Metric;
     use crate::stop::Stop;
 
-    /// Whatever the machine is, a limit is measured or says why it was not.
+    /// On any machine, a limit is measured or the error says why it was not.
     #[test]
     fn every_limit_gives_a_time_or_a_reason() {
         let stop = Stop::new();
@@ -239,7 +239,7 @@ mod tests {
             }
             match measure(&round) {
                 Ok(reading) => assert!(reading.ns_per_op > 0.0, "{name} with {jobs}: {reading:?}"),
-                // Too busy for so short a time, or without a second processor.
+                // The machine was too busy for so short a measurement, or has one processor.
                 Err(LabError::Failed { what, .. }) if what == "measurement" => {}
                 Err(LabError::Missing { what, .. }) if what == "a second processor" => {}
                 Err(error) => panic!("{name} with {jobs}: {error}"),

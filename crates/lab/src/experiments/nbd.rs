@@ -1,4 +1,4 @@
-//! `nbd`: our NBD server beside those of others, by the same clients.
+//! `nbd`: our NBD server compared with other NBD servers, by the same clients.
 
 use std::time::Duration;
 
@@ -11,33 +11,33 @@ use crate::tools::fio::Fio;
 use crate::tools::server::{KINDS, Kind as ServerKind};
 use crate::tools::{copy, fio};
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "nbd";
 
 /// Bytes per second of the server's CPU time.
 const BANDWIDTH_PER_CPU: Metric = Metric::more("bandwidth_per_cpu_second", "B/s");
 
-/// fio's part that is the same for every server, depth and number of connections.
+/// The fio options that all servers, depths and numbers of connections share.
 const READ: &str = "--ioengine=nbd --rw=randread --bs=4k --size=10G --norandommap --randrepeat=0";
-/// The device that fio reads.
+/// The size of the device that fio reads, in bytes.
 const READ_BYTES: u64 = 10 << 30;
-/// The stream's device has so many bytes for each second that a measurement is to take.
+/// The streaming device has this many bytes per second of measurement.
 const STREAM_BYTES_PER_SECOND: f64 = 2e9;
-/// Bounds of it.
+/// The least and greatest size of the streaming device.
 ///
-/// The least takes any server a second or so: starting nbdcopy, some ten milliseconds, must not
-/// matter.
+/// The least keeps any server busy for about a second, so that the ten milliseconds for starting
+/// nbdcopy do not matter.
 const STREAM_BYTES: [u64; 2] = [4 << 30, 16 << 30];
-/// What starting and ending fio and a server take.
+/// The time that starting and ending fio and a server takes.
 const OVERHEAD: Duration = Duration::from_millis(400);
-/// A side that keeps so much of the processors busy that it can use is the limit.
+/// A side is the limit if it keeps this fraction of its usable processors busy.
 const BUSY: f64 = 0.9;
-/// The word for the client in what limits.
+/// The name of the client in the text about the limiting side.
 const CLIENT: &str = "client";
-/// The least ratio to each of the others.
+/// The least ratio to each of the other servers.
 const AIM: f64 = 1.5;
 
-/// Depth of each connection, and its workload.
+/// The queue depth of each connection, with its workload.
 const DEPTHS: [(u32, Workload); 3] = [
     (1, Workload { name: "read-depth-1", about: "4 KiB random reads by fio, 1 in flight" }),
     (32, Workload { name: "read-depth-32", about: "4 KiB random reads by fio, 32 in flight" }),
@@ -49,7 +49,7 @@ const STREAM: Workload = Workload {
             --request-size=1048576 -- URI null:",
 };
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let depths = if settings.quick { &DEPTHS[1..2] } else { &DEPTHS[..] };
     let connections: &[u32] = if settings.quick { &[1] } else { &[1, 4] };
@@ -115,7 +115,7 @@ fn comparisons() -> Vec<Comparison> {
     KINDS[1..].iter().flat_map(against).collect()
 }
 
-/// What stands in docs/measuring.md as the peers' own figures.
+/// The figures of other servers that docs/measuring.md lists.
 fn published() -> Vec<Published> {
     const FIO: &str =
         "fio 3.33, unix socket, 2 virtual processors (AMD EPYC, Zen 5), loaded: +-30 %";
@@ -160,7 +160,7 @@ fn read_cell(
     Cell::new(server_kind.name, workload, jobs, body).overhead(OVERHEAD)
 }
 
-/// Says for our own server where the aim on IOPS does not count.
+/// Adds a note to our own server's sample where the aim on IOPS does not apply.
 fn noted(mut sample: Sample, is_ours: bool) -> Sample {
     let waits = sample.limit.as_deref().is_some_and(|limit| limit.contains(CLIENT));
     if is_ours && waits {
@@ -219,23 +219,24 @@ fn stream_cell(kind: &'static ServerKind, settings: &Settings) -> Cell {
     Cell::new(kind.name, STREAM.name, 1, body).overhead(OVERHEAD)
 }
 
-/// A device that takes about this long, in whole requests.
+/// The device size that takes about this long to read, in whole requests.
 fn stream_bytes(duration: Duration) -> u64 {
     let bytes = (duration.as_secs_f64() * STREAM_BYTES_PER_SECOND) as u64;
     let [least, most] = STREAM_BYTES;
     bytes.clamp(least, most).next_multiple_of(copy::REQUEST_BYTES)
 }
 
-/// How many processors a server and its client can use: one for each connection, as far as there
-/// are that many, but some servers do everything in one thread.
+/// The number of processors that a server and its client can use: one per connection up to the
+/// machine's number. Some servers use a single thread.
 fn processors_of(server: &ServerKind, jobs: u32, settings: &Settings) -> [f64; 2] {
     let client = (jobs as usize).min(settings.processors) as f64;
     [server.threads_max.map_or(client, |most| client.min(f64::from(most))), client]
 }
 
-/// Who was busy all the time; if nobody was, who was busier.
+/// The side that was busy all the time; without such a side, the busier one.
 ///
-/// `used` has how many processors each can use, `busy` how many it used: first the server.
+/// `used` is the number of processors that each side can use, `busy` the number that it kept busy;
+/// the server is first.
 fn limit(used: [f64; 2], busy: [f64; 2], processors: usize) -> &'static str {
     let [server, client] = busy;
     match (server >= BUSY * used[0], client >= BUSY * used[1]) {

@@ -1,9 +1,9 @@
 //! `race`: whether writers that close one another's zones lose open or active zones.
 //!
-//! The published failure of null_blk: each writer fills zones of its own in two halves and resets
-//! them, so that it has one active zone at most; there are fewer open zones than writers, so that
-//! they close each other's zones all the time. Afterwards everything is reset, and as many zones as
-//! the active limit says must be had again.
+//! This is the published failure of null_blk. Each writer fills zones of its own in two halves and
+//! resets them, so that it has at most one active zone. There are fewer open zones than writers, so
+//! that they close each other's zones all the time. Afterwards all zones are reset, and it must be
+//! possible to activate as many zones as the limit allows.
 
 use std::sync::Arc;
 use std::thread;
@@ -28,40 +28,41 @@ use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "race";
 
 const PRODUCT: &str = "product";
 
-/// Zones that may be open, and active, at once.
+/// The limits of open and of active zones.
 const OPEN_MAX: u64 = 2;
 const ACTIVE_MAX: u64 = 6;
-/// Zones of each writer.
+/// The number of zones of each writer.
 const ZONES_EACH: u64 = 4;
-/// Sectors of the writes that count what can be had again.
+/// The length in sectors of the writes that count the zones that can become active again.
 const BLOCK_SECTORS: u64 = 8;
 
 const WRITERS: [u32; 2] = [4, 32];
 
-/// The counted window is so much shorter than the measured one.
+/// The window with counting locks is shorter than the measured window by this factor.
 const COUNTED_PART: u32 = 4;
 
-/// Zones filled and reset.
+/// The number of zones filled and reset.
 const CYCLES: Metric = Metric::more("cycles", "");
 const CYCLES_PER_SECOND: Metric = Metric::more("cycles_per_second", "1/s");
-/// CPU time of all writers for each of them.
+/// The CPU time of all writers per cycle.
 pub const CPU_PER_CYCLE: Metric = Metric::less("cpu_per_cycle", "ns");
-/// Active zones that cannot be had again.
+/// The number of active zones that cannot be used again.
 const LOST: Metric = Metric::less("lost_zones", "");
-/// Failures of what must not fail.
+/// The number of failures of operations that must not fail.
 const SPURIOUS: Metric = Metric::less("spurious_errors", "");
-/// Zones that could not become active because others were: no failure with more writers than that.
+/// The number of refused activations because too many other zones were active. With more writers
+/// than the limit a refusal is no failure.
 const REFUSED: Metric = Metric::less("refused", "");
 
 type Open = fn(&str) -> Result<Arc<dyn Disk>, LabError>;
 
-/// Each with how it is opened, and how with locks that count. null_blk's way has none: what it
-/// loses it loses between its locks.
+/// The variants, each with how it is opened, and how it is opened with counting locks. null_blk's
+/// variant has no counting form: it loses tokens between its locks.
 const GUARDINGS: [(Variant, Open, Option<Open>); 4] = [
     (
         Variant {
@@ -101,13 +102,13 @@ const GUARDINGS: [(Variant, Open, Option<Open>); 4] = [
     ),
 ];
 
-/// Workloads: name, what, bytes of a zone, whether there are data.
+/// The workloads: name, description, zone size in bytes, whether data are stored.
 const WORKLOADS: [(&str, &str, u64, bool); 2] = [
     ("fill-and-reset", "1 MiB zones without data; jobs are writers", 1 << 20, false),
     ("fill-and-reset-data", "64 KiB zones in memory; jobs are writers", 64 << 10, true),
 ];
 
-/// A device with zones for so many writers, through the product's whole stack.
+/// A device with zones for the writers of an experiment, through the product's whole stack.
 fn disk<Z: ZoneSet>(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
     let made = stack::open_with_zones::<Z>(&spec);
@@ -123,7 +124,7 @@ fn uri_of(writers: u32, zone_bytes: u64, data: bool) -> String {
     )
 }
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let writers = if settings.quick { &WRITERS[..1] } else { &WRITERS[..] };
     let mut cells = Vec::new();
@@ -133,7 +134,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 let uri = uri_of(writers, zone_bytes, data);
                 let body = move |round: &Round<'_>| {
                     let sample = measure(round, &*open(&uri)?, writers)?;
-                    // Once is enough to see where they meet; the time goes to the rounds.
+                    // Round 0 is enough to see at which locks the writers meet; the other rounds
+                    // need the time.
                     let rooms = match open_counted.filter(|_| round.number == 0) {
                         Some(open) => rooms(round, &*open(&uri)?, writers)?,
                         None => Vec::new(),
@@ -200,7 +202,7 @@ fn published() -> Vec<Published> {
     rows
 }
 
-/// What the writers did in a window.
+/// Runs the race and returns the writers' counts of the window.
 fn race<'a>(
     round: &Round<'_>,
     disk: &dyn Disk,
@@ -216,7 +218,7 @@ fn race<'a>(
     crew::run(crew.collect::<Result<_, LabError>>()?, round, || ())
 }
 
-/// What counting locks counted of a race in a shorter window.
+/// The counts of the counting locks for a race in a shorter window.
 fn rooms(round: &Round<'_>, disk: &dyn Disk, writers: u32) -> Result<Vec<RoomCount>, LabError> {
     let (warm_up, duration) = (round.warm_up / COUNTED_PART, round.duration / COUNTED_PART);
     let zones = zones(disk)?;
@@ -226,7 +228,7 @@ fn rooms(round: &Round<'_>, disk: &dyn Disk, writers: u32) -> Result<Vec<RoomCou
     Ok(counts.rooms())
 }
 
-/// The race, and then the count of what can be had again.
+/// Runs the race, and then counts the zones that can become active again.
 fn measure(round: &Round<'_>, disk: &dyn Disk, writers: u32) -> Result<Sample, LabError> {
     let zones = zones(disk)?;
     let mut counting = Door::open(disk)?;
@@ -249,25 +251,25 @@ fn zones(disk: &dyn Disk) -> Result<Vec<ZoneInfo>, LabError> {
     Ok(zones)
 }
 
-/// One writer, and what it did.
+/// A writer and its counts.
 struct Writer<'a> {
     door: Door,
     own: &'a [ZoneInfo],
-    /// The place of the next zone among its own.
+    /// The index of its next zone in `own`.
     next: usize,
     may_be_refused: bool,
-    /// Of the window.
+    /// Zones filled and reset in the window.
     cycles: u64,
-    /// From the start on: nothing may fail in the warm-up either.
+    /// Failures since the start: no operation may fail in the warm-up either.
     spurious: u64,
-    /// Of the window.
+    /// Refused activations in the window.
     refused: u64,
-    /// What locks that count have counted in the window.
+    /// The counts of the counting locks in the window.
     counts: Counts,
 }
 
 impl Work for Writer<'_> {
-    /// A zone is filled and reset, or was refused: a turn in either case.
+    /// One turn: fills and resets a zone, unless its activation is refused.
     fn turn(&mut self) -> Result<u64, LabError> {
         let zone = &self.own[self.next];
         self.next = (self.next + 1) % self.own.len();
@@ -302,8 +304,8 @@ impl Work for Writer<'_> {
     }
 }
 
-/// Resets everything, and says how many zones could be made active then, and how much failed that
-/// must not.
+/// Resets all zones. Returns the number of zones that could become active afterwards, and the
+/// number of failures that must not occur.
 fn have_again(door: &mut Door, disk: &dyn Disk) -> Result<(u64, u64), LabError> {
     let mut spurious = u64::from(!door.run(Op::ZoneResetAll, Sector(0), 0).is_ok());
     let zones = zones(disk)?;
@@ -319,7 +321,7 @@ fn have_again(door: &mut Door, disk: &dyn Disk) -> Result<(u64, u64), LabError> 
     Ok((had, spurious))
 }
 
-/// A channel that carries out one bio at a time, with a buffer for the longest.
+/// A channel that executes one bio at a time, with a buffer for the longest bio.
 struct Door {
     channel: Box<dyn Channel>,
     region: RegionId,
@@ -358,8 +360,8 @@ mod tests {
     use super::*;
     use crate::stop::Stop;
 
-    /// The product and the locks lose nothing. Whether null_blk's way does in so short a time is
-    /// chance; that it can is a test of its own.
+    /// The product and the locks lose no zone. Whether null_blk's variant loses one in so short a
+    /// time is chance; a test of its own shows that it can.
     #[test]
     fn nothing_is_lost_and_nothing_fails() {
         let none = std::path::PathBuf::new();

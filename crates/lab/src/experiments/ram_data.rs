@@ -1,4 +1,4 @@
-//! What RAM disks are filled with, ours and the kernel's: the same bytes at the same places.
+//! The data that fill our RAM disks and the kernel's: the same bytes at the same offsets.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -18,28 +18,29 @@ use crate::stop::Stop;
 use crate::tools::direct;
 use crate::tools::zram_device::ZramDevice;
 
-/// The codec of both.
+/// The compression algorithm of both sides.
 pub(super) const ALGORITHM: &str = "lz4";
-/// How much is written at a time when a device is filled, in bytes.
+/// The length of a write when a device is filled, in bytes.
 const FILL_BYTES: usize = 1 << 20;
-/// What a turn of our background gets through at least, of data that compress by half.
+/// The least amount of data, in bytes, that one turn of our compactor processes when they compress
+/// by half.
 const TURN_BYTES: usize = 64 << 20;
-/// Where the noise begins, so that it is the same each time.
+/// The seed of the noise, constant so that all runs use equal bytes.
 const NOISE_SEED: u64 = 100;
 
-/// What the devices are filled with, and what is written to them.
+/// The data that fill a device and that are written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Data {
-    /// [`crate::corpus`].
+    /// The text corpus of [`crate::corpus`].
     Corpus,
-    /// [`crate::fio_bytes`].
+    /// fio's data that compress by half, from [`crate::fio_bytes`].
     Half,
-    /// What no codec makes smaller: fio's buffers, if nothing else is asked of it.
+    /// Incompressible data, which fio writes by default.
     Noise,
 }
 
 impl Data {
-    /// A name for files.
+    /// A name for file names.
     fn name(self) -> &'static str {
         match self {
             Data::Corpus => "corpus",
@@ -48,7 +49,7 @@ impl Data {
         }
     }
 
-    /// As many bytes as there are of the corpus.
+    /// As many bytes as the corpus has.
     pub(super) fn bytes(
         self,
         scratch: &Path,
@@ -73,24 +74,24 @@ fn noise() -> &'static Arc<Region> {
     })
 }
 
-/// A device and what it is filled with.
+/// A device and the data that fill it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filling {
-    /// The bytes, again and again.
+    /// The data, repeated as often as needed.
     pub(super) data: Data,
     /// The device's size in bytes.
     pub(super) size: u64,
-    /// So many bytes of it are written, a multiple of a MiB.
+    /// The number of bytes from the start that are written, a multiple of a MiB.
     pub(super) filled: u64,
 }
 
 impl Filling {
-    /// All of a device.
+    /// A device of `size` bytes that is wholly filled.
     pub(super) fn whole(data: Data, size: u64) -> Filling {
         Filling { data, size, filled: size }
     }
 
-    /// The kernel's device. It is removed when it is dropped.
+    /// Makes and fills a device of the kernel. Dropping it removes the device.
     pub(super) fn zram(&self, scratch: &Path, round: &Round<'_>) -> Result<ZramDevice, LabError> {
         let source = self.data.bytes(scratch, round.stop)?;
         let device = ZramDevice::new(self.size, ALGORITHM)?;
@@ -107,8 +108,9 @@ impl Filling {
         Ok(device)
     }
 
-    /// Ours, as it is some seconds later: its background has looked at the pool, and has asked the
-    /// system for huge pages. The kernel's memory is mapped by such from the beginning.
+    /// Our device in its state some seconds later: the compactor has examined the pool and has
+    /// asked the system for huge pages. The kernel maps its own memory with huge pages from the
+    /// beginning.
     pub(super) fn ram(&self, scratch: &Path, round: &Round<'_>) -> Result<Arc<Ram>, LabError> {
         let source = self.data.bytes(scratch, round.stop)?;
         let ram = Ram::open(RamConfig { size: self.size, ..RamConfig::default() });
@@ -123,13 +125,14 @@ impl Filling {
         Ok(ram)
     }
 
-    /// Where [`Filling::snapshot`] is.
+    /// The path of [`Filling::snapshot`].
     pub(super) fn path(&self, scratch: &Path) -> PathBuf {
         let Filling { data, size, filled } = self;
         scratch.join(format!("ram-{size}-{filled}-{}.ram", data.name()))
     }
 
-    /// A snapshot of ours, for `load` of a device in another process; made once in a run.
+    /// A snapshot of our device, for the parameter `load` of a device in another process; made once
+    /// in a run.
     pub(super) fn snapshot(&self, scratch: &Path, round: &Round<'_>) -> Result<PathBuf, LabError> {
         let path = self.path(scratch);
         if !path.exists() {
@@ -140,7 +143,7 @@ impl Filling {
     }
 }
 
-/// A disk whose channels lead to a RAM disk.
+/// A disk over a RAM disk.
 pub(super) fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
     let (name, channels) = ("r".to_owned(), ChannelConfig::default());
     Composed::new(name, "ram", Arc::clone(ram), channels, NoneScheduler::new)

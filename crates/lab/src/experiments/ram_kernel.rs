@@ -1,10 +1,13 @@
-//! `ram-kernel`: our RAM disk beside the running kernel's zram, with the same data and algorithm.
+//! `ram-kernel`: our RAM disk compared with the running kernel's zram, with equal data and
+//! algorithm.
 //!
-//! Twice: by a loop of the lab's own ([`loops`]), and by stock fio with the same line ([`by_fio`]).
-//! With two kinds of data: the corpus, whose compression and decompression are most of what both
-//! sides do, and fio's own, which compress four times as fast. Then by the lines that were
-//! published for zram ([`lines`]). A zram device is made for each measurement and removed after it;
-//! a large one is made once for iozone's rows.
+//! Two drivers measure both: a loop of the lab's own ([`loops`]), and stock fio with one command
+//! line ([`by_fio`]). There are two kinds of data: the corpus, whose compression and decompression
+//! take most of the time on both sides, and fio's own data, which compress four times as fast. Then
+//! follow the command lines that were published for zram ([`lines`]).
+//!
+//! A zram device is made for each measurement and removed after it; a large one is made once for
+//! iozone's rows.
 
 mod by_fio;
 mod lines;
@@ -18,34 +21,34 @@ use crate::load::records::Does;
 use crate::metric::Metric;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "ram-kernel";
 
 const ZRAM: &str = "zram";
 const ZRAM_URING: &str = "zram-io_uring";
 const OURS: &str = "blockyard";
 const OURS_DEEP: &str = "blockyard-32";
-/// fio's lines without a device.
+/// The name of the variant that runs fio's lines without a device.
 pub const FIO_ALONE: &str = "fio-alone";
 
-/// Length of an I/O in bytes.
+/// The length of an I/O in bytes.
 const BLOCK_BYTES: u64 = 4096;
-/// The devices.
+/// The sizes of the devices, in bytes.
 const DEVICE_BYTES: u64 = 256 << 20;
 const DEVICE_BYTES_QUICK: u64 = 64 << 20;
-/// Stored bytes for each byte that is kept, the other way round: how many times smaller it became.
+/// The compression ratio: stored bytes per byte of memory for compressed data.
 const RATIO: Metric = Metric::more("compression_ratio", "");
-/// Memory in total, with the table.
+/// The total memory, including the table.
 const MEMORY: Metric = Metric::less("memory", "B");
-/// The part of it that is no compressed data.
+/// The part of the memory that holds no compressed data.
 const OVERHEAD_PART: Metric = Metric::less("memory_overhead", "%");
 
-/// What is measured: who does what with which data, and the least ratio that is aimed at.
+/// A measurement: driver, operation and data, and the least ratio that is the aim.
 struct Row {
     workload: Workload,
     does: Does,
     data: Data,
-    /// By stock fio, not by the lab's own loop.
+    /// Whether stock fio drives the row, instead of the lab's own loop.
     by_fio: bool,
 }
 
@@ -111,7 +114,7 @@ static ROWS: [Row; 10] = [
     ),
 ];
 
-/// fio's word for it, and the least ratio that is aimed at.
+/// The value of fio's `--rw` for the operation, and the least ratio that is the aim.
 fn asked(does: Does) -> (&'static str, f64) {
     match does {
         Does::Read => ("--rw=randread", 2.5),
@@ -124,7 +127,7 @@ const FULL: Workload = Workload {
     name: "memory",
     about: "a device that is full of the corpus: what it became, and what it takes with its table",
 };
-/// Compression is to be as good as zram's within 2 %.
+/// The compression ratio must be within 2 % of zram's.
 const AIM_RATIO: f64 = 0.98;
 const AIM_MEMORY: f64 = 1.0;
 
@@ -152,7 +155,7 @@ const VARIANTS: [Variant; 5] = [
     },
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let jobs: &[u32] = if settings.quick { &[2] } else { &[1, 2, 4] };
     let bytes = if settings.quick { DEVICE_BYTES_QUICK } else { DEVICE_BYTES };
@@ -221,7 +224,7 @@ fn comparisons() -> Vec<Comparison> {
     comparisons
 }
 
-/// What zram did when the aims were set.
+/// zram's figures at the time when the aims were set.
 fn published(workloads: &[Workload]) -> Vec<Published> {
     const SOURCE: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
                           of 5, buffers that compress by half";
@@ -261,7 +264,7 @@ mod tests {
 
     const SMALL: u64 = 16 << 20;
 
-    /// The kernel's rows need the right to make a device, as the project's tests have it.
+    /// The kernel's rows need the privilege to make a device, as other tests of the project do.
     #[test]
     fn both_sides_are_measured_and_hold_the_same() {
         let stop = Stop::new();

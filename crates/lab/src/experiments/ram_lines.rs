@@ -1,14 +1,14 @@
-//! The lines of the figures that were published for zram's table, for stock fio: the published fio
-//! line, and iozone's rows in fio's words. `ram-locks` and `ram-kernel` have them both.
+//! The published command lines for zram's table, for stock fio: the published fio line, and
+//! iozone's rows as fio options. `ram-locks` and `ram-kernel` use both.
 //!
-//! The fio line was made of four jobs, one after the other: write, read, read and write in order,
-//! read and write at random. Here each is a run of its own, so the device begins with what the
-//! first of them would have left: noise in every block, or blocks that compress by half.
+//! The fio line has four jobs, one after the other: sequential write, sequential read, sequential
+//! reads and writes, random reads and writes. Here each job is a run of its own. So the device
+//! starts in the state that the first job would have left: noise in every block, or blocks that
+//! compress by half.
 //!
-//! iozone's threads had a file each; here they have a part each of the device. It reads and writes
-//! by `lseek` and `read`, which is fio's `sync`, and by `pread` in its rows of that name. A stride
-//! of fio's begins at the first record again when it comes to the end, so each thread comes to
-//! every 17th record only.
+//! iozone's threads had a file each; here each has a part of the device. iozone reads and writes by
+//! `lseek` and `read`, which is fio's `sync`, and by `pread` in its rows of that name. fio's stride
+//! starts at the first record again at the end, so each thread reaches only every 17th record.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::tools::fio::{Fio, Report};
 
 /// The published number of jobs.
 pub(super) const JOBS: u32 = 4;
-/// The columns of the published tables, by the names of the lab's own.
+/// The columns of the published tables, by the lab's own names.
 pub(super) const COLUMNS: [&str; 5] = [
     locked_ram::TABLE_LOCK,
     locked_ram::CAS,
@@ -34,29 +34,29 @@ pub(super) const COLUMNS: [&str; 5] = [
 ];
 /// The unit of the published rows, in bytes.
 const KIB: f64 = 1024.0;
-/// Whose rows the fio line's are.
+/// The source of the published rows of the fio line.
 const SOURCE_FIO: &str = "zram, Linux 3.16 (2014), the published fio line, 4 cores, average of 10";
-/// Whose rows iozone's are.
+/// The source of the published rows of iozone.
 pub(super) const SOURCE_IOZONE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on \
                                         4 cores, average of 10";
 
-/// The fio line's device, and iozone's, in bytes.
+/// The sizes of the device for the fio line and for iozone's rows, in bytes.
 const FIO_BYTES: u64 = 10 << 20;
 const IOZONE_BYTES: u64 = 1 << 30;
-/// What each of iozone's threads has.
+/// The part of the device that each of iozone's threads uses, in bytes.
 const FILE_BYTES: u64 = 200 << 20;
-/// The part of the fio line that is the same for all.
+/// The options that all runs of the fio line share.
 const FIO_LINE: &str = "--bs=32k --randrepeat=1 --randseed=100 --refill_buffers \
                         --scramble_buffers=1 --direct=1 --numjobs=4";
-/// The same of iozone's.
+/// The options that all of iozone's rows share.
 const IOZONE_LINE: &str =
     "--bs=16k --direct=1 --norandommap --randrepeat=0 --gtod_reduce=1 --numjobs=4";
-/// Four jobs on few processors need so long until each has had its turn.
+/// The least run time in which each of four jobs gets its turn on few processors.
 const RUNTIME_MIN: Duration = Duration::from_millis(300);
-/// A pass takes far less.
+/// The time limit of a pass, which takes far less.
 const PASS_MAX: Duration = Duration::from_secs(60);
 
-/// What was published of iozone's rows, in KiB/s, by [`COLUMNS`].
+/// The published figures of iozone's rows, in KiB/s, by [`COLUMNS`].
 pub(super) mod iozone {
     pub(crate) const INITIAL_WRITE: [u32; 5] =
         [1_381_094, 1_425_435, 1_422_860, 1_423_075, 1_421_521];
@@ -77,7 +77,7 @@ pub(super) mod iozone {
     pub(crate) const PREAD: [u32; 5] = [4_324_337, 4_632_869, 4_618_386, 4_457_870, 4_500_166];
 }
 
-/// By which of its engines fio reaches the kernel's device.
+/// The fio engine that reaches the kernel's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     /// `lseek`, then `read` or `write`.
@@ -86,19 +86,19 @@ pub(super) enum Call {
     Psync,
 }
 
-/// A row by stock fio.
+/// A row that stock fio drives.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) workload: Workload,
-    /// Its own part of the line.
+    /// The options of this row only.
     part: &'static str,
     pub(super) data: Data,
     pub(super) call: Call,
-    /// Whether it is of iozone's rows.
+    /// Whether the row is one of iozone's.
     is_iozone: bool,
-    /// Whether the blocks were never written before, and are written once.
+    /// Whether the run writes blocks that were never written before, once each.
     is_fresh: bool,
-    /// By [`COLUMNS`], in KiB/s.
+    /// The published figures, by [`COLUMNS`], in KiB/s.
     pub(super) published: Option<[u32; 5]>,
 }
 
@@ -241,7 +241,7 @@ pub(super) static LINES: [Line; 19] = [
 ];
 
 impl Line {
-    /// The device that it begins with.
+    /// The device and its data at the start of the run.
     pub(super) fn filling(&self) -> Filling {
         let (size, filled) = match (self.is_iozone, self.is_fresh) {
             (false, _) => (FIO_BYTES, FIO_BYTES),
@@ -251,13 +251,14 @@ impl Line {
         Filling { data: self.data, size, filled }
     }
 
-    /// Whether its device is the large one, which takes long to fill and loses nothing by a run.
+    /// Whether the row uses the large device, which takes long to fill and which a run does not
+    /// change.
     pub(super) fn is_large(&self) -> bool {
         self.is_iozone && !self.is_fresh
     }
 
-    /// Our device for it, as a URI; `parameters` are further ones of it. Unless it is empty it has
-    /// to be there: see [`Filling::snapshot`].
+    /// The URI of our device for this row, with further `parameters`. Unless the device starts
+    /// empty, its snapshot must exist: see [`Filling::snapshot`].
     pub(super) fn uri(&self, scratch: &Path, parameters: &str) -> String {
         let filling = self.filling();
         let mut uri = format!("ram:///r?size={}&algo={ALGORITHM}{parameters}", filling.size);
@@ -267,7 +268,7 @@ impl Line {
         uri
     }
 
-    /// What fio is told, but for its engine and the file.
+    /// The fio options, except engine and file.
     pub(super) fn options(&self) -> String {
         let half = if self.data == Data::Half { HALF } else { "" };
         match self.is_iozone {
@@ -279,7 +280,7 @@ impl Line {
         }
     }
 
-    /// Runs it.
+    /// Runs the row by fio.
     pub(super) fn run(&self, fio: &Fio, round: &Round<'_>) -> Result<Report, LabError> {
         match self.is_fresh {
             true => fio.run(Duration::ZERO, PASS_MAX, round.stop),
@@ -287,14 +288,14 @@ impl Line {
         }
     }
 
-    /// Its published rows.
+    /// The row's published figures.
     pub(super) fn published(&self) -> impl Iterator<Item = Published> + use<> {
         let source = if self.is_iozone { SOURCE_IOZONE } else { SOURCE_FIO };
         published(self.workload.name, self.published, source)
     }
 }
 
-/// Rows that were published in KiB/s.
+/// Published figures in KiB/s as rows.
 pub(super) fn published(
     workload: &'static str,
     row: Option<[u32; 5]>,

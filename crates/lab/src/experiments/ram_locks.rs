@@ -1,8 +1,7 @@
-//! `ram-locks`: what it gains that readers of a compressed RAM disk exclude nobody.
+//! `ram-locks`: the gain when readers of a compressed RAM disk take no exclusive lock.
 //!
-//! The rows of [`rows`] are those that were published in 2014 for zram, by iozone; [`fio`] has the
-//! published fio line, and some of iozone's rows by fio, and [`paths`] what else the RAM disk is to
-//! be seen at.
+//! The rows of [`rows`] were published in 2014 for zram, by iozone. [`fio`] has the published fio
+//! line, and some of iozone's rows by fio. [`paths`] measures further properties of the RAM disk.
 
 mod fio;
 mod paths;
@@ -23,7 +22,7 @@ use crate::experiment::{Comparison, Experiment, Kind, Variant, Workload};
 use crate::metric::Metric;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "ram-locks";
 
 pub use paths::BARE;
@@ -31,32 +30,32 @@ pub use paths::BARE;
 /// The product's name among the variants.
 const PRODUCT: &str = "product";
 
-/// How large everything is.
+/// The sizes of the device and its parts.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// The device, in bytes.
+    /// The size of the device, in bytes.
     device: u64,
-    /// Each thread's part of it.
+    /// The part of the device that each thread uses, in bytes.
     file: u64,
-    /// The same where rooms are counted.
+    /// The part of each thread in runs with counting locks, in bytes.
     counted_file: u64,
 }
 
-/// As published.
+/// The published sizes.
 const WHOLE: Sizes = Sizes { device: 1 << 30, file: 200 << 20, counted_file: 16 << 20 };
-/// For a first look.
+/// The sizes of a quick run.
 const QUICK: Sizes = Sizes { device: 128 << 20, file: 25 << 20, counted_file: 4 << 20 };
 
-/// Makes a fresh disk of a URI.
+/// Opens a new disk from a URI.
 type Open = fn(&str) -> Result<Arc<dyn Disk>, LabError>;
 
-/// A way of guarding the table, and the same with locks that count.
+/// A way to protect the table, and the disk that counts its locks' use.
 struct Guarding {
     variant: Variant,
-    /// The baseline, unless it is the product.
+    /// The baseline's name; `None` for the product.
     before: Option<&'static str>,
     open_counted: Option<Open>,
-    /// Whether a first look has it.
+    /// Whether a quick run includes the variant.
     quick: bool,
 }
 
@@ -124,13 +123,13 @@ static GUARDINGS: [Guarding; 6] = [
     },
 ];
 
-/// The guardings that these settings have.
+/// The variants that a run with these settings includes.
 fn guardings(settings: &Settings) -> impl Iterator<Item = &'static Guarding> + use<> {
     let quick = settings.quick;
     GUARDINGS.iter().filter(move |guarding| guarding.quick || !quick)
 }
 
-/// A fresh disk of a variant.
+/// Opens a new disk of a variant.
 fn open(before: Option<&str>, uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let failed = |error: &dyn fmt::Display| LabError::failed(uri, error);
     let spec = uri::parse(uri).map_err(|error| failed(&error))?;
@@ -140,13 +139,13 @@ fn open(before: Option<&str>, uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     }
 }
 
-/// A fresh disk whose table is of a type that no baseline's name stands for.
+/// Opens a new disk with a table of type `T`, for types that no baseline's name stands for.
 fn counted<T: Table>(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
     Ok(locked_ram::made::<T>(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
 }
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     build_with(settings, if settings.quick { QUICK } else { WHOLE })
 }

@@ -1,4 +1,4 @@
-//! `scheduler`: what it costs that all submitters of a device meet in one scheduler.
+//! `scheduler`: the cost of one scheduler that all submitters of a device share.
 
 use crate::baseline::{sched_buckets, sched_lanes, sched_lock};
 use crate::error::LabError;
@@ -9,16 +9,16 @@ use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "scheduler";
 
 /// The device: without data, as in the published command line.
 const DEVICE: &str = "null:///s?size=250G&bs=512&hw_queue_depth=128";
 
 const ALONE: &str = "product-alone";
-/// CPU time that one submitter's I/O may take, in nanoseconds.
+/// The aim for the CPU time of a single submitter's I/O, in nanoseconds.
 const AIM_NS: f64 = 100.0;
-/// The one submitter that the others are held against.
+/// The queue depth of the single submitter that is the reference.
 const ALONE_DEPTH: usize = 128;
 
 const SHALLOW: &str = "depth-4";
@@ -28,7 +28,7 @@ const JOBS: [u32; 4] = [2, 8, 32, 72];
 const JOBS_DEEP: [u32; 5] = [1, 2, 8, 32, 72];
 const JOBS_QUICK: [u32; 2] = [1, 8];
 
-/// Each with how many I/Os a thread has at once, and by how many threads it is asked.
+/// The workloads, each with its I/Os in flight per thread, and the numbers of threads.
 const WORKLOADS: [(Workload, usize, &[u32]); 2] = [
     (Workload { name: SHALLOW, about: "4 KiB random reads, 4 at once per submitter" }, 4, &JOBS),
     (
@@ -38,7 +38,7 @@ const WORKLOADS: [(Workload, usize, &[u32]); 2] = [
     ),
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let mut cells = Vec::new();
     for (workload, depth, jobs) in WORKLOADS {
@@ -68,7 +68,7 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// The cells of a workload at so many jobs.
+/// The cells of a workload with `jobs` threads.
 fn at(settings: &Settings, workload: &'static str, depth: usize, jobs: u32) -> Vec<Cell> {
     let processors = settings.processors;
     let cell = |label, variant, threads: u32, depth| {

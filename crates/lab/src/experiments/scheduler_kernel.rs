@@ -17,11 +17,11 @@ use crate::settings::Settings;
 use crate::tools::fio::Fio;
 use crate::tools::loop_device::LoopDevice;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "scheduler-kernel";
 
-/// CPU time of the whole machine per I/O: the kernel works on a loop device's I/Os in threads of
-/// its own, which fio does not see.
+/// The CPU time of the whole machine per I/O: the kernel executes a loop device's I/Os in threads
+/// of its own, which fio does not see.
 const MACHINE_CPU: Metric = Metric::less("machine_cpu_per_io", "ns");
 
 const KERNEL_DEADLINE: &str = "kernel-mq-deadline";
@@ -30,15 +30,15 @@ const KERNEL_NONE: &str = "kernel-none";
 /// The devices: as large as the published one.
 const DEVICE: &str = "null:///s?size=250G";
 const LOOP_BYTES: u64 = 250 << 30;
-/// The part of the published line that is the same for all.
+/// The options that all runs of the published line share.
 const COMMON: &str = "--bs=4096 --gtod_reduce=1 --invalidate=1 --norandommap --rw=randread \
                       --buffered=0";
-/// So many jobs need so long until each has had its turn.
+/// The least run time in which each of the jobs gets its turn on a processor.
 const RUNTIME_MIN: Duration = Duration::from_millis(500);
-/// What starting and ending fio take.
+/// The time that starting and ending fio takes.
 const OVERHEAD: Duration = Duration::from_millis(900);
 
-/// Each with its jobs and its own part of the line.
+/// The workloads, each with its number of jobs and its own options.
 const WORKLOADS: [(Workload, u32, &str); 3] = [
     (
         Workload {
@@ -61,16 +61,16 @@ const WORKLOADS: [(Workload, u32, &str); 3] = [
     ),
 ];
 
-/// Whose scheduler it is.
+/// The owner of the scheduler.
 #[derive(Clone, Copy)]
 enum Whose {
-    /// Ours, on our engine, as a baseline or as the product.
+    /// Our scheduler with our engine, as a baseline or as the product.
     Ours(Option<&'static str>),
-    /// The kernel's, on a loop device.
+    /// The kernel's scheduler, on a loop device.
     Kernels,
 }
 
-/// Each with the scheduler's name as fio takes it.
+/// The variants, each with the scheduler's name as fio takes it.
 const VARIANTS: [(Variant, Whose, &str); 7] = [
     (
         Variant { name: PRODUCT, kind: Kind::Product, about: "our engine, mq-deadline" },
@@ -129,7 +129,7 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
     ),
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let workloads = if settings.quick { &WORKLOADS[..1] } else { &WORKLOADS[..] };
     let mut cells = Vec::new();
@@ -164,7 +164,7 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// The line on our engine.
+/// Runs the line with our engine.
 fn ours(
     round: &Round<'_>,
     settings: &Settings,
@@ -175,7 +175,7 @@ fn ours(
     timed(round, settings, &fio)
 }
 
-/// The line on a loop device.
+/// Runs the line on a loop device.
 fn kernels(
     round: &Round<'_>,
     settings: &Settings,
@@ -197,7 +197,7 @@ fn kernels(
 
 fn timed(round: &Round<'_>, settings: &Settings, fio: &Fio) -> Result<Sample, LabError> {
     let before = Clocks::now();
-    // All of it counts, for the machine's clocks know of no warm-up.
+    // The whole run is measured, because the machine's CPU times do not exclude a warm-up.
     let runtime = round.warm_up + round.duration.max(RUNTIME_MIN);
     let report = fio.run(Duration::ZERO, runtime, round.stop)?;
     let sample = report.sample(settings.processors);
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
     use crate::stop::Stop;
 
-    /// The rows of the kernel need no engine, and really are its own.
+    /// The rows of the kernel need no engine, and use the kernel's scheduler.
     #[test]
     fn the_kernels_rows_are_measured() {
         let stop = Stop::new();

@@ -1,4 +1,4 @@
-//! `scheduler-latency`: what a read waits beside writes that saturate the device.
+//! `scheduler-latency`: how long a read waits while writes saturate the device.
 
 use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::{Disk, Prio};
@@ -13,10 +13,10 @@ use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "scheduler-latency";
 
-/// The longest that a read took.
+/// The longest latency of a read.
 const LONGEST: Metric = Metric::less("latency_max", "ns");
 /// Reads per second.
 const READS: Metric = Metric::more("reads", "1/s");
@@ -26,18 +26,19 @@ const OWN_CHANNELS: &str = "own-channels";
 const THROTTLED: &str = "own-channels-throttled";
 const IDLE: &str = "idle-class";
 
-/// When a lower class may overtake, in milliseconds: Linux's ten seconds are longer than a round.
+/// The time after which a lower class may overtake, in milliseconds. Linux's ten seconds are longer
+/// than a round.
 const AGING_MS: i64 = 100;
-/// What a read of the class IDLE may take: twice that, in nanoseconds.
+/// The latency allowed for a read of class IDLE: twice the aging time, in nanoseconds.
 const AGED_NS: f64 = 2e6 * AGING_MS as f64;
-/// Writers beside an idle read.
+/// The number of writers concurrent with an idle read.
 const IDLE_WRITERS: usize = 4;
 
-/// Of the device's tags, those that writes may have where they are throttled: as many as under
-/// `none`, where each of the four writers has one.
+/// The number of device tags that throttled writes may use: as many as under `none`, where each of
+/// the four writers has one.
 const ASYNC_DEPTH: i64 = 4;
 
-/// 8 tags of 200 us each: 40 thousand requests per second.
+/// 8 tags of 200 us each: 40,000 requests per second.
 const DEVICE: &str =
     "null:///l?size=64G&bs=4096&irqmode=timer&completion_nsec=200000&hw_queue_depth=8";
 
@@ -63,7 +64,7 @@ const WORKLOADS: [Workload; 4] = [
     },
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let mut cells = Vec::new();
     for (workload, jobs) in [(ONE_CHANNEL, 1), (OWN_CHANNELS, 5)] {
@@ -121,7 +122,7 @@ fn variants() -> Vec<Variant> {
     variants
 }
 
-/// Who reads and writes in a workload.
+/// The readers and writers of a workload.
 fn mixes(workload: &str) -> Vec<Mix> {
     let writers = vec![Mix { writes: 64, read: None }; IDLE_WRITERS];
     let beside = |class| [writers, vec![Mix { writes: 0, read: Some(class) }]].concat();
@@ -132,7 +133,7 @@ fn mixes(workload: &str) -> Vec<Mix> {
     }
 }
 
-/// Tunes the scheduler of a disk.
+/// Sets a tunable of a disk's scheduler.
 fn tune(disk: &dyn Disk, tunable: Tunable, value: i64) -> Result<(), LabError> {
     let failed = |why: String| LabError::failed(DEVICE, why);
     let control = disk.scheduler().ok_or_else(|| failed("it has no scheduler".to_owned()))?;

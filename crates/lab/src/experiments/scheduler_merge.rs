@@ -1,7 +1,7 @@
-//! `scheduler-merge`: whether requests that wait still merge.
+//! `scheduler-merge`: whether waiting requests still merge.
 //!
-//! The published bucket patches were dropped over this: a request in a bucket could not be merged
-//! and held a tag, and 64 threads that wrote sequentially to one disk lost 72.9 %.
+//! The published bucket patches were dropped for this reason: a request in a bucket could not be
+//! merged and held a tag, and 64 threads that wrote sequentially to one disk lost 72.9 %.
 
 use crate::baseline::{sched_buckets, sched_lock};
 use crate::error::LabError;
@@ -14,17 +14,17 @@ use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "scheduler-merge";
 
-/// Bytes of a request on average, as the device sees it.
+/// The average length of a request at the device, in bytes.
 const REQUEST_BYTES: Metric = Metric::more("request_bytes", "B");
-/// Of all writes, those that went into another's request.
+/// The share of all writes that merged into another request.
 const MERGED: Metric = Metric::more("merged_share", "");
 
 const THREADS: u32 = 64;
 
-/// What one disk takes: its tags, and by how many streams it is written.
+/// A disk with its number of tags, and the number of streams that write to it.
 #[derive(Clone, Copy)]
 struct Case {
     workload: Workload,
@@ -67,7 +67,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let cases = if settings.quick { &CASES[2..3] } else { &CASES[..] };
     let mut cells = Vec::new();
@@ -111,7 +111,7 @@ fn measure(round: &Round<'_>, variant: &'static str, case: Case) -> Result<Sampl
 }
 
 fn comparisons() -> Vec<Comparison> {
-    // Within the noise of the one lock, which merges under the lock.
+    // The aim is to be within the noise of the one lock, which merges under the lock.
     let lock = |metric| Comparison::new(sched_lock::PARKING, PRODUCT, metric).aim(1.0);
     let bucket = |metric| Comparison::new(sched_buckets::NAME, PRODUCT, metric);
     vec![

@@ -1,4 +1,4 @@
-//! The ways to a scheduler that are compared, and a null device under each.
+//! The schedulers that are compared, and a null device under each.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::LabError;
 use crate::experiment::{Kind, Variant};
 use crate::tap::Tapped;
 
-/// Each of [`NAMES`], in their order.
+/// A variant for each of [`NAMES`], in their order.
 pub(crate) fn variants() -> Vec<Variant> {
     let variant = |name, kind, about| Variant { name, kind, about };
     vec![
@@ -39,11 +39,11 @@ pub(crate) fn variants() -> Vec<Variant> {
     ]
 }
 
-/// A disk, and what counts the requests that reach its device.
+/// A disk, and the tap that counts the requests that reach its device.
 pub(crate) type TappedDisk = (Arc<dyn Disk>, Arc<Tapped<Arc<Null>>>);
 
-/// The null device of a URI. `none` has no tags of a whole device but the null device's own, of
-/// one hardware queue that the channels share; with `bounded` it has that.
+/// The null device of a URI. `none` has no tags for a whole device. With `bounded` it uses the null
+/// device's own, on one hardware queue that all channels share.
 fn null(name: &str, uri: &str, bounded: bool) -> Result<Arc<Null>, LabError> {
     let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
     let config = stack::null_config(&spec).map_err(|error| LabError::failed(uri, error))?;
@@ -52,14 +52,15 @@ fn null(name: &str, uri: &str, bounded: bool) -> Result<Arc<Null>, LabError> {
     Null::open(config).map_err(|error| LabError::failed(uri, error))
 }
 
-/// The null device of a URI under the way of this name, each channel with the device's depth for
-/// itself under `none`.
+/// The null device of a URI under the scheduler `name`. Under `none` each channel has the device's
+/// depth for itself.
 pub(crate) fn open(name: &'static str, uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let disk = sched::disk(name, name, null(name, uri, false)?, Monotonic);
     disk.map_err(|error| LabError::failed(uri, error))
 }
 
-/// The same with a tap, and with the device's depth for all channels together.
+/// The null device of a URI under the scheduler `name`, with a tap, and with the device's depth for
+/// all channels together.
 pub(crate) fn open_tapped(name: &'static str, uri: &str) -> Result<TappedDisk, LabError> {
     let tap = Arc::new(Tapped::new(null(name, uri, true)?));
     let disk = sched::disk(name, name, Arc::clone(&tap), Monotonic);

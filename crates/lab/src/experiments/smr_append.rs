@@ -1,4 +1,4 @@
-//! `smr-append`: whether appends that a driver makes of writes cost a shingled disk anything.
+//! `smr-append`: the cost on a shingled disk of appends that a driver makes of writes.
 
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Kind, Published, Variant, Workload};
@@ -7,10 +7,10 @@ use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "smr-append";
 
-/// A 14 TB drive that takes its time, under the scheduler that such drives want.
+/// A 14 TB drive with simulated times, under the scheduler that such drives need.
 const DEVICE: &str = "smr:///s?size=14T&zone_size=256M&zone_nr_conv=0&timing=1\
                       &scheduler=mq-deadline";
 
@@ -19,7 +19,7 @@ const APPEND: &str = "append";
 const ONE_THREAD: &str = "one-thread";
 const MANY_THREADS: &str = "many-threads";
 
-/// No regression is the point: what appends may be slower.
+/// The aim is no regression; appends may be slightly slower.
 const AIM: f64 = 0.97;
 
 const VARIANTS: [(Variant, Way); 2] = [
@@ -41,13 +41,13 @@ const VARIANTS: [(Variant, Way); 2] = [
     ),
 ];
 
-/// Each with its threads.
+/// The workloads, each with its number of threads.
 const WORKLOADS: [(Workload, u32); 2] = [
     (Workload { name: ONE_THREAD, about: "64 KiB, one thread, each time to any of 8 zones" }, 1),
     (Workload { name: MANY_THREADS, about: "64 KiB, 8 threads, each time to any of 8 zones" }, 8),
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(_settings: &Settings) -> Experiment {
     let mut cells = Vec::new();
     for (workload, jobs) in WORKLOADS {

@@ -1,6 +1,6 @@
-//! `sync-writes`: durable writes by one thread after the other, by workers that each sync for
-//! themselves, and by one committer that makes all durable that wait; beside the raw file and the
-//! servers of others.
+//! `sync-writes`: durable writes in three ways. Threads write one after the other, or workers sync
+//! each for itself, or one committer makes all waiting writes durable together. The references are
+//! the raw file and other servers.
 
 mod in_process;
 mod over_nbd;
@@ -17,7 +17,7 @@ use crate::tools::pool_place::{self, Commit, PoolShape};
 
 pub(crate) use in_process::Clients;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "sync-writes";
 
 const SERIAL: &str = "serial";
@@ -39,10 +39,10 @@ const QEMU_4C: &str = "qemu-nbd-4c";
 const QCOW2: &str = "qcow2";
 const QCOW2_4C: &str = "qcow2-4c";
 
-/// Bytes that the disk was given for each byte that was acknowledged.
+/// Bytes written to the disk per acknowledged byte.
 pub(crate) const AMPLIFICATION: Metric = Metric::less("device_bytes_per_byte", "");
 
-/// What a size of writes needs.
+/// A length of writes, with its workloads and its pool.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     len: u64,
@@ -51,17 +51,17 @@ struct Size {
 
 const GIB: u64 = 1 << 30;
 
-/// Blocks of 4 KiB for writes of that length, the default for longer ones.
+/// The pool with 4 KiB blocks for writes of that length, and the default for longer writes.
 static POOL_4K: PoolShape =
     PoolShape { name: "pool-4k", block_bytes: 4096, volume_bytes: GIB, pool_bytes: 2 * GIB };
 static POOL_16K: PoolShape =
     PoolShape { name: "pool-16k", block_bytes: 16 << 10, volume_bytes: GIB, pool_bytes: 3 * GIB };
-/// The raw file is as long as a volume, but for a first look.
+/// The length of the raw file in bytes: as long as a volume, except in a quick run.
 fn raw_bytes(settings: &Settings) -> u64 {
     if settings.quick { GIB / 4 } else { GIB }
 }
 
-/// Where what is committed in this way is written: an empty pool, or for workers the raw file.
+/// The path that is written to under this commit mode: a new pool, or for workers the raw file.
 fn source(settings: &Settings, pool: &PoolShape, commit: Commit) -> Result<PathBuf, LabError> {
     match commit {
         Commit::TaskWorkers => pool_place::raw_file(settings, raw_bytes(settings)),
@@ -95,11 +95,11 @@ const W_NBD_16K: Workload =
     Workload { name: "nbd-16k", about: "the same of 16 KiB, our own servers alone" };
 const W_NBD_1M: Workload = Workload { name: "nbd-1m", about: "as nbd-4k, of 1 MiB" };
 
-/// A disk whose writes take longer.
+/// A disk whose writes are delayed.
 #[derive(Debug)]
 struct Delayed {
     delay: Duration,
-    /// As nbdkit's delay filter wants it, which counts milliseconds.
+    /// The delay for nbdkit's delay filter, which counts milliseconds.
     filter: Option<&'static str>,
     small: Workload,
     large: Workload,
@@ -143,7 +143,7 @@ static DELAYED: [Delayed; 4] = [
     ),
     delayed!(10_000, "10ms", Some("10ms"), None),
 ];
-/// The one of the published effect.
+/// The index of the delay that the published effect needs.
 const PUBLISHED_DELAY: usize = 2;
 
 /// The published gain of the workers, on one connection.
@@ -154,10 +154,10 @@ const AIM_TASKQ: f64 = 2.0;
 const AIM_RAW_LARGE: f64 = 0.9;
 const AIM_QEMU: f64 = 1.5;
 const AIM_QCOW2: f64 = 10.0;
-/// Clients, or requests in flight, of the aims on small writes.
+/// The number of clients, or of requests in flight, for which the aims on small writes hold.
 const MANY: u32 = 32;
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let mut cells = in_process::cells(settings);
     cells.extend(over_nbd::cells(settings));
@@ -242,7 +242,7 @@ fn comparisons() -> Vec<Comparison> {
         iops(RAW, GROUP_ONE_THREAD).under(W_4K.name).from_jobs(MANY).aim(AIM_RAW),
         iops(LOG_TASKQ, GROUP).under(W_4K.name).from_jobs(MANY).aim(AIM_TASKQ),
         iops(LOG_TASKQ, GROUP_ONE_THREAD).under(W_4K.name).from_jobs(MANY).aim(AIM_TASKQ),
-        // Without a log, in place: less than is asked of it.
+        // The workers write in place, without a log, which is less work than the volume's.
         iops(TASKQ, GROUP).under(W_4K.name).from_jobs(MANY),
         iops(TASKQ, GROUP_ONE_THREAD).under(W_4K.name).from_jobs(MANY),
         bandwidth(RAW, GROUP).under(W_1M.name).aim(AIM_RAW_LARGE),

@@ -1,4 +1,5 @@
-//! `volume-limits`: what a volume costs beside the raw file, and how long what must not last takes.
+//! `volume-limits`: a volume compared with the raw file, and the duration of operations that must
+//! be short.
 
 mod space;
 mod times;
@@ -10,7 +11,7 @@ use crate::experiments::sync_writes::AMPLIFICATION;
 use crate::metric::Metric;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "volume-limits";
 
 const RAW: &str = "raw";
@@ -79,23 +80,23 @@ const OPEN_1000: Workload = Workload {
     about: "a pool with 1000 volumes: from opening it until each has answered a read",
 };
 
-/// Wall time of what is done once.
+/// The wall time of an operation that is done once.
 const TIME: Metric = Metric::less("time", "ns");
-/// The same for a volume of 1 GiB beside one of 1 TiB.
+/// The wall time of the operation on a volume of 1 GiB, for comparison with one of 1 TiB.
 const TIME_GIB: Metric = Metric::less("time_of_1g", "ns");
-/// See [`SNAPSHOT`].
+/// The pause of a snapshot, as [`SNAPSHOT`] describes.
 const PAUSE_P50: Metric = Metric::less("pause_p50", "ns");
 const PAUSE_P99: Metric = Metric::less("pause_p99", "ns");
-/// The same around writes in their place, and how much more it is around snapshots.
+/// The pause around writes in place of snapshots, and how much longer it is around snapshots.
 const WITHOUT_P50: Metric = Metric::less("pause_p50_without", "ns");
 const WITHOUT_P99: Metric = Metric::less("pause_p99_without", "ns");
 const ADDED_P99: Metric = Metric::less("pause_p99_added", "ns");
-/// The longest I/O.
+/// The longest latency of an I/O.
 const LONGEST: Metric = Metric::less("latency_longest", "ns");
-/// Durable writes beside which reads were measured.
+/// The rate of durable writes concurrent with the measured reads.
 const WRITES: Metric = Metric::more("writes", "1/s");
 
-/// Aims: of ratios, and the bounds of values.
+/// The aims for ratios, and the bounds of values.
 const AIM_READS: f64 = 0.9;
 const AIM_LATENCY: f64 = 1.0 / 3.0;
 const AIM_SNAPSHOT: f64 = 0.9;
@@ -103,10 +104,10 @@ const AIM_FULL: f64 = 0.5;
 const MOST_BYTES: f64 = 1.15;
 const MOST_BYTES_FULL: f64 = 2.5;
 const SECOND: f64 = 1e9;
-/// What a disk of 640 MB/s takes for all the memory that a pool has for writes.
+/// The time in which a disk of 640 MB/s writes all the memory that a pool has for writes.
 const LONGEST_WRITE: f64 = SECOND / 10.0;
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let mut cells = traffic::cells(settings);
     cells.extend(space::cells(settings));
@@ -192,7 +193,7 @@ fn comparisons() -> Vec<Comparison> {
     ]
 }
 
-/// An error of the volume while something was done.
+/// Converts an error of the volume into one that names the operation.
 fn failed<E: ToString>(what: &'static str) -> impl FnOnce(E) -> LabError {
     move |error| LabError::failed(what, error.to_string())
 }

@@ -1,4 +1,4 @@
-//! `zone-append`: what it gains to append instead of writing in order, and what an append costs.
+//! `zone-append`: the gain of appends over ordered writes, and the cost of an append.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,34 +23,34 @@ use crate::sample::{Round, Sample};
 use crate::scale::measure::ns_per_io;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "zone-append";
 
-/// The device of the published pair: it takes 10 us, whatever is asked. Zones that no run fills,
-/// and one for the superblock of zonefs.
+/// The device of the published pair: each I/O takes 10 us. No run fills a zone, and one zone is for
+/// the superblock of zonefs.
 const TIMER: &str = "null:///t?size=576G&zoned=1&zone_size=64G&bs=4k&irqmode=timer\
                      &completion_nsec=10000";
-/// The device of appends that take no time: as many zones as anybody wants, or one.
+/// The devices of appends that take no time: with more zones than any workload needs, or with one.
 const MANY: &str = "null:///m?size=64G&zoned=1&zone_size=256M&bs=4k";
 const ONE: &str = "null:///o?size=1T&zoned=1&zone_size=1T&bs=4k";
 
-/// Length of a write or an append to the timed device.
+/// The length of a write or an append to the timed device.
 const SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
 const BYTES: usize = (SECTORS * SECTOR_BYTES) as usize;
-/// The first zone of the timed device that is written; the one before has the superblock.
+/// The first zone of the timed device that is written; the zone before has the superblock.
 const FIRST_ZONE: usize = 1;
-/// How many are written.
+/// The number of zones that are written.
 pub(super) const ZONES: usize = 8;
-/// Appends of a batch where they take no time.
+/// The batch size of appends that take no time.
 const DEPTH: usize = 32;
-/// Appends that one core is to do in a second.
+/// The aim for the appends per second of one core.
 const AIM_PER_CORE: f64 = 20e6;
 
 const WRITE_LOCKED: &str = "write-locked";
 const APPEND_LOCKED: &str = "append-locked";
 const APPEND_EMULATED: &str = "append-emulated";
 const APPEND: &str = "append";
-/// What one core is to do, in words.
+/// The aim for one core, in words.
 const AIM: &str = "20 M/s";
 const ALONE: &str = "alone";
 const PAIR: &str = "pair";
@@ -62,7 +62,7 @@ const BARE: &str = "no-data";
 const BARE_MANY: &str = "no-data-many-zones";
 const BARE_ONE: &str = "no-data-one-zone";
 
-/// Put back because another write to the zone was in flight, for each that was done.
+/// The number of requeues per completed write, because another write to the zone was in flight.
 const PUT_BACK: Metric = Metric::less("put_back_per_io", "");
 
 const VARIANTS: [Variant; 6] = [
@@ -114,7 +114,7 @@ const WORKLOADS: [Workload; 6] = [
     },
 ];
 
-/// How a 64 KiB block gets into a zone.
+/// How a 64 KiB block is written to a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     WriteLocked,
@@ -130,7 +130,7 @@ const WAYS: [(&str, Way); 4] = [
     (APPEND, Way::Append),
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let threads = 8;
     let mut cells = Vec::new();
@@ -213,7 +213,7 @@ fn published() -> Vec<Published> {
     ]
 }
 
-/// The disk that a URI means.
+/// Opens the disk of a URI.
 pub(super) fn open(uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(uri).map_err(|error| LabError::failed(uri, error))?;
     Ok(stack::open(&spec).map_err(|error| LabError::failed(uri, error))?.disk)
@@ -227,7 +227,7 @@ fn one() -> Result<Arc<dyn Disk>, LabError> {
     open(ONE)
 }
 
-/// Appends without data by one or two threads that are not disturbed.
+/// Appends without data by one or two threads with processors of their own.
 fn bare(
     round: &Round<'_>,
     open: fn() -> Result<Arc<dyn Disk>, LabError>,
@@ -239,7 +239,7 @@ fn bare(
     Ok(Sample::of(UNDISTURBED_IOPS, 1e9 / ns).with(Metric::CPU_PER_IO, ns * threads as f64))
 }
 
-/// The timed device under the product's deadline scheduler, without a gate: those who write to it
+/// The timed device under the product's deadline scheduler, without a zone write plug. The writers
 /// keep their order by the bits of zones, as the kernel's did then.
 fn under_deadline() -> Result<Arc<dyn Disk>, LabError> {
     let failed = |error: &dyn fmt::Display| LabError::failed(TIMER, error);
@@ -251,7 +251,7 @@ fn under_deadline() -> Result<Arc<dyn Disk>, LabError> {
     Ok(Arc::new(Composed::new(name, "null", device, config, NoneScheduler::new)))
 }
 
-/// Threads that put blocks into zones, one after the other.
+/// Threads that write blocks to zones of the timed device, one after the other.
 fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample, LabError> {
     let disk = match way {
         Way::WriteLocked | Way::AppendLocked => under_deadline()?,
@@ -261,7 +261,7 @@ fn timed(round: &Round<'_>, way: Way, jobs: u32, zones: usize) -> Result<Sample,
     blocks(round, &disk, way, jobs, zones)
 }
 
-/// The same on a disk with zones that no run fills.
+/// Threads that write blocks, one after the other, to a disk with zones that no run fills.
 pub(super) fn blocks(
     round: &Round<'_>,
     disk: &Arc<dyn Disk>,
@@ -293,10 +293,10 @@ pub(super) fn blocks(
     Ok(outcome.sample(disk.name())?.with(PUT_BACK, per_io))
 }
 
-/// A zonefs on a disk, and its files that are written.
+/// A zonefs on a disk, and those of its files that are written.
 fn files(disk: &Arc<dyn Disk>) -> Result<(Arc<ZoneFs>, Vec<ZoneFile>), LabError> {
     let failed = |error: &dyn fmt::Display| LabError::failed(disk.name(), error);
-    // It is written nowhere: nobody opens the disk again.
+    // The superblock is not stored, because the disk is not opened again.
     let superblock = Superblock::new(Uuid([7; 16]));
     let fs = ZoneFs::open_with(Arc::clone(disk), superblock, MountOptions::default());
     let fs = fs.map_err(|error| failed(&error))?;
@@ -309,7 +309,7 @@ fn files(disk: &Arc<dyn Disk>) -> Result<(Arc<ZoneFs>, Vec<ZoneFile>), LabError>
     Ok((fs, files))
 }
 
-/// One thread's channels, and where it writes.
+/// One thread's channels, and the zones to which it writes.
 struct Writer<'a> {
     way: Way,
     io: Io,
@@ -317,10 +317,10 @@ struct Writer<'a> {
     door: Door,
     files: &'a [ZoneFile],
     zone_sectors: u64,
-    /// It writes to any of the first so many zones.
+    /// The thread writes to any of the first `zones` zones.
     zones: usize,
     rng: Rng,
-    /// How often a write was put back in the window.
+    /// The number of requeues in the window.
     put_back: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `zone-gate`: what it costs to keep the writes of a zone in order, and where.
+//! `zone-gate`: the cost of keeping the writes of a zone in order, by the place where it is done.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::metric::Metric;
 use crate::sample::Round;
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "zone-gate";
 
 /// 512 GiB without data, in 4 KiB blocks.
@@ -28,7 +28,7 @@ const OWN: &str = "one-zone-each";
 const OWN_DEEP: &str = "one-zone-each-16";
 const RANDOM_DEEP: &str = "random-zones-16";
 
-/// Each with zones of the device for each job, and I/Os at once.
+/// The workloads, each with its zones per job and its I/Os in flight.
 const WORKLOADS: [(Workload, u32, usize); 3] = [
     (Workload { name: OWN, about: "4 KiB writes, each job into a zone of its own" }, 1, 1),
     (Workload { name: OWN_DEEP, about: "the same, 16 at once per job" }, 1, 16),
@@ -61,7 +61,7 @@ const VARIANTS: [Variant; 3] = [
     },
 ];
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let processors = settings.processors;
     let all_jobs: &[u32] = if settings.quick { &[1, 2] } else { &[1, 2, 8] };
@@ -112,7 +112,7 @@ fn published() -> Vec<Published> {
         value: iops,
         source,
     };
-    // MB/s of 4 KiB writes; the random ones are published as I/Os.
+    // Converts MB/s of 4 KiB writes into I/Os; random writes are published as I/Os.
     let of = |mb_per_second: f64| mb_per_second * 1e6 / 4096.0;
     vec![
         row(write_lock::NAME, OWN, of(940.0)),
@@ -124,7 +124,7 @@ fn published() -> Vec<Published> {
     ]
 }
 
-/// A fresh device of so many zones, behind the gate that a variant means.
+/// A new device with `zones` zones, whose writes the variant keeps in order.
 fn open(variant: &str, zones: u32) -> Result<Arc<dyn Disk>, LabError> {
     let zone_size = (SIZE / u64::from(zones.next_power_of_two())).max(1 << 20);
     let size = zone_size * u64::from(zones);

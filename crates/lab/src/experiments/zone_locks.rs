@@ -1,4 +1,4 @@
-//! `zone-locks`: what it gains that cores do not wait for one another at the zones.
+//! `zone-locks`: the gain when cores do not wait for one another at the zones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
 use crate::settings::Settings;
 
-/// The name on the command line.
+/// The experiment's name on the command line.
 pub const NAME: &str = "zone-locks";
 
 /// The device: 256 zones, without data, as in the published command lines.
@@ -35,13 +35,14 @@ const READ_DEEP: &str = "random-read-32";
 const WRITE_DEEP: &str = "random-write-32";
 
 const JOBS: [u32; 5] = [1, 2, 8, 32, 96];
-/// Of jobs that each have many at once, which more of them say nothing new about.
+/// The numbers of jobs for the workloads with many I/Os in flight, of which further numbers show
+/// nothing new.
 const JOBS_DEEP: [u32; 3] = [1, 2, 8];
 
-/// The counted window is so much shorter than the measured one.
+/// The window with counting locks is shorter than the measured window by this factor.
 const COUNTED_PART: u32 = 4;
 
-/// Each with what it asks of a thread.
+/// The workloads, each with the access pattern and depth of a thread.
 const WORKLOADS: [(Workload, Pattern, usize); 4] = [
     (
         Workload {
@@ -75,21 +76,21 @@ const WORKLOADS: [(Workload, Pattern, usize); 4] = [
 /// The baseline with one lock, which counts.
 pub(crate) type CountedOneLock =
     OneLock<Counted<SpinningZones, ONE_LOCK>, Counted<SleepingZones, ONE_LOCK>>;
-/// The baseline with a lock per zone, of which all count, that of the resources too.
+/// The baseline with a lock per zone; all its locks count, including that of the resources.
 pub(crate) type CountedLockPerZone = LockPerZone<
     Counted<SpinningZone, ZONE_TABLE>,
     Counted<SleepingZone, ZONE_TABLE>,
     Counted<TokensLock, ZONE_RESOURCES>,
 >;
-/// The product, whose only lock is that of the resources; it counts.
+/// The product, whose only lock, that of the resources, counts.
 pub(crate) type CountedWords = WordZones<Counted<AccountsLock, ZONE_RESOURCES>>;
 
-/// A way of guarding zones, and the same with locks that count.
+/// A way to protect zones, and the disk that counts its locks' use.
 struct Guarding {
     variant: Variant,
     open: fn() -> Result<Arc<dyn Disk>, LabError>,
     open_counted: fn() -> Result<Arc<dyn Disk>, LabError>,
-    /// Whether it says something of more jobs than processors.
+    /// Whether results with more jobs than processors are meaningful.
     oversubscribed: bool,
 }
 
@@ -142,14 +143,14 @@ const GUARDINGS: [Guarding; 4] = [
     },
 ];
 
-/// A fresh device whose zones are guarded by `Z`, through the product's whole stack.
+/// A new device whose zones are of type `Z`, through the product's whole stack.
 pub(crate) fn disk<Z: ZoneSet>() -> Result<Arc<dyn Disk>, LabError> {
     let spec = uri::parse(DEVICE).map_err(|error| LabError::failed(DEVICE, error))?;
     let made = stack::open_with_zones::<Z>(&spec);
     Ok(made.map_err(|error| LabError::failed(DEVICE, error))?.disk)
 }
 
-/// The experiment.
+/// Builds the experiment.
 pub fn build(settings: &Settings) -> Experiment {
     let workloads = if settings.quick { &WORKLOADS[..2] } else { &WORKLOADS[..] };
     let processors = settings.processors;
@@ -168,7 +169,8 @@ pub fn build(settings: &Settings) -> Experiment {
                 let load = Load { pattern, threads: jobs as usize, depth };
                 let body = move |round: &Round<'_>| {
                     let sample = load::run(&*open()?, &load, round)?.sample(processors);
-                    // Once is enough to see where threads meet; the time goes to the rounds.
+                    // Round 0 is enough to see at which locks the threads meet; the other rounds
+                    // need the time.
                     let rooms = match round.number {
                         0 => rooms(&*open_counted()?, &load, round)?,
                         _ => Vec::new(),
@@ -211,7 +213,7 @@ pub fn build(settings: &Settings) -> Experiment {
     }
 }
 
-/// What the rooms count in a shorter window.
+/// The counts of the counting locks in a shorter window.
 fn rooms(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Vec<RoomCount>, LabError> {
     let (warm_up, duration) = (round.warm_up / COUNTED_PART, round.duration / COUNTED_PART);
     let round = Round { warm_up, duration, ..*round };
@@ -246,12 +248,13 @@ fn comparisons(settings: &Settings) -> Vec<Comparison> {
         comparison.under(workload).from_jobs(2).aim(aim)
     });
     let mut comparisons = aimed.to_vec();
-    // Against the lock of the published form, where it can be had.
+    // Compared with the lock of the published form, where it is available.
     comparisons.extend(aims.map(|(workload, aim)| {
         let comparison = Comparison::new(one_lock::NAME_QUEUED, PRODUCT, Metric::IOPS);
         comparison.under(workload).from_jobs(2).aim(aim)
     }));
-    // The same where the machine is busy otherwise: there it is what the aims are about.
+    // The comparisons for a machine that is otherwise busy, where the aims are about undisturbed
+    // I/Os.
     comparisons.extend(aims.map(|(workload, aim)| {
         let comparison = Comparison::new(one_lock::NAME, PRODUCT, UNDISTURBED_IOPS);
         comparison.under(workload).from_jobs(2).aim(aim)
@@ -281,7 +284,7 @@ mod tests {
         }
     }
 
-    /// Every variant is measured, and counted in the room that it has.
+    /// Every variant is measured, and the counts are those of its own locks.
     #[test]
     fn rooms_are_those_of_the_variant() {
         let stop = Stop::new();

@@ -1,7 +1,8 @@
-//! The cells of `zone-locks` that stock fio drives, by the lines that were published.
+//! The cells of `zone-locks` that stock fio drives, by the published command lines.
 //!
-//! fio has a lock per zone of its own (`zonemode=zbd`), which all its jobs share, so it sees less
-//! of a gain than the threads of [`crate::load`] do; its rows are here because the published are.
+//! fio has a lock per zone of its own (`zonemode=zbd`), which all its jobs share, so it shows less
+//! of a gain than the threads of [`crate::load`]. Its rows are here because fio's figures are the
+//! published ones.
 
 use std::time::Duration;
 
@@ -14,15 +15,15 @@ use crate::tools::fio::Fio;
 
 /// The published number of jobs.
 const JOBS: u32 = 96;
-/// So many jobs on few processors need so long until each has had its turn; the threads in process
-/// wait for one another and do with less.
+/// The least run time in which each of 96 jobs gets its turn on few processors. Threads in process
+/// wait for one another and need less.
 const RUNTIME_MIN: Duration = Duration::from_millis(300);
-/// What starting and ending fio take, and the longer run.
+/// The time that starting and ending fio takes, and the longer run.
 const OVERHEAD: Duration = Duration::from_millis(700);
-/// The published lines but for what they do.
+/// The published options, except the operation.
 const COMMON: &str = "--filename=z --zonemode=zbd --direct=1 --bs=4k --gtod_reduce=1 --numjobs=96";
 
-/// What limits these cells.
+/// The reason for the smaller differences of these cells.
 const WHY_LESS: &str = "By fio the variants differ less than in process: most of the CPU time per \
                         I/O is fio's own (compare it with the same workload in process), which has \
                         a lock per zone too, so that a device's lock is seldom the limit on few \
@@ -38,24 +39,23 @@ const WRITE: Workload = Workload {
     about: "stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randwrite --iodepth=1 --numjobs=96",
 };
 
-/// Each with its own part of the line, and the ratio that is aimed at.
+/// The workloads, each with its own options and the ratio that is the aim.
 const WORKLOADS: [(Workload, &str, f64); 2] = [
     (READ, "--rw=randread --read_beyond_wp=1 --iodepth=8", 3.0),
     (WRITE, "--rw=randwrite --iodepth=1", 1.5),
 ];
 
-/// What is listed: a first look has the reads only.
+/// The workloads of a run: a quick run has only the reads.
 fn listed(settings: &Settings) -> &'static [(Workload, &'static str, f64)] {
     if settings.quick { &WORKLOADS[..1] } else { &WORKLOADS }
 }
 
-/// What is asked.
+/// The workloads, without their options and aims.
 pub(super) fn workloads(settings: &Settings) -> impl Iterator<Item = Workload> {
     listed(settings).iter().map(|(workload, ..)| *workload)
 }
 
-/// The cells, on the device `dev`; of the variants, those that are baselines have their name in
-/// `before=`.
+/// The cells, on the device `dev`. A variant that is a baseline is selected by `before=`.
 pub(super) fn cells(
     settings: &Settings,
     dev: &'static str,
@@ -81,7 +81,7 @@ pub(super) fn cells(
     cells
 }
 
-/// The published rows: the lines are theirs.
+/// The published figures of these rows, which use the published command lines.
 pub(super) fn published(settings: &Settings, source: &'static str) -> Vec<Published> {
     let row = |variant, workload: Workload, kilo_iops: f64| Published {
         variant,
@@ -101,7 +101,7 @@ pub(super) fn published(settings: &Settings, source: &'static str) -> Vec<Publis
     rows
 }
 
-/// What is aimed at, by the wall and by CPU time.
+/// The comparisons and their aims, by wall time and by CPU time.
 pub(super) fn comparisons(
     settings: &Settings,
     product: &'static str,

@@ -1,4 +1,4 @@
-//! The rows of 4 KiB that stock fio drives.
+//! The rows with 4 KiB blocks that stock fio drives.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 use crate::tools::fio::{Fio, Report};
 
-/// So many jobs need so long until each has had its turn.
+/// The least run time in which each of the jobs gets its turn on a processor.
 const RUNTIME_MIN: Duration = Duration::from_millis(300);
-/// What starting and ending fio take, and filling a device.
+/// The time that starting and ending fio and filling a device takes.
 const OVERHEAD: Duration = Duration::from_millis(1000);
-/// The same of a first look, whose device is a quarter as long.
+/// The overhead of a quick run, whose device is a quarter as long.
 const OVERHEAD_QUICK: Duration = Duration::from_millis(600);
-/// The part of the lines that is the same for all.
+/// The fio options that all lines share.
 const COMMON: &str = "--bs=4k --direct=1 --norandommap --randrepeat=0 --gtod_reduce=1";
 
-/// fio's way to the kernel's device.
+/// The fio engine that reaches the kernel's device.
 #[derive(Clone, Copy)]
 pub(super) enum Engine {
     Psync,
@@ -37,8 +37,9 @@ impl Engine {
         }
     }
 
-    /// The kernel carries out what io_uring is given on threads of its own, because zram does not
-    /// promise not to wait. fio counts the time of its jobs' threads only, which would be a part.
+    /// The sample of a run. The kernel executes io_uring's requests on zram in threads of its own,
+    /// because zram may block. fio counts only the time of its jobs' threads, so the CPU time of
+    /// the whole machine is taken instead.
     fn sample(self, report: &Report, processors: usize) -> Sample {
         let mut sample = report.sample(processors);
         if let Engine::Uring = self {
@@ -49,7 +50,7 @@ impl Engine {
     }
 }
 
-/// What fio drives.
+/// The side that fio drives.
 #[derive(Clone, Copy)]
 pub(super) enum By {
     Zram(Engine),
@@ -67,7 +68,7 @@ const BY_FIO: [(&str, By); 5] = [
 
 /// The cells of a row that fio drives.
 pub(super) fn cells(settings: &Settings, row: &'static Row, jobs: u32, bytes: u64) -> Vec<Cell> {
-    // What fio itself makes is what its lines are about; of the corpus the two sides are enough.
+    // The published lines are about fio's own data; for the corpus the two sides are enough.
     let few = settings.quick || row.data == Data::Corpus;
     let overhead = if settings.quick { OVERHEAD_QUICK } else { OVERHEAD };
     let listed = BY_FIO.iter().filter(|(name, _)| !few || [ZRAM, OURS].contains(name));

@@ -1,4 +1,4 @@
-//! The published lines on both sides: the fio line, and iozone's rows in fio's words.
+//! The published lines on both sides: the fio line, and iozone's rows as fio options.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::settings::Settings;
 use crate::tools::fio::Fio;
 use crate::tools::zram_device::ZramDevice;
 
-/// What starting and ending fio take, and the longer run.
+/// The time that starting and ending fio takes, and the longer run.
 const OVERHEAD: Duration = Duration::from_millis(400);
-/// The same with our device filled from a snapshot of 800 MiB.
+/// The overhead of a run that first fills our device from a snapshot of 800 MiB.
 const OVERHEAD_LOAD: Duration = Duration::from_millis(1000);
-/// Whose the kernel's figures are.
+/// The source of the kernel's figures.
 const SOURCE_FIO: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
                           of 5, reads and writes together";
 const SOURCE_IOZONE: &str = "fio 3.33 on files of ext4 on zram, 2 virtual processors (AMD Zen 5), \
                              Linux 6.18, loaded: the best of 3, reads and writes together";
 
-/// What zram of today gave by the same lines, lz4, in MB/s.
+/// The throughput of the present kernel's zram by these lines with lz4, in MB/s.
 const KERNELS: [(&str, u32, &str); 12] = [
     ("fio-seq-write", 4039, SOURCE_FIO),
     ("fio-seq-read", 14_059, SOURCE_FIO),
@@ -40,12 +40,12 @@ const KERNELS: [(&str, u32, &str); 12] = [
     ("iozone-random-write", 3976, SOURCE_IOZONE),
 ];
 
-/// The columns of the published tables. They are measured by `ram-locks`.
+/// A column of the published tables. `ram-locks` measures these variants.
 const fn column(name: &'static str) -> Variant {
     Variant { name, kind: Kind::Before, about: "zram of 2014, as published; `ram-locks` has it" }
 }
 
-/// The variants that were published only.
+/// The variants for which there are only published figures.
 pub(super) const VARIANTS: [Variant; 5] = [
     column(COLUMNS[0]),
     column(COLUMNS[1]),
@@ -54,7 +54,7 @@ pub(super) const VARIANTS: [Variant; 5] = [
     column(COLUMNS[4]),
 ];
 
-/// The cells; a first look has none.
+/// The cells; a quick run has none.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let (kept, mut cells) = (Kept::new(), Vec::new());
     for line in LINES.iter().filter(|_| !settings.quick) {
@@ -70,7 +70,8 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     cells
 }
 
-/// The large device is filled by the first row that wants it, and lies there until the end.
+/// Measures a line on zram. The first row that needs the large device fills it; it is kept until
+/// the experiment ends.
 fn on_zram(
     round: &Round<'_>,
     settings: &Settings,
@@ -104,7 +105,7 @@ pub(super) fn comparisons() -> impl Iterator<Item = Comparison> {
     })
 }
 
-/// The tables of 2014, and what the kernel gave when this was planned.
+/// The tables of 2014, and the kernel's figures at the time when this experiment was planned.
 pub(super) fn published() -> impl Iterator<Item = Published> {
     let kernels = KERNELS.into_iter().map(|(workload, megabytes, source)| Published {
         variant: ZRAM,
@@ -123,8 +124,8 @@ mod tests {
     use crate::scratch::Scratch;
     use crate::stop::Stop;
 
-    /// The kernel's rows need the right to make a device, as the project's tests have it; ours need
-    /// the engine, which they do not.
+    /// The kernel's rows need the privilege to make a device, as other tests of the project do.
+    /// Ours would need the fio engine, which these tests do not have.
     #[test]
     fn the_kernels_device_is_measured_by_the_published_lines() {
         let (stop, scratch) = (Stop::new(), Scratch::new().unwrap());

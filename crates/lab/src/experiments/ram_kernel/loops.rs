@@ -1,5 +1,5 @@
 //! The rows that the lab drives itself: a loop around `pread` and `pwrite` on the kernel's device,
-//! and the same on the spot on ours.
+//! and inline I/Os on ours.
 
 use std::fmt;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::settings::Settings;
 use crate::tools::direct;
 use crate::tools::zram_device::ZramDevice;
 
-/// Filling a device.
+/// The time that filling a device takes.
 const OVERHEAD: Duration = Duration::from_millis(250);
 
 /// The cells of a row that the lab drives itself.
@@ -69,7 +69,7 @@ fn sample<W>(
     Ok(sample.with(Metric::IOS_PER_CPU_SECOND, per_second))
 }
 
-/// One thread that reads and writes a zram device as [`Records`] does ours.
+/// A thread that reads and writes a zram device as [`Records`] does ours.
 struct ZramLoop {
     file: File,
     source: &'static Arc<Region>,
@@ -114,7 +114,7 @@ impl Work for ZramLoop {
         };
         let len = BLOCK_BYTES as usize;
         let done = if write {
-            // The next block after the one that is there.
+            // The corpus block after the one that the device holds at this offset.
             let from = (at + BLOCK_BYTES) % CORPUS_BYTES as u64;
             direct::write(&self.file, self.source, from, len, at)
         } else {

@@ -1,4 +1,4 @@
-//! What a full device takes.
+//! The memory that a full device takes.
 
 use super::{FULL, MEMORY, OURS, OVERHEAD_PART, RATIO, ZRAM};
 use crate::error::LabError;
@@ -7,7 +7,7 @@ use crate::experiments::ram_data::{Data, Filling};
 use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 
-/// The cells: both sides, full of the corpus.
+/// The cells: both sides, filled with the corpus.
 pub(super) fn cells(settings: &Settings, bytes: u64) -> [Cell; 2] {
     let filling = Filling::whole(Data::Corpus, bytes);
     let scratch = settings.scratch.clone();

@@ -12,17 +12,18 @@ use crate::sample::{Round, Sample};
 use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
-/// What starting and ending fio take, the longer run, and filling the device from a snapshot.
+/// The time that starting and ending fio, the longer run, and loading the device from a snapshot
+/// take.
 const OVERHEAD: Duration = Duration::from_millis(800);
 
-/// What limits these cells.
+/// The reason for the smaller differences of these cells.
 const WHY_LESS: &str = "The published fio line refills its buffers with noise before each write: \
                         most of a write's CPU time is fio's, no block compresses, and a read \
                         copies a block that is stored raw. What its rows show of a lock is less \
                         than the rows in process do.";
 
-/// The rows, whether each is asked of all variants or of those that matter most, and whether a
-/// first look has it.
+/// The rows; whether each is measured for all variants or for the most important; whether a quick
+/// run includes it.
 const LISTED: [(&str, bool, bool); 10] = [
     ("fio-seq-write", true, false),
     ("fio-seq-read", true, true),
@@ -35,7 +36,7 @@ const LISTED: [(&str, bool, bool); 10] = [
     ("iozone-random-read", false, false),
     ("iozone-mixed", false, false),
 ];
-/// Those that matter most.
+/// The most important variants.
 const FEW: [&str; 3] = [locked_ram::TABLE_LOCK, locked_ram::BIT_SPIN, PRODUCT];
 
 fn listed(settings: &Settings) -> impl Iterator<Item = (&'static Line, bool)> + use<> {
@@ -51,7 +52,7 @@ pub(super) fn workloads(settings: &Settings) -> impl Iterator<Item = Workload> +
     listed(settings).map(|(line, _)| line.workload)
 }
 
-/// The cells.
+/// The cells of the rows.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (line, all) in listed(settings) {
@@ -83,7 +84,7 @@ fn measure(
     Ok(sample)
 }
 
-/// The published rows: the lines are theirs.
+/// The published figures of these rows, which use the published command lines.
 pub(super) fn published(settings: &Settings) -> impl Iterator<Item = Published> {
     listed(settings).flat_map(|(line, _)| line.published())
 }

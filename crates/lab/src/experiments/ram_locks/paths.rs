@@ -1,4 +1,4 @@
-//! Rows of our own: the way of a block beside the bare codec, one hot block, and a crowd.
+//! Rows of our own: a block's path compared with the bare codec, one hot block, and many threads.
 
 use std::sync::Arc;
 
@@ -23,12 +23,13 @@ use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::settings::Settings;
 
-/// The codec alone.
+/// The name of the variant that runs the codec without a device.
 pub const BARE: &str = "bare-codec";
-/// One thread on a processor of its own, and two.
+/// Workloads of one thread on a processor of its own, and of two such threads.
 const ALONE: &str = "alone";
 const PAIR: &str = "pair";
-/// What a crowd is held against: the product with as many threads as the smallest machine can run.
+/// The reference for many threads: the product with as many threads as the smallest machine has
+/// processors.
 const TWO: &str = "product-two-threads";
 
 const PATH_WRITE: &str = "path-write";
@@ -70,24 +71,24 @@ pub(super) const WORKLOADS: [Workload; 5] = [
     },
 ];
 
-/// A block, as one hot one.
+/// The length of a block, of which one is hot.
 const BLOCK_BYTES: u64 = 4096;
-/// The device of one thread's way, as large as the corpus.
+/// The device of the single-thread rows, as large as the corpus.
 const PATH_DEVICE: &str = "ram:///p?size=16M&algo=lz4&compact=0";
-/// The device of hot blocks, and how many of those a crowd has.
+/// The device of the hot block and of the many threads, and its size.
 const HOT_DEVICE: &str = "ram:///h?size=64M&algo=lz4&compact=0";
 const HOT_DEVICE_BYTES: u64 = 64 << 20;
 const HOT_BLOCKS: u64 = 8;
-/// The crowd.
+/// The number of threads in the crowded rows.
 const CROWD_JOBS: u32 = 32;
 
-/// How much of the bare codec's speed is aimed at: within 10 % for writes, 25 % for reads.
+/// The least speed relative to the bare codec: within 10 % for writes, 25 % for reads.
 const AIM_PATH_WRITE: f64 = 1.0 / 1.10;
 const AIM_PATH_READ: f64 = 1.0 / 1.25;
 const AIM_HOT: f64 = 1.9;
 const AIM_CROWD: f64 = 0.8;
 
-/// The cells.
+/// The cells of all these rows.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells = paths(settings);
     if settings.processors >= 2 {
@@ -97,7 +98,7 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     cells
 }
 
-/// What is aimed at.
+/// The comparisons and their aims.
 pub(super) fn comparisons() -> Vec<Comparison> {
     let path = Comparison::new(BARE, PRODUCT, Metric::CPU_PER_IO);
     let hot = Comparison::new(ALONE, PAIR, UNDISTURBED_IOPS);
@@ -114,7 +115,7 @@ fn task(does: Does, order: Order, record_bytes: u64) -> Task {
     Task { does, order, way: Way::Push, record_bytes }
 }
 
-/// A disk whose first bytes are written.
+/// Opens a disk and writes its first bytes.
 fn filled(
     before: Option<&str>,
     uri: &str,
@@ -128,7 +129,7 @@ fn filled(
     Ok(disk)
 }
 
-/// One thread's way through a device, beside the codec in a loop.
+/// The cells of one thread on a device, compared with the codec in a loop.
 fn paths(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (workload, does) in [(PATH_WRITE, Does::Write), (PATH_READ, Does::Read)] {
@@ -158,23 +159,24 @@ fn sample<W>(outcome: crew::Outcome<W, ()>) -> Result<Sample, LabError> {
     Ok(passed.sample(RECORD_BYTES))
 }
 
-/// The codec in a loop over the corpus, a record at a time, block by block.
+/// The codec in a loop over the corpus, one record after the other, block by block.
 struct Bare {
     codec: Codec,
     encoder: Encoder,
     decoder: Decoder,
     does: Does,
     plain: Vec<u8>,
-    /// The corpus, compressed back to back, and where each block of it ends.
+    /// The corpus, compressed without gaps, and the end of each compressed block.
     packed: Vec<u8>,
     ends: Vec<usize>,
     into: Vec<u8>,
-    /// The next block.
+    /// The index of the next block.
     next: usize,
 }
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// What becomes no smaller than this is stored raw, so nobody goes on compressing it.
+/// The greatest length that is stored compressed; larger blocks are stored raw, so the codec stops
+/// there.
 const WORTH_MAX: usize = BLOCK - BLOCK / 16;
 
 impl Bare {
@@ -223,7 +225,7 @@ impl Work for Bare {
     }
 }
 
-/// One hot block, read by one thread and by two.
+/// The cells of one hot block, read by one thread and by two.
 fn hot() -> Vec<Cell> {
     let mut cells = Vec::new();
     for (workload, before) in [(HOT, None), (HOT_BIT, Some(locked_ram::BIT_SPIN))] {
@@ -257,7 +259,7 @@ fn hot_reads(disk: &dyn Disk, threads: usize, round: &Round<'_>) -> Result<Sampl
     Ok(Sample::of(UNDISTURBED_IOPS, 1e9 / reading?.ns_per_op))
 }
 
-/// As many reads as are asked for, until one fails.
+/// Executes the requested number of reads, until one fails.
 fn reads(mut records: Records, failed: &mut Option<Status>) -> impl FnMut(u32) -> u64 {
     move |ops| {
         for _ in 0..ops {
@@ -271,7 +273,8 @@ fn reads(mut records: Records, failed: &mut Option<Status>) -> impl FnMut(u32) -
     }
 }
 
-/// Many threads, half of them on few blocks; and two, one of them on those.
+/// The cells of many threads, half of which use few blocks; and of two threads, one of which uses
+/// those few.
 fn crowds(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     let crowd = |variant, before: Option<&'static str>, threads: u32| {
@@ -334,7 +337,7 @@ mod tests {
             processors: 2,
         };
         for cell in cells(&settings) {
-            // One that needs two processors to itself may not get them here.
+            // A cell that needs two exclusive processors may not get them here.
             match (cell.body)(&round) {
                 Ok(sample) => assert!(sample.values.iter().all(|value| value.1 > 0.0), "{cell:?}"),
                 Err(error) => {

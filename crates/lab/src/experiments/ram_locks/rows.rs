@@ -1,4 +1,4 @@
-//! The published iozone rows: threads that each read or write a part of their own.
+//! The published iozone rows: each thread reads or writes a part of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
 use crate::settings::Settings;
 
-/// Length of a record in bytes.
+/// The length of a record in bytes.
 pub(super) const RECORD_BYTES: u64 = 16 << 10;
-/// As many as there are processors on the smallest machine that can show anything.
+/// The number of processors of the smallest machine that can show a difference.
 const JOBS_TWO: u32 = 2;
-/// The counted window is so much shorter than the measured one.
+/// The window with counting locks is shorter than the measured window by this factor.
 const COUNTED_PART: u32 = 4;
-/// What is aimed at: for reads, and for everything else.
+/// The aims: for reads, and for all other operations.
 const AIM_READ: f64 = 1.33;
 const AIM_WRITE: f64 = 1.0;
-/// From so many processors on the published gain can show itself.
+/// The number of processors from which the published gain can show.
 const PROCESSORS_ENOUGH: usize = 4;
 
-/// A row: what each thread does, and what was published, in KiB/s.
+/// A row: the operation of each thread, and the published figures in KiB/s.
 struct Line {
     workload: Workload,
     does: Does,
     order: Order,
     way: Way,
-    /// Whether the blocks were never written before.
+    /// Whether the run writes blocks that were never written before.
     fresh: bool,
     published: [u32; 5],
-    /// Whether it is asked of two threads as well.
+    /// Whether the row is also measured with two threads.
     two: bool,
-    /// Whether a first look has it.
+    /// Whether a quick run includes the row.
     quick: bool,
 }
 
@@ -169,7 +169,7 @@ pub(super) fn cells(settings: &Settings, sizes: Sizes) -> Vec<Cell> {
                     measure(guarding, &kept, line, (jobs, processors), sizes, round)
                 };
                 let cell = Cell::new(guarding.variant.name, line.workload.name, jobs, body);
-                // Of a pass no window decides how long it takes.
+                // No window bounds the duration of a pass.
                 let overhead =
                     Duration::from_millis(if line.fresh { sizes.file >> 19 } else { 20 });
                 cells.push(cell.overhead(overhead));
@@ -200,7 +200,7 @@ fn measure(
         window(&*disk, line, jobs, sizes.file, round)?.0
     };
     let sample = passed.limited_sample(RECORD_BYTES, jobs as usize, processors);
-    // Once is enough to see where threads meet; the time goes to the rounds.
+    // Round 0 is enough to see at which locks the threads meet; the other rounds need the time.
     let Some(open_counted) = guarding.open_counted.filter(|_| round.number == 0) else {
         return Ok(sample);
     };
@@ -220,14 +220,14 @@ fn measure(
     Ok(sample)
 }
 
-/// The same records in order, with something else done to them.
+/// A row over the records of `line` in order, with the operation `does`.
 fn line_like(line: &Line, does: Does) -> Line {
     let Line { workload, published, .. } = *line;
     let (order, way) = (Order::Forward, Way::Push);
     Line { workload, does, order, way, fresh: false, published, two: false, quick: false }
 }
 
-/// Threads of a row, each with its part.
+/// The threads of a row, each with its part of the disk.
 fn threads(
     disk: &dyn Disk,
     line: &Line,
@@ -244,14 +244,14 @@ fn threads(
     (0..u64::from(jobs)).map(thread).collect()
 }
 
-/// The disk with the parts of all threads written.
+/// Writes the parts of all threads, and returns the disk.
 fn filled(disk: Arc<dyn Disk>, file: u64, round: &Round<'_>) -> Result<Arc<dyn Disk>, LabError> {
     let fill = line_like(&LINES[0], Does::Write);
     pass(threads(&*disk, &fill, JOBS, file, 1)?, round)?;
     Ok(disk)
 }
 
-/// What was done in a window, and what counting locks counted in it.
+/// The operations of a window, and the counts of its counting locks.
 fn window(
     disk: &dyn Disk,
     line: &Line,
@@ -268,7 +268,7 @@ fn window(
     Ok((Passed { records: outcome.ios, wall: outcome.wall, cpu: outcome.cpu }, counts))
 }
 
-/// Why a read row gains what it gains, as the room has counted it.
+/// Explains the gain of a read row by the counts of its lock.
 fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> String {
     let RoomCount { acquisitions, contended, hold_ns, .. } = room;
     let share = *contended as f64 / (*acquisitions).max(1) as f64 * 100.0;
@@ -289,14 +289,14 @@ fn what_limits(line: &Line, jobs: u32, processors: usize, room: &RoomCount) -> S
     text
 }
 
-/// The published rows.
+/// The published figures of these rows.
 pub(super) fn published(settings: &Settings) -> impl Iterator<Item = Published> {
     listed(settings).flat_map(|line| {
         ram_lines::published(line.workload.name, Some(line.published), SOURCE_IOZONE)
     })
 }
 
-/// What is aimed at.
+/// The comparisons and their aims.
 pub(super) fn comparisons(settings: &Settings) -> impl Iterator<Item = Comparison> {
     listed(settings).map(|line| {
         let aim = if line.does == Does::Read { AIM_READ } else { AIM_WRITE };
@@ -313,7 +313,7 @@ mod tests {
 
     const SMALL: Sizes = Sizes { device: 8 << 20, file: 1 << 20, counted_file: 256 << 10 };
 
-    /// Every row is measured for every variant, and counted where it has a lock.
+    /// Every row is measured for every variant, and has lock counts where the variant has a lock.
     #[test]
     fn every_row_is_measured_for_every_variant() {
         let stop = Stop::new();

@@ -1,4 +1,4 @@
-//! Clients in the process that has the volume, and fio beside them.
+//! Clients in the process that has the volume open, compared with fio.
 
 use blockyard_volume::Options;
 
@@ -11,20 +11,20 @@ use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::tools::cpu::of_process;
 use crate::tools::fio::Fio;
 
-/// What making a volume and closing it take.
+/// The time that making and closing a volume takes.
 const OVERHEAD: Duration = Duration::from_millis(120);
-/// What starting and ending fio takes.
+/// The time that starting and ending fio takes.
 const OVERHEAD_FIO: Duration = Duration::from_millis(400);
-/// fio's part that is the same for all.
+/// The fio options that all runs share.
 const FIO: &str = "--direct=1 --norandommap --randrepeat=0";
-/// Clients on a delayed disk.
+/// The number of clients on a delayed disk, for small and large writes.
 const SLOW_SMALL: u32 = 32;
 const SLOW_LARGE: u32 = 4;
-/// Writes of a restore in flight, and between its flushes.
+/// The writes in flight of a restore, and the number of writes between its flushes.
 const RESTORE_DEPTH: usize = 4;
 const RESTORE_FLUSH: u32 = 32;
 
-/// What one cell does.
+/// The clients of a cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clients {
     pub(crate) threads: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Clients {
     pub(crate) delay: Duration,
 }
 
-/// The ways, with the names of their variants.
+/// The commit modes, with the names of their variants.
 const WAYS: [(&str, Commit); 4] = [
     (SERIAL, Commit::Serial),
     (TASKQ, Commit::TaskWorkers),
@@ -42,7 +42,7 @@ const WAYS: [(&str, Commit); 4] = [
     (GROUP, Commit::Group),
 ];
 
-/// All cells.
+/// All cells in process.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let few = settings.quick;
     let mut cells = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     cells
 }
 
-/// The cells of one size and number of clients on the machine's disk.
+/// Adds the cells of one size and number of clients on the machine's disk.
 fn on_disk(
     cells: &mut Vec<Cell>,
     settings: &Settings,
@@ -112,7 +112,7 @@ fn restore(cells: &mut Vec<Cell>, settings: &Settings) {
     cells.push(raw(W_RESTORE.name, 1, options, settings));
 }
 
-/// fio on the raw file.
+/// A cell of fio on the raw file.
 fn raw(workload: &'static str, jobs: u32, options: String, settings: &Settings) -> Cell {
     let settings = settings.clone();
     let body = move |round: &Round<'_>| {

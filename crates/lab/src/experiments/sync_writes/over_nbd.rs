@@ -1,4 +1,4 @@
-//! The same over NBD: servers as processes of their own, and one client for all of them.
+//! Durable writes over NBD: each server is a process of its own, and one client measures them all.
 
 use std::fs;
 
@@ -12,12 +12,13 @@ use crate::tools::nbd_writer::{NbdWriter, Writes};
 use crate::tools::pool_place::VOLUME;
 use crate::tools::server::Server;
 
-/// What making a volume, starting and ending a server take.
+/// The time that making a volume and starting and ending a server takes.
 const OVERHEAD: Duration = Duration::from_millis(250);
-/// An image with clusters of 64 KiB takes longer to start to be written.
+/// The longest start of a server with an image: one with clusters of 64 KiB takes longer until it
+/// is written.
 const IMAGE_MAX: Duration = Duration::from_secs(20);
 
-/// Who serves.
+/// The server of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Ours(Commit),
@@ -26,7 +27,7 @@ enum Who {
     Qcow2,
 }
 
-/// A variant: who serves, and over how many connections.
+/// A variant: its name, its server, and its number of connections.
 type Row = (&'static str, Who, u32);
 
 const ON_DISK: [Row; 16] = [
@@ -48,18 +49,18 @@ const ON_DISK: [Row; 16] = [
     (QCOW2_4C, Who::Qcow2, 4),
 ];
 
-/// What one cell does.
+/// The parameters of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     who: Who,
     connections: u32,
-    /// Requests in flight in all.
+    /// The number of requests in flight over all connections.
     in_flight: u32,
     size: Size,
     delay: Option<&'static Delayed>,
 }
 
-/// All cells.
+/// All cells over NBD.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     let few = settings.quick;
@@ -160,7 +161,7 @@ impl Asked {
         Ok(Sample { latency: LatencyPercentiles::of(&latency), ..sample })
     }
 
-    /// The line that starts the server on what is to be written, and the name of its export.
+    /// The command line that starts the server on its file, and the name of its export.
     fn line(
         &self,
         settings: &Settings,
@@ -210,7 +211,7 @@ impl Asked {
             Who::Qemu => qemu("raw", &raw()?.display().to_string()),
             Who::Qcow2 => {
                 let image = pool_place::place(settings)?.join("image.qcow2");
-                // A fresh one each time; the last one may not be there.
+                // The image is made again for each run; there may be no earlier one.
                 let _ = fs::remove_file(&image);
                 let image = image.display().to_string();
                 let make = "qemu-img create -q -f qcow2 -o cluster_size=64k";
@@ -237,7 +238,7 @@ mod tests {
     use crate::scratch::Scratch;
     use crate::stop::Stop;
 
-    /// Those of others are real; ours is the program that these tests are no part of.
+    /// The test runs other projects' servers. Ours is a program that these tests do not build.
     #[test]
     fn real_servers_make_writes_durable() {
         let scratch = Scratch::new().unwrap();

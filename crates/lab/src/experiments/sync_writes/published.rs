@@ -1,16 +1,17 @@
-//! What others published, and what the peers gave on the machine on which the aims were set.
+//! Figures that others published, and figures of other servers on the machine where the aims were
+//! set.
 
 use super::*;
 use crate::experiment::Published;
 
-/// The published change.
+/// The source of the published change.
 const ZVOL: &str = "a change to OpenZFS' zvol, 2020: iSCSI, one connection, 4 threads of 1 MiB \
                     random sync writes";
-/// The peers.
+/// The source of the other servers' figures.
 const PEERS: &str = "2 virtual processors (AMD EPYC), virtio disk, ext4, loaded by others, at \
                      real-time priority: +-30 %";
 
-/// The rows of these workloads.
+/// The published rows of these workloads.
 pub(super) fn rows(workloads: &[Workload]) -> Vec<Published> {
     let row = |variant, workload, jobs, metric, value, source| Published {
         variant,

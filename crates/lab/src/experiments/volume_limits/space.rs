@@ -1,5 +1,5 @@
-//! What the disk is given for what was asked: of a pool with room, and of one that is full to 80 %
-//! of what it says it has room for.
+//! Write amplification: of a pool with free space, and of a pool that is full to 80 % of its
+//! reported capacity.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,20 +17,20 @@ use crate::sample::{Round, Sample};
 use crate::tools::pool_place::{self, Commit};
 
 const OVERHEAD: Duration = Duration::from_millis(100);
-/// What filling a pool and overwriting it once takes.
+/// The time that filling a pool and overwriting it once takes.
 const OVERHEAD_FULL: Duration = Duration::from_secs(60);
-/// The pool that is full of its volume. What is kept free is a number of segments, some 40 with
-/// those that are open or have pages; there are so many that it is as small a part as of a pool of
-/// 100 GiB in segments of 32 MiB, which has 3200.
+/// The segments of the pool that its volume fills. The pool keeps a number of segments free, some
+/// 40 including those that are open or hold pages. With 5120 segments this is as small a part as of
+/// a pool of 100 GiB with 3200 segments of 32 MiB.
 const SEGMENTS_FULL: usize = 5120;
 const SEGMENT_BYTES: u32 = 1 << 20;
 const MEMORY_BYTES: u64 = 16 << 20;
-/// Where there is room the same volume has as many times the segments.
+/// The pool with free space has this many times the segments for a volume of the same size.
 const ROOMY: usize = 2;
-/// How full it is may be off by so much, in per cent.
+/// The greatest error of the pool's fill, in per cent.
 const OFF_MAX: u64 = 1;
 
-/// All cells.
+/// All cells for write amplification.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     let depths: &[u32] = if settings.quick { &[16] } else { &[1, 16] };
@@ -61,13 +61,14 @@ fn measure(pool: &Arc<Running>, jobs: u32, round: &Round<'_>) -> Result<Sample, 
     Clients { threads: 1, ios, pool: &WRITE_POOL, commit, delay }.measure(&*disk, round)
 }
 
-/// What a pool says that it is full, in per cent.
+/// The fill that a pool reports, in per cent.
 fn per_cent(pool: &Running) -> Result<u64, LabError> {
     let status = pool.status().map_err(failed("how full a pool is"))?;
     Ok(status.used_bytes * 100 / (status.used_bytes + status.available_bytes).max(1))
 }
 
-/// Durable writes in a pool that is made for them, and is so full, in per cent, or has room.
+/// Overwrites a volume durably in a new pool, which is either full to the given per cent or has
+/// free space.
 fn overwrite(
     settings: &Settings,
     round: &Round<'_>,
@@ -87,13 +88,13 @@ fn overwrite(
     }
     let room = pool.status().map_err(failed("a pool"))?.available_bytes;
     let wanted = room / 100 * full.unwrap_or(80 / ROOMY as u64);
-    // A page of the map for 256 blocks counts twice.
+    // A page of the map, for 256 blocks, takes the space of two.
     let volume = wanted / (256 + 2) * 256 / 4096 * 4096;
     pool.create(pool_place::VOLUME, volume, 4096).map_err(failed("a volume"))?;
     if let Some(full) = full {
         let disk = pool_place::volume(&pool)?;
         pool_place::fill(&*disk, round.stop)?;
-        // As much as the pool has: what is measured is the state that it comes to.
+        // As many bytes as the pool has, because the measurement is of the steady state.
         let ios = Ios { ask: Ask::DurableWrite, len: 4096, depth: 64 };
         let mut writer = Durable::open(&*disk, ios, round.seed ^ 5)?;
         let mut left = segments as u64 * u64::from(SEGMENT_BYTES) / 4096;
@@ -112,11 +113,11 @@ fn overwrite(
     measure(&pool, 32, round)
 }
 
-/// A pool's directory that goes with the measurement.
+/// The directory of a pool, which is removed after the measurement.
 pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    /// One in memory.
+    /// A directory in memory.
     pub(super) fn in_memory() -> Result<Folder, LabError> {
         let path = PathBuf::from(format!("/dev/shm/blockyard-lab-{}", std::process::id()));
         fs::create_dir_all(&path).map_err(LabError::io(path.display().to_string()))?;
@@ -126,7 +127,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // The one on disk lies in the run's own directory, which goes anyway.
+        // A directory on disk lies in the run's own directory, which is removed anyway.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

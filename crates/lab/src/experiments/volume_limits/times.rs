@@ -1,4 +1,4 @@
-//! What must not last: a snapshot's pause, a large discard, and openings.
+//! The operations that must be short: a snapshot's pause, a large discard, and openings.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,32 +21,34 @@ use crate::tools::pool_place::{self, PoolShape};
 use crate::tools::server::Server;
 
 const OVERHEAD: Duration = Duration::from_millis(600);
-/// What writing two volumes twice takes.
+/// The time that writing two volumes twice takes.
 const OVERHEAD_LARGE: Duration = Duration::from_secs(3);
-/// What writing 1 GiB by a server takes, and opening it again; and the same in small writes.
+/// The time in which a server writes 1 GiB and the pool is opened again; and that time for small
+/// writes.
 const OVERHEAD_REOPEN: Duration = Duration::from_millis(2500);
 const OVERHEAD_REOPEN_SMALL: Duration = Duration::from_secs(6);
-/// Between a snapshot and its end, and behind that; the same behind a write in its place.
+/// The time from a snapshot until its deletion, and from then until the next; also after a write in
+/// its place.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(1);
-/// So many snapshots, and then so many writes in their place.
+/// The number of consecutive snapshots, and then of writes in their place.
 const IN_TURNS: usize = 8;
-/// Between these: what was shared has been copied by then, for the most part.
+/// The pause between the two: meanwhile most of the shared data have been copied.
 const REST: Duration = Duration::from_millis(30);
-/// Writes whose times are kept.
+/// The number of writes whose times are kept.
 const SPANS_MAX: usize = 1 << 21;
-/// A bio of the large discard.
+/// The length of a bio of the large discard, in bytes.
 const DISCARD_BYTES: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 const GIB: u64 = 1 << 30;
-/// The volume of a GiB beside that of a TiB.
+/// The volume of 1 GiB, for comparison with the one of 1 TiB.
 const SMALL: &str = "v1";
-/// Blocks that are there before it.
+/// The number of blocks written before the operation.
 const SCATTERED: u64 = 4096;
-/// The log that is to be recovered.
+/// The length of the log that is to be recovered, in bytes.
 const LOG_BYTES: u64 = 1 << 30;
 const LOG_WRITE_BYTES: u64 = 64 << 10;
 const LOG_SMALL_BYTES: u64 = 4 << 10;
-/// A checkpoint that does not come.
+/// A checkpoint interval that is never reached.
 const NO_CHECKPOINT_MIB: u64 = 16 << 10;
 const VOLUMES: u32 = 1000;
 
@@ -67,7 +69,7 @@ static REOPEN_POOL: PoolShape = PoolShape {
 
 type Measure = fn(&Settings, &Round<'_>) -> Result<Sample, LabError>;
 
-/// All cells.
+/// All cells for durations.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let mut all: Vec<(Workload, u32, Measure, Duration)> =
         vec![(SNAPSHOT, 32, snapshot, OVERHEAD), (DISCARD, 1, discard, OVERHEAD)];
@@ -98,15 +100,15 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     cells.chain(snapshots.into_iter().take(wanted).map(in_memory)).collect()
 }
 
-/// Who writes, or who takes snapshots meanwhile.
+/// A thread that writes, or one that takes snapshots meanwhile.
 enum Member {
     Writer(Durable),
     Snapshots(Snapshots),
 }
 
-/// Snapshots, and in turns with them durable writes of one block, which wait for a group as they
-/// do: a disk's sync takes long now and then, and a thread loses its processor, whoever takes
-/// snapshots.
+/// Takes snapshots, and in turns with them writes one block durably, which waits for a group as a
+/// snapshot does. The writes are the control: a disk's sync sometimes takes long and a thread may
+/// be preempted, with or without snapshots.
 struct Snapshots {
     pool: Arc<Running>,
     io: Io,
@@ -209,7 +211,8 @@ fn snapshots(pool: &Arc<Running>, disk: &dyn Disk, round: &Round<'_>) -> Result<
     Ok(sample)
 }
 
-/// For each span the longest time between the ends of two writes that has some of it in it.
+/// For each span the longest time between the ends of two consecutive writes that overlaps the
+/// span.
 fn pauses(ends: &mut [Instant], spans: &[Span]) -> Vec<Duration> {
     ends.sort_unstable();
     let pause = |(began, ended): &Span| {
@@ -220,7 +223,7 @@ fn pauses(ends: &mut [Instant], spans: &[Span]) -> Vec<Duration> {
     spans.iter().filter_map(pause).collect()
 }
 
-/// Writes blocks anywhere on a disk; of a TiB in every part of its map.
+/// Writes blocks at offsets all over a disk; on one of 1 TiB in every part of its map.
 fn scatter(disk: &dyn Disk, round: &Round<'_>) -> Result<(), LabError> {
     let opened = disk.open().map_err(failed("opening a volume"))?;
     let mut io = Io::new(opened, 16 << 10);
@@ -260,8 +263,8 @@ fn rollback(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> 
     with_snapshots(settings, round, |pool, name| pool.rollback(&format!("{name}@then")))
 }
 
-/// How long it takes to do this with a volume of a TiB that has a snapshot and was written anew
-/// everywhere since, and with one of a GiB.
+/// The duration of an operation on a volume of 1 TiB that was overwritten everywhere since its
+/// snapshot, and on a volume of 1 GiB.
 fn with_snapshots(
     settings: &Settings,
     round: &Round<'_>,
@@ -278,7 +281,7 @@ fn with_snapshots(
         pool.snapshot(&format!("{name}@then")).map_err(failed("a snapshot"))?;
         scatter(&*disk, &Round { seed: !round.seed, ..*round })?;
     }
-    // None is a device any more: such a volume is not rolled back.
+    // No volume is open as a device any more, because an open volume cannot be rolled back.
     let mut times = [0.0; 2];
     for (time, name) in times.iter_mut().zip(names) {
         let began = Instant::now();
@@ -288,7 +291,7 @@ fn with_snapshots(
     Ok(Sample::of(TIME, times[0]).with(TIME_GIB, times[1]))
 }
 
-/// A pool whose server is killed behind writes of this length, opened again.
+/// The time to open a pool whose server was killed after writes of length `LEN`.
 fn reopen<const LEN: u64>(settings: &Settings, round: &Round<'_>) -> Result<Sample, LabError> {
     let path = REOPEN_POOL.fresh(settings)?;
     let line = format!("LAB serve POOL --checkpoint-mib {NO_CHECKPOINT_MIB} --nbd SOCKET");
@@ -306,7 +309,7 @@ fn reopen<const LEN: u64>(settings: &Settings, round: &Round<'_>) -> Result<Samp
         left = left.saturating_sub(writer.turn()?);
     }
     writer.flush()?;
-    // It is killed, and has no time to close anything.
+    // The server is killed, and has no time to close the pool.
     drop(server);
     let began = Instant::now();
     let pool = pool_place::running(&path, Options::default())?;
@@ -327,7 +330,7 @@ fn first_read(disk: &dyn Disk) -> Result<(), LabError> {
     Io::new(opened, block.len()).read(Sector(0), &mut block).map_err(failed("a read"))
 }
 
-/// A pool with many volumes, which is there once in a run.
+/// A pool with many volumes, made once in a run.
 fn many(settings: &Settings) -> Result<PathBuf, LabError> {
     let place = pool_place::place(settings)?;
     let (path, making) = (place.join("pool-1000"), place.join("pool-1000.new"));
@@ -382,7 +385,7 @@ mod tests {
         assert_eq!(pause(4, 5, &mut ends), [Duration::from_millis(5)]);
         assert_eq!(pause(4, 10, &mut ends), [Duration::from_millis(11)]);
         assert_eq!(pause(2, 2, &mut ends), [Duration::from_millis(1)]);
-        // Before the first one nobody knows.
+        // Before the first write there is no end of a write, and so no pause.
         let early = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         assert!(pauses(&mut ends, &[(early, early)]).is_empty());
     }

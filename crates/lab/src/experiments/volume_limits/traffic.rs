@@ -1,4 +1,4 @@
-//! Reads beside the raw file, reads beside writes, and writes beside a snapshot.
+//! Reads compared with the raw file, reads during writes, and writes with a snapshot.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use crate::stop::Stop;
 use crate::tools::fio::Fio;
 use crate::tools::pool_place::{self, Commit, PoolShape};
 
-/// What opening a pool that is filled takes, and filling one.
+/// The time that opening a filled pool takes, and the time that filling one takes.
 const OVERHEAD: Duration = Duration::from_millis(60);
 const OVERHEAD_FILL: Duration = Duration::from_millis(600);
 const OVERHEAD_FIO: Duration = Duration::from_millis(400);
-/// Writes in flight beside reads.
+/// The number of writes in flight during reads.
 const WRITES_BESIDE: usize = 32;
 
 static READ_POOL: PoolShape = PoolShape {
@@ -36,20 +36,21 @@ static LATENCY_POOL: PoolShape = PoolShape {
     volume_bytes: 256 << 20,
     pool_bytes: 1536 << 20,
 };
-/// Short enough to be filled again and again.
+/// A pool short enough to be filled repeatedly.
 pub(super) static WRITE_POOL: PoolShape = PoolShape {
     name: "pool-write",
     block_bytes: 4096,
     volume_bytes: 128 << 20,
     pool_bytes: 1536 << 20,
 };
-/// The same with so much room that nothing is ever cleaned: the 8192 blocks of a segment have all
-/// been overwritten, and it is free by itself, when the volume was written some 12 times.
+/// The pool of overwrites with enough free space that nothing is ever cleaned. A segment becomes
+/// free without cleaning when all its 8192 blocks have been overwritten, which takes about 12
+/// passes over the volume.
 static ROOMY_POOL: PoolShape = PoolShape { name: "pool-roomy", pool_bytes: 3 << 30, ..WRITE_POOL };
-/// Where nothing is cleaned the device gets no more for each byte, with 32 writes in flight.
+/// The greatest write amplification without cleaning, with 32 writes in flight.
 const BYTES_WITH_ROOM: f64 = 1.1;
 
-/// All cells.
+/// All cells for throughput and latency.
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let few = settings.quick;
     let mut cells = Vec::new();
@@ -76,7 +77,7 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     cells
 }
 
-/// Writes that nobody asks to be durable, more than the disk takes.
+/// The cells of writes without a flush, faster than the disk.
 fn asynchronous(settings: &Settings, jobs: u32) -> [Cell; 2] {
     let ours = settings.clone();
     let volume = move |round: &Round<'_>| {
@@ -99,7 +100,7 @@ fn asynchronous(settings: &Settings, jobs: u32) -> [Cell; 2] {
     [volume, Cell::new(RAW, ASYNC_4K.name, jobs, raw).overhead(OVERHEAD_FIO)]
 }
 
-/// With the longest I/O as a value.
+/// Adds the longest latency as a value.
 fn longest(mut sample: Sample) -> Sample {
     let points = sample.latency.iter().flat_map(|latency| &latency.0);
     let longest = points.last().map(|(_, ns)| *ns);
@@ -145,7 +146,7 @@ fn reads(cells: &mut Vec<Cell>, settings: &Settings, workload: Workload, len: u6
     cells.push(Cell::new(RAW, workload.name, jobs, raw).overhead(OVERHEAD_FIO));
 }
 
-/// Latencies of reads, one at a time, beside writes or alone.
+/// The latencies of reads, one at a time, with or without concurrent writes.
 fn latency(settings: &Settings, round: &Round<'_>, beside: bool) -> Result<Sample, LabError> {
     let path = filled(&LATENCY_POOL, settings, round.stop)?;
     let disk = pool_place::open(&path, Commit::Group, Duration::ZERO, Options::default())?;
@@ -167,7 +168,7 @@ fn latency(settings: &Settings, round: &Round<'_>, beside: bool) -> Result<Sampl
     Ok(sample)
 }
 
-/// Durable writes over a volume that is full, and maybe has a snapshot of it.
+/// Durable overwrites of a full volume, with or without a snapshot.
 fn writes(settings: &Settings, round: &Round<'_>, snapshot: bool) -> Result<Sample, LabError> {
     let pool = with_room(settings)?;
     let disk = pool_place::volume(&pool)?;
@@ -194,7 +195,7 @@ pub(super) fn with_room(settings: &Settings) -> Result<Arc<Running>, LabError> {
     pool_place::running(&ROOMY_POOL.fresh(settings)?, Options::default())
 }
 
-/// What I/Os of one thread are worth in a pool that is not cleaned meanwhile.
+/// Measures I/Os of one thread in a pool that is not cleaned meanwhile.
 pub(super) fn uncleaned(
     pool: &Running,
     disk: &dyn Disk,
@@ -210,7 +211,7 @@ pub(super) fn uncleaned(
     Ok(sample)
 }
 
-/// Refuses a figure of a pool that was cleaned.
+/// Fails if the pool was cleaned during the measurement.
 fn not_cleaned(before: u64, after: u64) -> Result<(), LabError> {
     if after > before {
         let why =
