@@ -1,9 +1,9 @@
-//! Instructions per I/O on the way from push to reap, and in the order of a scheduler, counted by
+//! Instructions per I/O on the path from push to reap, and in the scheduler's queue, counted by
 //! valgrind through gungraun.
 //!
-//! Counts do not move with the machine's load, so they are a gate: a bench that takes 5 % more
-//! than `instructions.txt` says fails. Whoever changes the hot path on purpose records the new
-//! count there, in the same commit.
+//! Counts do not depend on the machine's load, so they are a gate: a bench that takes 5 % more than
+//! `instructions.txt` records fails. A commit that changes the hot path on purpose updates the
+//! count in that file.
 //!
 //! ```text
 //! cargo bench -p blockyard-null --bench instructions    # needs valgrind and gungraun-runner
@@ -27,19 +27,19 @@ use blockyard_null::{Null, NullConfig};
 use gungraun::prelude::*;
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
 
-/// Bios that are pushed, submitted and reaped at once.
+/// Bios that are pushed, submitted and reaped together.
 const BATCH: u64 = 32;
-/// Batches of one bench. With many of them the noise of the first is small.
+/// Batches of one bench: enough to average out the cost of the first.
 const BATCHES: u64 = 64;
 /// Sectors of a bio: 4 KiB.
 const SECTORS: u64 = 8;
-/// By how much a count may exceed what is recorded, in percent.
+/// Tolerance above the recorded count, in percent.
 const SLACK_PERCENT: u64 = 5;
 
 /// The recorded counts: a name and instructions per I/O in each line.
 const RECORDED: &str = include_str!("instructions.txt");
 
-/// A limit of the bench's recorded count and the slack.
+/// The limit for a bench: the recorded count plus the tolerance.
 fn gate(name: &str) -> LibraryBenchmarkConfig {
     let line = RECORDED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let recorded: Option<u64> = line.and_then(|count| count.trim().parse().ok());
@@ -52,14 +52,14 @@ fn gate(name: &str) -> LibraryBenchmarkConfig {
     config
 }
 
-/// A channel and the bios that go through it.
+/// A channel and the bios to push through it.
 struct Load {
     channel: Box<dyn Channel>,
     bios: Vec<Bio>,
     done: Vec<Completion>,
 }
 
-/// Everything up to the measured part: the disk is open, the first batch has been through.
+/// The set-up before the measured part: opens the disk and runs a first batch.
 fn load(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     let null = Null::open(config).expect("the configuration fits");
     let depth = ChannelConfig::default();
@@ -67,7 +67,7 @@ fn load(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     load_on(&disk, bio)
 }
 
-/// The same behind a gate.
+/// The set-up with a zone write plug in the path.
 fn gated(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     let null = Null::open(config).expect("the configuration fits");
     let gates = ZoneGates::new(Arc::clone(&null)).expect("there is memory for few zones");
@@ -111,7 +111,7 @@ fn zoned() -> NullConfig {
     NullConfig { zoned: true, zone_size: 1 << 20, zone_max_open: 0, ..flat(false) }
 }
 
-/// Blocks apart from each other, so that nothing merges.
+/// Sectors of blocks that are not adjacent, so that nothing merges.
 fn apart(index: u64) -> Sector {
     Sector(index * 2 * SECTORS)
 }
@@ -133,7 +133,7 @@ fn merged_writes() -> Load {
     load(flat(false), |index, buf| Bio::write(Sector(index * SECTORS), SECTORS, buf))
 }
 
-/// Each write of a batch goes to a zone of its own.
+/// A write; the writes of a batch go to different zones.
 fn zone_write(index: u64, buf: BufRef) -> Bio {
     let (zone, row) = (index % BATCH, index / BATCH);
     Bio::write(Sector(zone * 2048 + row * SECTORS), SECTORS, buf).with_flags(Flags::NONE)
@@ -147,7 +147,7 @@ fn gated_writes() -> Load {
     gated(zoned(), zone_write)
 }
 
-/// Reads of what was written to zones.
+/// Reads of data that were written to zones.
 fn zone_reads() -> Load {
     let mut writes = zone_writes();
     drive(&mut writes);
@@ -167,7 +167,7 @@ fn appends() -> Load {
     load(zoned(), append)
 }
 
-/// The same, made of writes.
+/// Appends that the zone write plug makes of writes.
 fn made_appends() -> Load {
     gated(NullConfig { zone_append_max_sectors: 0, ..zoned() }, append)
 }
@@ -186,10 +186,10 @@ fn push_to_reap(mut load: Load) -> Load {
     load
 }
 
-/// Requests that wait in a scheduler's order while others come and go.
+/// Requests that wait in the scheduler's queue while others come and go.
 const WAITING: u64 = 256;
 
-/// A request of the order, as small as can be.
+/// A minimal request for the queue.
 #[derive(Clone, Copy)]
 struct Plain {
     op: Op,
@@ -220,7 +220,7 @@ impl Item for Plain {
     }
 }
 
-/// An order in which some requests wait already, and those that come next.
+/// A queue in which some requests already wait, and the requests to insert next.
 struct Queue {
     order: Deadline<Plain>,
     requests: Vec<Plain>,
@@ -237,7 +237,7 @@ fn queue(request: impl Fn(u64) -> Plain) -> Queue {
         tunables: Tunables::new(1024),
     });
     for index in 0..WAITING {
-        // What waits is far from what comes, so that nothing merges with it.
+        // The waiting requests are far from the new ones, so that nothing merges with them.
         let waits = request(index);
         let waits = Plain { sector: waits.sector + (1 << 40), ..waits };
         assert!(order.insert(waits, Nanos(0)).is_ok());
@@ -247,7 +247,7 @@ fn queue(request: impl Fn(u64) -> Plain) -> Queue {
     Queue { order, requests, taken, refused }
 }
 
-/// Reads and writes, at places that a multiplication strews over the device.
+/// Reads and writes, at sectors that a multiplicative hash scatters over the device.
 fn strewn() -> Queue {
     queue(|index| {
         let sector = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 30 << 4;
@@ -256,7 +256,7 @@ fn strewn() -> Queue {
     })
 }
 
-/// Writes of four streams, in turns.
+/// Writes of four sequential streams, in turn.
 fn streams() -> Queue {
     queue(|index| {
         let sector = ((index % 4) << 30) + index / 4 * SECTORS;
@@ -264,7 +264,7 @@ fn streams() -> Queue {
     })
 }
 
-// What one request costs in the order of the scheduler `deadline`, in and out.
+// The cost of one request in the queue of the scheduler `deadline`, from insertion to completion.
 #[library_benchmark]
 #[bench::deadline_strewn(args = (), setup = strewn, config = gate("deadline_strewn"))]
 #[bench::deadline_streams(args = (), setup = streams, config = gate("deadline_streams"))]

@@ -1,9 +1,9 @@
-//! How much processor time one I/O costs, from push to reap, on one thread.
+//! CPU time of one I/O, from push to reap, on one thread.
 //!
-//! Each line is a device and a pattern; each column a batch size. Every figure is the median over
-//! rounds of thread CPU time per 4 KiB I/O, in nanoseconds, with the smallest and the largest round
-//! behind it. Bios go through a boxed channel: plug, tags, scheduler (`none` unless a line says
-//! otherwise), queue and back.
+//! Each row is a device and a pattern; each column is a batch size. A figure is the median over
+//! rounds of thread CPU time per 4 KiB I/O in nanoseconds, followed by the minimum and the maximum.
+//! Bios go through a boxed channel: plug, tags, scheduler (`none` unless a row says otherwise),
+//! queue and back.
 //!
 //! `cargo bench -p blockyard-null --bench throughput [-- FILTER]`
 #![allow(unsafe_code)]
@@ -23,10 +23,10 @@ const ROUND: Duration = Duration::from_millis(60);
 /// Sectors of one I/O.
 const SECTORS: u64 = 8;
 const ZONE_SECTORS: u64 = (256 << 20) / SECTOR_BYTES;
-/// Zones that are written in turn, so that neighbours in a batch cannot merge.
+/// Zones that are written in turn, so that the bios of a batch are not adjacent and cannot merge.
 const ZONES: u64 = 128;
 
-/// Processor time of this thread.
+/// CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a local timespec.
@@ -35,12 +35,13 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Where the next I/O goes.
+/// The sequence of I/Os of a row.
 struct Pattern {
     op: Op,
     sectors: u64,
     random: u64,
-    /// For writes and appends: the next zone, and how many I/Os each zone has seen.
+    /// For writes and appends: the next zone; `written` is the number of sectors that each zone
+    /// has.
     zone: u64,
     written: u64,
     zones: u64,
@@ -76,7 +77,7 @@ impl Pattern {
         }
     }
 
-    /// Whether the zones are full, so that they have to be emptied.
+    /// Whether the zones are full and must be reset.
     fn is_full(&self) -> bool {
         self.written + SECTORS > ZONE_SECTORS - 4096
     }
@@ -116,7 +117,7 @@ fn drive(channel: &mut dyn Channel, bios: &[Bio], out: &mut Vec<blockyard_core::
     debug_assert!(out.iter().all(|completion| completion.status.is_ok()));
 }
 
-/// Writes all of a device once, so that reads find data.
+/// Writes a whole device once, so that reads find data.
 fn fill(channel: &mut dyn Channel, region: RegionId, sectors: u64) {
     let mut out = Vec::new();
     for sector in (0..sectors).step_by(1024) {
@@ -125,14 +126,14 @@ fn fill(channel: &mut dyn Channel, region: RegionId, sectors: u64) {
     }
 }
 
-/// The copy alone: random blocks of 4 KiB out of that much memory, without any device. What a
-/// memory-backed read costs above this is the stack's.
+/// The copy alone, without a device: copies random blocks of 4 KiB out of `len_bytes` of memory.
+/// The difference to a memory-backed read is the cost of the stack.
 fn measure_copy(name: &str, len_bytes: usize) {
     if is_filtered_out(name) {
         return;
     }
     let source = Region::alloc(len_bytes);
-    // SAFETY: the range is the region's own, which nobody else knows.
+    // SAFETY: the range is the region's own, and no other code uses it.
     unsafe {
         libc::madvise(source.base().cast(), len_bytes, libc::MADV_HUGEPAGE);
         source.base().write_bytes(1, len_bytes);
@@ -172,12 +173,12 @@ fn print_median(rounds: &mut [f64]) {
     print!("{text:>23}");
 }
 
-/// A disk of the device, each channel on its own.
+/// A disk on which channels share no scheduler.
 fn plain_disk(config: NullConfig) -> Box<dyn Disk> {
     disk(Null::open(config).expect("the configuration is ours"))
 }
 
-/// The same with a scheduler that its channels share, at work or passed by.
+/// A disk whose channels share a scheduler, which is active or bypassed.
 fn scheduled_disk(config: NullConfig, active: bool) -> Box<dyn Disk> {
     let device = Null::open(config).expect("the configuration is ours");
     disk(Scheduled::new(device, active).expect("a new device has queues"))

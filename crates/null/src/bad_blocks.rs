@@ -1,16 +1,16 @@
-//! The list of bad blocks: disjoint ranges in order, as Linux's block/badblocks.c keeps them.
+//! The list of bad blocks: sorted disjoint ranges, as in Linux's block/badblocks.c.
 
-/// Most ranges in the list, as in Linux: what fits in a page.
+/// Maximum number of ranges, as in Linux: one page of them.
 pub(crate) const RANGES_MAX: usize = 512;
 
-/// A run of bad sectors, from `start` to before `end`.
+/// A range of bad sectors; `end` is exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
 
-/// Bad sectors. Never allocates once it is made.
+/// Bad sectors. Does not allocate after creation.
 #[derive(Debug)]
 pub(crate) struct BadBlocks {
     ranges: Vec<Range>,
@@ -18,7 +18,7 @@ pub(crate) struct BadBlocks {
 
 impl Default for BadBlocks {
     fn default() -> BadBlocks {
-        // One more than may stay: a list is allowed to be too long until it is merged.
+        // One more than the maximum: `add` inserts a range before it merges.
         BadBlocks { ranges: Vec::with_capacity(RANGES_MAX + 1) }
     }
 }
@@ -28,7 +28,7 @@ impl BadBlocks {
         self.ranges.is_empty()
     }
 
-    /// The first bad range that the sectors from `start` to before `end` touch.
+    /// The first bad range that overlaps the sectors from `start` up to, not including, `end`.
     pub(crate) fn first_in(&self, start: u64, end: u64) -> Option<Range> {
         let index = self.ranges.partition_point(|range| range.end <= start);
         self.ranges.get(index).copied().filter(|range| range.start < end)
@@ -36,7 +36,7 @@ impl BadBlocks {
 
     /// Adds a range; `false` if the list is full.
     pub(crate) fn add(&mut self, added: Range) -> bool {
-        // Neighbours are merged too.
+        // Adjacent ranges are merged too.
         let first = self.ranges.partition_point(|range| range.end < added.start);
         let after = self.ranges.partition_point(|range| range.start <= added.end);
         if first == after {
@@ -80,7 +80,7 @@ impl BadBlocks {
     }
 }
 
-/// Reads `+START-END` or `-START-END`, END inclusive: whether to add, and the range.
+/// Parses `+START-END` or `-START-END`, END inclusive. Returns whether to add, and the range.
 pub(crate) fn parse(text: &str) -> Result<(bool, Range), String> {
     let wanted = || "`+START-END` to add or `-START-END` to clear, END inclusive".to_owned();
     let (add, rest) = match text.trim().split_at_checked(1) {

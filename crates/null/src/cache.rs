@@ -1,9 +1,10 @@
-//! A volatile write cache: what was written and not yet flushed, as a disk's own memory holds it.
+//! A volatile write cache: holds written data until a flush, like the cache of a disk.
 //!
-//! Writes go in and complete; a flush, FUA, or the need for room moves them to the storage; a
-//! power cut loses what is still in. The cache is cut into parts by page number, each behind a lock
-//! of its own; a page's data are looked up, moved and read under its part's lock, so a reader finds
-//! them in one of the two places. Its memory is reserved when the device is made, and bounded.
+//! A write completes when its data are in the cache. A flush, FUA or a lack of space moves data to
+//! the storage. A power cut loses the data in the cache. The cache is divided into parts by page
+//! number, each with a lock. A page is looked up, moved and read under its part's lock, so a reader
+//! finds it either in the cache or in the storage. The memory is bounded and reserved when the
+//! device is created.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use blockyard_sync::sleep_lock::SleepLock;
 
 use crate::storage::{PAGE_BYTES, Storage};
 
-/// Most parts that a cache is cut into.
+/// Maximum number of parts of a cache.
 const PARTS_MAX: u64 = 16;
 
 /// The volatile write cache of a device.
@@ -24,8 +25,8 @@ pub(crate) struct WriteCache {
     parts: Box<[SleepLock<Part, { ranks::CACHE }>]>,
 }
 
-/// One cached page: which of its sectors are newer than the storage's. A mask of 0 means that the
-/// slot is free.
+/// A cache slot: a page number, and a mask of the sectors that are newer than the storage's. A mask
+/// of 0 means that the slot is free.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     page: u64,
@@ -35,23 +36,23 @@ struct Slot {
 #[derive(Debug)]
 struct Part {
     slots: Box<[Slot]>,
-    /// A page of memory for each slot.
+    /// A page of memory per slot.
     memory: Box<[u8]>,
-    /// Slot of each cached page. Twice as large as can be needed, so that it never grows.
+    /// Slot of each cached page. Has twice the needed capacity, so that it never grows.
     by_page: HashMap<u64, usize>,
     /// Free slots.
     free: Vec<usize>,
-    /// The slot that gives way next: round and round.
+    /// The slot to evict next, round robin.
     hand: usize,
 }
 
-/// The sectors of a page that a range of bytes in it covers, as a mask.
+/// The sectors of a page that a byte range in it covers, as a mask.
 fn sector_mask(offset: u64, len_bytes: u64) -> u8 {
     let (first, end) = (offset / SECTOR_BYTES, (offset + len_bytes).div_ceil(SECTOR_BYTES));
     (((1u16 << (end - first)) - 1) << first) as u8
 }
 
-/// Cuts a range of bytes at page boundaries: calls `f` with each part's position and length.
+/// Splits a byte range at page boundaries: calls `f` with the position and length of each piece.
 fn for_each_page(at: u64, len_bytes: u64, mut f: impl FnMut(u64, u64)) {
     let (mut next, end) = (at, at + len_bytes);
     while next < end {
@@ -63,8 +64,8 @@ fn for_each_page(at: u64, len_bytes: u64, mut f: impl FnMut(u64, u64)) {
 }
 
 impl WriteCache {
-    /// An empty cache of `len_bytes`, which is at least a page; `None` if there is
-    /// no memory for it.
+    /// Creates an empty cache of `len_bytes`, at least a page; `None` if there is not enough
+    /// memory.
     pub(crate) fn new(len_bytes: u64) -> Option<WriteCache> {
         let pages = len_bytes / PAGE_BYTES;
         let count = pages.clamp(1, PARTS_MAX);
@@ -78,7 +79,7 @@ impl WriteCache {
         self.parts[part as usize].with(f)
     }
 
-    /// Takes data in.
+    /// Copies data into the cache.
     ///
     /// # Safety
     /// `from` must be valid for reads of `len_bytes`.
@@ -93,29 +94,30 @@ impl WriteCache {
             self.with_part(next, |part| {
                 let slot = part.slot_for(next / PAGE_BYTES, storage);
                 let offset = next % PAGE_BYTES;
-                // SAFETY: the part of the source lies in it; the destination is this slot's page,
-                // and `offset + len` does not leave it.
+                // SAFETY: the source range lies in the caller's; the destination is this slot's
+                // page, and `offset + len` stays within it.
                 unsafe {
                     let from = from.add((next - at) as usize);
                     let into = part.page_memory(slot).add(offset as usize);
                     into.copy_from_nonoverlapping(from, len as usize);
                 }
                 part.slots[slot].newer |= sector_mask(offset, len);
-                // Memory is held for it from now on; until it is written back, the storage has
-                // zeros. Under the lock, so that whoever finds the slot finds the page marked.
+                // The page counts as allocated from now on, although the storage has zeros until
+                // the write-back. Under the lock: a thread that finds the slot must find the mark
+                // too.
                 storage.mark(next, len);
             });
         });
     }
 
-    /// Reads what is newer from here and the rest from the storage.
+    /// Reads newer sectors from the cache and the rest from the storage.
     ///
     /// # Safety
     /// `into` must be valid for writes of `len_bytes`.
     pub(crate) unsafe fn read(&self, storage: &Storage, at: u64, into: *mut u8, len_bytes: usize) {
         for_each_page(at, len_bytes as u64, |next, len| {
             self.with_part(next, |part| {
-                // SAFETY: the part of the destination lies in it.
+                // SAFETY: the destination range lies in the caller's.
                 unsafe {
                     let into = into.add((next - at) as usize);
                     storage.read(next, into, len as usize, None);
@@ -125,8 +127,8 @@ impl WriteCache {
         });
     }
 
-    /// Forgets what is cached of a range: it is about to be changed below, which `change` does for
-    /// each page under its part's lock.
+    /// Drops a range from the cache before it is changed in the storage. `change` changes one page,
+    /// under the lock of the page's part.
     pub(crate) fn replace(&self, at: u64, len_bytes: u64, mut change: impl FnMut(u64, u64)) {
         for_each_page(at, len_bytes, |next, len| {
             self.with_part(next, |part| {
@@ -136,22 +138,23 @@ impl WriteCache {
         });
     }
 
-    /// Makes a range zero and frees its memory. What is cached is forgotten first, lest it is moved
-    /// to the freed storage; what is written meanwhile may lose its mark, and gets it again.
+    /// Zeroes a range and frees its memory. First drops it from the cache, so that no cached page
+    /// is written to the freed storage. A concurrent write may lose its mark, which is then set
+    /// again.
     pub(crate) fn discard(&self, storage: &Storage, at: u64, len_bytes: u64) {
         self.forget(at, len_bytes);
         storage.zero(at, len_bytes, false);
         self.mark(storage, at, len_bytes);
     }
 
-    /// Forgets what is cached of a long range.
+    /// Drops a long range from the cache.
     fn forget(&self, at: u64, len_bytes: u64) {
         self.for_each_cached(at, len_bytes, |part, next, len| {
             part.forget(next / PAGE_BYTES, sector_mask(next % PAGE_BYTES, len));
         });
     }
 
-    /// Marks the pages of a range that are cached.
+    /// Marks the cached pages of a range as allocated.
     fn mark(&self, storage: &Storage, at: u64, len_bytes: u64) {
         self.for_each_cached(at, len_bytes, |part, next, len| {
             if part.by_page.contains_key(&(next / PAGE_BYTES)) {
@@ -160,8 +163,8 @@ impl WriteCache {
         });
     }
 
-    /// Calls `f` for the parts of a long range that may be cached, under their locks: page by page
-    /// or slot by slot, whichever is shorter.
+    /// Calls `f` for the cached pages of a long range, under their parts' locks. Iterates over
+    /// pages or over slots, whichever are fewer.
     fn for_each_cached(&self, at: u64, len_bytes: u64, mut f: impl FnMut(&mut Part, u64, u64)) {
         let slots: usize = self.parts.iter().map(|part| part.with(|part| part.slots.len())).sum();
         if len_bytes / PAGE_BYTES <= slots as u64 {
@@ -185,7 +188,7 @@ impl WriteCache {
         }
     }
 
-    /// Moves everything to the storage.
+    /// Moves all cached data to the storage.
     pub(crate) fn flush(&self, storage: &Storage) {
         for part in &self.parts {
             part.with(|part| {
@@ -196,7 +199,7 @@ impl WriteCache {
         }
     }
 
-    /// Loses everything.
+    /// Drops all cached data.
     pub(crate) fn power_cut(&self) {
         for part in &self.parts {
             part.with(|part| {
@@ -208,7 +211,7 @@ impl WriteCache {
     }
 }
 
-/// `len` times `value`; `None` if there is no memory for it.
+/// A vector of `len` times `value`; `None` if there is not enough memory.
 fn filled<T: Clone>(len: usize, value: T) -> Option<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(len).ok()?;
@@ -216,18 +219,18 @@ fn filled<T: Clone>(len: usize, value: T) -> Option<Vec<T>> {
     Some(values)
 }
 
-/// `len` bytes of zeros, more than none, which the system provides when they are first written;
-/// `None` if it refuses.
+/// `len` zero bytes, `len > 0`, for which the system provides memory at the first write; `None` if
+/// it refuses.
 fn zeros(len: usize) -> Option<Box<[u8]>> {
     let layout = std::alloc::Layout::array::<u8>(len).ok()?;
     assert!(len > 0, "a part has slots");
-    // SAFETY: the layout is not of size 0.
+    // SAFETY: the layout's size is not 0.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
     if start.is_null() {
         return None;
     }
-    // SAFETY: the memory was allocated with the layout of such a slice by the allocator of boxes,
-    // belongs to nobody else, and is initialized.
+    // SAFETY: the memory was allocated by the allocator of boxes with the layout of such a slice,
+    // has no other owner, and is initialized.
     Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) })
 }
 
@@ -251,7 +254,7 @@ impl Part {
         self.memory[slot * page..(slot + 1) * page].as_mut_ptr()
     }
 
-    /// The page's slot, a free one, or one that gives way.
+    /// The page's slot, or a free slot, or a slot that is evicted.
     fn slot_for(&mut self, page: u64, storage: &Storage) -> usize {
         if let Some(&slot) = self.by_page.get(&page) {
             return slot;
@@ -266,7 +269,7 @@ impl Part {
         slot
     }
 
-    /// Moves a slot's newer sectors to the storage and frees it.
+    /// Moves the newer sectors of a slot to the storage and frees the slot.
     fn write_back(&mut self, slot: usize, storage: &Storage) {
         let Slot { page, newer } = self.slots[slot];
         for sector in (0..8).filter(|sector| newer >> sector & 1 != 0) {
@@ -298,7 +301,7 @@ impl Part {
         }
     }
 
-    /// Copies the newer sectors of a range inside one page.
+    /// Copies the newer sectors of a range within one page.
     ///
     /// # Safety
     /// `into` must be valid for writes of `len_bytes`.
@@ -308,7 +311,8 @@ impl Part {
         let wanted = self.slots[slot].newer & sector_mask(offset, len_bytes);
         for sector in (0..8).filter(|sector| wanted >> sector & 1 != 0) {
             let position = sector * SECTOR_BYTES;
-            // SAFETY: the mask keeps the sector inside the range, which starts on a sector.
+            // SAFETY: the mask keeps the sector inside the range, which starts at a sector
+            // boundary.
             unsafe {
                 let from = self.page_memory(slot).add(position as usize);
                 let into = into.add((position - offset) as usize);
@@ -390,8 +394,8 @@ mod tests {
         assert_eq!((back[0], back[511], back[LEN as usize - 1], kept), (9, 9, 9, 1024));
     }
 
-    /// Block status may not call a hole what the cache holds: a write that comes between the two
-    /// steps of a discard keeps its mark.
+    /// Block status must not report cached data as a hole: a write between the two steps of a
+    /// discard keeps its mark.
     #[test]
     fn what_is_cached_is_marked_after_a_discard() {
         let storage = Storage::new(LEN).unwrap();

@@ -1,4 +1,4 @@
-//! Parameters of a null device: null_blk's names and meanings, sizes in bytes.
+//! Parameters of a null device, with null_blk's names and meanings; sizes in bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ pub enum IrqMode {
 impl FromStr for IrqMode {
     type Err = String;
 
-    /// A name, or null_blk's number.
+    /// Parses a name or null_blk's number.
     fn from_str(text: &str) -> Result<IrqMode, String> {
         match text {
             "none" | "0" => Ok(IrqMode::None),
@@ -43,65 +43,65 @@ impl fmt::Display for IrqMode {
 
 /// Parameters of a null device.
 ///
-/// The defaults are null_blk's but for two: `irqmode` is `none`, because completing at once is what
-/// a null device is for, and `submit_queues` gives each channel a hardware queue.
+/// The defaults are null_blk's with two exceptions. `irqmode` is `none`, because a null device is
+/// for completing at once. `submit_queues` gives each channel a hardware queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NullConfig {
     /// Capacity in bytes, a multiple of `bs`. Default 250 GiB.
     pub size: u64,
     /// Block size in bytes: 512, 1024, 2048 or 4096. Default 512.
     pub bs: u32,
-    /// Longest read or write in sectors of 512 bytes; 0, the default, for no limit of its own.
+    /// Longest read or write in sectors of 512 bytes; 0, the default, for no additional limit.
     pub max_sectors: u32,
-    /// Hardware queues, whose tags are shared by the channels on them. `None`, the default, for a
-    /// queue per channel; 0 counts as 1, and more than there are processors as so many.
+    /// Number of hardware queues; the channels of a queue share its tags. `None`, the default, for
+    /// one queue per channel. 0 means 1; a number above the number of CPUs is reduced to it.
     pub submit_queues: Option<u32>,
-    /// Requests that a hardware queue works on at once. Default 64.
+    /// Requests that a hardware queue executes at once. Default 64.
     pub hw_queue_depth: u16,
     /// When requests complete. Default `none`.
     pub irqmode: IrqMode,
-    /// With `irqmode` `timer`: how long a request takes, in nanoseconds. Default 10000.
+    /// With `irqmode` `timer`: the duration of a request in nanoseconds. Default 10000.
     pub completion_nsec: u64,
-    /// Keep data in memory. Default off: writes are forgotten, reads leave the buffer as it is.
+    /// Whether to keep data in memory. Default off: writes are dropped, reads leave the buffer
+    /// unchanged.
     pub memory_backed: bool,
-    /// Take discards; needs `memory_backed`, and is ignored on zoned devices.
+    /// Whether to accept discards; needs `memory_backed`, and is ignored on zoned devices.
     pub discard: bool,
-    /// Obey FUA; counts only with a cache. Default on.
+    /// Whether to honour FUA; has an effect only with a cache. Default on.
     pub fua: bool,
     /// Size of the volatile write cache in bytes; needs `memory_backed`. Default 0: none.
     pub cache_size: u64,
     /// Bandwidth limit in MiB/s; 0, the default, for none.
     pub mbps: u32,
-    /// A zoned device.
+    /// Whether the device is zoned.
     pub zoned: bool,
-    /// Zone size in bytes, a power of two. Default 256 MiB. Each zone costs 64 bytes of memory.
+    /// Zone size in bytes, a power of two. Default 256 MiB. Each zone takes 64 bytes of memory.
     pub zone_size: u64,
-    /// How much of a zone can be written, in bytes; 0, the default, for all of it.
+    /// Writable bytes of a zone; 0, the default, for the zone size.
     pub zone_capacity: u64,
-    /// Conventional zones at the start.
+    /// Number of conventional zones at the start of the device.
     pub zone_nr_conv: u32,
-    /// Most open zones; 0, the default, for no limit.
+    /// Maximum number of open zones; 0, the default, for no limit.
     pub zone_max_open: u32,
-    /// Most active zones; 0, the default, for no limit.
+    /// Maximum number of active zones; 0, the default, for no limit.
     pub zone_max_active: u32,
     /// Longest zone append in sectors of 512 bytes; 0 for a device without append. Default: a
     /// zone's capacity.
     pub zone_append_max_sectors: u32,
-    /// Sequential zones are full at first.
+    /// Whether sequential zones are full initially.
     pub zone_full: bool,
-    /// Bad blocks from the start, as `+START-END`, several with commas between them. 512-byte
-    /// sectors, `END` inclusive.
+    /// Initial bad blocks: `+START-END`, separated by commas. 512-byte sectors, `END` inclusive.
     pub badblocks: String,
-    /// A bad block is good again after it was hit.
+    /// Whether a bad block becomes good after the first error.
     pub badblocks_once: bool,
-    /// What lies before a bad block is transferred.
+    /// Whether the data before a bad block are transferred.
     pub badblocks_partial_io: bool,
-    /// Requests that never complete by themselves, from the start.
+    /// Fault from the start: requests that never complete by themselves.
     pub timeout: Option<FaultAttr>,
-    /// Requests that come back unstarted, from the start.
+    /// Fault from the start: requests that come back unstarted.
     pub requeue: Option<FaultAttr>,
-    /// After how many milliseconds a request that does not complete ends with a timeout. Default
-    /// 5000, which null_blk has built in.
+    /// Time in milliseconds after which a request that does not complete ends with a timeout.
+    /// Default 5000, null_blk's fixed value.
     pub request_timeout_ms: u64,
 }
 

@@ -1,12 +1,12 @@
-//! Copies of pages that fetch the next page meanwhile.
+//! Page copies that prefetch the next page.
 //!
-//! A random read of a large device waits for memory. While a page is copied, the page of a request
-//! to come is fetched into the cache, line by line: asked for all at once, the fetches would fill
-//! the processor's queue and hold the copy up. Where the processor has no wide registers, the fetch
-//! comes first and the copy after it.
+//! A random read of a large device waits for memory. While a page is copied, the page of a later
+//! request is prefetched line by line: prefetches of the whole page at once would fill the CPU's
+//! queue and delay the copy. On a CPU without wide registers, the prefetch comes first and the copy
+//! after it.
 //!
 //! Measured on random reads of 1 GiB in batches of 32: line by line takes about a tenth less time
-//! than fetch first, and fetch first a fifth less than no fetch (docs/measuring.md).
+//! than prefetch first, and prefetch first a fifth less than no prefetch (docs/measuring.md).
 #![allow(unsafe_code)]
 
 /// Size of a page in bytes.
@@ -14,15 +14,15 @@ pub(crate) const PAGE: usize = 4096;
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// How this processor copies.
+/// How this CPU copies a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copier {
-    /// It has registers as wide as a cache line.
+    /// Whether the CPU has registers as wide as a cache line.
     wide: bool,
 }
 
 impl Copier {
-    /// Asks the processor.
+    /// Detects the CPU's features.
     pub(crate) fn new() -> Copier {
         #[cfg(target_arch = "x86_64")]
         let wide = std::arch::is_x86_feature_detected!("avx512f");
@@ -31,8 +31,8 @@ impl Copier {
         Copier { wide }
     }
 
-    /// Copies `len` bytes, and fetches the page at `soon`, which need not be memory of ours: a
-    /// fetch has no effect that can be seen.
+    /// Copies `len` bytes, and prefetches the page at `soon`. That address need not be valid: a
+    /// prefetch has no visible effect.
     ///
     /// # Safety
     /// As for `copy_from_nonoverlapping` of `len` bytes.
@@ -47,8 +47,8 @@ impl Copier {
         if let Some(soon) = soon {
             #[cfg(target_arch = "x86_64")]
             if self.wide && len == PAGE {
-                // SAFETY: the caller's contract covers the page, and `wide` says that the processor
-                // knows the instructions.
+                // SAFETY: the caller's contract covers the page, and `wide` says that the CPU has
+                // the instructions.
                 unsafe { copy_page_wide(from, into, soon) };
                 return;
             }
@@ -59,7 +59,7 @@ impl Copier {
     }
 }
 
-/// Fetches a page into the second-level cache; the first is too small for more than one of them.
+/// Prefetches a page into the second-level cache; the first level is too small for several pages.
 #[inline]
 pub(crate) fn fetch(page: *const u8) {
     for line in 0..PAGE / LINE {
@@ -70,7 +70,7 @@ pub(crate) fn fetch(page: *const u8) {
 #[inline(always)]
 fn fetch_line(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address neither reads anything that can be seen nor faults.
+    // SAFETY: a prefetch of any address has no visible effect and does not fault.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(line.cast());
@@ -79,17 +79,17 @@ fn fetch_line(line: *const u8) {
     let _ = line;
 }
 
-/// Copies a page through registers of a line each.
+/// Copies a page through registers as wide as a cache line.
 ///
 /// # Safety
-/// As for `copy_from_nonoverlapping` of a page, on a processor that has AVX-512F.
+/// As for `copy_from_nonoverlapping` of a page, on a CPU that has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn copy_page_wide(from: *const u8, into: *mut u8, soon: *const u8) {
     use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
     for at in (0..PAGE).step_by(LINE) {
         fetch_line(soon.wrapping_add(at));
-        // SAFETY: the line lies in the page on both sides, and neither needs to be aligned.
+        // SAFETY: the line lies in the page on both sides, and neither needs alignment.
         unsafe {
             let line = _mm512_loadu_si512(from.add(at).cast());
             _mm512_storeu_si512(into.add(at).cast(), line);

@@ -1,4 +1,4 @@
-//! A device's data: the storage, and the volatile write cache in front of it if there is one.
+//! The data of a device: the storage, and optionally a volatile write cache above it.
 #![allow(unsafe_code)]
 
 use blockyard_core::{Extent, SECTOR_SHIFT, Sector, Segment};
@@ -7,10 +7,10 @@ use crate::cache::WriteCache;
 use crate::error::NullError;
 use crate::storage::Storage;
 
-/// What a sequential zone reads as above its write pointer.
+/// The byte that a sequential zone reads as above its write pointer.
 const ABOVE_WP: u8 = 0xff;
 
-/// A device's data.
+/// The data of a device.
 #[derive(Debug)]
 pub(crate) struct Data {
     storage: Storage,
@@ -18,7 +18,7 @@ pub(crate) struct Data {
 }
 
 impl Data {
-    /// Zeros. Without a cache if `cache_bytes` is 0.
+    /// Creates storage that reads as zeros; `cache_bytes` of 0 means no cache.
     pub(crate) fn new(len_bytes: u64, cache_bytes: u64) -> Result<Data, NullError> {
         let cache = match cache_bytes {
             0 => None,
@@ -30,8 +30,8 @@ impl Data {
         Ok(Data { storage: Storage::new(len_bytes)?, cache })
     }
 
-    /// Reads into a segment of a request; from `readable_end` on there is nothing but 0xFF. What
-    /// lies at `soon` is going to be read after it.
+    /// Reads into a segment of a request; sectors from `readable_end` on read as 0xFF. `soon` is
+    /// the sector of a later read, for a prefetch.
     #[inline]
     pub(crate) fn read(
         &self,
@@ -56,7 +56,7 @@ impl Data {
         }
     }
 
-    /// Writes the first `len_bytes` of a segment of a request; with `through`, past the cache.
+    /// Writes the first `len_bytes` of a segment of a request; `through` bypasses the cache.
     #[inline]
     pub(crate) fn write(&self, at: Sector, segment: &Segment, len_bytes: usize, through: bool) {
         let from = segment.data.as_ptr().cast_const();
@@ -67,7 +67,7 @@ impl Data {
                 None => self.storage.write(at.bytes(), from, len),
                 Some(cache) if !through => cache.write(&self.storage, at.bytes(), from, len),
                 Some(cache) => cache.replace(at.bytes(), len as u64, |next, len| {
-                    // SAFETY: the page's part of the range.
+                    // SAFETY: `next` lies in the range, which the caller's segment covers.
                     let from = from.add((next - at.bytes()) as usize);
                     self.storage.write(next, from, len as usize);
                 }),
@@ -75,7 +75,7 @@ impl Data {
         }
     }
 
-    /// Makes a range zero, past the cache. With `keep` it stays allocated.
+    /// Zeroes a range, bypassing the cache. With `keep` it stays allocated.
     pub(crate) fn zero(&self, at: Sector, sectors: u64, keep: bool) {
         let (at, len_bytes) = (at.bytes(), sectors << SECTOR_SHIFT);
         match &self.cache {
@@ -87,21 +87,21 @@ impl Data {
         }
     }
 
-    /// Moves what is cached to the storage.
+    /// Moves cached data to the storage.
     pub(crate) fn flush(&self) {
         if let Some(cache) = &self.cache {
             cache.flush(&self.storage);
         }
     }
 
-    /// Loses what is cached.
+    /// Drops cached data.
     pub(crate) fn power_cut(&self) {
         if let Some(cache) = &self.cache {
             cache.power_cut();
         }
     }
 
-    /// What a range on the device holds: a run of one kind, at most `sectors` long.
+    /// The extent at `from`: a run of one kind, at most `sectors` long.
     pub(crate) fn extent(&self, from: Sector, sectors: u64) -> Extent {
         let run = self.storage.run(from.bytes(), (from + sectors).bytes());
         let sectors = run.len_bytes >> SECTOR_SHIFT;

@@ -1,4 +1,4 @@
-//! The device: made from a configuration, reported on, and given faults at run time.
+//! The device: created from a configuration, with reports and with faults injected at run time.
 #![allow(clippy::disallowed_types)] // The next hardware queue and injected faults: control plane.
 
 use std::fmt;
@@ -23,25 +23,25 @@ const TICKS_PER_SECOND: u64 = 50;
 
 /// A null device. `Z` guards its zones.
 ///
-/// Faults that it can be given by [`Device::inject`], beside those of the error injector:
+/// Faults that [`Device::inject`] can set, in addition to those of the fault injector:
 ///
 /// | name | value | effect |
 /// | --- | --- | --- |
 /// | `badblocks` | `+START-END`, `-START-END` | 512-byte sectors, END inclusive, that fail |
-/// | `badblocks_once` | `0`, `1` | a bad block is good again after it was hit |
-/// | `badblocks_partial_io` | `0`, `1` | what lies before a bad block is transferred |
-/// | `zone_readonly`, `zone_offline` | `SECTOR`, `-SECTOR` | breaks its zone; repairs it, emptied |
-/// | `timeout`, `requeue` | a [`crate::FaultAttr`], or nothing for never | as null_blk's |
-/// | `power_cut` | nothing | what is in the write cache is lost; zones keep their write pointers |
+/// | `badblocks_once` | `0`, `1` | a bad block becomes good after the first error |
+/// | `badblocks_partial_io` | `0`, `1` | the data before a bad block are transferred |
+/// | `zone_readonly`, `zone_offline` | `SECTOR`, `-SECTOR` | breaks the zone; repairs it, emptied |
+/// | `timeout`, `requeue` | a [`crate::FaultAttr`], or empty for never | as null_blk's |
+/// | `power_cut` | empty | loses the data in the write cache; zones keep their write pointers |
 pub struct Null<Z: ZoneSet = WordZones> {
     shared: Arc<Shared<Z>>,
     notes: Vec<String>,
-    /// Held while a fault changes the condition of a zone.
+    /// Serializes faults that change the condition of a zone.
     zone_faults: Mutex<()>,
 }
 
-/// What the device and its queues share: every I/O reads it, so it has cache lines that nobody
-/// else's writes take away.
+/// State that the device and its queues share. Every I/O reads it, so it has cache lines of its
+/// own: writes of other data cannot invalidate them.
 #[repr(align(128))]
 pub(crate) struct Shared<Z> {
     pub(crate) geometry: Geometry,
@@ -51,13 +51,13 @@ pub(crate) struct Shared<Z> {
     pub(crate) data: Option<Data>,
     pub(crate) faults: Faults,
     pub(crate) bandwidth: Option<TokenBucket>,
-    /// The hardware queues that channels share; empty if each has its own.
+    /// The hardware queues that channels share; empty if each channel has its own.
     pub(crate) queues: Box<[TagBudget]>,
     next_queue: Mutex<usize>,
 }
 
 impl<Z> Shared<Z> {
-    /// The hardware queue of the next channel, as an index into `queues`.
+    /// The hardware queue for the next channel, as an index into `queues`.
     fn next_queue(&self) -> Option<usize> {
         if self.queues.is_empty() {
             return None;
@@ -70,17 +70,17 @@ impl<Z> Shared<Z> {
 }
 
 impl Null {
-    /// Makes a device.
+    /// Creates a device.
     ///
     /// # Errors
-    /// If a parameter does not fit, or the system refuses memory.
+    /// If a parameter is invalid, or there is not enough memory.
     pub fn open(config: NullConfig) -> Result<Arc<Null>, NullError> {
         Null::open_with(config).map(Arc::new)
     }
 }
 
 impl<Z: ZoneSet> Null<Z> {
-    /// Makes a device whose zones are guarded by `Z`.
+    /// Creates a device whose zones are guarded by `Z`.
     ///
     /// # Errors
     /// As [`Null::open`].
@@ -117,17 +117,17 @@ impl<Z: ZoneSet> Null<Z> {
         Ok(Null { shared: Arc::new(shared), notes, zone_faults: Mutex::new(()) })
     }
 
-    /// A sentence for each parameter that could not be had as asked, as null_blk corrects them.
+    /// A sentence for each parameter that was corrected, by null_blk's rules.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The configuration as corrected.
+    /// The corrected configuration.
     pub fn config(&self) -> &NullConfig {
         &self.shared.config
     }
 
-    /// The zones, for a zoned device.
+    /// The zones of a zoned device.
     pub fn zones(&self) -> Option<&Z> {
         self.shared.zones.as_ref()
     }
@@ -158,8 +158,8 @@ impl<Z: ZoneSet> Null<Z> {
         if geometry.is_conventional(zone) {
             return Err(invalid("a sector of a sequential zone"));
         }
-        // `ZoneSet::break_zone` toggles, as null_blk does, and only faults enter or leave these
-        // conditions: under the lock a zone that is as asked for stays so.
+        // `ZoneSet::break_zone` toggles, as null_blk does. Only faults enter or leave these
+        // conditions, so under the lock a zone in the requested condition stays in it.
         let _held = self.zone_faults.lock().unwrap_or_else(PoisonError::into_inner);
         if (zones.info(zone).cond == cond) == (fault == ZoneFault::Repair) {
             zones.break_zone(zone, cond, &mut Eraser(shared.data.as_ref()));
@@ -214,7 +214,7 @@ impl<Z: ZoneSet> Device for Null<Z> {
         let zone_end = geometry.start_of(zone) + geometry.zone_sectors;
         let sectors = sectors.min(zone_end - from);
         match zones.readable_end(zone) {
-            // Above the write pointer a zone reads as 0xFF, and holds nothing.
+            // Above the write pointer a zone reads as 0xFF and has nothing allocated.
             Ok(end) if end > from => data.extent(from, sectors.min(end - from)),
             _ => nothing(sectors),
         }

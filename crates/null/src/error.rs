@@ -1,30 +1,30 @@
-//! Why a null device could not be made.
+//! Why a null device could not be created.
 
 use blockyard_core::DeviceError;
 
-/// Why a null device could not be made.
+/// Why a null device could not be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NullError {
-    /// A parameter does not fit.
+    /// A parameter is invalid.
     #[error("{field}: `{value}` will not do: {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// What the parameter accepts.
         wanted: String,
     },
-    /// The system refused memory.
+    /// The system has not enough memory.
     #[error(
         "{field}: `{value}` takes more memory than there is: {}",
         std::io::Error::from_raw_os_error(*.errno)
     )]
     Memory {
-        /// The parameter that decides how much it is.
+        /// The parameter that determines the amount.
         field: &'static str,
-        /// Its value.
+        /// The value of the parameter.
         value: u64,
         /// The error number.
         errno: i32,
@@ -32,7 +32,7 @@ pub enum NullError {
 }
 
 impl NullError {
-    /// An allocation for this parameter was refused.
+    /// The error for a refused allocation that this parameter determines.
     pub(crate) fn no_memory(field: &'static str, value: u64) -> NullError {
         NullError::Memory { field, value, errno: libc::ENOMEM }
     }

@@ -1,18 +1,18 @@
-//! How often a fault strikes: Linux's fault attributes (lib/fault-inject.c).
+//! How often a fault triggers: Linux's fault attributes (lib/fault-inject.c).
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How often a fault strikes. Written as `interval,probability,space,times`, as in Linux.
+/// How often a fault triggers. Written as `interval,probability,space,times`, as in Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultAttr {
-    /// Only every so many-th candidate is considered; 0 and 1 mean each.
+    /// Considers only every `interval`-th candidate; 0 and 1 mean every one.
     pub interval: u32,
-    /// How likely it is then, in percent.
+    /// Probability that a considered candidate fails, in percent.
     pub probability: u32,
-    /// How many requests pass before the first.
+    /// Number of requests that pass before the first failure.
     pub space: u32,
-    /// How often it strikes at most; -1 for no bound.
+    /// Maximum number of failures; -1 for no limit.
     pub times: i32,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for FaultAttr {
     }
 }
 
-/// An attribute at work.
+/// A fault attribute with its state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultState {
     attr: FaultAttr,
@@ -55,8 +55,8 @@ impl FaultState {
         FaultState { attr, seen: 0 }
     }
 
-    /// Whether the fault strikes now; `random` is asked for a number only when it matters. The
-    /// order of the checks is that of Linux's `should_fail`.
+    /// Whether the fault triggers now. Calls `random` only if the result depends on it. The order
+    /// of the checks is that of Linux's `should_fail`.
     pub(crate) fn strikes(&mut self, random: impl FnOnce() -> u64) -> bool {
         let attr = &mut self.attr;
         if attr.probability == 0 || attr.times == 0 {

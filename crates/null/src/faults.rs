@@ -1,9 +1,8 @@
-//! Faults that a device was asked to have: bad blocks, requests that time out or come back.
+//! Injected faults of a device: bad blocks, and requests that time out or are requeued.
 //!
-//! Queues look at a published word once a batch; only while something is armed do they take the
-//! lock. Bad blocks are looked up under a zone's lock, because only there an append knows its
-//! place.
-#![allow(clippy::disallowed_types)] // The mutex puts the control plane's changes in a row.
+//! Queues read a published value once per batch and take the lock only while a fault is armed. Bad
+//! blocks are looked up under a zone's lock, because only there an append knows its sector.
+#![allow(clippy::disallowed_types)] // The mutex serializes the control plane's changes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,10 +17,10 @@ use crate::config::NullConfig;
 use crate::error::NullError;
 use crate::fault_attr::{FaultAttr, FaultState};
 
-/// First state of the random numbers: any but 0 will do; the same sequence on every run.
+/// Seed of the random numbers: any value but 0; the sequence is the same in every run.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Which faults a queue has to think of.
+/// Which faults a queue has to check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Armed {
     pub(crate) badblocks: bool,
@@ -41,7 +40,7 @@ pub(crate) struct Faults {
     armed: Arc<Published<Armed>>,
     state: SpinLock<State, { ranks::FAULTS }>,
     change: Mutex<()>,
-    /// Partial I/O ends at a block's start.
+    /// Partial I/O ends at the start of a block of this size.
     block_sectors: u64,
 }
 
@@ -55,12 +54,12 @@ struct State {
     random: u64,
 }
 
-/// A fault that strikes a request as a whole.
+/// A fault that applies to a whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strike {
-    /// It will time out.
+    /// The request will time out.
     Timeout,
-    /// It comes back unstarted.
+    /// The request is requeued unstarted.
     Requeue,
 }
 
@@ -89,7 +88,7 @@ impl Faults {
         Ok(faults)
     }
 
-    /// A queue's view of what is armed.
+    /// A queue's view of the armed faults.
     pub(crate) fn watch(&self) -> Reader<Armed> {
         Reader::new(&self.armed)
     }
@@ -111,12 +110,12 @@ impl Faults {
         Ok(())
     }
 
-    /// Lets queues go the short way again when the last bad block has been hit and was to be bad
-    /// once only. Called without any lock held.
+    /// Lets queues use the fast path again when the last one-shot bad block has been hit. Called
+    /// without any lock held.
     #[cold]
     pub(crate) fn disarm_spent(&self) {
         if self.state.with(|state| state.once && state.badblocks.is_empty()) {
-            // Nothing is changed; what is armed is found out again.
+            // An empty change only recomputes which faults are armed.
             let done = self.change(|_| Ok(()));
             debug_assert_eq!(done, Ok(()));
         }
@@ -185,7 +184,7 @@ impl Faults {
         Ok(true)
     }
 
-    /// Whether a fault strikes the next request.
+    /// Which fault, if any, applies to the next request.
     pub(crate) fn strike(&self) -> Option<Strike> {
         self.state.with(|state| {
             let State { timeout, requeue, random, .. } = state;
@@ -203,8 +202,8 @@ impl Faults {
         })
     }
 
-    /// How many of the sectors from `at` on can be transferred before a bad block; `None` if there
-    /// is no bad one among them. A merged request is going to be broken up and touches nothing.
+    /// The number of sectors from `at` on that can be transferred before a bad block; `None` if
+    /// none of them is bad. A merged request transfers nothing: it is going to be broken up.
     pub(crate) fn before_bad(&self, at: Sector, sectors: u64, merged: bool) -> Option<u64> {
         self.state.with(|state| {
             let bad = state.badblocks.first_in(at.0, at.0 + sectors)?;

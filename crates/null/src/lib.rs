@@ -1,15 +1,15 @@
-//! The null device: Linux's null_blk in user space, zoned or not, with memory behind it or without.
+//! The null device: Linux's null_blk in user space, zoned or not, memory-backed or not.
 //!
-//! Parameters have null_blk's names and meanings ([`NullConfig`]); faults can be asked for while it
-//! runs ([`Null`]). Without memory it does nothing as fast as it can, which is what the rest of the
-//! stack is measured against; with memory it keeps what was written and no more.
+//! Parameters have null_blk's names and meanings ([`NullConfig`]); faults can be injected at run
+//! time ([`Null`]). Without memory it completes requests as fast as possible, and the rest of the
+//! stack is measured against it. With memory it stores written data and does nothing else.
 //!
 //! ```text
 //! NullQueue ─ batch ▸ faults, limits ▸ ZoneSet (condition, write pointer) ▸ Data (cache, memory)
 //! ```
 //!
-//! How zones are guarded is the type parameter of [`Null`]: a [`ZoneSet`], [`WordZones`] if nothing
-//! else is said.
+//! The type parameter of [`Null`] determines how zones are guarded: a [`ZoneSet`], by default
+//! [`WordZones`].
 //!
 //! [`WordZones`]: blockyard_core::zone::WordZones
 //! [`ZoneSet`]: blockyard_core::zone::ZoneSet

@@ -1,8 +1,8 @@
-//! What one channel holds of a null device.
+//! The per-channel queue of a null device.
 //!
-//! In the common case (`irqmode` `none`, nothing armed, no limits) a batch is one loop: each
-//! request is carried out and completed. Everything else is decided once a batch and goes another
-//! way.
+//! In the common case (`irqmode` `none`, no fault armed, no limits) a batch is one loop that
+//! executes and completes each request. The queue checks for all other cases once per batch and
+//! handles them on a slow path.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,45 +20,46 @@ use crate::device::Shared;
 use crate::faults::{Armed, Strike};
 use crate::transfer::{Outcome, reads_at};
 
-/// After how many nanoseconds a queue asks again for a tag that other channels hold.
+/// Time in nanoseconds after which a queue asks again for a tag that other channels hold.
 const TAG_RETRY_NS: u64 = 50_000;
-/// After how many nanoseconds a queue that has its share of the tags looks whether the share has
-/// grown, because another channel was closed. Its own completions give it tags before that, unless
-/// they take longer.
+/// Time in nanoseconds after which a queue that has its share of the tags checks whether the share
+/// has grown, because another channel was closed. Usually its own completions free tags before
+/// that.
 const SHARE_RETRY_NS: u64 = 10_000_000;
-/// After how many nanoseconds a requeued request is offered again.
+/// Time in nanoseconds after which a requeued request is offered again.
 const REQUEUE_NS: u64 = 1_000_000;
 
-/// Where a request went.
+/// What happened to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Went {
-    /// It is complete, and its tag free again.
+    /// It is complete, and its tag is free again.
     Out,
-    /// It completes later, and keeps its tag until then.
+    /// It completes later and keeps its tag until then.
     On,
-    /// Into the batch again, which ends with that.
+    /// It was put back into the batch, which ends the batch.
     Back,
 }
 
-/// What one channel holds of a null device.
+/// The part of a null device that one channel owns.
 pub struct NullQueue<Z: ZoneSet = WordZones> {
     shared: Arc<Shared<Z>>,
     armed: Reader<Armed>,
-    /// Nothing but an armed fault keeps this queue from the short way.
+    /// Only an armed fault prevents the fast path of this queue.
     short: bool,
-    /// A read or a write is nothing but its completion: there are neither zones nor memory.
+    /// A read or a write only has to complete: there are neither zones nor memory.
     idle: bool,
     depth: usize,
-    /// The shared hardware queue, as an index.
+    /// Index of the shared hardware queue.
     hardware: Option<usize>,
-    /// Requests that are carried out and complete later, oldest first, and when each does.
+    /// Executed requests that complete later, oldest first; the next field has their completion
+    /// times.
     held: Done,
     held_until: VecDeque<Nanos>,
     /// Requests that will time out, oldest first.
     timing_out: VecDeque<(Nanos, Started)>,
-    /// When what was left in the batch is worth another try.
+    /// When to try the requests left in the batch again.
     retry_at: Option<Nanos>,
-    /// Before this time nothing is started: a request was requeued.
+    /// After a requeue: nothing is started before this time.
     resume_at: Nanos,
 }
 
@@ -90,8 +91,8 @@ impl<Z: ZoneSet> NullQueue<Z> {
         self.held_until.len() + self.timing_out.len()
     }
 
-    /// Starts requests one by one, each after all the questions. A tag whose request is complete
-    /// serves the next one; what is left of them goes back at the end.
+    /// Starts requests one by one, with all checks. The tag of a request that completed serves the
+    /// next one; the remaining tags are returned at the end.
     #[cold]
     fn start_carefully(&mut self, now: Nanos, armed: Armed, batch: &mut Batch, done: &mut Done) {
         if now < self.resume_at {
@@ -119,33 +120,33 @@ impl<Z: ZoneSet> NullQueue<Z> {
         self.give_tags(tags);
     }
 
-    /// Takes up to `wanted` tags of the shared hardware queue, if there is one, but no more than
-    /// this channel's share.
+    /// Takes up to `wanted` tags of the shared hardware queue, but not more than this channel's
+    /// share. Without a shared queue all tags are available.
     fn take_tags(&self, wanted: usize) -> usize {
         let Some(queue) = self.hardware else { return wanted };
         let queue = &self.shared.queues[queue];
         queue.take(wanted.min(self.share_left(queue)) as u32) as usize
     }
 
-    /// How many tags of a shared hardware queue this channel may have beside those it has.
+    /// How many more tags of a shared hardware queue this channel may take.
     fn share_left(&self, queue: &TagBudget) -> usize {
         (queue.share() as usize).saturating_sub(self.in_flight())
     }
 
-    /// When it is worth while to ask for tags again, whatever becomes of the requests that this
-    /// channel has in flight: they may take longer than those of others.
+    /// When to ask for tags again, regardless of this channel's own requests in flight: those may
+    /// take longer than the requests of other channels.
     fn tags_at(&self, now: Nanos) -> Option<Nanos> {
         let queue = &self.shared.queues[self.hardware?];
-        // Other channels do not tell when they give tags back, nor when they are closed.
+        // Other channels do not notify this one when they return tags or are closed.
         let retry_ns = if self.share_left(queue) > 0 { TAG_RETRY_NS } else { SHARE_RETRY_NS };
         Some(now + retry_ns)
     }
 
     /// Starts one request, which holds a tag.
     ///
-    /// First of all a merged request is broken up where a fault may strike, so that it strikes a
-    /// bio. Then the bandwidth is asked for, and last the faults: each is asked once a request,
-    /// and what did not pass is not charged.
+    /// First, a merged request is broken up if a fault may apply, so that the fault affects a
+    /// single bio. Then comes the bandwidth limit, and last the faults: each is checked once per
+    /// request, and a request that does not pass is not charged.
     fn start_one(
         &mut self,
         now: Nanos,
@@ -210,7 +211,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
         Went::On
     }
 
-    /// Gives tags back to the shared hardware queue.
+    /// Returns tags to the shared hardware queue.
     fn give_tags(&self, tags: usize) {
         if let Some(queue) = self.hardware {
             self.shared.queues[queue].give(tags as u32);
@@ -237,7 +238,7 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         }
         let has_data = self.shared.has_data();
         while let Some(started) = batch.next() {
-            // The one after the next: memory takes longer to answer than one copy takes.
+            // Prefetch for the request after the next: memory is slower than one copy.
             let soon = if has_data { reads_at(batch.get(1)) } else { None };
             match self.shared.carry_out(&started, None, soon) {
                 Outcome::Done(status) => done.complete(started, status),
@@ -279,8 +280,8 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
 
     #[inline]
     fn room(&self) -> usize {
-        // Tags of a shared hardware queue are asked for at the start: other channels do not tell
-        // when they give theirs back, so the answer here could never be waited for.
+        // Tags of a shared hardware queue are taken in `start`. Other channels do not notify this
+        // one when they return tags, so a wait for room would never end.
         self.depth - self.in_flight()
     }
 

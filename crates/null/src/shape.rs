@@ -1,6 +1,6 @@
-//! What becomes of a configuration: null_blk's checks and corrections, in its order.
+//! Validates a configuration: null_blk's checks and corrections, in its order.
 //!
-//! What null_blk corrects silently is corrected here too, and noted in words.
+//! Values that null_blk corrects silently are corrected too, with a note for each.
 
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES, ZoneGeometry};
 
@@ -9,32 +9,32 @@ use crate::error::NullError;
 
 /// Largest bandwidth limit in MiB/s, as in null_blk.
 const MBPS_MAX: u32 = 40960;
-/// Most requests of a queue: tags are 16 bits, of which one means none.
+/// Maximum requests of a queue: tags have 16 bits, and one value means none.
 const DEPTH_MAX: u16 = 32768;
-/// Smallest write cache: a page.
+/// Smallest write cache in bytes: a page.
 const CACHE_MIN: u64 = 4096;
-/// Largest write cache: its memory is reserved when the device is made.
+/// Largest write cache in bytes: its memory is reserved when the device is created.
 const CACHE_MAX: u64 = 4 << 30;
-/// Largest device: sectors and pages stay far from overflow.
+/// Largest device in bytes: calculations with sectors and pages stay far from overflow.
 const SIZE_MAX: u64 = 1 << 60;
-/// Most zones: each takes memory of its own, whatever is written.
+/// Maximum number of zones: each takes memory, whether or not it is written.
 const ZONES_MAX: u32 = 1 << 22;
-/// Most sectors that one request makes zeros of, 64 MiB: done by hand if they are to stay
-/// allocated, and a channel does nothing else meanwhile.
+/// Maximum sectors of one write-zeroes: 64 MiB. If the range must stay allocated, zeros are copied,
+/// and the channel does nothing else meanwhile.
 const ZEROES_MAX: u64 = 64 << 11;
-/// Longest that a request may take, so that sums of times cannot overflow: an hour.
+/// Maximum duration of a request, an hour: sums of times cannot overflow.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;
 
 fn invalid(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> NullError {
     NullError::invalid(field, value, wanted)
 }
 
-/// A configuration that holds together.
+/// A valid configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
-    /// The configuration as corrected.
+    /// The configuration after corrections.
     pub(crate) config: NullConfig,
     /// A sentence for each correction.
     pub(crate) notes: Vec<String>,
@@ -125,7 +125,7 @@ fn correct_plain(config: &mut NullConfig, notes: &mut Vec<String>) {
     }
 }
 
-/// The zones, by the steps of null_blk's `null_init_zoned_dev`.
+/// Checks the zone parameters, in the order of null_blk's `null_init_zoned_dev`.
 fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometry, NullError> {
     let (size, zone_size, bs) = (config.size, config.zone_size, u64::from(config.bs));
     if !zone_size.is_power_of_two() || zone_size < bs {
@@ -165,7 +165,7 @@ fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometr
     let append_max = u64::from(config.zone_append_max_sectors) * SECTOR_BYTES;
     let append_max = (append_max / bs * bs).min(capacity) / SECTOR_BYTES;
     if append_max == 0 {
-        // Below a block: that takes the operation away. Other corrections are not noted, because
+        // A maximum below a block disables the operation. Other corrections are not noted, because
         // the default is above every capacity.
         correct("zone_append_max_sectors", &mut config.zone_append_max_sectors, 0);
     }

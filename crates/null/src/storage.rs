@@ -1,15 +1,15 @@
-//! The memory behind a device: one mapping of its whole size, of which the system provides only
-//! what is written, and a map of the pages that hold data.
+//! The memory of a device: one mapping of its whole size, of which the system provides only the
+//! written pages, and a bitmap of the pages that hold data.
 //!
-//! A page that was never written, or was discarded, is not touched even by a read: it is known to
-//! be zero. So a device of terabytes costs memory, page tables included, for what was written only.
-//! The grain is a page of 4 KiB. When the last page of an aligned 2 MiB is written, the system is
-//! asked to make one huge page of them, which costs no memory and spares address translations:
-//! random reads of a large device take about two thirds of the time then.
+//! Even a read does not touch a page that was never written or was discarded: the bitmap says that
+//! it is zero. So a device of terabytes takes memory, page tables included, only for written data.
+//! The granularity is a page of 4 KiB. When the last page of an aligned 2 MiB range is written, the
+//! system is asked to merge the range into one huge page. That costs no memory and saves address
+//! translations: random reads of a large device then take about two thirds of the time.
 //!
-//! I/O that overlaps in time on the same sectors may tear, as on any disk: the bytes are copied
-//! through raw pointers, no reference to them exists, and whoever reads what another thread writes
-//! finds old bytes, new bytes or a mixture.
+//! Concurrent I/O on the same sectors may tear, as on any disk. The bytes are copied through raw
+//! pointers and no reference to them exists. A read that overlaps a write in time returns old
+//! bytes, new bytes or a mixture.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -19,42 +19,42 @@ use blockyard_sync::page_bitmap::PageBitmap;
 use crate::copy::{self, Copier};
 use crate::error::NullError;
 
-/// Grain of allocation in bytes.
+/// Granularity of allocation in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Size of a huge page.
 const HUGE_BYTES: u64 = 2 << 20;
 /// Pages in a huge page.
 const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
-/// Where the system says whether it gives huge pages without being asked.
+/// The file with the system's policy on transparent huge pages.
 const HUGE_SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// A run of bytes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) len_bytes: u64,
-    /// Whether it was written; if not, it is zeros for which no memory is held.
+    /// Whether the run was written; if not, it is zeros and takes no memory.
     pub(crate) written: bool,
 }
 
-/// The memory behind a device.
+/// The memory of a device.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// First byte of the device, in the mapping.
+    /// First byte of the device, within the mapping.
     base: NonNull<u8>,
     len_bytes: u64,
     mapping: NonNull<u8>,
     mapping_len: usize,
     written: PageBitmap,
     copier: Copier,
-    /// Huge pages that were asked for, a bit each: once for each range, because rewriting one page
-    /// of it again and again after a discard is not worth a copy of them all.
+    /// A bit per huge page that was requested. Each range is requested only once: merging it again
+    /// after every discard and rewrite of one page would not be worth the copy.
     gathered: PageBitmap,
-    /// The system would give huge pages unasked, and was told not to.
+    /// By policy the system would provide huge pages unasked; the mapping opted out.
     unasked: bool,
 }
 
-// SAFETY: the mapping is reached through raw pointers only, see the head of this file; everything
-// else in here is Sync by itself.
+// SAFETY: the mapping is accessed only through raw pointers, as the head of this file describes;
+// all other fields are Sync themselves.
 unsafe impl Send for Storage {}
 // SAFETY: as for Send.
 unsafe impl Sync for Storage {}
@@ -66,7 +66,7 @@ impl Storage {
         Storage::map(len_bytes, setting.is_ok_and(|setting| gives_unasked(&setting)))
     }
 
-    /// Maps it where the system gives huge pages `unasked`, or does not.
+    /// Maps a device on a system that provides huge pages `unasked`, or does not.
     fn map(len_bytes: u64, unasked: bool) -> Result<Storage, NullError> {
         let refused = |errno| NullError::Memory { field: "size", value: len_bytes, errno };
         let pages = len_bytes.div_ceil(PAGE_BYTES);
@@ -74,10 +74,11 @@ impl Storage {
             .ok()
             .and_then(|len| len.checked_add(HUGE_BYTES as usize))
             .ok_or_else(|| refused(libc::ENOMEM))?;
-        // Before the mapping, which nobody would take down.
+        // Before the mapping: an early return would leak the mapping.
         let written = PageBitmap::new(pages).ok_or_else(|| refused(libc::ENOMEM))?;
         let gathered = PageBitmap::new(pages / HUGE_PAGES).ok_or_else(|| refused(libc::ENOMEM))?;
-        // SAFETY: an anonymous mapping where the system chooses touches no other memory.
+        // SAFETY: an anonymous mapping at an address that the system chooses touches no other
+        // memory.
         let mapping = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -93,13 +94,13 @@ impl Storage {
         }
         let mapping = NonNull::new(mapping.cast::<u8>()).ok_or_else(|| refused(libc::ENOMEM))?;
         let skip = mapping.as_ptr().align_offset(HUGE_BYTES as usize);
-        // SAFETY: `skip` is below HUGE_BYTES, by which the mapping is longer than the device.
+        // SAFETY: `skip` is less than HUGE_BYTES, by which the mapping is longer than the device.
         let base = unsafe { mapping.add(skip) };
-        // A system that gives huge pages for every first write would make 4 KiB cost 2 MiB.
+        // With a huge page for every first write, 4 KiB of data would take 2 MiB.
         if unasked {
             let rounded = (pages * PAGE_BYTES) as usize;
-            // SAFETY: the range lies in the mapping. Where the advice is not known it fails, and
-            // the mapping works all the same.
+            // SAFETY: the range lies in the mapping. A system that does not know the advice returns
+            // an error, and the mapping works in any case.
             unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_NOHUGEPAGE) };
         }
         Ok(Storage {
@@ -117,17 +118,18 @@ impl Storage {
     /// Address of a byte of the device.
     ///
     /// # Panics
-    /// If the range does not lie on the device: the stack has checked it.
+    /// If the range exceeds the device: the layers above have checked it.
     #[inline]
     fn address(&self, at: u64, len_bytes: u64) -> *mut u8 {
         let fits = at <= self.len_bytes && len_bytes <= self.len_bytes - at;
         assert!(fits, "{len_bytes} bytes at {at} lie beyond the device");
-        // SAFETY: the range was just found to lie on the device, which is inside the mapping.
+        // SAFETY: the assertion shows that the range lies on the device, which is inside the
+        // mapping.
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
-    /// Copies from the device. The page at `soon`, a byte of the device, is going to be read after
-    /// it, and is fetched into the cache.
+    /// Copies from the device. Prefetches the page at `soon`, an offset on the device that a later
+    /// request reads.
     ///
     /// # Safety
     /// `into` must be valid for writes of `len_bytes`.
@@ -150,7 +152,7 @@ impl Storage {
         }
     }
 
-    /// Copies written pages and makes zeros of the others.
+    /// Copies written pages, and writes zeros for the others.
     ///
     /// # Safety
     /// As for `read`.
@@ -160,8 +162,8 @@ impl Storage {
         while next < end {
             let Run { len_bytes: run, written } = self.run(next, end);
             let from = self.address(next, run);
-            // SAFETY: the run lies between `at` and `end`, so both sides are as long as `read`'s
-            // contract says.
+            // SAFETY: the run lies between `at` and `end`, so both sides are valid by `read`'s
+            // contract.
             unsafe {
                 let into = into.add((next - at) as usize);
                 if written {
@@ -174,8 +176,8 @@ impl Storage {
         }
     }
 
-    /// The run of one kind that starts at `at`, at most up to `end`, which lies beyond `at` and on
-    /// the device.
+    /// The run of one kind that starts at `at` and ends at or before `end`; `end` is above `at` and
+    /// on the device.
     pub(crate) fn run(&self, at: u64, end: u64) -> Run {
         let page = at / PAGE_BYTES;
         let (written, pages) = self.written.run(page, end.div_ceil(PAGE_BYTES));
@@ -196,7 +198,7 @@ impl Storage {
         self.mark(at, len_bytes as u64);
     }
 
-    /// Notes that a range holds data, which it does already.
+    /// Marks a range as holding data; the data are already there.
     #[inline]
     pub(crate) fn mark(&self, at: u64, len_bytes: u64) {
         let (first, end) = (at / PAGE_BYTES, (at + len_bytes).div_ceil(PAGE_BYTES));
@@ -205,7 +207,7 @@ impl Storage {
         }
     }
 
-    /// Asks for huge pages where a range has been the last part that was missing.
+    /// Requests huge pages for ranges whose last missing page this write completed.
     #[cold]
     fn gather(&self, at: u64, len_bytes: u64) {
         for huge in at / HUGE_BYTES..(at + len_bytes).div_ceil(HUGE_BYTES) {
@@ -218,12 +220,12 @@ impl Storage {
             if !self.gathered.set(huge) {
                 continue;
             }
-            // A discard that comes between costs memory at most: what it frees before is zeros in
-            // the huge page, and what it frees afterwards is freed from it. Pages found clear now
-            // must not be freed, because a writer may have copied and not marked them yet.
+            // A concurrent discard costs memory at most: pages freed before the merge are zeros in
+            // the huge page, and pages freed later are freed from it. Pages whose bit is clear now
+            // must not be freed: a writer may have copied its data and not set the bit yet.
             let len = HUGE_BYTES as usize;
-            // SAFETY: the aligned range lies in the mapping, and its contents stay as they are. A
-            // system that cannot do it answers with an error, and the small pages stay.
+            // SAFETY: the aligned range lies in the mapping, and its contents stay the same. A
+            // system that does not support it returns an error, and the small pages stay.
             unsafe {
                 let start = self.base.as_ptr().add((huge * HUGE_BYTES) as usize).cast();
                 if self.unasked {
@@ -231,15 +233,15 @@ impl Storage {
                 }
                 libc::madvise(start, len, libc::MADV_COLLAPSE);
                 if self.unasked {
-                    // What is huge stays so; what is discarded comes back in small pages.
+                    // The huge page stays; discarded parts come back as small pages.
                     libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
                 }
             }
         }
     }
 
-    /// Makes a range zero. With `keep` it stays, or becomes, allocated; otherwise its memory is
-    /// freed where it covers whole pages.
+    /// Zeroes a range. With `keep` it stays, or becomes, allocated; otherwise its whole pages are
+    /// freed.
     pub(crate) fn zero(&self, at: u64, len_bytes: u64, keep: bool) {
         let into = self.address(at, len_bytes);
         if keep {
@@ -250,7 +252,7 @@ impl Storage {
         }
         let end = at + len_bytes;
         let first = at.next_multiple_of(PAGE_BYTES);
-        // The device's last page may be a part of one.
+        // The last page of the device may be partial.
         let after = if end == self.len_bytes { end.next_multiple_of(PAGE_BYTES) } else { end };
         let after = after / PAGE_BYTES * PAGE_BYTES;
         if first >= after {
@@ -262,7 +264,7 @@ impl Storage {
         self.zero_in_page(after, end.saturating_sub(after));
     }
 
-    /// Zeroes a part of one or two pages by hand, where they hold anything.
+    /// Writes zeros to a part of one or two pages, if they hold data.
     fn zero_in_page(&self, at: u64, len_bytes: u64) {
         let end = at + len_bytes;
         let mut next = at;
@@ -277,12 +279,12 @@ impl Storage {
         }
     }
 
-    /// Frees whole pages: first from the map, then from memory.
+    /// Frees whole pages: first clears their bits, then returns the memory.
     fn free(&self, first: u64, after: u64) {
         self.written.clear(first / PAGE_BYTES, after / PAGE_BYTES);
         let len = (after - first) as usize;
-        // SAFETY: both ends are page boundaries of the mapping; private anonymous memory that is
-        // not needed reads as zeros afterwards.
+        // SAFETY: both ends are page boundaries of the mapping; private anonymous memory reads as
+        // zeros after MADV_DONTNEED.
         let answer = unsafe {
             libc::madvise(self.base.as_ptr().add(first as usize).cast(), len, libc::MADV_DONTNEED)
         };
@@ -292,13 +294,13 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // SAFETY: this very mapping was made in `new`, and nobody borrows from it.
+        // SAFETY: `map` created this mapping, and no borrow of it exists.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapping_len) };
     }
 }
 
-/// Whether a system with this setting gives huge pages unasked: it shows all words that it knows,
-/// and the one that holds in brackets.
+/// Whether a system with this policy provides huge pages unasked. The file lists all values, with
+/// the current one in brackets.
 fn gives_unasked(setting: &str) -> bool {
     setting.split_whitespace().any(|word| word == "[always]")
 }
@@ -307,7 +309,7 @@ fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Pages that the process holds in memory.
+/// Resident pages of the process.
 #[cfg(test)]
 pub(crate) fn resident_pages() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -370,7 +372,7 @@ mod tests {
         assert_eq!(storage.run(0, LEN), Run { len_bytes: LEN, written: false });
     }
 
-    /// Pages of a range that are in memory.
+    /// Number of resident pages in a range.
     fn resident(storage: &Storage, at: u64, len_bytes: u64) -> usize {
         let mut pages = vec![0u8; (len_bytes / PAGE_BYTES) as usize];
         let start = storage.address(at, len_bytes).cast();
@@ -390,11 +392,12 @@ mod tests {
 
     #[test]
     fn huge_pages_change_no_byte() {
-        // Whatever this system's setting is, both ways are gone.
+        // Both policies are tested, whatever this system's is.
         for unasked in [false, true] {
             let storage = Storage::map(3 * HUGE_BYTES + PAGE_BYTES, unasked).unwrap();
             let byte = |page: u64| (page % 251) as u8 + 1;
-            // In an order that leaves the page in the middle to the end, which completes the range.
+            // Writes the pages in an order that leaves one in the middle for last, which completes
+            // the range.
             let pages =
                 (HUGE_PAGES..HUGE_PAGES + 256).rev().chain(HUGE_PAGES + 257..2 * HUGE_PAGES);
             for page in pages.chain([HUGE_PAGES + 256]) {
@@ -411,7 +414,7 @@ mod tests {
             }
             assert_eq!(resident(&storage, HUGE_BYTES, HUGE_BYTES), HUGE_PAGES as usize);
 
-            // A page is discarded out of the huge one, and written again.
+            // A page of the huge page is discarded and written again.
             let page = HUGE_PAGES + 7;
             storage.zero(page * PAGE_BYTES, PAGE_BYTES, false);
             assert_eq!(resident(&storage, page * PAGE_BYTES, PAGE_BYTES), 0);
@@ -419,7 +422,7 @@ mod tests {
             write(&storage, page * PAGE_BYTES, &[9; PAGE_BYTES as usize]);
             assert!(holds(page, 9) && holds(page + 1, byte(page + 1)));
 
-            // All of it is discarded, and the memory is the system's again.
+            // The whole range is discarded, and the memory is returned to the system.
             storage.zero(HUGE_BYTES, HUGE_BYTES, false);
             assert_eq!(resident(&storage, HUGE_BYTES, HUGE_BYTES), 0);
             assert!(read(&storage, HUGE_BYTES, HUGE_BYTES as usize).iter().all(|&b| b == 0));
@@ -444,7 +447,8 @@ mod tests {
         assert_eq!(read(&storage, LEN - 4096, 4096), [0; 4096]);
         let hole = Run { len_bytes: LEN / 64 - 4096, written: false };
         assert_eq!(storage.run(4096, LEN), hole);
-        // A page of data, one or two of page tables and of the map each; tests run side by side.
+        // One page of data, and one or two each of page tables and bitmap; other tests run
+        // concurrently.
         let grown = resident_pages().saturating_sub(before) * 4096;
         assert!(grown < 64 << 20, "{grown} bytes");
     }

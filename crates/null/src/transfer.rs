@@ -1,4 +1,4 @@
-//! One request carried out: which way its data go, and what it ends with.
+//! Execution of one request: the direction of its data, and its result.
 
 use std::ptr::NonNull;
 
@@ -14,9 +14,9 @@ use crate::faults::Faults;
 pub(crate) enum Outcome {
     /// With this status.
     Done(Status),
-    /// As an append that landed here.
+    /// As an append to this sector.
     Landed(Sector),
-    /// Nothing was done: it must be offered again bio by bio, because only some of them fail.
+    /// Nothing was done: the request must be retried bio by bio, because only some bios fail.
     BreakUp,
 }
 
@@ -63,7 +63,7 @@ impl<W: Work> Transfer for Outbound<'_, W> {
     }
 }
 
-/// How much may be transferred in spite of bad blocks, and the status then.
+/// How many sectors to transfer before a bad block, and the resulting status.
 #[cold]
 fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Status) {
     match faults.before_bad(at, sectors, merged) {
@@ -72,7 +72,7 @@ fn admit(faults: &Faults, at: Sector, sectors: u64, merged: bool) -> (u64, Statu
     }
 }
 
-/// Reads what lies before `end` into the segments of a request.
+/// Reads the sectors before `end` into the segments of a request.
 #[inline]
 fn read_segments(
     data: &Data,
@@ -93,7 +93,7 @@ fn read_segments(
     }
 }
 
-/// Where a request is going to read, if that is what it does.
+/// The sector of a read; `None` for any other request.
 #[inline]
 pub(crate) fn reads_at(started: Option<&Started>) -> Option<Sector> {
     started.filter(|started| started.op() == Op::Read).map(Started::sector)
@@ -111,14 +111,14 @@ impl Erase for Eraser<'_> {
 }
 
 impl<Z: ZoneSet> Shared<Z> {
-    /// Whether it keeps what is written.
+    /// Whether the device stores data.
     #[inline]
     pub(crate) fn has_data(&self) -> bool {
         self.data.is_some()
     }
 
-    /// Carries a request out. `faults` is set while bad blocks are armed; what lies at `soon` is
-    /// going to be read by a request to come.
+    /// Executes a request. `faults` is set while bad blocks are armed. `soon` is the sector of a
+    /// later read, for a prefetch.
     #[inline]
     pub(crate) fn carry_out(
         &self,
@@ -138,9 +138,9 @@ impl<Z: ZoneSet> Shared<Z> {
         }
     }
 
-    /// Carries out a read or a write of one bio, while no fault is armed.
-    // Not inlined, and given its parts in registers: the caller's way without zones and memory
-    // stays short.
+    /// Executes a read or a write of one bio while no fault is armed.
+    // Not inlined, with its arguments in registers: keeps the caller's fast path, without zones and
+    // memory, short.
     #[inline(never)]
     pub(crate) fn carry_single(
         &self,
@@ -156,7 +156,7 @@ impl<Z: ZoneSet> Shared<Z> {
         }
     }
 
-    /// The zone that a request lies in, unless it crosses into another.
+    /// The zone that contains a request; `None` if the request crosses a zone boundary.
     #[inline]
     fn zone_of(&self, work: &impl Work) -> Option<ZoneNo> {
         let zones = self.geometry.zones.as_ref()?;
@@ -189,10 +189,11 @@ impl<Z: ZoneSet> Shared<Z> {
         loop {
             read_segments(data, work, end, readable_end, soon.take());
             let (Some(zones), Some(zone)) = (&self.zones, zone) else { return status };
-            // The data are copied while others write: what a reset has taken away meanwhile was
-            // zeros, perhaps, on its way to 0xFF, or has been written anew. A reset lowers the end
-            // and counts before it erases, so it shows here; the read then answers as of the moment
-            // when the zone was empty. The end only falls, so this ends.
+            // Data are copied without a lock. A concurrent reset may have replaced them by zeros,
+            // which later read as 0xFF, or they may have been written again. A reset lowers the
+            // readable end and increments `erasures` before it erases, so a change is visible here.
+            // The read then answers as of the moment when the zone was empty. The loop ends because
+            // the readable end only falls.
             if erasures != zones.erasures(zone) && readable_end > Sector(0) {
                 readable_end = Sector(0);
                 continue;

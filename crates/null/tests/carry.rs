@@ -1,5 +1,5 @@
-//! Reads and writes that are carried out on the spot: they do what pushed ones do, and whatever
-//! needs the way down and up is left to it.
+//! Reads and writes that skip the path through the channel (`carry`): they have the same effect as
+//! pushed ones, and `carry` refuses everything that needs the full path.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +16,7 @@ fn memory() -> NullConfig {
     NullConfig { size: 4 << 20, memory_backed: true, ..NullConfig::default() }
 }
 
-/// A rig whose queue has looked at the device's faults: the first I/O goes the way down and up.
+/// A rig whose queue has read the armed faults: the first I/O takes the full path.
 fn rig(config: NullConfig) -> Rig {
     let mut rig = Rig::new(config);
     assert_eq!(carry(&mut rig, Op::Read, 0, 8), None);
@@ -52,7 +52,7 @@ fn zones_answer_as_they_do_to_pushed_writes() {
     assert_eq!(carry(&mut rig, Op::Write, 0, 8), Some(Status::IoErr));
     assert_eq!(rig.write(8, 8, 1), Status::Ok);
     assert_eq!(carry(&mut rig, Op::Write, 16, 8), Some(Status::Ok));
-    // A write across a zone's end is split, and fails in pieces.
+    // A write across a zone boundary must be split, so it is refused here.
     assert_eq!(carry(&mut rig, Op::Write, 2040, 16), None);
 }
 
@@ -71,12 +71,12 @@ fn what_needs_more_than_the_device_is_left_undone() {
     ] {
         assert_eq!(carry(&mut one, op, sector, sectors), None, "{op} {sector} {sectors}");
     }
-    // Memory that the channel does not know.
+    // A region that the channel does not know.
     let unknown = BufRef { region: RegionId(9), offset: 0 };
     assert_eq!(one.channel.carry(Op::Read, Sector(0), 8, unknown), None);
     let outside = BufRef { region: one.id, offset: common::REGION_BYTES as u64 - 512 };
     assert_eq!(one.channel.carry(Op::Read, Sector(0), 8, outside), None);
-    // Something is on its way.
+    // Another request is in flight.
     let bio = Bio::read(Sector(0), 8, one.buf(0));
     assert_eq!(one.channel.push(&[bio]), 1);
     assert_eq!(carry(&mut one, Op::Read, 0, 8), None);

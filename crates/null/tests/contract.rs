@@ -1,4 +1,4 @@
-//! The contract on null devices of every kind, plain and wrapped.
+//! The device contract on null devices of every kind, plain and wrapped.
 
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_sim::contract;
@@ -8,12 +8,12 @@ fn flat() -> NullConfig {
     NullConfig { size: 8 << 20, bs: 4096, max_sectors: 128, ..NullConfig::default() }
 }
 
-/// The same with memory behind it.
+/// A memory-backed device of 8 MiB.
 fn backed() -> NullConfig {
     NullConfig { memory_backed: true, discard: true, ..flat() }
 }
 
-/// 16 zones of 512 KiB, of which 384 KiB can be written, two of them conventional.
+/// 16 zones of 512 KiB, of which 384 KiB can be written; two zones are conventional.
 fn zoned() -> NullConfig {
     NullConfig {
         bs: 512,
@@ -26,7 +26,7 @@ fn zoned() -> NullConfig {
     }
 }
 
-/// Zones with memory, and limits low enough to be met.
+/// Memory-backed zones, with limits low enough to be reached.
 fn limited() -> NullConfig {
     NullConfig { memory_backed: true, zone_max_open: 3, zone_max_active: 5, ..zoned() }
 }
@@ -76,7 +76,7 @@ fn an_open_limit_alone_and_an_active_limit_alone() {
     suite("active limit", NullConfig { zone_max_open: 0, ..limited() });
 }
 
-/// A runt: the last zone is shorter than the others.
+/// The last zone is shorter than the others.
 #[test]
 fn a_last_zone_that_is_short() {
     let size = (8 << 20) - (256 << 10);
@@ -131,7 +131,7 @@ fn behind_a_gate() {
     gated("softirq, zones", NullConfig { irqmode: IrqMode::Softirq, ..limited() });
 }
 
-/// No append of its own, so that the gate makes it of writes.
+/// The device has no append, so that the zone write plug makes appends of writes.
 #[test]
 fn appends_made_of_writes() {
     let none = |config| NullConfig { zone_append_max_sectors: 0, ..config };

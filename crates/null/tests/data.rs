@@ -26,7 +26,7 @@ fn extent(rig: &Rig, from: u64, sectors: u64) -> (u64, (bool, bool)) {
     (extent.sectors, (extent.allocated, extent.zero))
 }
 
-/// Bytes of memory that the process holds.
+/// Resident memory of the process in bytes.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -79,7 +79,7 @@ fn ten_terabytes_cost_what_was_written_and_resets_give_it_back() {
     let full = resident_bytes();
     assert!(full.saturating_sub(before) >= 128 << 20, "128 MiB were written");
     assert_eq!(rig.op(Op::ZoneReset, ZONE, 0), Status::Ok);
-    // Other tests run beside this one: they need far less than what was freed.
+    // Other tests run concurrently; they need far less than what was freed.
     let freed = full.saturating_sub(resident_bytes());
     assert!(freed > 96 << 20, "a reset freed {freed} bytes");
     assert!(rig.holds(ZONE, 8, 0xff));
@@ -127,8 +127,8 @@ fn broken_zones_keep_or_lose_their_data_as_in_null_blk() {
     assert!(Rig::new(conventional).inject("zone_offline", "5").is_err());
 }
 
-/// A script that made a zone read-only before each run found it writable in every second run:
-/// `zone_readonly=SECTOR` on a zone that was read-only emptied it, data and all.
+/// Regression: a script that made a zone read-only before each run found it writable in every
+/// second run. `zone_readonly=SECTOR` on a read-only zone emptied it, and its data were lost.
 #[test]
 fn a_zone_fault_given_twice_is_the_fault_given_once() {
     let mut rig = Rig::new(zoned(8 << 20, 1 << 20));
@@ -140,8 +140,8 @@ fn a_zone_fault_given_twice_is_the_fault_given_once() {
             assert_eq!(rig.zone(0).cond, cond, "{name}={value}");
         }
     }
-    // A repair is of the fault that it names: another fault of the zone, and a zone without one,
-    // stay as they are.
+    // A repair applies only to the fault that it names: a zone with another fault, or with none,
+    // stays as it is.
     rig.inject("zone_readonly", "-0").unwrap();
     assert_eq!(rig.zone(0).cond, ZoneCond::Offline);
     rig.inject("zone_offline", "-0").unwrap();

@@ -1,4 +1,4 @@
-//! Faults of the device's own, struck at random between bios, against the model.
+//! The device's own faults, injected at random between bios, compared with the model.
 #![allow(clippy::unwrap_used)] // Clippy does not see test code outside of `#[test]`.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use blockyard_sim::contract::Rig;
 use blockyard_sim::seed::Seed;
 use blockyard_sim::workload::{Mix, Workload};
 
-/// A disk on a clock that only sleeping moves.
+/// A disk on a clock that moves only when a thread sleeps.
 fn disk(config: NullConfig) -> Arc<dyn Disk> {
     let null = Null::open(config).expect("the configuration fits");
     let (depth, clock) = (ChannelConfig { depth: 64 }, ManualClock::new());
@@ -54,7 +54,7 @@ fn inject(disk: &dyn Disk, name: &str, value: &str) -> Result<(), DeviceError> {
     disk.inject(&Injection::Device { name: name.to_owned(), value: value.to_owned() })
 }
 
-/// A random bio of the workload, on disk and model.
+/// Executes a random bio of the workload on disk and model.
 fn step(rig: &mut Rig, workload: &mut Workload) {
     let bio = workload.next(&rig.model);
     if bio.op.has_data() && bio.sectors <= 4096 {
@@ -116,7 +116,7 @@ fn bad_blocks_in_zones() {
     bad_blocks(zoned(), 2);
 }
 
-/// Zones turn read-only, offline and back while the workload goes on.
+/// Zones become read-only, offline and normal again while the workload runs.
 #[test]
 fn zones_that_break() {
     let seed = Seed::from_env();
@@ -134,7 +134,7 @@ fn zones_that_break() {
             let sector = zone * zone_sectors + workload.below(zone_sectors);
             let (number, minus) = (ZoneNo(zone as u32), ["", "-"][workload.below(2) as usize]);
             let answer = inject(&*rig.disk, name, &format!("{minus}{sector}"));
-            // The fault again, and a repair of what is not so, change nothing.
+            // Repeating the fault, or repairing a zone that does not have it, changes nothing.
             let known = rig.model.report()[zone as usize];
             let can_break = known.kind != ZoneType::Conventional;
             assert_eq!(answer.is_ok(), can_break, "zone {zone}");
@@ -149,7 +149,7 @@ fn zones_that_break() {
     rig.same_contents();
 }
 
-/// A requeued request comes again until it is let through; nothing is lost, nothing done twice.
+/// A requeued request is retried until it succeeds; none is lost or executed twice.
 #[test]
 fn requeued_requests_come_again() {
     let seed = Seed::from_env();
@@ -164,7 +164,7 @@ fn requeued_requests_come_again() {
     rig.same_contents();
 }
 
-/// A request that is never answered ends with a timeout, on a clock that makes the wait short.
+/// A request that never completes ends with a timeout; the clock makes the wait short.
 #[test]
 fn unanswered_requests_time_out() {
     let mut rig = Rig::new(disk(NullConfig { irqmode: IrqMode::Softirq, ..backed() }), true);
@@ -177,7 +177,7 @@ fn unanswered_requests_time_out() {
     assert_eq!(rig.both(read).status, Status::Ok, "the bound of three is kept");
 }
 
-/// A power cut loses what was not flushed, and nothing that was.
+/// A power cut loses unflushed data and no flushed data.
 #[test]
 fn a_power_cut_empties_the_cache_only() {
     let mut rig = Rig::new(disk(NullConfig { cache_size: 1 << 20, ..backed() }), true);

@@ -1,6 +1,6 @@
-//! The gate on null devices: what waits, in which order it goes, what is merged, and where appends
-//! land that are made of writes, whatever fails or changes from outside.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
+//! The zone write plug on null devices: what waits, in which order it is submitted, what is merged,
+//! and where appends that are made of writes land, whatever fails or changes from outside.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use blockyard_sim::clock::ManualClock;
 
 const ZONE: u64 = 2048;
 
-/// A null device that writes down what it is asked, and whose reports can be made to fail.
+/// A null device that logs its requests, and whose reports can be made to fail.
 struct Watched {
     inner: Arc<Null>,
     log: Arc<Mutex<Vec<(Op, u64, u64)>>>,
@@ -95,14 +95,14 @@ impl DeviceQueue for WatchedQueue {
 
 type Fault = Arc<Faulty<Arc<Watched>>>;
 
-/// A disk behind a gate, with everything below it at hand.
+/// A disk with a zone write plug, and access to the layers below it.
 struct Yard {
     watched: Arc<Watched>,
     faulty: Fault,
     disk: Arc<dyn Disk>,
 }
 
-/// One channel of it.
+/// One channel of the disk.
 struct Door {
     channel: Box<dyn Channel>,
     id: RegionId,
@@ -121,12 +121,13 @@ fn zoned() -> NullConfig {
     }
 }
 
-/// Without an append of its own.
+/// A device without an append of its own.
 fn appendless() -> NullConfig {
     NullConfig { zone_append_max_sectors: 0, ..zoned() }
 }
 
-/// Completes at the next poll only, so that things are in flight between submit and reap.
+/// A device that completes only at the next poll, so that requests are in flight between submit and
+/// reap.
 fn late(config: NullConfig) -> NullConfig {
     NullConfig { irqmode: IrqMode::Softirq, ..config }
 }
@@ -156,7 +157,7 @@ impl Yard {
         Door { channel, id, region, done: Vec::new() }
     }
 
-    /// What the device was asked since the last time.
+    /// The requests that the device received since the last call.
     fn log(&self) -> Vec<(Op, u64, u64)> {
         std::mem::take(&mut self.watched.log.lock().unwrap())
     }
@@ -165,7 +166,7 @@ impl Yard {
         self.watched.reports.swap(0, SeqCst)
     }
 
-    /// Makes the next change of this operation fail.
+    /// Makes the next request with this operation fail.
     fn fail_next(&self, op: Op) {
         self.fail_next_with(op, Status::Medium);
     }
@@ -207,7 +208,7 @@ impl Door {
         self.done.drain(..).map(|end| (end.user_data, end.status)).collect()
     }
 
-    /// Waits for everything.
+    /// Waits for all completions.
     fn all(&mut self) -> Vec<Completion> {
         let mut all = Vec::new();
         while self.channel.in_flight() > 0 {
@@ -244,7 +245,8 @@ fn one_write_of_a_zone_is_in_flight_and_the_others_merge() {
     let yard = yard(late(zoned()));
     assert_eq!(yard.disk.gate().unwrap().mode, GateMode::Plug);
     let mut door = yard.door();
-    // The third and fourth meet while they wait; another zone and a read wait for nothing.
+    // The third and fourth write merge while they wait; a write to another zone and a read do not
+    // wait.
     door.write(&[0, 8, 16, 24, 5 * ZONE]);
     door.push(Bio::read(Sector(7 * ZONE), 8, door.buf()).with_user_data(1));
     let mut asked = yard.log();
@@ -262,7 +264,7 @@ fn one_write_of_a_zone_is_in_flight_and_the_others_merge() {
 
 #[test]
 fn what_waits_holds_no_tag() {
-    // One tag, and a zone that would take it for good.
+    // One tag, and a zone whose waiting writes must not hold it.
     let yard = yard(NullConfig { hw_queue_depth: 2, ..late(zoned()) });
     let mut door = yard.door();
     door.write(&[0, 8, 16, 24, 32]);
@@ -277,14 +279,14 @@ fn channels_take_turns_in_the_order_of_arrival() {
     let (mut a, mut b) = (yard.door(), yard.door());
     a.write(&[0]);
     b.write(&[8]);
-    // Behind that of the other channel, though it joins none of its own that waits.
+    // It waits after the other channel's write, and does not merge with its own waiting one.
     a.write(&[16]);
     b.write(&[24]);
     assert_eq!(b.reap(), []);
     assert_ne!(b.channel.due(), Due::Never, "it waits, and says when to look again");
     assert_eq!(a.reap(), [(0, Status::Ok)]);
     assert_eq!(a.reap(), []);
-    assert_eq!(b.reap(), []); // Begun now.
+    assert_eq!(b.reap(), []); // Started by this reap.
     assert_eq!(b.reap(), [(8, Status::Ok)]);
     assert_eq!((a.reap(), a.reap()), (vec![], vec![(16, Status::Ok)]));
     assert_eq!((b.reap(), b.reap()), (vec![], vec![(24, Status::Ok)]));
@@ -302,7 +304,8 @@ fn a_channel_that_sleeps_is_woken_and_one_that_goes_lets_the_next_in() {
     b.write(&[16]);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            // In a wait as long as the test may take; it ends when the turn comes.
+            // Waits up to the test's time limit; the wait ends when the zone is free for this
+            // write.
             while b.channel.in_flight() > 0 {
                 b.channel.wait(Some(Instant::now() + Duration::from_secs(600)));
                 b.channel.reap(&mut b.done);
@@ -350,13 +353,13 @@ fn a_write_with_a_flush_before_it_keeps_its_place() {
         assert!(all.len() == 2 && all.iter().all(|end| end.status.is_ok()), "{all:?}");
         assert_eq!(other.all()[0].status, Status::Ok);
         assert_eq!(yard.log(), [0, 8, 16].map(|at| (Op::Write, at, 8)));
-        // Where the flush fails, there is no write, and the zone is free for the next.
+        // If the flush fails, there is no write, and the zone is free for the next one.
         yard.fail_next(Op::Flush);
         door.push(Bio::write(Sector(24), 8, door.buf()).with_flags(Flags::PREFLUSH));
         other.write(&[24]);
         assert_eq!(door.all()[0].status, Status::Medium);
         assert_eq!(other.all()[0].status, Status::Ok);
-        // So it is when a channel goes between flush and write.
+        // The zone is also freed if a channel is dropped between flush and write.
         door.push(Bio::write(Sector(32), 8, door.buf()).with_flags(Flags::PREFLUSH));
         other.write(&[32]);
         drop(door);
@@ -383,7 +386,7 @@ fn an_append_becomes_a_write_and_knows_where_it_landed() {
         assert_eq!(a.append(3, 4), next);
     }
     assert_eq!(yard.reports(), 0, "all of this was known");
-    // Longer than the limit: refused, not split.
+    // An append that exceeds the limit is refused, not split.
     let long = Bio::append(Sector(ZONE), ZONE + 8, a.buf());
     assert_eq!(a.one(long).0, Status::IoErr);
 }
@@ -412,7 +415,7 @@ fn an_error_costs_one_report_of_one_zone() {
     yard.fail_next(Op::Write);
     assert_eq!(door.append(1, 2), (Status::Medium, ZONE));
     assert_eq!(yard.reports(), 0, "nobody has asked for the pointer yet");
-    // A write needs none, and gives one when it succeeds.
+    // A write needs no report, and a successful one makes the write pointer known.
     yard.log();
     assert_eq!(door.append(2, 1), (Status::Ok, 2 * ZONE));
     assert_eq!(yard.reports(), 0, "other zones have nothing to do with it");
@@ -449,11 +452,11 @@ fn a_report_that_fails_is_not_for_good() {
     let mut door = yard.door();
     yard.fail_next(Op::Write);
     assert_eq!(door.append(1, 1).0, Status::Medium);
-    // Two failures are tried over.
+    // After two failures the report is retried.
     yard.watched.failing_reports.store(2, SeqCst);
     assert_eq!(door.append(1, 2), (Status::Ok, ZONE));
     assert_eq!(yard.reports(), 3);
-    // More fail the append, and only this one.
+    // A third failure fails the append, and only this one.
     yard.fail_next(Op::Write);
     assert_eq!(door.append(1, 1).0, Status::Medium);
     yard.watched.failing_reports.store(3, SeqCst);
@@ -461,14 +464,14 @@ fn a_report_that_fails_is_not_for_good() {
     assert_eq!(yard.reports(), 3);
     assert_eq!(door.append(1, 4), (Status::Ok, ZONE + 8));
     assert_eq!(yard.reports(), 1);
-    // What the device has said of the append itself is not lost in a report.
+    // A failed report does not replace the device's status for the append itself.
     yard.fail_next_with(Op::Write, Status::Target);
     yard.watched.failing_reports.store(3, SeqCst);
     assert_eq!(door.append(1, 5), (Status::Target, ZONE));
     assert_eq!(yard.reports(), 3);
 }
 
-/// A channel of the device itself, past the gate.
+/// A channel to the device itself, which bypasses the zone write plug.
 fn outside(yard: &Yard) -> blocking::Io {
     let (device, depth) = (Arc::clone(&yard.watched.inner), ChannelConfig::default());
     let disk = Composed::new("outside".to_owned(), "null", device, depth, NoneScheduler::new);
@@ -490,7 +493,7 @@ fn what_changes_outside_costs_one_report_of_one_zone() {
         assert!(door.holds(wp, 3));
         assert_eq!(yard.reports(), 1);
     }
-    // A finish, and a write as long as the append: that could have been its own.
+    // A finish, and a write as long as the append: the plug could mistake it for its own.
     assert_eq!(door.append(1, 1).0, Status::Ok);
     let wp = Sector(yard.wp(ZONE));
     outside.run(Bio::write(wp, 8, outside.buffer())).unwrap();
@@ -501,7 +504,7 @@ fn what_changes_outside_costs_one_report_of_one_zone() {
     assert_eq!(door.append(1, 1), (Status::IoErr, ZONE));
     outside.run(Bio::new(Op::ZoneReset, Sector(ZONE), 0)).unwrap();
     yard.reports();
-    // What the yard itself does to zones is known to it.
+    // The plug notices zone faults that are injected through its own disk.
     for value in [format!("{ZONE}"), format!("-{ZONE}")] {
         let name = "zone_offline".to_owned();
         yard.disk.inject(&Injection::Device { name, value }).unwrap();
@@ -530,7 +533,8 @@ fn threads_that_append_to_few_zones_and_reset_them_find_what_they_wrote() {
                 let mut door = yard.door();
                 scope.spawn(move || {
                     for round in 0..300u64 {
-                        // The first two zones are everybody's and only grow; the third is ours.
+                        // All threads append to the first two zones, which only grow; the third
+                        // zone is this thread's.
                         let zone = round % 3 + if round % 3 == 2 { u64::from(thread) } else { 0 };
                         let byte = thread * 50 + (round % 50) as u8;
                         let (status, at) = door.append(zone, byte);

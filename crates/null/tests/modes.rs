@@ -1,4 +1,5 @@
-//! Faults, completion modes and limits of the device, on a clock that moves only when waited on.
+//! Faults, completion modes and limits of the device, on a clock that moves only when a thread
+//! waits.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +22,7 @@ fn bad_blocks_fail_what_touches_them_and_nothing_else() {
     assert!(rig.holds(16, 4, 1), "nothing was written");
     assert_eq!(rig.read(21, 1), Err(Status::IoErr));
     assert_eq!(rig.write(22, 8, 3), Status::Ok);
-    // Four neighbours merge into one request; only the one on the bad block may fail.
+    // Four adjacent writes merge into one request; only the one with the bad block may fail.
     let bios: Vec<Bio> =
         (0..4).map(|part| Bio::write(Sector(8 + part * 8), 8, rig.buf(part * 4096))).collect();
     let statuses: Vec<Status> = rig.all(&bios).iter().map(|done| done.status).collect();
@@ -47,7 +48,7 @@ fn partial_writes_move_the_write_pointer_and_leave_the_zone_open() {
     rig.inject("badblocks", "-0-100").unwrap();
     let done = rig.append(0, 16, 3);
     assert_eq!((done.status, done.sector), (Status::Ok, Sector(20)));
-    // A zone that opened for nothing holds its token until it is closed to make room.
+    // A zone that a failed write opened keeps its open resource until it is closed to make room.
     rig.inject("badblocks", "+2048-2048").unwrap();
     assert_eq!(rig.write(2048, 8, 1), Status::IoErr);
     assert_eq!((rig.cond(0), rig.cond(2048)), (ZoneCond::Closed, ZoneCond::ImplicitOpen));
@@ -114,7 +115,8 @@ fn completion_modes() {
     assert_eq!(rig.clock.now(), Nanos(4 * 700), "four at a time");
 }
 
-/// A shared hardware queue with as many channels as tags: each has one, whatever the first wants.
+/// A shared hardware queue with as many channels as tags: each channel gets one, whatever the first
+/// one requests.
 #[test]
 fn channels_of_a_hardware_queue_share_its_tags() {
     let config = NullConfig {
@@ -135,7 +137,8 @@ fn channels_of_a_hardware_queue_share_its_tags() {
         assert_eq!(rig.channel.reap(&mut out), 0);
         assert_eq!(rig.channel.due(), Due::At(Nanos(700)));
     }
-    // Only the second channel goes on: it gets no more than its share while the first has its.
+    // Only the second channel continues: it gets no more than its share while the first holds its
+    // own.
     let mut out = Vec::new();
     while out.len() < 8 {
         rig.channel.wait(None);
@@ -149,11 +152,12 @@ fn channels_of_a_hardware_queue_share_its_tags() {
         other.channel.wait(None);
         other.channel.reap(&mut out);
     }
-    // One was done long ago, and now both tags are this channel's: seven requests, two at a time.
+    // One request completed long ago, and both tags now belong to this channel: seven requests, two
+    // at a time.
     assert_eq!(other.clock.now().since(before), 4 * 700);
 }
 
-/// A channel whose own request takes an hour still asks for the tags that others give back.
+/// A channel whose own request takes an hour still asks for tags that other channels return.
 #[test]
 fn a_long_request_does_not_keep_a_channel_from_asking_for_tags() {
     let config = NullConfig {
@@ -177,8 +181,8 @@ fn a_long_request_does_not_keep_a_channel_from_asking_for_tags() {
     assert_eq!(other.channel.due(), Due::At(Nanos(50_000)), "one is started, three wait");
 }
 
-/// A channel that has its share waits for its own completions; it asked every 50 microseconds for
-/// tags that it could not have. Only a share that grows gives it more, and that is looked for.
+/// A channel that has its share of tags waits for its own completions and for a larger share.
+/// Regression: it asked every 50 microseconds for tags that it could not get.
 #[test]
 fn a_channel_at_its_share_waits_for_its_own_requests() {
     let hour = 3_600_000_000_000;
@@ -244,7 +248,7 @@ fn a_requeued_request_waits_a_moment() {
     assert_eq!(rig.clock.now(), Nanos(3_000_000), "three times a millisecond");
 }
 
-/// What waits for bandwidth asks the faults once only, when it passes.
+/// A request that waits for bandwidth is checked for faults only once, when it passes.
 #[test]
 fn throttled_requests_are_struck_once() {
     let config = NullConfig { mbps: 1, timeout: Some("2,100,0,-1".parse().unwrap()), ..memory() };
@@ -272,7 +276,8 @@ fn bandwidth_is_limited_over_all_channels() {
         let rig = if round % 2 == 0 { &mut rig } else { &mut other };
         assert_eq!(rig.op(Op::Write, 0, 512), Status::Ok);
     }
-    // 4 MiB at 1 MiB/s; the first tick's share is there at once, the last request's debt unpaid.
+    // 4 MiB at 1 MiB/s. The first tick's quota is available at once, and the last request overdraws
+    // it.
     let seconds = rig.clock.now().0 as f64 / 1e9;
     assert!((3.9..=4.0).contains(&seconds), "{seconds}");
 }

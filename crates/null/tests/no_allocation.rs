@@ -1,4 +1,4 @@
-//! After open, the way from push to reap allocates nothing: counted by the allocator itself.
+//! After open, the path from push to reap does not allocate: counted by the allocator itself.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
@@ -20,10 +20,9 @@ static ALLOCATOR: Counting = Counting;
 const ZONE: u64 = 2048;
 const BATCH: usize = 32;
 
-/// Sends batches of all kinds through a channel, the first of them uncounted.
+/// Sends batches of all kinds through a channel; does not count the first of each kind.
 ///
-/// The last two kinds succeed on every device, so that what allocates only on the way to success
-/// would be met.
+/// The last two kinds succeed on every device, so that an allocation on a success path is found.
 fn allocations(config: NullConfig, gated: bool) -> u64 {
     let (zoned, all_good) = (config.zoned, config.badblocks.is_empty());
     let rig = if gated { gated_rig(config) } else { Rig::new(config) };
@@ -52,12 +51,12 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
                     4 => Bio::flush(),
                     6 if index == 0 && zoned => Bio::new(Op::ZoneResetAll, Sector(0), 0),
                     6 if index == 0 => Bio::flush(),
-                    // From the start of a zone on: neighbours, which merge.
+                    // Sequential from the start of a zone: adjacent writes, which merge.
                     6 if index <= 16 => Bio::write(Sector((index - 1) * 8), 8, buf),
-                    // The same in the next zone, each a request of its own.
+                    // Sequential in the next zone, with NOMERGE.
                     6 => Bio::write(Sector(ZONE + (index - 17) * 8), 8, buf)
                         .with_flags(Flags::NOMERGE),
-                    // Reads and changes that come together, far apart.
+                    // Reads and writes mixed, far apart.
                     8 if index % 2 == 0 => {
                         Bio::read(Sector((index * 997 + round) % 8000 * 8), 8, buf)
                     }
@@ -82,7 +81,7 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
     Counting::made() - before
 }
 
-/// A rig whose channel goes through a gate.
+/// A rig whose channel goes through a zone write plug.
 fn gated_rig(config: NullConfig) -> Rig {
     let mut rig = Rig::new(config);
     let (name, depth) = ("gated".to_owned(), ChannelConfig::default());
@@ -95,7 +94,7 @@ fn gated_rig(config: NullConfig) -> Rig {
     rig
 }
 
-/// A rig whose channel shares a scheduler with another one, which is idle.
+/// A rig whose channel shares a scheduler with an idle one.
 fn scheduled_rig(config: NullConfig) -> Rig {
     let mut rig = Rig::new(config);
     let (name, depth) = ("scheduled".to_owned(), ChannelConfig::default());
@@ -107,7 +106,7 @@ fn scheduled_rig(config: NullConfig) -> Rig {
     rig
 }
 
-/// The same on a zoned device, with the gate that this needs.
+/// A rig with a scheduler and the zone write plug that a zoned device needs.
 fn gated_and_scheduled_rig(config: NullConfig) -> Rig {
     let mut rig = Rig::new(config);
     let (name, depth) = ("both".to_owned(), ChannelConfig::default());

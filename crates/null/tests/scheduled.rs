@@ -1,4 +1,4 @@
-//! The contract on null devices whose channels share a scheduler.
+//! The device contract on null devices whose channels share a scheduler.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Barrier};
@@ -22,7 +22,7 @@ fn flat() -> NullConfig {
     NullConfig { size: 8 << 20, bs: 4096, max_sectors: 128, ..NullConfig::default() }
 }
 
-/// The same with memory behind it.
+/// A memory-backed device of 8 MiB.
 fn backed() -> NullConfig {
     NullConfig { memory_backed: true, discard: true, ..flat() }
 }
@@ -31,7 +31,7 @@ fn null(config: &NullConfig) -> Arc<Null> {
     Null::open(config.clone()).expect("the configuration fits")
 }
 
-/// The suite under the scheduler, and with the way past it.
+/// Runs the contract with the scheduler active and with the scheduler bypassed.
 fn suite(name: &str, config: NullConfig) {
     for (mode, active) in [("deadline", true), ("past deadline", false)] {
         let config = config.clone();
@@ -73,7 +73,7 @@ fn a_write_cache_and_few_tags() {
     suite("one hardware queue", shared);
 }
 
-/// 16 zones of 512 KiB, of which 384 KiB can be written, two of them conventional.
+/// 16 zones of 512 KiB, of which 384 KiB can be written; two zones are conventional.
 fn zoned() -> NullConfig {
     NullConfig {
         bs: 512,
@@ -86,7 +86,7 @@ fn zoned() -> NullConfig {
     }
 }
 
-/// Zones keep their order behind a gate, whatever becomes of the order below.
+/// Zones keep their order with a zone write plug above the scheduler, however the scheduler sorts.
 #[test]
 fn zones_behind_a_gate() {
     let none = |config| NullConfig { zone_append_max_sectors: 0, ..config };
@@ -101,7 +101,7 @@ fn zones_behind_a_gate() {
     }
 }
 
-/// Faults strike single bios, though requests of several channels may have been merged.
+/// Faults affect single bios, even if requests of several channels were merged.
 #[test]
 fn faulty() {
     let config = backed();
@@ -141,9 +141,10 @@ impl Writer {
     }
 }
 
-/// The patches that put requests into buckets lost merges, because what waited there could not be
-/// found and held a tag: one disk, 64 threads of sequential 4 KiB writes, each one at a time. Here
-/// what waits while the one tag is taken is found, whichever channel it came by.
+/// A set of kernel patches distributed requests over buckets and lost merges, because waiting
+/// requests could not be found and held a tag. The workload was one disk and 64 threads of
+/// sequential 4 KiB writes, each with one in flight. Here a request that waits for the only tag can
+/// be merged, whichever channel it came from.
 #[test]
 fn what_waits_merges_over_all_channels() {
     const WRITERS: u64 = 64;
@@ -160,7 +161,7 @@ fn what_waits_merges_over_all_channels() {
         let (make, clock) = (NoneScheduler::new, ManualClock::new());
         let disk = Composed::with_clock(name, "null", device, depth, make, clock);
         let mut writers: Vec<Writer> = (0..WRITERS).map(|_| Writer::new(&disk)).collect();
-        // Each stream is a part of the device; its writers take the next block in turn.
+        // Each stream is a part of the device; its writers take turns for the next block.
         let sector = |round: u64, writer: u64| {
             let (stream, at) = (writer % streams, writer / streams);
             stream * 16_384 + (round * (WRITERS / streams) + at) * BLOCK
@@ -175,7 +176,8 @@ fn what_waits_merges_over_all_channels() {
         }
         let stats = disk.device().scheduler().unwrap().stats();
         let writes = stats.of(Prio::BestEffort, Direction::Write);
-        // The first of each round finds the device idle. The others become one of each stream.
+        // The first write of each round finds the device idle. The others merge into one per
+        // stream.
         let requests = ROUNDS * (1 + streams);
         assert_eq!(writes.inserted, ROUNDS * WRITERS);
         assert_eq!((writes.dispatched, writes.completed), (requests, requests));
@@ -184,7 +186,7 @@ fn what_waits_merges_over_all_channels() {
     }
 }
 
-/// Threads on the machine's clock: who sleeps is woken, and nobody is left.
+/// Threads on the real clock: every thread that sleeps is woken, and none is left.
 #[test]
 fn threads_that_sleep_are_woken() {
     const THREADS: u64 = 16;
@@ -208,7 +210,7 @@ fn threads_that_sleep_are_woken() {
                     for round in 0..ROUNDS {
                         let sector = (round % 10 * THREADS + thread) * BLOCK;
                         writer.write(sector);
-                        // Some go away with what they have begun.
+                        // Some channels are dropped with requests in flight.
                         if round % 50 == 49 {
                             writer = Writer::new(disk);
                         } else {
@@ -227,8 +229,8 @@ fn threads_that_sleep_are_woken() {
     }
 }
 
-/// A request that timed out under a fault, and the fault is taken back before its time is over: the
-/// device completes at once again, and yet the request ends.
+/// A fault makes a request time out and is removed before the timeout: the device completes at once
+/// again, and the request still ends.
 #[test]
 fn a_fault_that_is_taken_back_leaves_nothing_behind() {
     let inject = |disk: &dyn Disk, value: &str| {
@@ -261,7 +263,7 @@ fn a_fault_that_is_taken_back_leaves_nothing_behind() {
     }
 }
 
-/// More requests than a lane has places, all of which come home at once.
+/// More requests than a submit ring has entries, which all complete at once.
 #[test]
 fn a_device_of_many_tags_takes_and_gives_them_all() {
     const COUNT: u64 = 3000;
@@ -293,8 +295,8 @@ fn a_device_of_many_tags_takes_and_gives_them_all() {
     assert_eq!((channel.in_flight(), done.len()), (0, reads.len()));
 }
 
-/// Far more writes than `async_depth` lets into the order wait beside it and in their lane, and
-/// each has its turn.
+/// Far more writes than `async_depth` admits to the queue wait outside it and in the submit ring;
+/// all are executed.
 #[test]
 fn writes_beyond_the_async_depth_have_their_turn() {
     const COUNT: u64 = 900;
@@ -325,8 +327,8 @@ fn writes_beyond_the_async_depth_have_their_turn() {
     assert_eq!(stats.of(Prio::BestEffort, Direction::Write).completed, COUNT);
 }
 
-/// Nobody waits for an hour for what nobody waits for: a channel that is dropped takes with it what
-/// only a timer holds back.
+/// Dropping a channel does not wait for requests that only a timer holds back: they are dropped
+/// with it.
 #[test]
 fn a_channel_that_goes_does_not_wait_for_a_timer() {
     let hour = NullConfig {

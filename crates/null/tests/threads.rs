@@ -1,4 +1,4 @@
-//! Many threads on one device: appends leave no gap, and limits leak nothing.
+//! Many threads on one device: appends leave no gap, and zone limits leak no resources.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
@@ -23,7 +23,7 @@ fn eight_threads_append_to_one_zone() {
     };
     let mut rig = Rig::new(config);
     let append = |mut rig: Rig, thread: u64| {
-        // Each block says whose it is and which; lengths of 1, 2 and 3 blocks.
+        // Each block contains its thread and number; lengths are 1, 2 and 3 blocks.
         let mut landed = Vec::new();
         for first in (0..APPENDS).step_by(16) {
             let mut offset = 0;
@@ -70,9 +70,9 @@ fn eight_threads_append_to_one_zone() {
     assert_eq!(rig.zone(0).wp, Sector(next));
 }
 
-/// The test in which every kernel's null_blk from 6.1 to 7.2 loses resources: four threads, each
-/// with zones of its own of which at most one is active, limits of 2 open and 6 active. No write
-/// may fail, and after a reset of all zones six can be activated.
+/// The test in which null_blk of every kernel from 6.1 to 7.2 leaks zone resources: four threads,
+/// each with its own zones of which at most one is active, and limits of 2 open and 6 active zones.
+/// No write may fail, and after a reset of all zones six can be activated.
 fn writers_leak_nothing(memory_backed: bool, cycles: u64) {
     const ZONE: u64 = 2048;
     let config = NullConfig {
@@ -119,8 +119,8 @@ fn writers_leak_nothing_with_memory() {
     writers_leak_nothing(true, 100);
 }
 
-/// Every operation at once, on few zones, with tight limits: whatever happened, the counts agree
-/// with the zones in the end.
+/// All operations concurrently on few zones with tight limits: in the end the counters match the
+/// zones.
 #[test]
 fn counts_agree_with_the_zones_after_a_storm() {
     const ZONE: u64 = 64;
@@ -188,7 +188,7 @@ fn counts_agree_with_the_zones_after_a_storm() {
     assert_eq!(counted, (open, explicit, active), "seed {seed:#x}: {conds:?}");
 }
 
-/// A read beside a reset finds the old data or what an empty zone reads as, never zeros.
+/// A read concurrent with a reset returns the old data or what an empty zone reads as, never zeros.
 #[test]
 fn readers_beside_a_reset_see_no_zeros() {
     const SECTORS: u64 = 512;

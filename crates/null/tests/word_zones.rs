@@ -1,4 +1,4 @@
-//! Zones with a word each: the contract, and what must hold when threads meet.
+//! Zones with one atomic word each: the device contract, and what must hold under concurrency.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use blockyard_core::{Bio, Composed, Disk, Op, SECTOR_BYTES, Sector, Status};
 use blockyard_null::{Null, NullConfig};
 use blockyard_sim::contract::{self, Rig, Subject};
 
-/// 12 zones of 256 KiB, two of them conventional, and a last one that is short by half.
+/// 12 zones of 256 KiB: two are conventional, and the last one has half the size.
 fn zones() -> NullConfig {
     NullConfig {
         size: (3 << 20) - (128 << 10),
@@ -25,7 +25,7 @@ fn zones() -> NullConfig {
     }
 }
 
-/// Limits low enough to be met.
+/// Limits low enough to be reached.
 fn limits() -> NullConfig {
     NullConfig { zone_max_open: 3, zone_max_active: 5, ..zones() }
 }
@@ -51,9 +51,9 @@ fn disk(config: &NullConfig) -> Arc<dyn Disk> {
     Arc::new(Composed::new(name, "null", null(config), channels, NoneScheduler::new))
 }
 
-/// The published failure of null_blk: every writer has one active zone at most, so no write may
-/// fail while there are as many active tokens as writers, and where there are fewer, for want of
-/// one only; after a reset of all zones every token is there again.
+/// The published failure of null_blk. Every writer has at most one active zone. If there are as
+/// many active resources as writers, no write may fail; if there are fewer, a write may fail only
+/// for lack of one. After a reset of all zones every resource is free again.
 fn race(writers: u64, cycles: u64, memory_backed: bool) {
     const ZONE: u64 = 128;
     let config = NullConfig {
@@ -120,8 +120,9 @@ fn thirty_two_writers_lose_no_token() {
     race(32, 100, true);
 }
 
-/// A read beside a reset *and* a rewrite: zones with locks answer with a mixture of old and new
-/// data now and then. Here a read finds one life of the zone, or the moment between two.
+/// A read concurrent with a reset *and* a rewrite: a device with zone locks sometimes returns a
+/// mixture of old and new data. Here a read returns the data from before or after the reset, or an
+/// empty zone.
 #[test]
 fn a_read_beside_a_reset_and_a_rewrite_is_no_mixture() {
     const SECTORS: u64 = 128;
@@ -167,8 +168,8 @@ fn a_read_beside_a_reset_and_a_rewrite_is_no_mixture() {
     });
 }
 
-/// Appends and write-zeroes of several threads into one zone, while others read and report: all
-/// land beside each other, and what a report's write pointer has passed can be read.
+/// Several threads append and write zeroes to one zone while others read and report: no two writes
+/// overlap, and everything below a reported write pointer can be read.
 #[test]
 fn appends_of_four_threads_land_apart_while_others_look() {
     const THREADS: u64 = 4;

@@ -1,4 +1,4 @@
-//! docs/zones.md against the device: both tables, cell by cell, through a channel.
+//! docs/zones.md compared with the device: both tables, cell by cell, through a channel.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +10,7 @@ use blockyard_core::{Op, Status};
 use blockyard_null::NullConfig;
 use common::Rig;
 
-/// Zone size and capacity in sectors.
+/// Zone size in sectors; `CAPACITY` is the writable part.
 const ZONE: u64 = 512;
 const CAPACITY: u64 = 384;
 /// Sectors written in a zone that is "partly written".
@@ -28,7 +28,7 @@ fn config(memory_backed: bool) -> NullConfig {
     }
 }
 
-/// Brings the zone at `start` into a condition, with something written to it or not.
+/// Brings the zone at `start` into a condition, with or without data in it.
 fn bring(rig: &mut Rig, start: u64, cond: ZoneCond, written: bool) {
     let bad = format!("{}-{}", start, start);
     match cond {
@@ -55,7 +55,7 @@ fn bring(rig: &mut Rig, start: u64, cond: ZoneCond, written: bool) {
     assert_eq!(rig.cond(start), cond);
 }
 
-/// Carries out a row of the first table on the zone at `start`.
+/// Executes a row of the first table on the zone at `start`.
 fn carry_out(rig: &mut Rig, row: &str, start: u64) -> Status {
     let info = rig.zone(start);
     let end = start + info.capacity_sectors;
@@ -66,7 +66,7 @@ fn carry_out(rig: &mut Rig, row: &str, start: u64) -> Status {
         "read above the write pointer" => rig.op(Op::Read, end - 8, 8),
         "write" => rig.op(Op::Write, wp, 8),
         "write up to capacity" => rig.op(Op::Write, wp, end - wp),
-        // A conventional zone ends where the next begins: the part behind it is refused there.
+        // A conventional zone ends at the next zone: the part of the write in that zone is refused.
         "write past capacity" => rig.op(Op::Write, wp, end - wp + 8),
         "write below the write pointer" if wp == start => rig.op(Op::Write, end - 16, 8),
         "write below the write pointer" => rig.op(Op::Write, wp - 8, 8),
@@ -91,7 +91,7 @@ fn check_conditions(memory_backed: bool) {
         let cond = ZoneCond::ALL.into_iter().find(|cond| cond.name() == column).unwrap();
         let start = if cond == ZoneCond::NotWp { 0 } else { 3 * ZONE };
         if cond == ZoneCond::NotWp && row == "write past capacity" {
-            // Its end is the zone's: what lies behind is another zone's affair.
+            // A conventional zone has no unwritable part; what follows is another zone.
             continue;
         }
         let mut rig = Rig::new(config(memory_backed));
@@ -116,8 +116,8 @@ fn conditions_with_memory() {
     check_conditions(true);
 }
 
-/// Brings the zone in question, zone 1, and its neighbours into a line's state; says which zones
-/// are implicitly open then, oldest first. `None` if the case cannot be.
+/// Brings zone 1 and its neighbours into the state of a table row. Returns the zones that are then
+/// implicitly open, oldest first; `None` if the case is impossible.
 fn bring_case(rig: &mut Rig, case: &str, cond: ZoneCond) -> Option<Vec<u64>> {
     use ZoneCond::{Closed, ExplicitOpen, ImplicitOpen};
     let (zone, others) = (ZONE, [2 * ZONE, 3 * ZONE, 4 * ZONE]);
@@ -138,7 +138,7 @@ fn bring_case(rig: &mut Rig, case: &str, cond: ZoneCond) -> Option<Vec<u64>> {
         return None;
     }
     bring(rig, zone, cond, true);
-    // An open zone is one of the two itself.
+    // If zone 1 is open, it counts as one of the two open zones.
     let states = &states[usize::from(open)..];
     for (&start, &state) in others.iter().zip(states) {
         bring(rig, start, state, true);

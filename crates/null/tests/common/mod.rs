@@ -1,4 +1,4 @@
-//! A null device under a channel, and a clock that only moves when somebody waits.
+//! A null device with one channel, and a clock that moves only when a thread sleeps.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::*;
 use blockyard_null::{Null, NullConfig};
 
-/// A clock that moves when somebody sleeps.
+/// A clock that moves when a thread sleeps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SleepyClock(Arc<AtomicU64>);
 
@@ -29,7 +29,7 @@ impl Clock for SleepyClock {
 
 pub(crate) type TestDisk = Composed<Arc<Null>, NoneScheduler, SleepyClock>;
 
-/// Bytes of a rig's region.
+/// Size of a rig's region in bytes.
 pub(crate) const REGION_BYTES: usize = 1 << 20;
 
 /// A device and one channel to it.
@@ -68,7 +68,7 @@ impl Rig {
         BufRef { region: self.id, offset }
     }
 
-    /// Pushes bios and waits for all of them; completions in the order of the bios.
+    /// Pushes bios and waits for all; returns the completions in the order of the bios.
     pub(crate) fn all(&mut self, bios: &[Bio]) -> Vec<Completion> {
         let bios: Vec<Bio> =
             bios.iter().zip(0..).map(|(bio, index)| bio.with_user_data(index)).collect();
@@ -91,7 +91,7 @@ impl Rig {
         self.one(Bio::new(op, Sector(sector), sectors).with_buf(buf)).status
     }
 
-    /// Writes `byte` all over a range.
+    /// Writes `byte` to every byte of a range.
     pub(crate) fn write(&mut self, sector: u64, sectors: u64, byte: u8) -> Status {
         self.region.write(0, &vec![byte; (sectors * SECTOR_BYTES) as usize]);
         self.op(Op::Write, sector, sectors)
@@ -114,7 +114,7 @@ impl Rig {
         }
     }
 
-    /// Whether a range holds nothing but `byte`.
+    /// Whether every byte of a range is `byte`.
     pub(crate) fn holds(&mut self, sector: u64, sectors: u64, byte: u8) -> bool {
         self.read(sector, sectors).unwrap().iter().all(|&found| found == byte)
     }
