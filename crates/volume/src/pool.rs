@@ -1,7 +1,8 @@
-//! A pool: segments, a log, and the volumes and snapshots whose blocks are there.
+//! A pool: segments, a log, and the volumes and snapshots whose blocks the segments hold.
 //!
-//! All volumes of a pool share its log and its committer, so that a snapshot has a place among the
-//! writes, a clone shares the blocks of what it was made from, and groups are as large as can be.
+//! All volumes of a pool share one log and one committer. So a snapshot has a defined position
+//! among the writes, a clone shares blocks with its origin, and each log batch (group) holds the
+//! waiting records of all volumes.
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
 mod fits;
@@ -34,47 +35,48 @@ use crate::thread::Thread;
 
 pub use volumes::Volumes;
 
-/// What the name of a volume begins with that is received and not complete, and that of a snapshot
-/// that is made to be sent and nothing else. No other name does. Nobody sees them, and an opening
-/// removes them.
+/// First character of the name of a hidden volume or snapshot: a volume that is being received and
+/// is not complete, or a snapshot that was made only to be sent. No other name begins with it.
+/// Clients do not see these volumes, and an opening removes them.
 pub(crate) const ON_ITS_WAY: char = '%';
 
-/// Records of the control plane at once.
+/// Records of the control plane that may be in the committer's mailbox at once.
 const OWN_RECORDS: u32 = 64;
 
-/// Threads of the control plane that wait for the committer at once; the rest is for what has no
-/// thread of its own.
+/// Threads of the control plane that may wait for the committer at once. The remaining places are
+/// for records that have no thread of their own.
 const ASKING_MAX: u32 = OWN_RECORDS / 2;
 
-/// How often one that has to wait for others looks again.
+/// How often a thread that waits for other threads checks again.
 const TURN_LOOK: Duration = Duration::from_millis(1);
 
-/// How long somebody may look at a volume before whoever wants to change it is refused: as long as
-/// a thread that looks for an instant may have to wait for a processor in the middle of it.
+/// How long a volume may be in use by a reader of its metadata before a change of the volume is
+/// refused. A thread that uses it only briefly may be preempted for this long while it does.
 const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
 
-/// Segments that are kept ready, so that the committer finds one and does not make it.
+/// Segments that are kept ready, so that the committer takes an existing one and does not make it.
 const READY: usize = 6;
 
-/// Of those that are free so many times as many as are kept ready are not given back.
+/// Free segments up to this multiple of those that are kept ready are not given back.
 const KEPT: usize = 2;
 
-/// The same beyond those that writes leave.
+/// Segments that are kept ready in addition to those that writes leave free.
 const BEYOND: usize = 3;
 
-/// Longest sleep of the control plane before it looks again.
+/// Longest sleep of a control-plane thread before it checks again.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is done about bytes that may not count any more: see [`crate::clean`].
+/// State of the liveness scan, which finds how many of the doubtful bytes are live: see
+/// [`crate::clean`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recount {
-    /// Nothing.
+    /// No scan runs.
     None,
-    /// It is counted what counts.
+    /// A scan runs for the first time.
     First,
-    /// That was broken off, as a checkpoint was due.
+    /// The scan was interrupted, because a checkpoint was due.
     Broken,
-    /// It is counted once more, and not broken off for that.
+    /// A scan runs for the second time, and a due checkpoint waits for it.
     Again,
 }
 
@@ -95,26 +97,26 @@ pub struct Pool<D: Directory> {
     wanted: Arc<Published<Option<u64>>>,
     pace: Pace,
     volumes: Mutex<Volumes>,
-    /// The one that was written last.
+    /// The superblock that was written last.
     pub(crate) superblock: Mutex<Superblock>,
-    /// Where the next checkpoint writes its pages.
+    /// Where the next checkpoint writes its pages: segment and offset.
     pages: Mutex<Option<(u32, u32)>>,
-    /// Roots of maps and pages of the catalogue that the last one has.
+    /// Roots of maps and pages of the catalogue that the last checkpoint has.
     roots: Mutex<Roots>,
-    /// Where the next blocks go that are moved.
+    /// Where cleaning writes the next blocks that it moves.
     cold: Mutex<Option<Cold>>,
     meters: Meters,
-    /// Who makes segments before they are needed.
+    /// The thread that makes segments before they are needed.
     maker: Mutex<Option<Thread>>,
-    /// Where the answers go of those who are leaving.
+    /// Mailboxes of the volume handles that are being closed.
     leaving: Mutex<Vec<Arc<Mailbox<Reply>>>>,
 }
 
 impl<D: Directory> Pool<D> {
-    /// Opens the pool of a directory, or makes one; its committer is the caller's to run.
+    /// Opens the pool of a directory, or creates one. The caller runs the returned committer.
     ///
     /// # Errors
-    /// If there is something that cannot be read, or that the system refuses to write.
+    /// If the pool contains something that cannot be read, or the system refuses a write.
     pub fn open(
         directory: D,
         options: Options,
@@ -125,7 +127,7 @@ impl<D: Directory> Pool<D> {
         let superblock = recovered.superblock;
         segments.set_upper(recovered.roots.count());
         segments.set_pages(recovered.page_count);
-        // What is written on: the rest is opened when it is taken.
+        // Open the segments that will be written to. The others are opened when they are used.
         let LogPlace { segment, next, .. } = recovered.log.place;
         let pages = recovered.page_place.map(|(segment, _)| segment);
         for number in [segment, next].into_iter().filter(|it| *it != SEGMENT_NONE).chain(pages) {
@@ -143,7 +145,7 @@ impl<D: Directory> Pool<D> {
             admitted: TagBudget::new(options.records_max - OWN_RECORDS),
             asking: TagBudget::new(ASKING_MAX),
             poisoned: Arc::new(Published::new(false)),
-            // Until somebody has looked.
+            // True until the free space has been measured.
             tight: Arc::new(Published::new(true)),
             running: Arc::new(Published::new(false)),
             hurried: Arc::new(Published::new(false)),
@@ -166,27 +168,27 @@ impl<D: Directory> Pool<D> {
         Ok((pool, committer))
     }
 
-    /// Where the committer counts.
+    /// The counters of the committer.
     pub(crate) fn meters(&self) -> &Meters {
         &self.meters
     }
 
-    /// Its bounds.
+    /// Options of the pool, with the alignment and the segment length that it has on disk.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// What everything on disk is a multiple of, in bytes.
+    /// Alignment in bytes: each length and place on disk is a multiple of it.
     pub fn align(&self) -> u32 {
         self.options.align
     }
 
-    /// Its segments.
+    /// The segments of the pool.
     pub fn segments(&self) -> &Segments<D> {
         &self.segments
     }
 
-    /// Its memory.
+    /// The memory for data in flight of the pool.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -196,19 +198,19 @@ impl<D: Directory> Pool<D> {
         &self.mail
     }
 
-    /// Sends a record to the committer.
+    /// Sends a record to the committer and wakes it.
     pub(crate) fn send(&self, record: Record) {
         self.mail.post([record].into_iter());
         self.mail.bell().ring();
     }
 
-    /// Reserves a place in the committer's mailbox, if there is one.
+    /// Reserves a place in the committer's mailbox, if one is free.
     #[inline]
     pub(crate) fn admit(&self) -> bool {
         self.admitted.take(1) == 1
     }
 
-    /// Reserves so many places, or none.
+    /// Reserves `count` places in the committer's mailbox, or none.
     pub(crate) fn admit_all(&self, count: u32) -> bool {
         let got = self.admitted.take(count);
         if got < count {
@@ -217,28 +219,28 @@ impl<D: Directory> Pool<D> {
         got == count
     }
 
-    /// Gives a place back.
+    /// Gives one reserved place back.
     #[inline]
     pub(crate) fn dismiss(&self) {
         self.admitted.give(1);
     }
 
-    /// Gives so many places back.
+    /// Gives `count` reserved places back.
     pub(crate) fn dismiss_all(&self, count: u32) {
         self.admitted.give(count);
     }
 
-    /// Whether nothing is written any more, because a write or a sync has failed.
+    /// Whether the pool is latched: a write or a sync has failed, so nothing more is written.
     pub fn poisoned(&self) -> Reader<bool> {
         Reader::new(&self.poisoned)
     }
 
-    /// See [`Pool::poisoned`].
+    /// Whether the pool is latched now; see [`Pool::poisoned`].
     pub fn is_poisoned(&self) -> bool {
         *self.poisoned.get()
     }
 
-    /// Nothing is written any more.
+    /// Latches the pool: nothing more is written to it.
     pub(crate) fn poison(&self, why: &str) {
         if !self.is_poisoned() {
             let title = self.segments.directory().title();
@@ -247,31 +249,32 @@ impl<D: Directory> Pool<D> {
         }
     }
 
-    /// The same, unless there is a better reason: that the pool was removed.
+    /// Latches the pool because of `why`, or because the pool was removed if it was.
     pub(crate) fn poison_by(&self, why: &str) {
         self.look();
         self.poison(why);
     }
 
-    /// Looks whether the pool is still there: nothing more is said to be durable then.
+    /// Checks whether the pool is still in its place. If not, latches it, so that no more writes
+    /// are acknowledged as durable.
     pub(crate) fn look(&self) {
         if let Err(error) = self.segments.directory().look() {
             self.poison(&format!("it was removed or replaced while it was open ({error})"));
         }
     }
 
-    /// Whether space is so short that nothing is answered before it is in the log.
+    /// Whether space is so short that no write is answered before it is in the log.
     pub(crate) fn tight(&self) -> Reader<bool> {
         Reader::new(&self.tight)
     }
 
-    /// What has to find a place where writes are answered before they are in the log: all that is
-    /// in memory, and a quarter more for what is left empty at the ends of segments.
+    /// Bytes that must fit into the segments while writes are answered before they are in the log:
+    /// the whole memory for data in flight, and a quarter more for the unused ends of segments.
     pub(crate) fn early_bytes(&self) -> u64 {
         self.options.memory_bytes + self.options.memory_bytes / 4
     }
 
-    /// Notes whether space is short.
+    /// Sets whether space is short.
     pub(crate) fn set_tight(&self, tight: bool) {
         if *self.tight.get() != tight {
             self.tight.update(|_| tight);
@@ -283,62 +286,64 @@ impl<D: Directory> Pool<D> {
         *self.running.get()
     }
 
-    /// Whether the committer waits for the checkpoint that is on its way.
+    /// Whether the committer waits for the checkpoint that is running.
     pub(crate) fn is_hurried(&self) -> bool {
         *self.hurried.get()
     }
 
-    /// Notes whether the committer waits for the checkpoint that is on its way.
+    /// Sets whether the committer waits for the checkpoint that is running.
     pub(crate) fn set_hurried(&self, hurried: bool) {
         self.hurried.update(|_| hurried);
         self.pace.ask();
     }
 
-    /// The pace of writes where space is short.
+    /// The throttle of writes while space is short.
     pub(crate) fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// The thread of a checkpoint does something else: who was held back may go on.
+    /// Sets what the checkpoint thread does now, and wakes the committer, because throttled writes
+    /// may be able to continue.
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.pace.set(phase);
         self.mail.bell().ring();
     }
 
-    /// Whether the checkpoint that was begun last is durable, and segments are cleaned behind it.
+    /// Whether the newest checkpoint is durable and segments are being cleaned after it.
     pub(crate) fn is_cleaning(&self) -> bool {
         *self.cleaning.get()
     }
 
-    /// Notes whether segments are cleaned.
+    /// Sets whether segments are being cleaned.
     pub(crate) fn set_cleaning(&self, cleaning: bool) {
         self.cleaning.update(|_| cleaning);
     }
 
-    /// What is done about bytes that may not count any more.
+    /// State of the liveness scan.
     pub(crate) fn recount(&self) -> Recount {
         *self.recount.get()
     }
 
-    /// Notes that.
+    /// Sets the state of the liveness scan.
     pub(crate) fn set_recount(&self, recount: Recount) {
         self.recount.update(|_| recount);
     }
 
-    /// Behind which checkpoint blocks are to be counted again, or a later one, because somebody
-    /// waits for it.
+    /// The checkpoint after which a liveness scan is requested, because an operation waits for it.
+    /// A scan after a later checkpoint serves as well.
     pub(crate) fn wanted_count(&self) -> Option<u64> {
         *self.wanted.get()
     }
 
-    /// Notes that.
+    /// Sets the checkpoint after which a liveness scan is requested.
     pub(crate) fn want_count(&self, round: Option<u64>) {
         if self.wanted_count() != round {
             self.wanted.update(|_| round);
         }
     }
 
-    /// Somebody wants them counted behind the next one, whatever is known of them.
+    /// Requests a liveness scan after the next checkpoint, even if no bytes are known to be
+    /// doubtful.
     pub(crate) fn want_count_anyhow(&self) {
         self.segments.doubt(1);
         let round = self.segments.round() + 1;
@@ -346,19 +351,19 @@ impl<D: Directory> Pool<D> {
         self.mail.bell().ring();
     }
 
-    /// Blocks were counted behind this checkpoint: whoever waits for that does so no longer, unless
-    /// it has asked for it since.
+    /// Notes that a liveness scan after checkpoint `round` has ended. This ends all requests for
+    /// it, but not those for a later checkpoint.
     pub(crate) fn has_counted(&self, round: u64) {
         self.wanted.update(|wanted| wanted.filter(|wanted| *wanted > round));
     }
 
-    /// Notes whether a thread runs the committer: what takes long is done beside it then.
+    /// Sets whether a thread runs the committer. If so, long operations run concurrently with it.
     pub fn set_running(&self, running: bool) {
         self.running.update(|_| running);
     }
 
-    /// Lets a thread make segments where few are ready, or fewer than somebody needs: it takes as
-    /// long as writing them.
+    /// Starts a thread that makes segments if fewer than `needed`, or fewer than the pool keeps,
+    /// are ready. Making a segment takes as long as writing it.
     pub(crate) fn prepare(self: &Arc<Self>, needed: usize) {
         let ready = self.ready().max(needed);
         let bytes = self.early_bytes();
@@ -373,27 +378,27 @@ impl<D: Directory> Pool<D> {
         READY.max(self.segments.reserved() + BEYOND)
     }
 
-    /// How many free segments may be given back, if at least so many have been free for a while.
-    /// Twice as many as are kept ready are not, nor is room for twice as many bytes: no segment is
-    /// made again for a steady load.
+    /// How many free segments may be given back, if at least `least_free` have been free for a
+    /// while. The pool keeps twice the segments that are kept ready, and twice the bytes of
+    /// [`Pool::early_bytes`], so a steady load never makes a segment again.
     pub(crate) fn surplus(&self, least_free: usize) -> usize {
         let spare = self.segments.left_there().saturating_sub(KEPT as u64 * self.early_bytes());
         let by_bytes = spare / u64::from(self.segments.bytes());
         least_free.saturating_sub(KEPT * self.ready()).min(by_bytes as usize)
     }
 
-    /// Lets a thread give the space of so many free segments back.
+    /// Starts a thread that gives the space of `count` free segments back.
     pub(crate) fn give_back(self: &Arc<Self>, count: usize) {
         self.make(move |segments| segments.give_back(count));
     }
 
-    /// Lets a thread try again to make a segment where one could not be made; says whether it has
-    /// begun to.
+    /// Starts a thread that tries to make a segment again after that has failed. Returns whether
+    /// the thread was started.
     pub(crate) fn try_again(self: &Arc<Self>) -> bool {
         self.make(|segments| segments.try_again())
     }
 
-    /// Lets a thread make segments, unless one does; says whether it has begun to.
+    /// Starts a thread that works on the segments, unless one runs. Returns whether it was started.
     fn make(self: &Arc<Self>, what: impl FnOnce(&Segments<D>) + Send + 'static) -> bool {
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
         if maker.as_ref().is_some_and(|thread| !thread.is_ended()) {
@@ -434,48 +439,48 @@ impl<D: Directory> Pool<D> {
         *self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes where the next checkpoint writes its pages.
+    /// Sets where the next checkpoint writes its pages.
     pub(crate) fn set_page_place(&self, place: Option<(u32, u32)>) {
         self.segments.set_rest(place.map_or(0, |(_, offset)| self.segments.bytes() - offset));
         *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
-    /// Roots of maps and pages of the catalogue, under their lock.
+    /// Locks the roots of maps and pages of the catalogue that the last checkpoint has.
     pub(crate) fn roots(&self) -> MutexGuard<'_, Roots> {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes which of them the last checkpoint has.
+    /// Sets the roots and catalogue pages that the last checkpoint has.
     pub(crate) fn set_roots(&self, roots: Roots) {
         self.segments.set_upper(roots.count());
         *self.roots() = roots;
     }
 
-    /// Where the next blocks go that are moved.
+    /// Where cleaning writes the next blocks that it moves.
     pub(crate) fn cold(&self) -> Option<Cold> {
         *self.cold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes where the next blocks go that are moved.
+    /// Sets where cleaning writes the next blocks that it moves.
     pub(crate) fn set_cold(&self, cold: Option<Cold>) {
         *self.cold.lock().unwrap_or_else(PoisonError::into_inner) = cold;
     }
 
-    /// The volumes and snapshots, under their lock.
+    /// Locks the table of volumes and snapshots.
     pub(crate) fn volumes(&self) -> MutexGuard<'_, Volumes> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A volume or snapshot.
+    /// Finds a volume or snapshot by name.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If the pool has none of this name.
     pub fn find(&self, name: &str) -> Result<Arc<Live>, VolumeError> {
         let found = self.volumes().find(name).cloned();
         found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
     }
 
-    /// What there is, but for what is on its way in.
+    /// The volumes and snapshots of the pool, without the hidden ones (see [`ON_ITS_WAY`]).
     pub fn list(&self) -> Vec<Traits> {
         self.volumes().list()
     }
@@ -485,12 +490,13 @@ impl<D: Directory> Pool<D> {
         self.segments.counts()
     }
 
-    /// Asks the committer for a change of the catalogue; the answer comes to the mailbox.
+    /// Asks the committer for a change of the catalogue. The answer arrives in the returned
+    /// mailbox.
     pub fn ask(&self, change: Change) -> Owner<Reply> {
         self.ask_for(Body::Catalogue(change))
     }
 
-    /// Asks the committer for something.
+    /// Sends `body` to the committer. The answer arrives in the returned mailbox.
     pub fn ask_for(&self, body: Body) -> Owner<Reply> {
         let owner = Mailbox::open(1);
         let reply = Return::new(owner.mailbox(), 0);
@@ -498,19 +504,19 @@ impl<D: Directory> Pool<D> {
         owner
     }
 
-    /// Waits until what was answered to anybody is in the maps too, and durable; another thread
-    /// runs the committer. What has failed others are told.
+    /// Waits until all writes that were acknowledged are in the maps, and durable. Another thread
+    /// runs the committer. Errors are ignored here: the clients of the failed writes get them.
     pub(crate) fn settle(&self) {
         _ = self.demand(Body::Flush);
     }
 
-    /// Waits for a checkpoint; says how it has ended.
+    /// Waits for a checkpoint and returns its status.
     pub(crate) fn checkpoint(&self) -> Status {
         self.demand(Body::Checkpoint)
     }
 
-    /// Asks the committer for something and waits for the answer, in turn: there is a place in its
-    /// mailbox for each.
+    /// Sends `body` to the committer and waits for the answer. At most [`ASKING_MAX`] threads do so
+    /// at once, so the mailbox has a place for each.
     fn demand(&self, body: Body) -> Status {
         while self.asking.take(1) == 0 {
             std::thread::sleep(TURN_LOOK);
@@ -526,17 +532,17 @@ impl<D: Directory> Pool<D> {
             let is_running = self.is_running();
             match owner.take() {
                 Some(reply) => return reply.status,
-                // Nobody is left who could give one.
+                // No thread is left that could answer.
                 None if !is_running => return Status::IoErr,
                 None => owner.mailbox().bell().sleep(LOOK, || owner.is_any()),
             }
         }
     }
 
-    /// Changes the catalogue, and waits until that is durable.
+    /// Changes the catalogue, and waits until the change is durable.
     ///
     /// # Errors
-    /// Why it was not.
+    /// The reason why the catalogue was not changed.
     pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
         let made = match &change {
             Change::Create(traits) | Change::Copy(traits) => Some(traits.name.clone()),
@@ -546,13 +552,14 @@ impl<D: Directory> Pool<D> {
         let until = Instant::now() + LOOKED_AT_MAX;
         let status = loop {
             let status = self.demand(Body::Catalogue(change.clone()));
-            // It is no device: somebody may be looking at it just now.
+            // The volume is not served as a device, but another thread may be reading its metadata.
             if status != Status::DevResource || Instant::now() >= until {
                 break status;
             }
             std::thread::sleep(TURN_LOOK);
         };
-        // Not by the committer, for which all writers wait, nor under the lock.
+        // Free the maps here: the committer would delay all writers, and the lock all threads that
+        // need the table.
         let gone = std::mem::take(&mut self.volumes().gone);
         drop(gone);
         match status {
@@ -566,8 +573,8 @@ impl<D: Directory> Pool<D> {
         }
     }
 
-    /// Why a change was impossible that was to make something of a name, or to change what is
-    /// there.
+    /// The reason why a change of the catalogue was impossible: it was to make `made`, or to change
+    /// `name`.
     fn impossible(&self, name: String, made: Option<String>) -> VolumeError {
         match made {
             Some(made) if self.find(&made).is_ok() => VolumeError::Exists { name },
@@ -575,7 +582,7 @@ impl<D: Directory> Pool<D> {
                 let wanted = format!("a pool with fewer than {VOLUMES_MAX} volumes and snapshots");
                 VolumeError::Invalid { field: "name", value: name, wanted }
             }
-            // What it was to be made of, or what was to be changed, has gone meanwhile.
+            // The origin of the new volume, or the volume to change, was removed meanwhile.
             _ => VolumeError::NoSuchVolume { name },
         }
     }
@@ -591,8 +598,8 @@ impl<D: Directory> fmt::Debug for Pool<D> {
 mod tests {
     use crate::hand::Hand;
 
-    /// A thread that had just failed to make a segment was taken for one that tries again, and none
-    /// did: a write was refused though there was room by then.
+    /// Regression: a thread that had just failed to make a segment was taken for one that tries
+    /// again. No thread tried, and a write was refused although there was space by then.
     #[test]
     fn who_is_there_already_does_not_try_again() {
         let hand = Hand::new("tries");

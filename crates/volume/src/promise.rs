@@ -1,9 +1,10 @@
-//! Reservations: space that a volume is promised before it is written, which others do not get.
+//! Reservations: space that a volume is promised before it is written, and that no other volume
+//! gets.
 //!
-//! A volume with a reservation is promised as many bytes as it has not written yet since it was
-//! copied last: what a snapshot or a clone shares with it cannot be written again in its place. So
-//! a snapshot needs as much more space as it keeps from being given back, and is refused where that
-//! is not there. Bytes are counted before compression, so a promise is kept whatever is written.
+//! A volume with a reservation is promised the part of it that it has not written since it was last
+//! copied. Blocks that a snapshot or a clone shares cannot be overwritten in place, so a snapshot
+//! needs that much more space, and is refused if the space is missing. Bytes are counted before
+//! compression, so a promise is kept for incompressible data too.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,12 @@ use crate::record::{Body, Live, Record};
 use crate::store::Directory;
 
 impl Live {
-    /// Bytes that it is promised and has not written.
+    /// Bytes of its reservation that the volume has not written yet.
     pub fn promised_bytes(&self) -> u64 {
         self.promise(self.reserved_bytes())
     }
 
-    /// What is left of a reservation of so many bytes.
+    /// The unwritten part of a reservation of `reserved` bytes.
     fn promise(&self, reserved: u64) -> u64 {
         let owned = self.owned().saturating_mul(self.traits.block_bytes.into());
         reserved.saturating_sub(owned)
@@ -26,18 +27,18 @@ impl Live {
 }
 
 impl Volumes {
-    /// Bytes that volumes are promised and have not written.
+    /// Bytes that volumes have reserved and not written, in total.
     pub fn promised_bytes(&self) -> u64 {
         let live = self.reserving().map(Live::promised_bytes);
         live.fold(0, u64::saturating_add)
     }
 
-    /// Bytes that a change of the catalogue promises beyond that.
+    /// Bytes that a change of the catalogue promises in addition.
     fn promises(&self, change: &Change) -> u64 {
         let live = |id: &u32| self.by_id.get(id);
         match change {
             Change::Create(traits) => traits.reserved_bytes,
-            // What it owns it has to be able to write again.
+            // After the copy, the volume must be able to write its own blocks again.
             Change::Copy(traits) => live(&traits.origin)
                 .map_or(0, |live| live.reserved_bytes().saturating_sub(live.promised_bytes())),
             Change::Reserve { id, bytes } => live(id)
@@ -49,19 +50,19 @@ impl Volumes {
 }
 
 impl<D: Directory> Pool<D> {
-    /// Bytes that nobody has, and nobody is promised.
+    /// Free bytes that are not promised to any volume.
     pub fn unpromised_bytes(&self) -> u64 {
         let promised = self.volumes().promised_bytes();
         self.segments().left_bytes().saturating_sub(promised)
     }
 
-    /// Whether there is what a change of the catalogue promises.
+    /// Whether the pool has the space that a change of the catalogue promises.
     pub(crate) fn affords(&self, change: &Change) -> bool {
         let more = self.volumes().promises(change);
         more == 0 || more <= self.unpromised_bytes()
     }
 
-    /// Whether there may be, once it is known what of the bytes that are counted does not count.
+    /// Whether a liveness scan could find the space that a change of the catalogue promises.
     pub(crate) fn may_afford(&self, change: &Change) -> bool {
         let (more, promised) = {
             let volumes = self.volumes();
@@ -72,16 +73,16 @@ impl<D: Directory> Pool<D> {
         unknown > 0 && more <= left.saturating_add(unknown).saturating_sub(promised)
     }
 
-    /// Whether volumes without a promise have less than so many bytes left.
+    /// Whether volumes without a reservation have less than `bytes` bytes left.
     pub(crate) fn promises_all_but(&self, bytes: u64) -> bool {
         self.volumes().reserving().next().is_some() && self.unpromised_bytes() < bytes
     }
 
-    /// Whether there is room for these records, of so many bytes, so that volumes still have what
-    /// they are promised: what a volume is promised it may write, and write again; all else is of
-    /// what nobody is.
+    /// Whether these records, of `bytes` bytes in all, fit without taking promised space. A volume
+    /// may write, and overwrite, what it is promised. All other records use only space that is not
+    /// promised.
     pub(crate) fn affords_writes(&self, records: &[Record], bytes: u64) -> bool {
-        // Those that have written more than they were promised are as others are.
+        // A volume that has written its whole reservation counts as one without a reservation.
         let within = |live: &&Live| live.promise(live.reserved_bytes() + 1) > 0;
         let (promised, any): (BTreeMap<u32, u64>, bool) = {
             let volumes = self.volumes();
@@ -98,7 +99,7 @@ impl<D: Directory> Pool<D> {
                 (Body::Write(payload), Some(live)) if !promised.contains_key(&live.traits.id) => {
                     Some(payload.bytes().len() as u64)
                 }
-                // A volume or snapshot that is made has pages only.
+                // Making a volume or snapshot takes pages only.
                 (Body::Catalogue(_), _) => Some(1),
                 _ => None,
             });

@@ -1,7 +1,8 @@
-//! What one channel holds of a volume: requests become reads, and records.
+//! The device queue that one channel has of a volume: turns requests into reads and log records.
 //!
-//! A write that nobody wants to be durable is answered when it is in memory, in its place among the
-//! others; one with FUA, and a flush, when the committer says so; a read when the disk has it.
+//! A write that need not be durable completes when it is in memory, in its order among the other
+//! writes. A write with FUA, and a flush, completes when the committer answers. A read completes
+//! when the disk has delivered the data.
 
 mod reading;
 
@@ -22,47 +23,48 @@ use crate::store::{Backing, Directory, Doorbell};
 
 use reading::Reading;
 
-/// Records that a queue has in the committer's mailbox at most.
+/// Most records that a queue has in the committer's mailbox.
 pub(crate) const RECORDS: usize = 128;
 
-/// Records that a request may need: zeros in two spans, and a part of a block at each end.
+/// Most records that a request needs: zeros in two spans, and a partial block at each end.
 const RECORDS_EACH: usize = 4;
 
-/// When to look for answers first, and at the latest.
+/// Shortest and longest wait before the queue checks for answers, in nanoseconds.
 const LOOK_NS: (u64, u64) = (20_000, 1_000_000);
 
-/// Longest sleep: others ring, and this is a bound. Where there is no memory, nobody rings.
+/// Longest sleeps. The committer and reads wake the owner, and `SLEEP_MAX` only bounds the sleep.
+/// No thread wakes an owner that waits for memory, hence `SLEEP_BLOCKED`.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 const SLEEP_BLOCKED: Duration = Duration::from_micros(200);
 
-/// A request that waits for the committer.
+/// A request that waits for the committer or for reads.
 struct Waiting {
     started: Option<Started>,
-    /// Records that were not answered.
+    /// Records or reads that are not answered yet.
     left: u32,
     status: Status,
 }
 
-/// See the module.
+/// The device queue that one channel has of a volume.
 pub struct VolumeQueue<D: Directory = Backing> {
-    /// Before what says that the volume is a device: it waits for what was sent.
+    /// Dropped before `shared`, which marks the volume as served: the handle waits for its records.
     door: Door<D>,
     shared: Arc<Shared<D>>,
-    /// Made by the first request.
+    /// Made by the first read.
     reading: Option<Reading<D>>,
-    /// Rung by the committer while the owner dozes, and by reads that have ended.
+    /// The eventfd that the committer rings while the owner sleeps, and that finished reads ring.
     doorbell: Option<Doorbell>,
-    /// The owner listens to the doorbell when it sleeps.
+    /// The owner waits for the doorbell when it sleeps.
     listens: bool,
-    /// It may have been rung.
+    /// The owner has slept, so the doorbell may have been rung.
     dozed: bool,
     waiting: Vec<Waiting>,
     free: Vec<u32>,
-    /// What is left of the last request found no memory.
+    /// The rest of the last request could not start for lack of memory.
     blocked: bool,
-    /// The limits of the volume let nothing more begin until then.
+    /// The rate limits of the volume let no request start before this time.
     limited: Option<Nanos>,
-    /// Since when the oldest waits, and when to look next.
+    /// When the oldest request began to wait, and when to check next.
     since: Nanos,
     look_at: Nanos,
 }
@@ -102,7 +104,7 @@ impl<D: Directory> VolumeQueue<D> {
         }
     }
 
-    /// The doorbell, which is made when it is needed first; none if the system refuses it.
+    /// The doorbell, made at the first use; none if the system refuses it.
     fn doorbell(&mut self) -> Option<&Doorbell> {
         if self.doorbell.is_none()
             && let Ok(doorbell) = Doorbell::new()
@@ -124,14 +126,14 @@ impl<D: Directory> VolumeQueue<D> {
         (reading, door)
     }
 
-    /// Reads on the spot.
+    /// Reads synchronously.
     fn read_now(&mut self, work: &impl Work) -> Status {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
         let mut into = Pieces::new(work.segments());
         self.door.read(work.sector().bytes(), len, |bytes| into.write(bytes))
     }
 
-    /// Begins to read; gives the request back if there is no slot for it.
+    /// Starts a read. Returns the request if no slot is free.
     fn read(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
         if self.in_flight() == 0 {
             self.since = now;
@@ -148,7 +150,7 @@ impl<D: Directory> VolumeQueue<D> {
         None
     }
 
-    /// Takes reads that have ended; says whether there were any.
+    /// Takes finished reads. Returns whether there were any.
     fn take_reads(&mut self, done: &mut Done) -> bool {
         let VolumeQueue { reading: Some(reading), door, waiting, free, .. } = self else {
             return false;
@@ -170,12 +172,12 @@ impl<D: Directory> VolumeQueue<D> {
                 waits.started = Some(started);
             }
         }
-        // What was short is on its way again.
+        // Submit the reads that were short, for their remaining bytes.
         reading.submit();
         found
     }
 
-    /// Is awake again.
+    /// Ends the sleep: resets the bell and the doorbell.
     fn rise(&mut self) {
         if std::mem::take(&mut self.dozed)
             && let Some(doorbell) = &self.doorbell
@@ -185,12 +187,12 @@ impl<D: Directory> VolumeQueue<D> {
         }
     }
 
-    /// Whether something is there for `poll`.
+    /// Whether `poll` would find an answer or a finished read.
     fn is_any(&mut self) -> bool {
         self.door.is_any() || self.reading.as_mut().is_some_and(Reading::is_any)
     }
 
-    /// Sends the records of a write; says how many, or how it ended.
+    /// Sends the record of a write. Returns the number of records, and the outcome.
     fn write(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
         let fill = |from: usize, into: &mut [u8]| {
@@ -202,9 +204,10 @@ impl<D: Directory> VolumeQueue<D> {
         (u32::from(outcome == Outcome::Taken), outcome)
     }
 
-    /// Sends the records of zeros: whole blocks span by span, and parts of blocks at the ends.
+    /// Sends the records of a request for zeros: one for each span of whole blocks, and one for a
+    /// partial block at each end.
     fn zero(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
-        // All parts go on their way or none: a part that is there cannot be taken back.
+        // Reserve all places first: a record that was sent cannot be taken back.
         if !self.door.reserve(RECORDS_EACH as u32) {
             return (0, Outcome::Full);
         }
@@ -237,20 +240,20 @@ impl<D: Directory> VolumeQueue<D> {
         (sent, Outcome::Taken)
     }
 
-    /// Whether a request begins and ends at blocks of the volume.
+    /// Whether a request begins and ends at block boundaries of the volume.
     fn is_whole_blocks(&self, work: &impl Work) -> bool {
         let size = u64::from(self.shared.live.traits.block_bytes);
         work.sector().bytes().is_multiple_of(size) && work.end().bytes().is_multiple_of(size)
     }
 
-    /// Starts a request that changes something; gives it back if there is no memory for it now.
+    /// Starts a request that changes data. Returns the request if there is no memory for it now.
     fn change(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
         if self.in_flight() == 0 {
             self.since = now;
         }
         let durable = self.is_durable(started.flags());
-        // Zeros of parts of blocks are several records, which begin together or not at all: an
-        // early answer could not be had for some of them and refused for others.
+        // Zeros that cover partial blocks become several records, which are accepted together or
+        // not at all. An early answer could be possible for some of them and refused for others.
         let is_one = started.op() == Op::Write || self.is_whole_blocks(&started);
         let mut early = !durable && is_one && self.door.may_answer_early();
         let slot = match self.free.pop() {
@@ -260,7 +263,7 @@ impl<D: Directory> VolumeQueue<D> {
         let token = if early { NOBODY } else { slot };
         let (sent, outcome) = match started.op() {
             Op::Write => match self.write(&started, token, durable) {
-                // It may be that it cannot be answered early, and begins all the same.
+                // The write may be impossible to answer early, yet possible to start.
                 (0, Outcome::Full) if early => {
                     early = false;
                     self.write(&started, slot, durable)
@@ -282,7 +285,7 @@ impl<D: Directory> VolumeQueue<D> {
         }
         let status = match outcome {
             Outcome::Taken => Status::Ok,
-            // The rest of a request of which a part is on its way.
+            // A part of the request is in flight, and the rest is refused.
             Outcome::Full => Status::Resource,
             Outcome::Ended(status) => status,
         };
@@ -295,7 +298,7 @@ impl<D: Directory> VolumeQueue<D> {
         None
     }
 
-    /// Sets the time of the next look: sooner for what has begun just now.
+    /// Sets the time of the next check: soon while the oldest request is young, later as it ages.
     fn plan(&mut self, now: Nanos) {
         let (first, last) = LOOK_NS;
         self.look_at = now + (now.since(self.since) / 8).clamp(first, last);
@@ -316,7 +319,8 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
                 break;
             }
             if started.op() == Op::Read && started.is_merged() {
-                // Neighbours, which one call reads. If one fails, the others are read alone.
+                // Merged reads of neighbouring sectors: one call reads them. If it fails, each is
+                // read alone.
                 let status = self.read_now(&started);
                 if !status.is_ok() {
                     batch.break_up(started);
@@ -367,7 +371,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         if found {
             self.since = now;
         }
-        // There may be memory now; what is left is offered again.
+        // There may be memory now, so the caller offers the remaining requests again.
         self.blocked = false;
         self.limited.take_if(|at| *at <= now);
         self.plan(now);
@@ -432,7 +436,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
     }
 }
 
-/// The bytes that a volume's limits count; none for what they do not limit.
+/// The bytes of a request that the rate limits count; none for operations that are not limited.
 fn limited_bytes(work: &impl Work) -> Option<u64> {
     matches!(work.op(), Op::Read | Op::Write).then(|| work.sectors() << SECTOR_SHIFT)
 }

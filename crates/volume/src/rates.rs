@@ -1,39 +1,39 @@
-//! The limits of a volume: how many reads and writes, and how many of their bytes, all of its
-//! queues together may begin in a second.
+//! Rate limits of a volume: how many reads and writes, and how many of their bytes, all its queues
+//! together may start per second.
 
 use blockyard_sync::token_bucket::TokenBucket;
 
-/// How often a bucket is filled in a second, at least, unless that would be less than 1 at a time.
+/// Refills of a bucket per second, at least; fewer if each would add less than one token.
 const TICKS: u64 = 100;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// See the module.
+/// The rate limits of a volume.
 #[derive(Debug)]
 pub(crate) struct Rates {
     requests: Option<TokenBucket>,
     bytes: Option<TokenBucket>,
 }
 
-/// A bucket for so much in a second. What it gets at a time is a whole number, and so the time is
-/// what makes it right.
+/// A token bucket for `rate` tokens per second. The tokens per refill are an integer, so the
+/// interval between refills is what makes the rate exact.
 fn bucket(rate: u64) -> Option<TokenBucket> {
     let share = (rate / TICKS).max(1);
     let tick_ns = (u128::from(share) * u128::from(SECOND_NS)).checked_div(rate.into())?;
-    // In a nanosecond more it is not more than was asked for.
+    // One nanosecond more, so that the rate is never above the requested one.
     Some(TokenBucket::new(share, u64::try_from(tick_ns + 1).unwrap_or(u64::MAX)))
 }
 
 impl Rates {
-    /// So many requests and bytes in a second; 0: any number.
+    /// Limits of requests and bytes per second; 0 means unlimited.
     pub(crate) fn new(requests: u64, bytes: u64) -> Rates {
         Rates { requests: bucket(requests), bytes: bucket(bytes) }
     }
 
-    /// Takes what a request needs.
+    /// Takes the tokens that a request needs.
     ///
     /// # Errors
-    /// If it has to wait: when it is worth another try.
+    /// If the request has to wait: the time in nanoseconds at which to try again.
     pub(crate) fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
         if let Some(bucket) = &self.bytes {
             bucket.take(now_ns, bytes)?;
@@ -45,7 +45,7 @@ impl Rates {
         taken
     }
 
-    /// Gives back what a request has taken that was not begun.
+    /// Returns the tokens of a request that was not started.
     pub(crate) fn give_back(&self, bytes: u64) {
         self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
         self.requests.iter().for_each(|bucket| bucket.give_back(1));
@@ -56,7 +56,7 @@ impl Rates {
 mod tests {
     use super::*;
 
-    /// How many requests begin in ten seconds.
+    /// How many requests start in ten seconds.
     fn begun(rates: &Rates, bytes: u64) -> u64 {
         let (mut now, mut count) = (0, 0);
         while now < 10 * SECOND_NS {
@@ -78,7 +78,8 @@ mod tests {
         assert!((0..1000).all(|_| Rates::new(0, 0).take(0, 1 << 30).is_ok()), "no limits");
     }
 
-    /// 199 in a second were 100: what a tick gets was cut off to a whole number.
+    /// Regression: a limit of 199 per second became 100, because the tokens per refill were rounded
+    /// down.
     #[test]
     fn a_limit_is_what_was_asked_for_whatever_the_number() {
         for rate in (1..400).chain([999, 1001, 1999, 12_345, 100_003]) {
@@ -88,7 +89,7 @@ mod tests {
             let found = begun(&Rates::new(0, rate << 10), 1 << 10);
             assert!(wanted.contains(&found), "{rate} KiB: {found} in ten seconds");
         }
-        // Not more than a number can be.
+        // The largest numbers do not overflow.
         assert!(Rates::new(u64::MAX, u64::MAX).take(0, 4096).is_ok());
     }
 }

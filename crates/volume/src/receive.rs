@@ -1,6 +1,6 @@
-//! Receiving: a stream of [`crate::send`] becomes a snapshot and the volume that it is of. They are
-//! there as a whole or not at all: until the end was read and everything is durable, what has come
-//! is a volume of its own that nobody sees; then one change of the catalogue puts it in place.
+//! Receiving a snapshot: a stream of [`crate::send`] becomes a snapshot and its volume. They appear
+//! completely or not at all. Until the stream was read to its end and everything is durable, the
+//! data are in a hidden volume; then one change of the catalogue puts it in place.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::record::Live;
 use crate::running::Running;
 use crate::store::Directory;
 
-/// Records that are on their way into the log at once.
+/// Records that are in flight to the log at once.
 const RECORDS: usize = 16;
 
 /// Longest write, in bytes.
 const WRITE_BYTES: u64 = 256 << 10;
 
-/// Longest sleep before another look whether there is memory.
+/// Longest sleep before the thread checks again whether memory is free.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What was received.
+/// The result of receiving a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The snapshot that is there now.
+    /// The name of the new snapshot.
     pub snapshot: String,
     /// Blocks whose contents were in the stream.
     pub blocks: u64,
@@ -42,37 +42,37 @@ pub struct Received {
     pub bytes: u64,
 }
 
-/// A stream that is read, record by record.
+/// A stream that is read record by record.
 pub struct Incoming<'a> {
     input: &'a mut dyn Read,
-    /// What it says of itself.
+    /// The head of the stream.
     pub head: Head,
     chain: u64,
     number: u64,
-    /// Blocks of the next record lie here or behind.
+    /// The next record must begin at this block or a later one.
     from: u64,
     bytes: u64,
     payload: Vec<u8>,
 }
 
-/// What comes next in a stream.
+/// The next part of a stream.
 #[derive(Debug)]
 pub enum Part<'a> {
-    /// Blocks from `first` on have these contents.
+    /// Blocks with contents.
     Data {
-        /// The first of them.
+        /// The first block.
         first: u64,
-        /// All of them.
+        /// Contents of all blocks.
         bytes: &'a [u8],
     },
-    /// Blocks are zeros.
+    /// Blocks that are zeros.
     Zeros {
-        /// The first of them.
+        /// The first block.
         first: u64,
-        /// How many.
+        /// Number of blocks.
         count: u64,
     },
-    /// There is no more.
+    /// The end of the stream.
     End,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Incoming<'a> {
     /// Reads the head.
     ///
     /// # Errors
-    /// If it cannot be read, or is none that this program knows.
+    /// If the head cannot be read, or has a format that this program does not know.
     pub fn begin(input: &'a mut dyn Read) -> Result<Incoming<'a>, VolumeError> {
         let mut bytes = [0; HEAD_BYTES];
         fill(input, &mut bytes, 0)?;
@@ -93,7 +93,7 @@ impl<'a> Incoming<'a> {
     /// Reads the next record.
     ///
     /// # Errors
-    /// If it cannot be read, the stream ends before its end, or it is damaged.
+    /// If the record cannot be read or is damaged, or the input ends before the end record.
     pub fn part(&mut self) -> Result<Part<'_>, VolumeError> {
         let mut bytes = [0; RECORD_BYTES];
         fill(self.input, &mut bytes, self.bytes)?;
@@ -121,11 +121,12 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Reads the head of a stream that is to become the first volume of a pool which is not there yet,
-/// and checks it and the name: what is refused leaves nothing, not even a pool. Answers the bytes.
+/// Reads the head of a stream that is to become the first volume of a pool, before the pool is
+/// created. Checks the head and the name, so that a refused stream does not leave a pool. Returns
+/// the bytes of the head.
 ///
 /// # Errors
-/// If it cannot be read, or is no stream that builds on nothing.
+/// If the head cannot be read, or the stream is incremental.
 pub fn begin_new(name: &str, input: &mut dyn Read) -> Result<Vec<u8>, VolumeError> {
     match name.contains('@') {
         true => _ = snapshot_name(name)?,
@@ -140,7 +141,7 @@ pub fn begin_new(name: &str, input: &mut dyn Read) -> Result<Vec<u8>, VolumeErro
     }
 }
 
-/// Reads all of it; `before` bytes of the stream were read before.
+/// Fills `bytes` from the input, of which `before` bytes were read earlier.
 fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
     let mut at = 0;
     while at < bytes.len() {
@@ -158,12 +159,12 @@ fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), Volum
 }
 
 impl Running {
-    /// Receives a stream as the volume `name`, with its snapshot of the name that it had, or as
-    /// `VOLUME@SNAPSHOT`. A stream that builds on another snapshot needs that here, and the volume
-    /// as it was then. `progress` is told the bytes that were read.
+    /// Receives a stream as the volume `name`, with a snapshot of the name that it had, or as
+    /// `VOLUME@SNAPSHOT`. An incremental stream needs its base snapshot here, and a volume that is
+    /// unchanged since then. `progress` is called with the number of bytes read.
     ///
     /// # Errors
-    /// If the stream is damaged, cut or does not fit what is here: then nothing has changed.
+    /// If the stream is damaged, cut, or does not fit the pool: then nothing has changed.
     pub fn receive(
         &self,
         name: &str,
@@ -172,7 +173,7 @@ impl Running {
     ) -> Result<Received, VolumeError> {
         let mut incoming = Incoming::begin(input)?;
         let place = Place::find(self, name, &incoming.head)?;
-        // Before it is looked whether the volume is as it has to be: nobody writes to it then.
+        // Hold the volume before it is checked, so that no client writes to it afterwards.
         let _held = place.present.as_ref().map(|(volume, _)| self.hold(volume)).transpose()?;
         place.check(self.pool())?;
         let hidden = place.begin(self, &incoming.head)?;
@@ -192,7 +193,8 @@ impl Running {
         }
     }
 
-    /// Removes what was received and never complete, and what was made to be sent.
+    /// Removes volumes that were received incompletely, and snapshots that were made only to be
+    /// sent.
     pub(crate) fn forget_all(&self) {
         let volumes = self.pool().volumes();
         let names = volumes.by_id.values().map(|live| live.traits.name.clone());
@@ -213,7 +215,7 @@ impl Running {
 struct Place {
     volume: String,
     snapshot: String,
-    /// The volume that is there, and its snapshot that the stream builds on.
+    /// The volume that exists, and its snapshot that the stream builds on.
     present: Option<(Traits, Traits)>,
 }
 
@@ -266,7 +268,7 @@ impl Place {
         Ok(Place { volume, snapshot, present: Some((traits, found)) })
     }
 
-    /// Whether the volume is as the stream wants it.
+    /// Checks that the volume is in the state that the stream expects.
     fn check<D: Directory>(&self, pool: &Arc<Pool<D>>) -> Result<(), VolumeError> {
         let Some((traits, base)) = &self.present else { return Ok(()) };
         let busy = |why: String| Err(VolumeError::Busy { name: self.volume.clone(), why });
@@ -283,7 +285,7 @@ impl Place {
         format!("{ON_ITS_WAY}{}", self.volume)
     }
 
-    /// Makes the volume that nobody sees; answers its name.
+    /// Creates the hidden volume and returns its name.
     fn begin(&self, running: &Running, head: &Head) -> Result<String, VolumeError> {
         let pool = running.pool();
         let name = self.hidden();
@@ -319,7 +321,7 @@ impl Place {
         Ok(name)
     }
 
-    /// What puts it in place.
+    /// The change of the catalogue that puts the hidden volume in place.
     fn end<D: Directory>(
         &self,
         pool: &Pool<D>,
@@ -349,7 +351,7 @@ impl Place {
     }
 }
 
-/// Whether a volume is no longer what its snapshot is.
+/// Whether a volume differs from its snapshot.
 fn has_changed<D: Directory>(
     pool: &Arc<Pool<D>>,
     volume: &str,
@@ -368,7 +370,8 @@ fn has_changed<D: Directory>(
     Ok(blocks != snapshot.traits.blocks || changes.next().transpose()?.is_some())
 }
 
-/// Writes what comes into the hidden volume, and makes it durable; answers how many blocks came.
+/// Writes the stream into the hidden volume and makes it durable. Returns the number of blocks with
+/// contents.
 fn take<D: Directory>(
     pool: &Arc<Pool<D>>,
     hidden: &str,
@@ -395,7 +398,7 @@ fn take<D: Directory>(
     Ok(blocks)
 }
 
-/// Writes into a volume, some at once.
+/// Writes into a volume, with several records in flight.
 struct Filler<D: Directory> {
     door: Door<D>,
     size: u64,
@@ -457,7 +460,7 @@ impl<D: Directory> Filler<D> {
             match ask(&mut self.door) {
                 Outcome::Taken => return Ok(()),
                 Outcome::Ended(status) => return ended(status),
-                // Others have the memory, or we ourselves do.
+                // Other writers, or this one, have all the memory.
                 Outcome::Full => match self.door.out() {
                     0 => std::thread::sleep(LOOK),
                     out => self.wait_below(out)?,
@@ -466,7 +469,7 @@ impl<D: Directory> Filler<D> {
         }
     }
 
-    /// Waits until fewer records than this are on their way.
+    /// Waits until fewer than `records` records are in flight.
     fn wait_below(&mut self, records: usize) -> Result<(), VolumeError> {
         while self.door.out() >= records {
             match self.door.take() {

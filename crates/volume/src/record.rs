@@ -1,4 +1,4 @@
-//! A record: what a queue hands to the committer, and what comes back.
+//! Records, which queues send to the committer, and their answers.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
@@ -17,15 +17,16 @@ use crate::map::{Coming, Map, What};
 /// A volume or snapshot that is open in its pool.
 #[derive(Debug)]
 pub struct Live {
-    /// What it is.
+    /// Attributes of the volume: name, size, origin and so on.
     pub traits: Traits,
-    /// The number of the volume that it and all that share blocks with it come from.
+    /// The number of the volume from which it, and all that share blocks with it, descend.
     pub family: u32,
-    /// Where its blocks are.
+    /// The block map.
     pub map: Map,
-    /// Blocks that are its alone, as a signed number: at least as many are. The committer counts.
+    /// Lower bound of the blocks that only this volume refers to, as a signed number. The committer
+    /// updates it.
     owned: Counter,
-    /// Bytes that it is promised. The committer changes them.
+    /// The reservation in bytes. The committer changes it.
     reserved: Counter,
 }
 
@@ -38,37 +39,38 @@ impl Live {
         live
     }
 
-    /// What it is now.
+    /// The current attributes.
     pub fn listed(&self) -> Traits {
         Traits { reserved_bytes: self.reserved_bytes(), ..self.traits.clone() }
     }
 
-    /// Bytes that it is promised, before compression.
+    /// The reservation in bytes, before compression.
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved.get()
     }
 
-    /// Notes how many bytes it is promised.
+    /// Sets the reservation in bytes.
     pub(crate) fn reserve(&self, bytes: u64) {
         self.reserved.add(bytes.wrapping_sub(self.reserved.get()));
     }
 
-    /// Blocks that are its alone, at least: those that were written since it was copied last.
+    /// Lower bound of the blocks that only this volume refers to: those that were written since it
+    /// was last copied.
     pub fn owned(&self) -> u64 {
         (self.owned.get() as i64).max(0) as u64
     }
 
-    /// Notes how many blocks are its alone.
+    /// Sets the number of blocks that only this volume refers to.
     pub(crate) fn own(&self, blocks: u64) {
         self.owned.add(blocks.wrapping_sub(self.owned.get()));
     }
 
-    /// So many more blocks, or fewer, are its alone.
+    /// Adds `blocks`, which may be negative, to the blocks that only this volume refers to.
     pub(crate) fn gain(&self, blocks: i64) {
         self.owned.add(blocks as u64);
     }
 
-    /// Blocks of this number are not on their way any more.
+    /// Removes blocks of the write with this serial number from the pending writes.
     pub(crate) fn retire(&self, first: u64, blocks: u32, serial: u64) {
         let (number, from) = Map::place(first);
         self.map.with(number, |span| span.retire(from, from + blocks, serial));
@@ -78,13 +80,13 @@ impl Live {
 /// How a block is stored in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Where it begins.
+    /// Offset in the payload, in bytes.
     pub offset: u32,
-    /// How long it is, with its padding.
+    /// Length with padding, in bytes.
     pub len: u32,
-    /// How it is compressed.
+    /// The codec.
     pub codec: Codec,
-    /// The checksum of what is stored.
+    /// The checksum of the stored bytes.
     pub crc: u64,
 }
 
@@ -96,100 +98,100 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Blocks that lie in a buffer one behind the other.
+    /// A payload of blocks that are contiguous in a buffer.
     pub fn new(buffer: Buffer, blocks: Vec<Stored>) -> Payload {
         Payload { buffer, blocks }
     }
 
-    /// All of it.
+    /// All stored bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// How its blocks are stored.
+    /// How each block is stored.
     pub fn blocks(&self) -> &[Stored] {
         &self.blocks
     }
 
-    /// What is stored of a block.
+    /// The stored bytes of a block.
     pub fn stored(&self, index: u32) -> &[u8] {
         let Stored { offset, len, .. } = self.blocks[index as usize];
         &self.buffer[offset as usize..][..len as usize]
     }
 
-    /// Reads a block.
+    /// Reads a block, decompressed, into `block`.
     pub fn read(&self, index: u32, block: &mut [u8]) {
         let whole = codec::decode(self.blocks[index as usize].codec, self.stored(index), block);
         assert!(whole, "what was compressed here comes back");
     }
 }
 
-/// A block that lies elsewhere now.
+/// A block that cleaning has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The family of the volumes that may have it.
+    /// The family of the volumes that may refer to the block.
     pub family: u32,
-    /// Its number in them.
+    /// The block number in these volumes.
     pub block: u64,
-    /// Where it was.
+    /// The old place.
     pub from: Entry,
-    /// Where it is.
+    /// The new place.
     pub to: Entry,
 }
 
-/// Blocks that were moved out of segments with little in them.
+/// Blocks that cleaning has moved out of sparsely filled segments.
 #[derive(Debug, Default)]
 pub struct Moved {
-    /// The blocks.
+    /// The moved blocks.
     pub moves: Vec<Move>,
-    /// Segments whose pages are to be written again, elsewhere.
+    /// Segments whose map pages are to be written again elsewhere.
     pub pages: Vec<u32>,
-    /// Leaves of maps that have rotted, by where they are: what they named is given up.
+    /// Old places of map leaves that have rotted: the blocks that they named are lost.
     pub lost: HashSet<Entry>,
-    /// The spans of maps that have some there: by family and number.
+    /// The map spans that refer to these segments: family and span number.
     pub spans: BTreeSet<(u32, usize)>,
-    /// How many pages of maps that changes at most.
+    /// Most map pages that these moves modify.
     pub page_count: u64,
-    /// How many checkpoints had begun when they were written.
+    /// How many checkpoints had begun when the blocks were written.
     pub round: u64,
 }
 
-/// What is to be done.
+/// What a record asks the committer to do.
 #[derive(Debug)]
 pub enum Body {
-    /// Blocks are written.
+    /// Write blocks.
     Write(Arc<Payload>),
-    /// Blocks become zeros: so many.
+    /// Set this number of blocks to zero.
     Zero(u32),
-    /// Blocks are moved.
+    /// Update the maps for moved blocks.
     Move(Arc<Moved>),
-    /// The catalogue changes.
+    /// Change the catalogue.
     Catalogue(Change),
-    /// Everything before is to be durable.
+    /// Make everything before it durable.
     Flush,
-    /// A checkpoint is to be made.
+    /// Write a checkpoint.
     Checkpoint,
-    /// The pool is closed.
+    /// Close the pool.
     Stop,
 }
 
 /// A record.
 pub struct Record {
-    /// What is to be done.
+    /// What the committer is to do.
     pub body: Body,
-    /// To which volume, where blocks change.
+    /// The volume, for records that change blocks.
     pub volume: Option<Arc<Live>>,
     /// The first block.
     pub first: u64,
-    /// The number of this write in its span.
+    /// The serial number of this write in its span.
     pub serial: u64,
-    /// The numbers of the writes in its span that a write of parts of blocks copied the rest of its
-    /// first and last block from, where those may still be refused. If one of them is refused, so
-    /// is this one: else bytes of a refused write would become durable.
+    /// For a write of partial blocks: serial numbers of the writes in its span from which it copied
+    /// the rest of its first and last block, if these may still be refused. If one of them is
+    /// refused, this write is refused too; otherwise bytes of a refused write would become durable.
     pub(crate) copied: [Option<u64>; 2],
-    /// Whether it is to be durable when it is answered.
+    /// Whether the record must be durable when it is answered.
     pub durable: bool,
-    /// Blocks were counted again for it.
+    /// A liveness scan was already made for this record.
     pub(crate) is_counted: bool,
     /// Where the answer goes.
     pub reply: Option<Return>,
@@ -202,7 +204,7 @@ impl Record {
         Record { body, volume, first: 0, serial: 0, copied, durable: true, is_counted, reply }
     }
 
-    /// How many blocks it changes.
+    /// How many blocks the record changes.
     pub(crate) fn blocks(&self) -> u32 {
         match &self.body {
             Body::Write(payload) => payload.blocks().len() as u32,
@@ -211,7 +213,8 @@ impl Record {
         }
     }
 
-    /// Whether both change blocks of one span of one volume, in which their numbers are an order.
+    /// Whether both records change blocks of one span of one volume, where serial numbers define
+    /// the order.
     fn is_beside(&self, other: &Record) -> bool {
         let is_one_volume = match (&self.volume, &other.volume) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -221,20 +224,20 @@ impl Record {
         is_one_volume && self.blocks() > 0 && other.blocks() > 0 && span(self) == span(other)
     }
 
-    /// Whether it holds data copied out of another record, which may be refused.
+    /// Whether this record contains data that were copied from `other`, which may be refused.
     pub(crate) fn is_copy_of(&self, other: &Record) -> bool {
         self.is_beside(other) && self.copied.contains(&Some(other.serial))
     }
 
-    /// Takes its blocks out of memory, because there was no space for them: no read and no copy
-    /// finds them from now on. Where `waiting` has earlier records of the same blocks, these are
-    /// found there again.
+    /// Removes the record's blocks from the pending writes, because there was no space for them. No
+    /// later read or copy finds them. Where `waiting` has earlier records of these blocks, their
+    /// data become visible again.
     pub(crate) fn take_back<'a>(&self, waiting: impl Iterator<Item = &'a Record>) {
         let (Some(volume), blocks @ 1..) = (&self.volume, self.blocks()) else { return };
         let (number, from) = Map::place(self.first);
         let to = from + blocks;
         let earlier = waiting.filter(|it| it.is_beside(self) && it.serial < self.serial);
-        // One lock: a copy that begins in between would copy what was there before both.
+        // Under one lock: a copy that began in between would take data from before both writes.
         volume.map.with(number, |span| {
             span.retire(from, to, self.serial);
             for record in earlier {
@@ -260,8 +263,8 @@ impl fmt::Debug for Record {
     }
 }
 
-/// Where an answer goes. One comes in any case: whoever drops this without one answers that it has
-/// failed, because somebody waits.
+/// The return path of one answer. An answer is always sent: dropping this without one answers with
+/// an I/O error, because a client waits.
 pub struct Return {
     to: Arc<Mailbox<Reply>>,
     token: u32,
@@ -269,17 +272,18 @@ pub struct Return {
 }
 
 impl Return {
-    /// Into a mailbox, about this.
+    /// An answer to `to`, for the operation `token`.
     pub fn new(to: &Arc<Mailbox<Reply>>, token: u32) -> Return {
         Return { to: Arc::clone(to), token, is_answered: false }
     }
 
-    /// Whether it goes into this mailbox.
+    /// Whether the answer goes into this mailbox.
     pub(crate) fn is_to(&self, mailbox: &Arc<Mailbox<Reply>>) -> bool {
         Arc::ptr_eq(&self.to, mailbox)
     }
 
-    /// Puts the answer into its mailbox, whose owner is still to be woken.
+    /// Puts the answer into the mailbox and returns the mailbox. The caller wakes the mailbox's
+    /// owner.
     pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
         if !std::mem::replace(&mut self.is_answered, true) {
             self.to.post([Reply { token: self.token, status }].into_iter());
@@ -288,7 +292,7 @@ impl Return {
     }
 }
 
-/// A panic on the way, or a pool whose thread is gone.
+/// Answers with an error after a panic, or when the pool's thread is gone.
 impl Drop for Return {
     fn drop(&mut self) {
         if !self.is_answered {
@@ -300,8 +304,8 @@ impl Drop for Return {
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What it was about.
+    /// Identifies the operation that is answered.
     pub token: u32,
-    /// How it ended.
+    /// The result.
     pub status: Status,
 }

@@ -1,4 +1,4 @@
-//! What a change of the catalogue must not do, whoever asks for it: a command, or a stream.
+//! Limits that a change of the catalogue must respect, whether a command or a stream asks for it.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::format::catalogue::{Change, LISTED_BYTES_MAX, Traits};
 use crate::record::Live;
 
 impl Volumes {
-    /// Whether a change leaves lengths that a volume can have. A snapshot is as long as its volume
-    /// is when it is made, and a volume goes only when it has none.
+    /// Checks that a change leaves only valid lengths. A snapshot gets the length that its volume
+    /// has at that moment. The catalogue must stay short enough to be read.
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
         self.has_lengths(change)?;
         let more = match change {
@@ -23,7 +23,7 @@ impl Volumes {
             }
             _ => return Ok(()),
         };
-        // A catalogue that is too long to be read is never written.
+        // Never write a catalogue that is too long to be read.
         let listed = self.by_id.values().map(|live| live.traits.listed_bytes());
         let listed = listed.sum::<u64>().saturating_add(more.listed_bytes());
         if listed <= LISTED_BYTES_MAX { Ok(()) } else { Err(Status::NoSpc) }

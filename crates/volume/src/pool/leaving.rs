@@ -1,5 +1,5 @@
-//! Who is leaving: a door that is closed waits for its answers, and for no more than these. Its
-//! writes are not to wait for space any more.
+//! Volume handles that are being closed. Closing waits for the answers to the handle's own records
+//! only, and its writes no longer wait for space.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -10,14 +10,14 @@ use super::Pool;
 use crate::record::{Record, Reply};
 use crate::store::Directory;
 
-/// Where the answers go of somebody who is leaving, until this is dropped.
+/// Marks the owner of a mailbox as closing, until this is dropped.
 pub(crate) struct Leaving<'a, D: Directory> {
     pool: &'a Pool<D>,
     mailbox: Arc<Mailbox<Reply>>,
 }
 
 impl<D: Directory> Pool<D> {
-    /// Somebody is leaving whose answers go into this mailbox.
+    /// Marks the owner of this mailbox as closing.
     pub(crate) fn leave(&self, mailbox: &Arc<Mailbox<Reply>>) -> Leaving<'_, D> {
         let mailbox = Arc::clone(mailbox);
         self.leaving.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&mailbox));
@@ -25,12 +25,12 @@ impl<D: Directory> Pool<D> {
         Leaving { pool: self, mailbox }
     }
 
-    /// Whether anybody is leaving.
+    /// Whether any volume handle is closing.
     pub(crate) fn is_any_leaving(&self) -> bool {
         !self.leaving.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Whether whoever waits for the answer to a record is leaving.
+    /// Whether the receiver of a record's answer is closing.
     pub(crate) fn is_left(&self, record: &Record) -> bool {
         let leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
         let reply = record.reply.as_ref();

@@ -17,34 +17,35 @@ use crate::store::Directory;
 /// The volumes and snapshots of a pool.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    /// The next number to give away.
+    /// The number that the next volume or snapshot gets.
     pub next_id: u32,
     /// How many copies of maps have been made.
     pub copies: u32,
-    /// What there is.
+    /// The volumes and snapshots by number.
     pub by_id: BTreeMap<u32, Arc<Live>>,
-    /// What there was, until whoever has had it removed frees its map: that may take long.
+    /// Removed volumes whose maps still use memory. The thread that asked for the removal frees
+    /// them, which may take long.
     pub(crate) gone: Vec<Arc<Live>>,
-    /// Those that are promised something.
+    /// Numbers of the volumes that have a reservation.
     pub(crate) reserving: BTreeSet<u32>,
 }
 
 impl Volumes {
-    /// The one of a name.
+    /// Finds a volume or snapshot by name.
     pub fn find(&self, name: &str) -> Option<&Arc<Live>> {
         self.by_id.values().find(|live| live.traits.name == name)
     }
 
-    /// Those that are whole.
+    /// The volumes and snapshots without the hidden ones (see [`ON_ITS_WAY`]).
     pub(crate) fn list(&self) -> Vec<Traits> {
         let live = self.by_id.values();
         live.filter(|it| !it.traits.name.starts_with(ON_ITS_WAY)).map(|it| it.listed()).collect()
     }
 
-    /// Completes a change and says whether it can be carried out.
+    /// Completes a change and checks whether it can be applied.
     ///
     /// # Errors
-    /// How it ends otherwise.
+    /// The status with which the change is refused.
     pub fn check(&self, change: &mut Change) -> Result<(), Status> {
         match change {
             Change::Several(changes) => {
@@ -57,7 +58,7 @@ impl Volumes {
         }
     }
 
-    /// Completes a single change, to which a number may be given that is free.
+    /// Completes and checks a single change. A new volume gets the number `id`, which is free.
     fn check_one(&self, change: &mut Change, id: u32) -> Result<(), Status> {
         self.fits(change)?;
         let is_copy = matches!(change, Change::Copy(_));
@@ -74,7 +75,7 @@ impl Volumes {
             }
             Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                // Somebody else has it open.
+                // Another thread or device has the volume open.
                 if Arc::strong_count(live) > 1 {
                     return Err(Status::DevResource);
                 }
@@ -84,7 +85,7 @@ impl Volumes {
                 if live.traits.is_snapshot || *bytes > live.traits.size_bytes() {
                     return Err(Status::Inval);
                 }
-                // As far as nothing has to be read for it.
+                // Estimate the owned blocks from the pages in memory; nothing is read for it here.
                 if *bytes > 0 && live.reserved_bytes() == 0 {
                     live.own(live.map.owned());
                 }
@@ -98,16 +99,16 @@ impl Volumes {
         }
     }
 
-    /// How many pages of maps and of the catalogue a change adds or changes at most, beside those
+    /// Most pages of maps and of the catalogue that a change adds or modifies, not counting those
     /// that a checkpoint may write in any case.
     pub(crate) fn change_pages(&self, change: &Change) -> u64 {
         let roots = |id: &u32| self.by_id.get(id).map_or(0, |live| live.traits.root_count());
-        // Roots, what names them, and what stands there of the volume.
+        // The roots, the catalogue pages that name them, and those with the volume's own data.
         let listed = |roots: usize| (roots + roots.div_ceil(FAN)) as u64 + 2;
         match change {
             Change::Create(traits) | Change::Copy(traits) => listed(traits.root_count()),
             Change::Rollback { id, .. } => listed(roots(id)),
-            // A part of a leaf and of a node, too.
+            // Also a partly used leaf and a partly used node.
             Change::Resize { id, blocks } => {
                 let nodes = blocks.div_ceil(NODE_BLOCKS) as usize;
                 listed(roots(id).max(nodes.div_ceil(FAN))) + 2
@@ -117,10 +118,10 @@ impl Volumes {
         }
     }
 
-    /// Carries a change out.
+    /// Applies a change.
     ///
     /// # Errors
-    /// If it is impossible, which one that was checked is not, or a page cannot be read.
+    /// If the change is impossible, which a checked one is not, or if a page cannot be read.
     pub(crate) fn apply<D: Directory>(
         &mut self,
         change: &Change,
@@ -179,12 +180,12 @@ impl Volumes {
         Ok(())
     }
 
-    /// Those that are promised something.
+    /// The volumes that have a reservation.
     pub(crate) fn reserving(&self) -> impl Iterator<Item = &Live> {
         self.reserving.iter().filter_map(|id| self.by_id.get(id).map(|live| &**live))
     }
 
-    /// Notes how many bytes a volume is promised.
+    /// Sets the reservation of a volume in bytes.
     fn reserve(&mut self, id: u32, bytes: u64) -> Result<(), VolumeError> {
         let live = self.live(id)?;
         live.reserve(bytes.min(live.traits.size_bytes()));
@@ -195,7 +196,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Puts in one that a checkpoint has.
+    /// Inserts a volume or snapshot that a checkpoint has.
     pub(crate) fn insert(&mut self, live: Live) {
         let (id, bytes) = (live.traits.id, live.reserved_bytes());
         self.by_id.insert(id, Arc::new(live));
@@ -210,7 +211,7 @@ impl Volumes {
         self.by_id.get(&id).ok_or_else(|| no_volume(id))
     }
 
-    /// A copy of a map for a volume: its nodes, and the number of this copy.
+    /// Copies a map for a volume: returns its nodes, and the number of this copy.
     fn copy<D: Directory>(
         &mut self,
         from: u32,

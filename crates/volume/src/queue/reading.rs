@@ -1,5 +1,5 @@
-//! Reads of one queue: cut into rows of blocks that lie one behind the other on disk, all of which
-//! are under way at once. What is in memory, or known to be zeros, is there at once.
+//! Reads of one queue. A request is cut into runs of blocks that are contiguous on disk, and all
+//! runs are read at once. Blocks that are in memory, or known to be zeros, are copied immediately.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,37 +13,37 @@ use crate::format::entry::Entry;
 use crate::map::Found;
 use crate::store::{Directory, Reads};
 
-/// Zeros of a block.
+/// A block of zeros.
 static ZEROS: [u8; BLOCK_BYTES_MAX as usize] = [0; BLOCK_BYTES_MAX as usize];
 
-/// Blocks of a request that are read at once.
+/// A run of blocks of one request that one read covers.
 #[derive(Debug, Default)]
 struct Row {
-    /// Of the request.
+    /// The slot of the request.
     slot: u32,
-    /// The first block.
+    /// The first block of the run.
     first: u64,
     entries: Vec<Entry>,
 }
 
-/// See the module.
+/// The reads of one queue.
 #[derive(Debug)]
 pub(super) struct Reading<D: Directory> {
     reads: D::Reads,
-    /// By the number that reads are told by.
+    /// Runs, by the token of their read.
     rows: Vec<Row>,
     free: Vec<u32>,
     found: Vec<Found>,
 }
 
-/// Copies bytes into a request, from a place on.
+/// Copies `bytes` into the buffers of a request, starting at byte `at`.
 fn put_at(started: &Started, at: usize, bytes: &[u8]) {
     let mut pieces = Pieces::new(started.segments());
     pieces.skip(at);
     pieces.write(bytes);
 }
 
-/// Which bytes of a request a block is, and which of the block.
+/// Where a block lies in a request: the offset in the request, and the range in the block.
 fn window(started: &Started, size: u64, block: u64) -> (usize, std::ops::Range<usize>) {
     let (at, end) = (started.sector().bytes(), started.end().bytes());
     let (start, stop) = (block * size, (block + 1) * size);
@@ -56,7 +56,8 @@ impl<D: Directory> Reading<D> {
         Reading { reads, rows: Vec::new(), free: Vec::new(), found: Vec::new() }
     }
 
-    /// Begins to read for a request; says how many rows are under way then, and what has failed.
+    /// Starts the reads for a request. Returns how many runs are in flight, and the status of what
+    /// has failed already.
     pub(super) fn begin(
         &mut self,
         door: &mut Door<D>,
@@ -84,7 +85,8 @@ impl<D: Directory> Reading<D> {
                         put_at(started, place, &bytes[part]);
                         next += 1;
                     }
-                    // One read of a page in a thousand or so: it is waited for.
+                    // About one read in a thousand needs a map page from disk: read it
+                    // synchronously.
                     Found::Away(_) => {
                         if let Err(error) = door.fetch_for(at) {
                             status = error;
@@ -128,11 +130,11 @@ impl<D: Directory> Reading<D> {
             Found::Disk(entry) => Some(*entry),
             _ => None,
         }));
-        // What is under way is bounded by the requests of a queue and their length.
+        // The memory in flight is bounded by the queue's requests and their length.
         let buffer = door.pool().memory().take_beyond(bytes);
         match door.place(&row.entries[0]) {
             Some((file, offset)) => self.reads.begin(number, &file, offset, buffer),
-            // No such file: the second look says what is wrong.
+            // The segment has no such file. The second attempt in `finish` reports the damage.
             None => {
                 let missing = Arc::clone(&door.pool().segments().files()[0]);
                 self.reads.begin(number, &missing, u64::MAX >> 1, buffer);
@@ -140,12 +142,12 @@ impl<D: Directory> Reading<D> {
         }
     }
 
-    /// Hands over what was begun.
+    /// Submits the reads that were started.
     pub(super) fn submit(&mut self) {
         self.reads.submit();
     }
 
-    /// Takes a row that has ended: the request's slot, and the row's number.
+    /// Takes a finished run.
     pub(super) fn take(&mut self) -> Option<Ended> {
         let got = self.reads.take()?;
         let row = &self.rows[got.token as usize];
@@ -153,7 +155,7 @@ impl<D: Directory> Reading<D> {
         Some(Ended { slot: row.slot, number: got.token, buffer })
     }
 
-    /// Puts what was read into the request; says how that ended.
+    /// Copies the data of a finished run into the request, and returns the status.
     pub(super) fn finish(
         &mut self,
         door: &mut Door<D>,
@@ -173,7 +175,7 @@ impl<D: Directory> Reading<D> {
                 put_at(started, place, &plain[part]);
                 continue;
             }
-            // It may have moved; if not, this says what is wrong with it, and to the log too.
+            // The block may have moved meanwhile. If not, this read returns the error and logs it.
             let mut at = place;
             let bytes = started.sector().bytes() + place as u64;
             let read = door.read(bytes, part.len(), |bytes| {
@@ -189,27 +191,27 @@ impl<D: Directory> Reading<D> {
         status
     }
 
-    /// Whether a row has ended.
+    /// Whether a run has finished.
     pub(super) fn is_any(&mut self) -> bool {
         self.reads.is_any()
     }
 
-    /// How many rows are under way.
+    /// How many runs are in flight.
     pub(super) fn under_way(&self) -> usize {
         self.reads.under_way()
     }
 
-    /// Sleeps until a row has ended.
+    /// Sleeps until a run has finished.
     pub(super) fn sleep(&mut self, at_most: Duration) {
         self.reads.sleep(at_most);
     }
 }
 
-/// A row that has ended.
+/// A finished run.
 pub(super) struct Ended {
-    /// The request's slot.
+    /// The slot of the request.
     pub(super) slot: u32,
     number: u32,
-    /// What was read, if all of it was.
+    /// The data, if the read delivered all of it.
     buffer: Option<Buffer>,
 }
