@@ -10,13 +10,13 @@
 //!
 //! | rule | where |
 //! | --- | --- |
-//! | a new request merges with a waiting one, front and back, within the device's limits | `insert` |
+//! | new requests merge with waiting ones, front and back, within the limits | `insert` |
 //! | a request at the head goes before all others, the last inserted first | `insert`, `dispatch` |
 //! | a class waits for the classes above it, for at most `prio_aging_expire` | `dispatch` |
 //! | deadlines are checked only between batches | `dispatch` |
 //! | at the end of a sweep the next sweep starts at the oldest request | `dispatch` |
 //! | writes to a sequential zone keep the order of their insertion | `lines` |
-//! | requests that need not wait go out in one decision with the result of the rules above | `pass` |
+//! | requests that need not wait go out at once, in the same order | `pass` |
 
 mod dispatch;
 mod entries;

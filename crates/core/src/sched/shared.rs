@@ -1,20 +1,22 @@
-//! A scheduler that the channels of a device share: it orders and merges over all of them.
+//! A scheduler that the channels of a device share: it orders and merges the requests of all of
+//! them.
 //!
 //! ```text
-//! channel ─ batch ▸ where nothing waits: sort, pass on ▸ the channel's own device queue
-//! channel ─ batch ▸ lane ─┐                          ┌▸ device queue of whoever popped
-//! channel ─ batch ▸ lane ─┼ drain, sort, merge ▸ pop ┤
-//! channel ─ batch ▸ lane ─┘   (role: dispatcher)     └▸ one device queue (role: its starter)
-//! channel ◂─ mailbox, bell ◂── each request goes home to the channel that pushed it ◂──┘
+//! channel ─ batch ▸ if nothing waits: sort, pass (lease) ▸ the channel's own device queue
+//! channel ─ batch ▸ submit ring ─┐                          ┌▸ device queue of the dispatcher
+//! channel ─ batch ▸ submit ring ─┼ drain, sort, merge ▸ pop ┤
+//! channel ─ batch ▸ submit ring ─┘  (by the dispatcher)     └▸ shared device queue (by its holder)
+//! channel ◂─ completion queue, eventcount ◂── each request returns to its channel ◂──┘
 //! ```
 //!
-//! [`Scheduled`] is a device around a device, as middleware is: a channel over it is an ordinary
-//! channel, and `none` is the way past all of this. A [`Front`] is how requests come in and are
-//! taken out; the product's is [`Combiner`], others are to be compared with it.
+//! [`Scheduled`] is a device that wraps a device, as middleware does: a channel over it is an
+//! ordinary channel, and the scheduler `none` bypasses all of this. A [`Front`] is the way in which
+//! requests enter and leave the order. The product uses [`Combiner`]; experiments compare other
+//! fronts with it.
 //!
-//! Nobody waits for a lock here, and no request waits for one particular thread to come by:
-//! whatever can be done is done by whoever is awake and waits for something, and who leaves work
-//! behind wakes somebody who sleeps. docs/decisions/0016-shared-scheduler.md has the invariants.
+//! No thread waits for a lock here, and no request waits for a particular thread. Every thread that
+//! waits for a completion does the work that can be done. A thread that leaves work wakes a
+//! sleeping thread. docs/decisions/0016-shared-scheduler.md lists the invariants.
 
 mod combiner;
 mod engine;
@@ -36,31 +38,32 @@ pub use queued::Queued;
 pub use scheduled::Scheduled;
 pub use sheaf::Sheaf;
 
-/// Most requests of one channel that wait in the scheduler or are at the device.
+/// Maximum number of requests of one channel that wait in the scheduler or are in flight.
 pub const REQUESTS_MAX: u16 = 1024;
 
-/// Most requests that the order holds; more wait in the lanes. Few where interleavings are drawn.
+/// Maximum number of requests in the order; more wait in the submit rings. Small for tests with
+/// random interleavings.
 pub const ORDER_CAPACITY: usize = if cfg!(shuttle) { 8 } else { 2048 };
 
-/// What a front has to know of its device.
+/// What a front needs to know about its device.
 #[derive(Clone, Debug)]
 pub struct FrontConfig {
-    /// Most requests that the device works on: the number of tags.
+    /// Maximum number of requests in flight: the number of tags.
     pub depth: u16,
-    /// Most requests that one thread takes at once, to carry them out one after the other.
+    /// Maximum number of requests that one thread takes at once, to execute one after the other.
     pub hand: u16,
-    /// Most requests that wait in order.
+    /// Maximum number of requests in the order.
     pub capacity: usize,
-    /// What may become one request.
+    /// The merge rules of the device.
     pub rules: MergeRules,
     /// The zones of a zoned device.
     pub zones: Option<ZoneGeometry>,
-    /// What can be tuned.
+    /// The tunable settings.
     pub tunables: Tunables,
 }
 
 impl FrontConfig {
-    /// An empty order of these bounds.
+    /// An empty order with these bounds.
     pub fn order(&self) -> Deadline<Queued> {
         Deadline::new(DeadlineConfig {
             capacity: self.capacity,
@@ -72,27 +75,28 @@ impl FrontConfig {
     }
 }
 
-/// What a [`Front::dispatch`] has left.
+/// What a [`Front::dispatch`] left undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing that could be done.
+    /// Nothing that can be done now.
     Nothing,
-    /// Something, so that the caller has to come again or to [`Front::abandon`] it.
+    /// Work is left: the caller must call again or call [`Front::abandon`].
     Undone,
-    /// The caller has as much as it has room for, and others could start more: that is noted, and
-    /// the caller wakes somebody who sleeps before it starts what it has.
+    /// The caller has its maximum, and other threads could start more, which has been announced.
+    /// The caller wakes a sleeping thread before it starts its own requests.
     More,
 }
 
-/// What becomes of a request that [`Front::dispatch`] gave out: each is reported once.
+/// The fate of a request that [`Front::dispatch`] returned; each request is reported once.
 #[derive(Clone, Copy, Debug)]
 pub enum Report {
-    /// So many requests of this kind are complete.
+    /// This number of requests of this kind have completed.
     Completed(Kind, u32),
-    /// The device did not start it, or its first part: it goes before everything else. It had been
-    /// given out, or passed on by the channel of this number ([`Front::passer`]).
+    /// The device did not start the request, or its first part: it goes before all others. `None`
+    /// if a dispatch returned it, else the number of the channel that passed it
+    /// ([`Front::passer`]).
     Undone(Queued, Option<u16>),
-    /// The rest of a request that the device wants in parts: it goes before everything else, too.
+    /// The rest of a request that the device wants in parts: it also goes before all others.
     Rest(Queued),
 }
 
@@ -107,59 +111,59 @@ impl Report {
     }
 }
 
-/// How requests pass on to the device that need not wait.
+/// The result of a successful [`Front::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passing {
-    /// Something came in meanwhile that waits for a [`Front::dispatch`].
+    /// Another request arrived meanwhile and waits for a [`Front::dispatch`].
     pub is_called: bool,
 }
 
-/// Why requests do not pass on to the device.
+/// Why requests cannot take the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPassing {
-    /// Another thread works on the order, or all that the device takes is with others, who run it
-    /// or wait for a processor to do so. It may be different soon.
+    /// Another thread works on the order, or other threads hold all tags, and they run or wait for
+    /// a CPU. The caller may try again soon.
     Busy,
-    /// Something is to be dispatched first: who does that can ask again, but in any case the caller
-    /// has to come to a [`Front::dispatch`].
+    /// Waiting requests go first. The caller may try again after it has dispatched those; in any
+    /// case it must call [`Front::dispatch`].
     Behind,
-    /// They are to be inserted.
+    /// The requests must be inserted.
     Unfit,
 }
 
-/// How requests of many threads come in, in which order they are, and how they are taken out.
+/// The way in which the requests of many threads enter the order, and are dispatched from it.
 ///
-/// What is inserted is given out once by a dispatch, of any thread, and reported once; what is
-/// reported as not done is given out again.
+/// Each inserted request is returned by one dispatch, on any thread, and reported once. A request
+/// that is reported as undone is returned again.
 pub trait Front: Send + Sync + Sized + 'static {
     /// The name in measurements.
     const NAME: &'static str;
 
-    /// Whether [`Front::pass`] is worth asking.
+    /// Whether [`Front::pass`] can succeed.
     const PASSES: bool = false;
 
-    /// What a channel holds of it.
+    /// The state that a channel holds.
     type Lane: Send + 'static;
 
-    /// A front for a device.
+    /// Creates a front for a device.
     fn new(config: &FrontConfig) -> Self;
 
-    /// What a new channel holds.
+    /// Creates the state of a new channel.
     fn open(&self) -> Self::Lane;
 
     /// How many requests could be inserted now.
     fn room(&self, lane: &Self::Lane) -> usize;
 
-    /// Takes as many requests as there is room for, from the first on; says how many.
+    /// Inserts requests, from the first on, while there is space; returns their number.
     fn insert(&self, lane: &mut Self::Lane, requests: &[Queued], now: Nanos) -> usize;
 
-    /// Lets requests that nothing else waits with pass on to the device at once: inserts them and
-    /// takes them out again, each of them or none. They are the caller's to start then, in the
-    /// order that the sheaf has, and it tells [`Front::passed`] when they are complete; what the
-    /// device does not start is reported as not done.
+    /// The fast path: inserts requests and removes them again at once, all of them or none, if
+    /// nothing else waits. The caller then starts them in the order of the sheaf, and reports their
+    /// completion by [`Front::passed`]. It reports requests that the device does not start as
+    /// undone.
     ///
     /// # Errors
-    /// Why they do not: a front need not know how.
+    /// Why the requests cannot take the fast path. A front need not implement it.
     fn pass(
         &self,
         lane: &mut Self::Lane,
@@ -170,22 +174,22 @@ pub trait Front: Send + Sync + Sized + 'static {
         Err(NotPassing::Unfit)
     }
 
-    /// So many reads and writes that have passed on are complete. Says whether the caller has to
-    /// call [`Front::dispatch`], because that may have made something possible.
+    /// Counts reads and writes that took the fast path as completed. Returns whether the caller has
+    /// to call [`Front::dispatch`], because another request may be able to go now.
     fn passed(&self, lane: &mut Self::Lane, counts: [u32; 2]) -> bool {
         let _ = (lane, counts);
         false
     }
 
-    /// The number by which a channel reports what has passed on and was not started.
+    /// The number by which a channel reports a passed request that was not started.
     fn passer(&self, lane: &Self::Lane) -> u16 {
         let _ = lane;
         0
     }
 
-    /// Adds up to `room` requests whose turn it is to `out`, within its capacity. Where another
-    /// thread is at it, it may leave them to that one. With no room it only looks after what has
-    /// come in. Says what it has left.
+    /// Appends up to `room` next requests to `out`, within its capacity. If another thread is
+    /// dispatching, it may leave the requests to that thread. With no room, it only takes in new
+    /// requests. Returns what is left undone.
     fn dispatch(
         &self,
         lane: &mut Self::Lane,
@@ -194,26 +198,29 @@ pub trait Front: Send + Sync + Sized + 'static {
         out: &mut Vec<Queued>,
     ) -> Left;
 
-    /// Takes the reports on requests that it gave out.
+    /// Reports the fate of requests that it returned; empties `reports`.
     fn report(&self, reports: &mut Vec<Report>);
 
-    /// Whether somebody has to call [`Front::dispatch`]: there is something to do, and perhaps
-    /// nobody is at it. Only looks.
+    /// Whether a thread has to call [`Front::dispatch`]: there is work, and perhaps no thread is
+    /// doing it. Has no side effects.
     fn is_work(&self) -> bool;
 
-    /// Sees to it that a thread which is at it now looks once more before it goes; says whether
-    /// there is one.
+    /// Makes a thread that is dispatching look for work once more before it stops; returns whether
+    /// there is such a thread.
     fn kick(&self) -> bool;
 
-    /// Notes that work is left behind, so that [`Front::is_work`] says so until somebody comes.
+    /// Announces that work is left, so that [`Front::is_work`] returns true until a thread
+    /// dispatches.
     fn abandon(&self);
 
-    /// Whether that is noted, so that somebody was woken for it or is to be. Only looks.
+    /// Whether left work is announced, so that a thread was or will be woken for it. Has no side
+    /// effects.
     fn is_abandoned(&self) -> bool {
         false
     }
 
-    /// Works on the order, for the control plane; may wait for others. Work may be left behind.
+    /// Calls `work` with the order, for the control plane. May wait for other threads, and may
+    /// leave work undone.
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>));
 }
 
@@ -222,35 +229,35 @@ pub trait SchedulerControl: Send + Sync {
     /// The names that [`SchedulerControl::switch`] takes.
     fn available(&self) -> &'static [&'static str];
 
-    /// The name of the one at work.
+    /// The name of the active scheduler.
     fn active(&self) -> &'static str;
 
-    /// Lets another one work; what waits in the one before is still served by it.
+    /// Activates another scheduler; the previous one still serves the requests that wait in it.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If there is no scheduler of this name.
     fn switch(&self, name: &str) -> Result<(), UnknownScheduler>;
 
-    /// What can be tuned, as it is.
+    /// The present tunables.
     fn tunables(&self) -> Tunables;
 
-    /// Changes what can be tuned.
+    /// Changes the tunables.
     fn set(&self, tunables: Tunables);
 
-    /// What has become of the requests so far.
+    /// The counters of requests so far.
     fn stats(&self) -> Stats;
 
-    /// How many requests wait in order.
+    /// Number of requests that wait in the order.
     fn waiting(&self) -> usize;
 
-    /// How many requests the device works on at once; its limits say how many a channel may send.
+    /// How many requests the device executes at once; its limits say how many a channel may submit.
     fn depth(&self) -> u16;
 }
 
 /// There is no scheduler of this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownScheduler {
-    /// What was asked for.
+    /// The requested name.
     pub name: String,
 }
 

@@ -1,16 +1,18 @@
-//! The product's front: lanes, and a dispatcher who is whoever comes first.
+//! The product's front: submit rings, and a dispatcher, which is the first thread that arrives.
 //!
-//! Inserting publishes a batch in a lane of the submitter's own. Dispatching takes the role of the
-//! dispatcher, or tells the one who has it: its holder empties all lanes in one pass, merges what
-//! it finds with what waits, and takes out what is next. While the device has no room everything
-//! stays in the lanes, unless one of them fills up; what waits there or in order holds no tag.
+//! An insertion publishes a batch in the submit ring of the submitter. To dispatch, a thread
+//! becomes the dispatcher or notifies the present one. The dispatcher drains all submit rings in
+//! one pass, merges new requests with waiting ones, and removes the next requests. While the device
+//! is full, requests stay in the submit rings unless one of them fills up. A waiting request holds
+//! no tag.
 //!
-//! Where nothing waits and the device has room, what comes passes on instead, and the requests stay
-//! with the thread that has them. For that a lane gets a permit: so many requests at the device at
-//! a time, and a sweep of its own, which its channel moves on by itself, without the role and on a
-//! line that nobody else looks at. Whoever has to ask the order for something else takes the
-//! permits back, so that the order knows what has passed on; and whoever leaves something waiting
-//! behind leaves word where something is at the device yet that its end is awaited.
+//! If nothing waits and the device has capacity, requests take the fast path and stay with their
+//! thread. For this a submit ring gets a lease: a number of requests that may be in flight, and its
+//! own copy of the sweep. Its channel advances the lease by itself, without becoming the
+//! dispatcher, on a cache line that no other thread reads. A thread that needs the order for
+//! anything else first revokes the leases, so that the order accounts for the passed requests. A
+//! thread that leaves requests waiting marks the leases with requests in flight, so that the
+//! channel that completes one of them dispatches next.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -26,78 +28,80 @@ use crate::bio::{Op, Prio};
 use crate::sched::deadline::{CLASSES, Deadline, Direction, Item, Kind, Sweep};
 use crate::units::Nanos;
 
-/// Lanes of a device: one for each submitter up to so many, some of them shared. Interleavings are
-/// drawn with few and small ones, so that they fill up.
+/// Submit rings of a device: submitters beyond this number share rings. Few and small ones for
+/// tests with random interleavings, so that they fill up.
 const LANES: usize = if cfg!(shuttle) { 16 } else { 128 };
-/// Requests that a lane holds.
+/// Capacity of a submit ring, in requests.
 const LANE_LEN: usize = if cfg!(shuttle) { 4 } else { 128 };
-/// A lane with so many is emptied whether the device has room or not.
+/// A submit ring with this number of requests is drained even if the device is full.
 const HIGH: usize = LANE_LEN / 2;
-/// Most requests that one pass takes from the lanes.
+/// Maximum number of requests that one pass drains from the submit rings.
 const PASS: usize = if cfg!(shuttle) { 4 } else { 256 };
-/// After so many passes that somebody has kicked for, the role is given up.
+/// Maximum number of passes for which notified dispatchers continue; then another thread
+/// dispatches.
 const ROUNDS_MAX: usize = 4;
 
-/// How often a thread that wants to pass something on looks whether another one, which does so just
-/// now, is done: less than a microsecond, where to be served by that one costs several.
+/// How often a thread that wants the fast path checks whether another thread's brief dispatch has
+/// ended. This takes less than a microsecond, while being served by the other thread costs several.
 const LOOKS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
-/// A permit is for so many requests at least, as far as one thread may have so many, so that a
-/// channel need not have another one for every batch that is a little larger.
+/// Minimum number of requests of a lease, as far as one thread may have that many, so that a
+/// channel does not need a new lease for a slightly larger batch.
 const PERMIT_MIN: u32 = 4;
 
-/// See the module.
+/// The shared state of the product's front: submit rings, order, completion reports and leases.
 pub struct Combiner {
     lanes: Arc<Lanes<Queued>>,
     role: Role<Core>,
     reports: Arc<Mailbox<Report>>,
-    /// By lane: how far what passes on has swept, and how much of it is at the device.
+    /// The lease of each submit ring: the sweep of passed requests, and how many of them are in
+    /// flight.
     permits: Permits<Sweep>,
 }
 
-/// What is known of a lane whose requests pass on.
+/// What the dispatcher records about a submit ring whose requests take the fast path.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passer {
-    /// Most requests that it may have at the device; 0 while it has no permit.
+    /// Maximum number of requests in flight by the lease; 0 without a lease.
     most: u32,
     may_write: bool,
-    /// Reads and writes that the order takes for being at the device.
+    /// Reads and writes that the order counts as in flight.
     in_flight: [u32; 2],
 }
 
-/// What the holder of the role works on.
+/// The state that only the dispatcher accesses.
 struct Core {
     order: Deadline<Queued>,
     reports: Owner<Report>,
     drained: Vec<Queued>,
-    /// What the order had no room for. It comes before what is in the lanes.
+    /// Requests for which the order had no space. They go before those in the submit rings.
     held: Vec<Queued>,
     refused: Vec<Queued>,
-    /// What was taken in together may be inserted in any order: there are no zones.
+    /// Requests that were drained together may be inserted in any order: the device has no zones.
     sorts: bool,
     depth: usize,
-    /// What a permit is for at least.
+    /// The minimum number of requests of a lease.
     permit_min: u32,
-    /// Requests at the device, but those that are there by a permit which is out.
+    /// Requests in flight, without those of leases that are granted now.
     in_flight: usize,
-    /// The last round left something waiting, here or in the lanes.
+    /// The last round left requests waiting, in the order or in the submit rings.
     is_behind: bool,
     passers: Box<[Passer; LANES]>,
-    /// Lanes with a permit, and lanes that have something at the device without one, a bit each.
+    /// One bit per submit ring: it has a lease; it has requests in flight without a lease.
     permitted: Bits,
     passing: Bits,
-    /// What all permits that are out allow at the device together, and of that for writes too.
+    /// Requests that all granted leases together allow in flight, and the part that allows writes.
     reserved: usize,
     reserved_writes: usize,
-    /// The class of all permits.
+    /// The class of all leases.
     class: Prio,
-    /// When the latest requests of a permit that was taken back have passed on.
+    /// When the latest requests of a revoked lease passed.
     swept_at: Nanos,
-    /// Where the look for a permit that can be taken back begins.
+    /// The submit ring at which the next search for an idle lease begins.
     next_idle: usize,
 }
 
-/// A bit for each lane.
+/// One bit for each submit ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bits([u64; LANES.div_ceil(64)]);
 
@@ -111,7 +115,7 @@ impl Bits {
         *word = if is_set { *word | bit } else { *word & !bit };
     }
 
-    /// The first one from `from` on that is set.
+    /// The first set bit at or after `from`.
     #[inline]
     fn next(&self, from: usize) -> Option<usize> {
         (from / 64..self.0.len()).find_map(|index| {
@@ -121,7 +125,7 @@ impl Bits {
         })
     }
 
-    /// Calls `each` with all that are set.
+    /// Calls `each` with the number of every set bit.
     #[inline]
     fn each(self, mut each: impl FnMut(usize)) {
         let mut from = 0;
@@ -135,8 +139,8 @@ impl Bits {
 }
 
 impl Core {
-    /// Lets requests pass on that nothing else waits with, if they may, and gives their lane a
-    /// permit to go on doing so. The lane is one channel's own.
+    /// Passes requests if nothing else waits, and grants their submit ring a lease for the next
+    /// ones. The ring must belong to one channel only.
     #[cold]
     fn admit(
         &mut self,
@@ -146,7 +150,7 @@ impl Core {
         now: Nanos,
     ) -> Result<(), NotPassing> {
         if self.is_behind {
-            // What comes goes before what waits in a lower class.
+            // The new requests go before requests of a lower class that wait.
             let mut lower = CLASSES.into_iter().skip(sheaf.prio() as usize + 1);
             let goes_before = lower.any(|prio| self.order.queued(prio) > 0);
             return Err(if goes_before { NotPassing::Unfit } else { NotPassing::Behind });
@@ -171,13 +175,13 @@ impl Core {
         if writes > 0 {
             most = most.min(writes_max);
         }
-        // Who only reads reserves nothing of what is scarce for writes.
+        // A channel that only reads reserves nothing of the limit for writes.
         let may_write = writes > 0 || (throttled_room >= self.depth && most <= writes_max);
         if count > most {
             return Err(NotPassing::Unfit);
         }
         if !self.makes_room(permits, most as usize) {
-            // What is left will do, if it is enough for these.
+            // A smaller lease is enough if it holds these requests.
             let left = self.depth.saturating_sub(self.in_flight + self.reserved) as u32;
             if left < count {
                 return Err(NotPassing::Busy);
@@ -194,15 +198,14 @@ impl Core {
         self.passers[lane] = Passer { most, may_write, in_flight: [0; 2] };
         self.permitted.set(lane, true);
         self.passing.set(lane, false);
-        // SAFETY: this thread has the role, so it is the keeper; the lane is its own, and the
-        // permit was taken back above.
+        // SAFETY: this thread is the dispatcher, so it is the only one that grants leases. The
+        // submit ring belongs to its channel, and its old lease was revoked above.
         unsafe { permits.grant(lane, sweep, [reads, writes]) };
         Ok(())
     }
 
-    /// Takes permits back from lanes that have nothing at the device now, until so many more
-    /// requests may go there; says whether they may. Where it would not come to that, all keep what
-    /// they have.
+    /// Revokes leases without requests in flight until `count` more requests fit; returns whether
+    /// they fit. If revoking all of them would not suffice, revokes none.
     fn makes_room(&mut self, permits: &Permits<Sweep>, count: usize) -> bool {
         let has_room = |core: &Core| core.in_flight + core.reserved + count <= core.depth;
         if has_room(self) {
@@ -222,18 +225,19 @@ impl Core {
             if missing == 0 {
                 self.next_idle = next;
                 idle.each(|lane| self.take_back(permits, lane));
-                // One of them may have begun something meanwhile.
+                // A channel may have passed requests by one of these leases meanwhile.
                 return has_room(self);
             }
         }
         false
     }
 
-    /// Takes the permit of a lane back, if it has one: the order knows then what has passed on.
+    /// Revokes the lease of a submit ring, if it has one, and accounts for its requests in the
+    /// order.
     fn take_back(&mut self, permits: &Permits<Sweep>, lane: usize) {
-        // SAFETY: this thread has the role, so it is the keeper.
+        // SAFETY: this thread is the dispatcher, so it is the only one that revokes leases.
         let Some(sweep) = (unsafe { permits.withdraw(lane) }) else { return };
-        // Of several the one that was the last says where the sweep stands.
+        // Of several leases, the one that was used last defines the position of the sweep.
         let is_latest = sweep.at() >= self.swept_at;
         if is_latest {
             self.swept_at = sweep.at();
@@ -243,7 +247,7 @@ impl Core {
         let Passer { most, may_write, .. } = std::mem::take(passer);
         self.reserved -= most as usize;
         self.reserved_writes -= if may_write { most as usize } else { 0 };
-        // All of it is at the device, until that is looked at.
+        // All its requests count as in flight until `count` checks.
         passer.in_flight = sweep.taken();
         self.in_flight += sweep.taken().iter().sum::<u32>() as usize;
         self.permitted.set(lane, false);
@@ -251,7 +255,7 @@ impl Core {
         self.count(permits, lane, false);
     }
 
-    /// Takes all permits back, because something else is to be asked of the order.
+    /// Revokes all leases, because the order is needed for something else.
     #[inline]
     fn take_all_back(&mut self, permits: &Permits<Sweep>) {
         if self.permitted != Bits::NONE {
@@ -260,8 +264,9 @@ impl Core {
         self.swept_at = Nanos(0);
     }
 
-    /// Counts what is complete of what a lane without a permit had at the device; says whether that
-    /// was anything. With `awaits`, whoever completes something of that later is told to come.
+    /// Counts requests of a submit ring without a lease that have completed; returns whether there
+    /// were any. With `awaits`, marks the ring: the channel that completes a request of it later
+    /// must dispatch.
     fn count(&mut self, permits: &Permits<Sweep>, lane: usize, awaits: bool) -> bool {
         let in_flight = permits.under_way(lane, awaits);
         let before = std::mem::replace(&mut self.passers[lane].in_flight, in_flight);
@@ -279,7 +284,7 @@ impl Core {
         before != in_flight
     }
 
-    /// The same for all that have something there.
+    /// Counts completed requests, as `count`, for all submit rings that have requests in flight.
     #[inline]
     fn count_all(&mut self, permits: &Permits<Sweep>, awaits: bool) -> bool {
         let mut is_any = false;
@@ -289,10 +294,10 @@ impl Core {
         is_any
     }
 
-    /// Takes a request back that had passed on by a lane's permit and was not started.
+    /// Takes back a request that took the fast path and was not started.
     #[cold]
     fn take_undone(&mut self, permits: &Permits<Sweep>, lane: usize, queued: Queued, now: Nanos) {
-        // From here on it is the order's: it waits, and nothing passes on.
+        // From here on the request waits in the order, so no request may take the fast path.
         self.take_all_back(permits);
         let mut counts = [0; 2];
         counts[queued.kind().direction as usize] = 1;
@@ -303,7 +308,7 @@ impl Core {
         self.order.requeue(queued, now);
     }
 
-    /// Takes what was reported.
+    /// Processes the reports.
     #[inline]
     fn hear(&mut self, permits: &Permits<Sweep>, now: Nanos) {
         while let Some(report) = self.reports.take() {
@@ -329,33 +334,34 @@ impl Core {
         }
     }
 
-    /// Moves what lies in the lanes into the order.
+    /// Drains the submit rings into the order.
     #[inline]
     fn take_in(&mut self, lanes: &Lanes<Queued>, at_least: usize, now: Nanos) {
         if !self.held.is_empty() {
             self.retry(now);
         }
-        // What is held bounds what is taken: a request that must wait does not stop the others.
+        // The space for refused requests bounds the pass, so that a request without space does not
+        // block the others.
         let most = PASS.min(self.held.capacity() - self.held.len()).min(self.order.room());
         if most == 0 {
             return;
         }
-        // SAFETY: what is reached through the role is reached by its holder.
+        // SAFETY: only the dispatcher reaches this code, through the combining lock.
         unsafe { lanes.drain(most, at_least, &mut self.drained) };
         let order = &mut self.order;
         self.drained.retain(|queued| {
-            // A flush is for no place on the device, and does not wait for those who have one.
+            // A flush has no sector and does not wait for requests that have one.
             queued.op() != Op::Flush || order.insert_at_head(*queued, now).is_err()
         });
         if self.sorts {
-            // In ascending order insertions find their places next to each other.
+            // In ascending order the positions of successive insertions are close to each other.
             self.drained.sort_unstable_by_key(|queued| queued.sector());
         }
         order.insert_batch(self.drained.drain(..), now, &mut self.held);
     }
 
-    /// Hears what has become of requests, takes new ones in and gives out those whose turn it is.
-    /// Says whether it has left the lanes as they are.
+    /// One round: processes reports, drains the submit rings, and appends the next requests to
+    /// `out`. Returns whether it left the rings alone because the device is full.
     #[inline]
     fn round(
         &mut self,
@@ -372,7 +378,7 @@ impl Core {
         let holds_back = !is_room || free == 0;
         self.take_in(&front.lanes, if holds_back { HIGH } else { 0 }, now);
         if !holds_back && !self.is_full() && front.lanes.is_occupied() {
-            // What has come while those found their places may continue one of them.
+            // Requests that arrived during the insertion may merge with the inserted ones.
             self.take_in(&front.lanes, 0, now);
         }
         let room = free.min(end - out.len());
@@ -381,22 +387,22 @@ impl Core {
         holds_back
     }
 
-    /// Whether others could start more: something waits whose turn it is, or may be, and there are
-    /// tags.
+    /// Whether other threads could start more: tags are free, and a request is or may be next.
     #[inline]
     fn is_more(&self, front: &Combiner) -> bool {
         let has_come = || front.lanes.is_occupied() && !self.is_full();
         self.in_flight < self.depth && (self.order.is_ready() || has_come())
     }
 
-    /// Whether nothing more can be taken in before something is complete. What lies in the lanes is
-    /// no work then: whoever looked for some would find it again and again, and not sleep.
+    /// Whether the order accepts no request before one completes. Requests in the submit rings are
+    /// no work then: otherwise a thread that looks for work would find them again and again and
+    /// never sleep.
     #[inline]
     fn is_full(&self) -> bool {
         self.order.room() == 0 || self.held.len() == self.held.capacity()
     }
 
-    /// Notes whether anything waits, here or in the lanes.
+    /// Records and returns whether any request waits, in the order or in the submit rings.
     #[inline]
     fn note_behind(&mut self, front: &Combiner) -> bool {
         self.is_behind =
@@ -475,8 +481,9 @@ impl Front for Combiner {
         let ran = self.role.run(|core| {
             self.lanes.attend();
             let mut holds_back = core.round(self, now, is_room, end, out);
-            // Who has filled its room comes again. Else whoever completes what has passed on is
-            // told that it is awaited, or has completed it before, and there is more to do.
+            // A thread that has filled its room calls again. Otherwise requests are left: the
+            // channels with passed requests in flight are marked to dispatch when one completes. If
+            // one has completed meanwhile, there is more to do now.
             while core.note_behind(self)
                 && !(is_room && out.len() == end)
                 && core.count_all(&self.permits, true)
@@ -485,7 +492,8 @@ impl Front for Combiner {
             }
             is_more = is_room && out.len() == end && core.is_behind && core.is_more(self);
             if is_more {
-                // Until this thread comes again, which may take long, somebody else can.
+                // This thread may take long until it calls again; meanwhile another thread can
+                // dispatch.
                 self.lanes.abandon();
             }
             self.lanes.hold_back(holds_back || core.is_full());
@@ -493,7 +501,7 @@ impl Front for Combiner {
             if rounds < ROUNDS_MAX { Round::Whole } else { Round::Enough }
         });
         match ran {
-            // It comes again anyway.
+            // The caller dispatches again anyway.
             _ if is_more => Left::More,
             Ran::Enough => Left::Undone,
             Ran::Whole | Ran::Elsewhere => Left::Nothing,
@@ -508,7 +516,7 @@ impl Front for Combiner {
         now: Nanos,
     ) -> Result<Passing, NotPassing> {
         if lane.is_shared() {
-            // Two channels cannot have one permit.
+            // Two channels cannot share a lease.
             return Err(NotPassing::Unfit);
         }
         let lane = lane.number();
@@ -518,7 +526,7 @@ impl Front for Combiner {
                 && sheaf.prio() == sweep.prio()
                 && sheaf.pass(sweep, now)
         };
-        // SAFETY: the lane is this channel's own, and borrowed mutably.
+        // SAFETY: the submit ring belongs to this channel, which is borrowed mutably.
         if unsafe { self.permits.begin(lane, counts, step) } {
             return Ok(Passing { is_called: false });
         }
@@ -572,7 +580,7 @@ impl Front for Combiner {
                 core.hear(&self.permits, Nanos(0));
                 core.count_all(&self.permits, false);
                 work(&mut core.order);
-                // Who has kicked meanwhile is not served here.
+                // A thread that has notified this one meanwhile is not served here.
                 Round::Enough
             });
             if ran != Ran::Elsewhere {

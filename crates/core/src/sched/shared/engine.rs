@@ -1,5 +1,5 @@
-//! The device queue that all channels share, where requests complete later: whoever waits for
-//! something starts them and looks what has become of them.
+//! The device queue that all channels share, for devices that complete requests later: any thread
+//! that waits for a completion starts requests here and polls.
 
 use super::flights::{Flights, Landed};
 use super::{Front, Left, Queued, Report};
@@ -7,7 +7,7 @@ use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, Done};
 use crate::units::Nanos;
 
-/// What the holder of the role works on.
+/// The state that only the holder of the combining lock accesses.
 #[derive(Debug)]
 pub(super) struct Engine<Q> {
     queue: Q,
@@ -16,21 +16,21 @@ pub(super) struct Engine<Q> {
     done: Done,
     picked: Vec<Queued>,
     reports: Vec<Report>,
-    /// What the queue did not start is worth another try then.
+    /// Until when starting is pointless, because the queue left requests unstarted.
     blocked_until: Option<Nanos>,
 }
 
-/// A pass of the engine.
+/// The arguments of one turn with the shared queue.
 pub(super) struct Pass<'a, F: Front> {
     pub(super) front: &'a F,
     pub(super) lane: &'a mut F::Lane,
     pub(super) now: Nanos,
-    /// What goes home when the role is given up.
+    /// Completed requests, which return to their channels after the turn.
     pub(super) landed: &'a mut Vec<Landed>,
 }
 
 impl<Q: DeviceQueue> Engine<Q> {
-    /// An engine for a device that works on `depth` requests.
+    /// The shared queue of a device that executes `depth` requests at once.
     pub(super) fn new(queue: Q, depth: u16) -> Engine<Q> {
         let count = usize::from(depth);
         Engine {
@@ -44,8 +44,8 @@ impl<Q: DeviceQueue> Engine<Q> {
         }
     }
 
-    /// Looks what is complete and starts what there is room for, until there is no more of either
-    /// or `most` requests were started; says how many were, and whether something is left.
+    /// Polls for completions and starts requests until there are no more of either, or until it has
+    /// started `most`. Returns the number of started requests, and whether work is left.
     pub(super) fn turn<F: Front>(&mut self, pass: &mut Pass<'_, F>, most: usize) -> (usize, bool) {
         let mut started = 0;
         self.queue.poll(pass.now, &mut self.done);
@@ -103,15 +103,15 @@ impl<Q: DeviceQueue> Engine<Q> {
         }
     }
 
-    /// Lets the queue complete at once what only waits for a time to come, if nobody waits for it
-    /// but a channel that is closing. The next turn finds it.
+    /// Lets the queue complete requests that only wait for a point in time, if all requests in
+    /// flight belong to one channel, which is being dropped. The next turn finds the completions.
     pub(super) fn abort(&mut self, home: u16) {
         if self.flights.are_of(home) {
             self.queue.abort(&mut self.done);
         }
     }
 
-    /// When somebody has to come again.
+    /// When a thread has to poll again.
     pub(super) fn due(&self) -> Due {
         let blocked = self.blocked_until.map_or(Due::Never, Due::At);
         self.queue.due().earlier(blocked)

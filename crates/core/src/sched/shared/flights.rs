@@ -1,4 +1,4 @@
-//! The requests that one device queue works on, by tag: what they were before they got it.
+//! The table of requests in flight on one device queue, by tag, with what they were before the tag.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -10,21 +10,21 @@ use crate::request::{Batch, Ended, Request, Slot};
 use crate::sched::deadline::{Item, Kind};
 use crate::units::Tag;
 
-/// What is kept of a request in flight.
+/// The record of a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    /// The first bio; `None` if nothing flies under this tag.
+    /// The first bio; `None` if the tag is free.
     head: Option<NonNull<Slot>>,
     /// The last bio of the first request in its chain.
     first_tail: NonNull<Slot>,
-    /// The tag that its channel gave the first request.
+    /// The tag that the channel gave the first request.
     tag: Tag,
     kind: Kind,
-    /// It has passed on, by the channel of this number.
+    /// The number of the channel that passed the request on the fast path, if one did.
     passer: Option<u16>,
 }
 
-/// A chain that has ended, on its way home.
+/// A completed chain on its way to its channels.
 #[derive(Debug)]
 pub(super) struct Landed {
     ended: Ended,
@@ -35,19 +35,19 @@ pub(super) struct Landed {
 unsafe impl Send for Landed {}
 
 impl Landed {
-    /// Sends each request of the chain home.
+    /// Hands each request of the chain to `each`, with its completion target.
     #[inline]
     pub(super) fn part(self, each: impl FnMut(u16, Ended)) {
         part_ended(self.ended, self.first_tail, each);
     }
 }
 
-/// The flights of a queue, and the tags that are free.
+/// The requests in flight on a queue, and the free tags.
 #[derive(Debug)]
 pub(super) struct Flights {
     free: Vec<u16>,
     table: Box<[Flight]>,
-    /// Reads and writes that had passed on, and are complete.
+    /// Completed reads and writes that took the fast path.
     passed: [u32; 2],
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Flights {
 unsafe impl Send for Flights {}
 
 impl Flights {
-    /// Room for so many.
+    /// A table for `count` requests.
     pub(super) fn new(count: u16) -> Flights {
         let kind = Kind::of(Op::Read, Prio::BestEffort);
         let empty =
@@ -64,20 +64,21 @@ impl Flights {
         Flights { free: (0..count).rev().collect(), table, passed: [0; 2] }
     }
 
-    /// How many more can start.
+    /// How many more requests can start.
     #[inline]
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// How many have started.
+    /// Number of requests in flight.
     #[inline]
     pub(super) fn count(&self) -> usize {
         self.table.len() - self.free.len()
     }
 
-    /// Gives a request a tag and puts it into the batch. There is room. It was given out, or has
-    /// passed on by the channel of the number `passer`.
+    /// Gives a request a tag and adds it to the batch. The caller has checked that a tag is free.
+    /// `passer` is the channel that passed the request on the fast path, or `None` after a
+    /// dispatch.
     #[inline]
     pub(super) fn launch(&mut self, queued: Queued, passer: Option<u16>, batch: &mut Batch) {
         let tag = self.free.pop().expect("the caller has asked for room");
@@ -93,7 +94,7 @@ impl Flights {
         batch.start(request, Tag(tag));
     }
 
-    /// Counts the completion of a flight, or reports it.
+    /// Counts or reports the completion of a request.
     #[inline]
     fn complete(&mut self, flight: Flight, reports: &mut Vec<Report>) {
         match flight.passer {
@@ -102,13 +103,14 @@ impl Flights {
         }
     }
 
-    /// Reads and writes that had passed on and are complete, which are not reported.
+    /// Returns and resets the number of completed reads and writes that took the fast path; these
+    /// are not reported.
     #[inline]
     pub(super) fn take_passed(&mut self) -> [u32; 2] {
         std::mem::take(&mut self.passed)
     }
 
-    /// Takes what the queue has completed: it is on its way home, and reported.
+    /// Takes a request that the queue has completed: reports it and adds it to `home`.
     ///
     /// # Errors
     /// The request itself, if it was not launched here.
@@ -134,19 +136,20 @@ impl Flights {
         Ok(())
     }
 
-    /// Whether nobody but the channel at this home has anything in flight.
+    /// Whether all requests in flight belong to the channel with this completion target.
     pub(super) fn are_of(&self, home: u16) -> bool {
         self.table.iter().filter_map(|flight| Some((flight.head?, flight.first_tail))).all(
             |(head, first_tail)| {
-                // SAFETY: a slot in flight heads a request, which is only looked at.
+                // SAFETY: a slot in flight is the first of a request, which is only read.
                 let request = unsafe { Request::from_raw(head) };
                 request.tail() == first_tail && request.home() == home
             },
         )
     }
 
-    /// Takes back what the queue did not start. Where it wants the first of them bio by bio, that
-    /// one is parted; if there is nothing to part, it goes home to be parted there. Says whether.
+    /// Takes back requests that the queue did not start. If the queue wants the first of them bio
+    /// by bio, that request is split into the requests it was merged from. If it was not merged
+    /// here, its channel gets it back and splits it. Returns whether the queue wanted that.
     pub(super) fn take_leftovers(
         &mut self,
         batch: &mut Batch,

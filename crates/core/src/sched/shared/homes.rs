@@ -1,4 +1,4 @@
-//! Where requests come home to: a mailbox for each channel of a device.
+//! The completion router: a completion queue for each channel of a device.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use blockyard_sync::published::{Published, Reader};
 use super::flights::Landed;
 use crate::request::{Done, Ended};
 
-/// Letters that are posted at once.
+/// Maximum number of completions that are posted at once.
 const POST_MAX: usize = 32;
 
-/// Bells that are rung at once.
+/// Maximum number of channels that are woken at once.
 const RING_MAX: usize = 64;
 
-/// Mailboxes by number; a number is free where there is none.
+/// Completion queues by channel number; a number without a queue is free.
 type Table = Vec<Option<Arc<Mailbox<Ended>>>>;
 
-/// The mailboxes of a device's channels.
+/// The completion queues of a device's channels.
 #[derive(Debug)]
 pub(super) struct Homes(Arc<Published<Table>>);
 
@@ -27,7 +27,8 @@ impl Homes {
         Homes(Arc::new(Published::new(Vec::new())))
     }
 
-    /// A home for a channel with so many requests; `None` if there are too many channels.
+    /// Opens a completion queue for a channel with `requests` requests; `None` if there are too
+    /// many channels.
     pub(super) fn open(&self, requests: usize) -> Option<Home> {
         let mail = Mailbox::open(requests);
         let mut number = None;
@@ -47,7 +48,7 @@ impl Homes {
         Some(Home { number: number?, mail, table, homes, letters, rung })
     }
 
-    /// Wakes somebody who sleeps, if anybody does.
+    /// Wakes one sleeping thread, if there is one.
     pub(super) fn ring_one(&self) -> bool {
         ring_one_of(&self.0.get(), 0)
     }
@@ -62,16 +63,17 @@ fn ring_one_of(table: &Table, from: usize) -> bool {
     Bell::ring_one(behind.iter().chain(before).filter_map(bell))
 }
 
-/// A channel's home, and its way to those of the others. Belongs to one thread at a time.
+/// A channel's completion queue, and its way to those of the other channels. It belongs to one
+/// thread at a time.
 #[derive(Debug)]
 pub(super) struct Home {
     number: u16,
     mail: Owner<Ended>,
     table: Reader<Table>,
     homes: Homes,
-    /// What goes to one home, before it is posted.
+    /// Completions for one channel, collected before they are posted.
     letters: Vec<Ended>,
-    /// Whose bells are to be rung then.
+    /// The channels to wake after posting.
     rung: Vec<u16>,
 }
 
@@ -81,19 +83,19 @@ impl Home {
         self.number
     }
 
-    /// The bell that wakes the channel's thread.
+    /// The eventcount that wakes the channel's thread.
     #[inline]
     pub(super) fn bell(&self) -> &Bell {
         self.mail.mailbox().bell()
     }
 
-    /// Whether something has come.
+    /// Whether a completion has arrived.
     #[inline]
     pub(super) fn is_any(&self) -> bool {
         self.mail.is_any()
     }
 
-    /// Takes what has come; says how much.
+    /// Moves the arrived completions into `done`; returns their number.
     #[inline]
     pub(super) fn collect(&mut self, done: &mut Done) -> usize {
         let mut count = 0;
@@ -104,7 +106,8 @@ impl Home {
         count
     }
 
-    /// Sends what has landed home. The channel's own goes into `done`; says how much that was.
+    /// Sends completed requests to their channels. Those of this channel go into `done`; returns
+    /// their number.
     #[inline]
     pub(super) fn send(&mut self, landed: &mut Vec<Landed>, done: &mut Done) -> usize {
         if landed.is_empty() {
@@ -128,18 +131,18 @@ impl Home {
             });
         }
         post(table, to, letters, rung);
-        // Last, because who is woken may take the processor from this thread.
+        // Wakes last, because a woken thread may take the CPU from this one.
         ring_all(table, rung);
         own
     }
 
-    /// Wakes one of the others if anybody sleeps.
+    /// Wakes the thread of one other channel, if one sleeps.
     #[cold]
     pub(super) fn ring_one(&mut self) -> bool {
         ring_one_of(self.table.get(), usize::from(self.number) + 1)
     }
 
-    /// Wakes this one if it sleeps.
+    /// Wakes the thread of this channel number, if it sleeps.
     #[cold]
     pub(super) fn ring(&mut self, number: u32) {
         if let Some(bell) = self.table.get().get(number as usize).and_then(bell) {

@@ -1,11 +1,11 @@
-//! What one channel holds of a scheduled device.
+//! The queue that one channel holds of a scheduled device.
 //!
-//! Requests go into a lane. Then, and whenever somebody looks for completions or is about to sleep,
-//! the channel *helps*: it takes out what is next, of any channel, and starts it. Where the device
-//! completes what it starts at once, the channel does so on a device queue of its own, and holds
-//! nothing that others could wait for; there, what nothing else waits with passes on and sees no
-//! lane. Where the device completes later, there is one queue for all, and who has the role of its
-//! starter uses it.
+//! The channel puts requests into a submit ring. Then, and whenever its thread polls or is about to
+//! sleep, it *helps*: it dispatches the next requests, of any channel, and starts them. If the
+//! device completes requests within `start`, the channel starts them on its own device queue and
+//! holds nothing that other threads could wait for. If nothing else waits, such requests take the
+//! fast path and skip the submit ring. If the device completes requests later, one queue is shared
+//! by all channels, and the holder of its combining lock uses it.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -30,35 +30,37 @@ use crate::work::Single;
 
 mod passing;
 
-/// Most requests that a channel inserts at once.
+/// Maximum number of requests that a channel inserts at once.
 const STAGE_MAX: usize = 128;
-/// Most requests that a channel starts in one go, whosever they are. Few where interleavings are
-/// drawn, so that work is handed on there too.
+/// Maximum number of requests, of any channel, that a channel starts in one call. Small for tests
+/// with random interleavings, so that they also hand work to other threads.
 const BUDGET: usize = if cfg!(shuttle) { 4 } else { 256 };
-/// Longest sleep without another look. Others ring; this is a bound, so that a wait has one.
+/// Longest sleep, in nanoseconds, without checking for work. Other threads wake this one; the bound
+/// covers a missed wakeup.
 const SLEEP_NS: u64 = 50_000_000;
-/// How often a thread lets others run before it sleeps.
+/// How often a thread yields the CPU before it sleeps.
 const YIELDS: usize = 2;
-/// How soon those who sleep on other things are to look again for what others do for them.
+/// How soon, in nanoseconds, threads that wait for other events have to poll again for completions
+/// from other threads.
 const LOOK_NS: u64 = 50_000;
 
 /// A channel's part of a scheduled device.
 pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     shared: Arc<Shared<Q, F>>,
-    /// The way past the scheduler, and where what completes at once is started.
+    /// The bypass of the scheduler, and the queue for requests that complete within `start`.
     own: Q,
     mode: Reader<bool>,
-    /// Whether the scheduler was at work for the last batch.
+    /// Whether the scheduler was active for the last batch.
     active: bool,
     lane: F::Lane,
     home: Home,
-    /// Requests of this channel that have not come home.
+    /// Requests of this channel that have not returned.
     out: usize,
-    /// The lane had no room when that was asked. Others may fill it, too.
+    /// The submit ring was full when last checked. Other channels may fill it, too.
     refused: Cell<bool>,
-    /// What came home while the channel was about to sleep.
+    /// Completions that arrived while the channel was about to sleep.
     arrived: Done,
-    /// What is to pass on.
+    /// The requests that may take the fast path.
     sheaf: Sheaf,
     staged: Vec<Queued>,
     picked: Vec<Queued>,
@@ -68,16 +70,16 @@ pub struct ScheduledQueue<Q: DeviceQueue, F: Front> {
     landed: Vec<Landed>,
     reports: Vec<Report>,
     look_at: Nanos,
-    /// Whether requests go to the device queue that all share.
+    /// Whether requests go to the shared device queue.
     by_engine: bool,
 }
 
-/// What helping came to.
+/// The result of helping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Helped {
-    /// Everything that could be done was.
+    /// All possible work was done.
     Whole,
-    /// Another thread is at the device, and looks once more before it goes.
+    /// Another thread uses the shared queue, and looks for work once more before it stops.
     Elsewhere,
 }
 
@@ -108,11 +110,13 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Does what can be done, for whomever. What comes home goes into `done`, or is kept.
+    /// Does all work that can be done, for any channel. This channel's completions go into `done`,
+    /// or are kept.
     fn help(&mut self, now: Nanos, mut done: Option<&mut Done>) -> Helped {
         let (mut budget, mut helped) = (BUDGET, Helped::Whole);
         loop {
-            // What was started there stays there, also if the device completes at once by now.
+            // Requests on the shared queue stay there, even if the device now completes within
+            // `start`.
             let is_held = self.shared.watch.due() < NEVER;
             self.by_engine = is_held || !self.own.is_immediate();
             let (started, left) = if !self.by_engine {
@@ -126,7 +130,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             self.out -= self.home.send(&mut self.landed, done);
             if started == 0 || started >= budget {
                 if left || started > 0 {
-                    // Somebody else's turn.
+                    // The rest is for another thread.
                     self.shared.front.abandon();
                     self.home.ring_one();
                 }
@@ -136,8 +140,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Takes out what is next and runs it on the channel's own queue, which completes it at once;
-    /// says how much, and whether something is left.
+    /// Dispatches the next requests and runs them on the channel's own queue, which completes them
+    /// at once. Returns their number, and whether work is left.
     fn pick_and_run(&mut self, now: Nanos) -> (usize, bool) {
         let ScheduledQueue { shared, lane, picked, flights, batch, .. } = self;
         let left = shared.front.dispatch(lane, now, flights.room(), picked);
@@ -156,8 +160,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         (count, left == Left::Undone || is_awaited)
     }
 
-    /// Takes what the channel's own queue has made of a batch of flights, and reports it. Says
-    /// whether somebody waits for that.
+    /// Collects the results of a batch from the channel's own queue and reports them. Returns
+    /// whether another request waits for them.
     fn settle(&mut self) -> bool {
         if !self.batch.is_empty() {
             let ScheduledQueue { flights, batch, reports, landed, .. } = self;
@@ -169,7 +173,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         self.report()
     }
 
-    /// Reports what has become of requests. Says whether somebody waits for that.
+    /// Reports the fate of requests. Returns whether another request waits for them.
     fn report(&mut self) -> bool {
         let ScheduledQueue { shared, lane, reports, flights, .. } = self;
         shared.front.report(reports);
@@ -177,8 +181,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         passed != [0; 2] && shared.front.passed(lane, passed)
     }
 
-    /// Takes what the channel's own queue has completed: of a batch that it ran, or past the
-    /// scheduler, which goes into `done`.
+    /// Takes a request that the channel's own queue has completed. A request that bypassed the
+    /// scheduler goes into `done`.
     #[inline]
     fn land(&mut self, ended: Ended, done: Option<&mut Done>) {
         if let Err(ended) = self.flights.land(ended, &mut self.landed, &mut self.reports) {
@@ -186,8 +190,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Has a turn with the device queue that all share, unless somebody else has it; says how much
-    /// was started, and whether something is left.
+    /// Takes a turn with the shared device queue, unless another thread has it. Returns the number
+    /// of started requests, and whether work is left.
     fn turn_engine(&mut self, now: Nanos, most: usize) -> ((usize, bool), Ran) {
         let ScheduledQueue { shared, lane, landed, home, .. } = self;
         let shared: &Shared<Q, F> = shared;
@@ -213,8 +217,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         ((started, left), ran)
     }
 
-    /// Lets others run for a moment, who may have what this channel waits for in their hands: that
-    /// costs less than to sleep and to be woken. Says whether something has come home.
+    /// Yields the CPU to threads that may hold this channel's requests, which costs less than to
+    /// sleep and be woken. Returns whether a completion has arrived.
     fn gives_way(&self) -> bool {
         if self.by_engine {
             return false;
@@ -228,17 +232,18 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         false
     }
 
-    /// Whether something has come home.
+    /// Whether a completion has arrived.
     #[inline]
     fn is_home(&self) -> bool {
         !self.arrived.is_empty() || self.home.is_any()
     }
 
-    /// Sleeps once, at most until `until`, unless there is something to do. Who `keeps` the watch
-    /// sleeps no longer than until something is due.
+    /// Sleeps once, until `until` at most, unless there is work. The poll leader (`keeps`) sleeps
+    /// no longer than until the shared queue is due.
     fn doze<C: Clock>(&self, until: Nanos, keeps: bool, helped: Helped, clock: &C) {
         let Shared { watch, front, engine, .. } = &*self.shared;
-        // Who is at the device now says when it is due; before that the time is an old one.
+        // The thread that uses the shared queue now will announce when it is due; until then the
+        // announced time is old.
         let due = if keeps && helped == Helped::Whole { Nanos(watch.due()) } else { until };
         let until = until.min(due);
         if keeps {
@@ -253,18 +258,18 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
             });
         });
         if keeps {
-            // Awake, and soon to look.
+            // This thread is awake and will poll soon.
             watch.plan(0);
         }
     }
 
-    /// Whether something of this channel is in the scheduler, or came out of it.
+    /// Whether the scheduler holds requests of this channel, or completions have arrived.
     #[inline]
     fn has_out(&self) -> bool {
         self.out > 0 || self.refused.get() || !self.arrived.is_empty()
     }
 
-    /// Starts requests on the channel's own queue, past the scheduler.
+    /// Starts requests on the channel's own queue, bypassing the scheduler.
     #[cold]
     fn start_some(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         let room = self.own.room().min(usize::from(self.shared.depth));
@@ -355,7 +360,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         }
         let room = self.shared.front.room(&self.lane);
         if room == 0 {
-            // Whoever asks may have something to start, and waits for room then.
+            // The caller may have a request to start, and then waits for space.
             self.refused.set(true);
         }
         room
@@ -376,8 +381,8 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
         self.has_out() || self.own.waits_for_others()
     }
 
-    /// That of the way past the scheduler. What is in the scheduler has none: `due` says when to
-    /// look for it.
+    /// The descriptor of the bypass. Requests in the scheduler have none: `due` says when to poll
+    /// for them.
     fn descriptor(&mut self) -> Option<RawFd> {
         self.own.descriptor()
     }
@@ -388,7 +393,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
 
     fn sleep<C: Clock>(&mut self, until: Due, clock: &C) {
         if !self.has_out() {
-            // Past the scheduler: the device's own threads ring.
+            // In the bypass, the device's own threads wake this one.
             return self.own.sleep(until, clock);
         }
         let until = until.earlier(self.own.due());
@@ -399,7 +404,8 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             if self.refused.get() && self.shared.front.room(&self.lane) > 0 {
                 break;
             }
-            // Nobody rings when there is room in a lane, nor here for what went past.
+            // No thread wakes this one when its submit ring has space again or a bypassing request
+            // completes.
             let looks = self.refused.get() || self.own.waits_for_others();
             let longest = now + if looks { LOOK_NS } else { SLEEP_NS };
             let end = match until {
@@ -416,8 +422,8 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             self.shared.watch.leave();
         }
         if self.shared.watch.is_wanted() || self.shared.front.is_abandoned() {
-            // Somebody else is to keep the watch, or to do what this one was woken for, before it
-            // found that its own requests had come home.
+            // Another thread must become the poll leader, or do the work for which this thread was
+            // woken before it found its own requests complete.
             self.home.ring_one();
         }
     }
@@ -428,7 +434,7 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
             self.land(ended, Some(done));
         }
         if self.report() {
-            // This channel goes away: somebody else looks.
+            // This channel is being dropped: another thread has to dispatch.
             self.shared.front.abandon();
             self.home.ring_one();
         }
@@ -440,8 +446,9 @@ impl<Q: DeviceQueue, F: Front> DeviceQueue for ScheduledQueue<Q, F> {
                 Round::Enough
             });
             if ran == Ran::Enough {
-                // Who has kicked meanwhile trusts that somebody looks once more, and may sleep by
-                // now. This channel goes away, and does not look if its own requests are home.
+                // A thread that notified this one relies on another look for work, and may sleep by
+                // now. This channel is being dropped and does not look if its own requests are
+                // complete.
                 self.shared.front.abandon();
                 self.home.ring_one();
             }

@@ -1,13 +1,13 @@
-//! A request as it waits in a shared scheduler, beside those of other channels.
+//! A request that waits in a shared scheduler among those of other channels.
 //!
 //! ```text
 //! channel ─ Started ▸ Queued ─ insert, merge ▸ Started ▸ device
-//! channel ◂─ Ended ◂─ parted ◂─────────────── Ended ◂──┘
+//! channel ◂─ Ended ◂─ split ◂──────────────── Ended ◂──┘
 //! ```
 //!
-//! What the scheduler compares is here, so that ordering does not touch the memory of the channels.
-//! Requests that are merged become one chain of bios, as in a plug; but each is to come home as
-//! what it was, to the channel that sent it. So the last bio of each stays known.
+//! The fields that the scheduler compares are copied here, so that ordering does not touch the
+//! memory of the channels. Merged requests become one chain of bios, as in a plug. Each must return
+//! to its channel as it was before the merge, so the last bio of each request stays known.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -18,11 +18,12 @@ use crate::request::{Ended, Request, Slot, Started};
 use crate::sched::deadline::{Item, Kind};
 use crate::units::Sector;
 
-/// A request that waits, or several that were merged.
+/// A waiting request, or several that were merged.
 ///
-/// Invariants: (1) as those of [`Request`], but that the slots may be of several channels; (2) in a
-/// chain of several requests the slot of each but the first says which bio is its last; that of the
-/// first says it of the whole chain, and `first_tail` of its own.
+/// Invariants: (1) those of [`Request`], except that the slots may belong to several channels. (2)
+/// In a chain of several requests, the first slot of each request except the first one names the
+/// last bio of that request. The first slot of the chain names the last bio of the whole chain, and
+/// `first_tail` is the last bio of the first request.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued {
     head: NonNull<Slot>,
@@ -34,12 +35,12 @@ pub struct Queued {
     prio: Prio,
 }
 
-// SAFETY: as for `Request`: each channel waits for all of its requests before it goes away, and
-// leaves a slot alone until its request comes home.
+// SAFETY: as for `Request`: each channel waits for all of its requests before it is dropped, and
+// does not touch a slot until its request has completed.
 unsafe impl Send for Queued {}
 
 impl Queued {
-    /// Takes a request that a channel has started. The duty to complete it goes with it.
+    /// Takes over a request that a channel has started, and the duty to complete it.
     #[inline]
     pub(crate) fn take(started: Started, home: u16) -> Queued {
         let mut request = started.defuse();
@@ -48,18 +49,18 @@ impl Queued {
         Queued::again(request, first_tail)
     }
 
-    /// Gives the request back that was taken.
+    /// Returns the request to its channel's batch.
     pub(super) fn into_started(self) -> Started {
         self.request().into_started()
     }
 
-    /// What to do.
+    /// The operation.
     #[inline]
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// Whether it was merged from the requests of several channels, or of one.
+    /// Whether the chain was merged from several requests, of one channel or of several.
     #[inline]
     pub fn is_merged(&self) -> bool {
         let tail = self.request().tail();
@@ -69,7 +70,7 @@ impl Queued {
     /// The chain as one request.
     #[inline]
     pub(crate) fn request(&self) -> Request {
-        // SAFETY: by invariant (1), and whoever has the item has its slots.
+        // SAFETY: by invariant (1), and the owner of this value owns its slots.
         unsafe { Request::from_raw(self.head) }
     }
 
@@ -78,7 +79,7 @@ impl Queued {
         self.first_tail
     }
 
-    /// A chain whose first request ends with this bio.
+    /// A chain whose first request ends with the bio `first_tail`.
     #[inline]
     pub(super) fn again(request: Request, first_tail: NonNull<Slot>) -> Queued {
         Queued {
@@ -91,19 +92,19 @@ impl Queued {
         }
     }
 
-    /// Takes the first request out of its chain: that one, and the rest if there is any. Neither is
-    /// merged again.
+    /// Splits the first request off; returns it, and the rest if there is any. Neither is merged
+    /// again.
     pub(super) fn break_up(self) -> (Queued, Option<Queued>) {
         let chain_tail = self.request().tail();
         if chain_tail == self.first_tail {
             return (self, None);
         }
-        // SAFETY: by invariant (2), and the chain is the caller's alone.
+        // SAFETY: by invariant (2), and only the caller holds the chain.
         let (mut first, rest) = unsafe { self.request().cut_behind(self.first_tail) };
         first.never_merge();
         let rest = rest.map(|mut rest| {
             let first_tail = rest.tail();
-            // SAFETY: the rest ends where the whole chain did.
+            // SAFETY: the rest ends where the whole chain ended.
             rest = unsafe { rest.cut_behind(chain_tail) }.0;
             rest.never_merge();
             Queued::again(rest, first_tail)
@@ -112,8 +113,8 @@ impl Queued {
     }
 }
 
-/// Takes a chain apart into the requests that it was merged from, first to last. The chain is that
-/// of an item, and `first_tail` the item's.
+/// Splits a chain into the requests that it was merged from, first to last. `chain` and
+/// `first_tail` must belong to one [`Queued`].
 #[inline]
 pub(crate) fn part(chain: Request, first_tail: NonNull<Slot>, mut each: impl FnMut(Request)) {
     if chain.tail() == first_tail {
@@ -126,8 +127,8 @@ pub(crate) fn part(chain: Request, first_tail: NonNull<Slot>, mut each: impl FnM
 fn part_merged(chain: Request, first_tail: NonNull<Slot>, each: &mut impl FnMut(Request)) {
     let mut next = Some((chain, first_tail));
     while let Some((chain, tail)) = next {
-        // SAFETY: `tail` is a bio of the chain, by invariant (2) of `Queued`, and the chain is
-        // this function's alone.
+        // SAFETY: `tail` is a bio of the chain, by invariant (2) of `Queued`, and only this
+        // function holds the chain.
         let (first, rest) = unsafe { chain.cut_behind(tail) };
         each(first);
         next = rest.map(|rest| {
@@ -137,7 +138,8 @@ fn part_merged(chain: Request, first_tail: NonNull<Slot>, each: &mut impl FnMut(
     }
 }
 
-/// Sends each request of a chain that has ended home.
+/// Splits a completed chain into its requests, with the chain's status, and hands each to `each`
+/// with its completion target.
 #[inline]
 pub(crate) fn part_ended(
     ended: Ended,
@@ -181,7 +183,7 @@ impl Item for Queued {
     fn merge_back(&mut self, next: Queued) {
         let mut request = self.request();
         request.merge_back(next.request());
-        // By invariant (2): it is not the first of its chain any more.
+        // By invariant (2): it is no longer the first request of its chain.
         next.request().set_tail(next.first_tail);
         self.sectors += next.sectors;
     }

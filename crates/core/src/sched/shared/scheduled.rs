@@ -22,41 +22,42 @@ use crate::sched::deadline::{Deadline, Stats, Tunables};
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 
-/// Most requests that a thread takes at once, however deep the device: what it has in hand when it
-/// loses its processor waits with it.
+/// Maximum number of requests that a thread takes at once, regardless of the device's depth: if the
+/// thread is preempted, they wait with it.
 const HAND_MAX: u16 = 32;
 
-/// The names of what there is.
+/// The names of the available schedulers.
 const AVAILABLE: [&str; 2] = ["none", "mq-deadline"];
 
-/// What a scheduled device and its channels share.
+/// The state that a scheduled device and its channels share.
 pub(super) struct Shared<Q, F> {
     pub(super) front: F,
     pub(super) engine: Role<Engine<Q>>,
     pub(super) homes: Homes,
     pub(super) watch: Watch,
-    /// Whether the scheduler is at work; else requests go past it.
+    /// Whether the scheduler is active; otherwise requests bypass it.
     pub(super) active: Arc<Published<bool>>,
     pub(super) depth: u16,
-    /// Most requests that a thread takes at once.
+    /// Maximum number of requests that a thread takes at once.
     pub(super) hand: u16,
-    /// What may become one request.
+    /// The merge rules of the device.
     pub(super) rules: MergeRules,
     /// Sectors of a zone; 0 without zones.
     pub(super) zone_sectors: u64,
 }
 
 impl<Q, F> Shared<Q, F> {
-    /// Most requests that a channel has out.
+    /// Maximum number of requests that a channel has in the scheduler or in flight.
     pub(super) fn requests_max(&self) -> u16 {
         self.depth.max(REQUESTS_MAX)
     }
 }
 
-/// `D`, with the requests of all its channels in one order.
+/// `D` with the requests of all its channels in one order.
 ///
 /// It keeps no order between requests of different threads, and a write to a zone may overtake
-/// another one: before zones there has to be a gate of [`crate::zone::gate::GateMode::Plug`].
+/// another one. A zoned device therefore needs a zone write plug
+/// ([`crate::zone::gate::GateMode::Plug`]) above it.
 pub struct Scheduled<D: Device, F: Front = Combiner> {
     inner: D,
     limits: Limits,
@@ -64,7 +65,7 @@ pub struct Scheduled<D: Device, F: Front = Combiner> {
 }
 
 impl<D: Device> Scheduled<D> {
-    /// A device under the deadline scheduler, which is at work at once if `active` says so.
+    /// A device under the deadline scheduler, which is active at once if `active` is set.
     ///
     /// # Errors
     /// If the device can serve no more queues.
@@ -73,33 +74,33 @@ impl<D: Device> Scheduled<D> {
     }
 }
 
-/// How many requests a thread takes at once, of a device with so many tags on a machine with so
-/// many processors: a power of two, and so few that twice as many threads as there are processors
-/// can have some, because those that have lost their processor keep what they have in hand.
+/// How many requests a thread takes at once from a device with `depth` tags. A power of two, so
+/// small that twice as many threads as processors can have some: a preempted thread keeps the
+/// requests that it holds.
 fn hand_of(depth: u16, processors: usize) -> u16 {
     let hand = usize::from(depth) / (2 * processors.max(1));
     let hand = hand.clamp(1, HAND_MAX.into()) as u16;
     1 << hand.ilog2()
 }
 
-/// Processors that this program may use. Interleavings are drawn for a machine of two.
+/// Processors that this process may use; two for tests with random interleavings.
 fn processors() -> usize {
     if cfg!(shuttle) { 2 } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
 impl<D: Device, F: Front> Scheduled<D, F> {
-    /// The same with another way to the order: to compare them.
+    /// A device with another front, for comparisons.
     ///
     /// # Errors
-    /// As [`Scheduled::new`].
+    /// If the device can serve no more queues.
     pub fn with_front(inner: D, active: bool) -> Result<Scheduled<D, F>, DeviceError> {
         Scheduled::for_processors(inner, active, processors())
     }
 
-    /// The same for threads that run on so many processors.
+    /// A device with another front, tuned for a number of processors.
     ///
     /// # Errors
-    /// As [`Scheduled::new`].
+    /// If the device can serve no more queues.
     pub fn for_processors(
         inner: D,
         active: bool,
@@ -130,12 +131,12 @@ impl<D: Device, F: Front> Scheduled<D, F> {
         Ok(Scheduled { inner, limits, shared: Arc::new(shared) })
     }
 
-    /// The device itself.
+    /// The wrapped device.
     pub fn inner(&self) -> &D {
         &self.inner
     }
 
-    /// Works on the order, and sees to it that what came meanwhile is not left lying.
+    /// Calls `work` with the order, then wakes a thread for requests that arrived meanwhile.
     fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<super::Queued>)) {
         self.shared.front.with_order(work);
         self.shared.homes.ring_one();

@@ -1,8 +1,7 @@
-//! Some requests of one channel, sorted, that could pass on to the device together.
+//! A sorted batch: requests of one channel that may take the fast path to the device together.
 //!
-//! What can be found out about them without the others is found out before anything is asked of
-//! them: whether they are of one class, how they are sorted, that none can be merged, and that no
-//! zone gets two writes, whose order would have to be kept.
+//! A channel checks all that it can without other threads: the requests have one class, are sorted,
+//! cannot be merged with each other, and no zone gets two writes, whose order would matter.
 
 use crate::bio::{Op, Prio};
 use crate::channel::MergeRules;
@@ -10,38 +9,38 @@ use crate::request::Batch;
 use crate::sched::deadline::{Kind, Sweep};
 use crate::units::Nanos;
 
-/// Bits of a key that say which request it is.
+/// Bits of a key for the index of the request in the batch.
 const INDEX_BITS: u32 = 6;
 
-/// Most requests of a sheaf.
+/// Maximum number of requests in a sorted batch.
 pub(super) const SHEAF_MAX: usize = 1 << INDEX_BITS;
 
-/// Above the sectors that a key has place for: a device ends before that.
+/// Above the sectors that a key can hold; every device ends before.
 const SECTOR_END: u64 = 1 << 56;
 
-/// Requests of one class, by direction and by their first sectors.
+/// Requests of one class, by direction and first sector.
 #[derive(Debug)]
 pub struct Sheaf {
     prio: Prio,
-    /// First sector and place in the batch of each, ascending, by direction.
+    /// First sector and batch index of each request, ascending, by direction.
     keys: [[u64; SHEAF_MAX]; 2],
-    /// How many there are of either.
+    /// Number of requests of each direction.
     counts: [usize; 2],
-    /// The first sector behind each, by its place in the batch.
+    /// The first sector after each request, by batch index.
     ends: [u64; SHEAF_MAX],
-    /// Greatest tag of them.
+    /// The highest tag of the requests.
     tag_max: u16,
-    /// What may become one request.
+    /// The merge rules of the device.
     rules: MergeRules,
     /// Sectors of a zone; 0 for a device without zones.
     zone_sectors: u64,
-    /// Places in the batch, in the order in which they pass on.
+    /// Batch indices in dispatch order.
     turns: [u8; SHEAF_MAX],
 }
 
 impl Sheaf {
-    /// No requests yet, of a device that merges by these rules, with zones of so many sectors or
-    /// with none.
+    /// An empty sorted batch for a device with these merge rules, and with zones of `zone_sectors`
+    /// sectors or without zones.
     pub(super) fn new(rules: MergeRules, zone_sectors: u64) -> Sheaf {
         Sheaf {
             prio: Prio::BestEffort,
@@ -55,8 +54,8 @@ impl Sheaf {
         }
     }
 
-    /// Looks at the first `most` requests of a batch; says whether they can pass on together, if
-    /// nothing else waits.
+    /// Reads the first `most` requests of a batch; returns whether they can take the fast path
+    /// together if nothing else waits.
     #[inline]
     pub(super) fn look_at(&mut self, batch: &Batch, most: usize) -> bool {
         let count = batch.len().min(most).min(SHEAF_MAX);
@@ -89,7 +88,7 @@ impl Sheaf {
         count > 0 && !reads.windows(2).any(join) && writes.windows(2).all(is_apart)
     }
 
-    /// Whether two requests that touch may become one.
+    /// Whether two adjacent requests may be merged.
     #[cold]
     fn may_join(&self, batch: &Batch, pair: &[u64]) -> bool {
         match (batch.get(index_of(pair[0])), batch.get(index_of(pair[1]))) {
@@ -104,32 +103,33 @@ impl Sheaf {
         [&self.keys[0][..self.counts[0]], &self.keys[1][..self.counts[1]]]
     }
 
-    /// Zones have a power of two of sectors, their capacity may be less.
+    /// Whether two requests lie in one zone. Zones start at multiples of a power of two; their
+    /// capacity may be less.
     #[inline]
     fn are_of_one_zone(&self, pair: &[u64]) -> bool {
         sector_of(pair[0]) ^ sector_of(pair[1]) < self.zone_sectors
     }
 
-    /// The class of all.
+    /// The class of all requests.
     #[inline]
     pub fn prio(&self) -> Prio {
         self.prio
     }
 
-    /// How many reads there are and how many writes.
+    /// Number of reads and of writes.
     #[inline]
     pub fn counts(&self) -> [u32; 2] {
         self.counts.map(|count| count as u32)
     }
 
-    /// How many requests there are.
+    /// Number of requests.
     #[inline]
     pub fn count(&self) -> usize {
         self.counts[0] + self.counts[1]
     }
 
-    /// Has all of them pass through a sweep, which decides in which order they go; says
-    /// whether they may.
+    /// Passes all requests through a sweep, which decides their order; returns whether they may
+    /// pass.
     #[inline]
     pub fn pass(&mut self, sweep: &mut Sweep, now: Nanos) -> bool {
         let Sheaf { keys: [reads, writes], counts, turns, .. } = self;
@@ -143,7 +143,7 @@ impl Sheaf {
         sweep.pass(sorted, |key| sector_of(*key), now, take)
     }
 
-    /// Puts the requests, which have passed and are the first of this batch, in their order.
+    /// Reorders the passed requests, which are the first of this batch, into dispatch order.
     #[inline]
     pub(super) fn arrange(&self, batch: &mut Batch) {
         batch.arrange(&self.turns[..self.count()]);
@@ -155,7 +155,7 @@ impl Sheaf {
         self.tag_max < depth
     }
 
-    /// How many reads and writes have been started, if the others are still in the batch.
+    /// Number of reads and writes that were started; the others are still in the batch.
     #[inline]
     pub(super) fn started(&self, left: &Batch) -> [u32; 2] {
         let mut counts = self.counts();

@@ -1,8 +1,8 @@
-//! The short way through the scheduler: what nothing else waits with stays with its thread.
+//! The fast path of the scheduler: if nothing else waits, requests stay with their thread.
 //!
-//! The channel looks at its requests before anybody has to wait for it, asks the front whether they
-//! may go and in which order, and runs them on its own device queue, which completes them at once.
-//! They touch no lane, no order and no mailbox.
+//! The channel checks its requests by itself, asks the front whether they may go and in which
+//! order, and runs them on its own device queue, which completes them at once. Such requests enter
+//! no submit ring, no order and no completion queue.
 
 use blockyard_sync::atomics::yield_now;
 
@@ -12,23 +12,22 @@ use crate::request::{Batch, Done};
 use crate::sched::shared::{Front, NotPassing, Passing, Queued};
 use crate::units::Nanos;
 
-/// How often a thread lets others run for a batch that could pass on soon, before it goes the long
-/// way: who is in the way has mostly lost its processor there, and to be served by others costs
-/// more than to wait for that.
+/// How often a thread yields the CPU for a batch that may be able to pass soon, before it takes the
+/// slow path. The thread in its way was usually preempted, and being served by another thread costs
+/// more than waiting for it.
 const YIELDS_MAX: usize = 8;
 
-/// How often a thread works off what others have left waiting, before it adds to that itself.
+/// How often a thread dispatches waiting requests before it adds its own to them.
 const HELPS_MAX: usize = 2;
 
 impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
-    /// Lets as much of a batch pass on as may, from its start on. What is complete goes into
-    /// `done`.
+    /// Passes as much of a batch as possible, from its start. Completed requests go into `done`.
     #[inline]
     pub(super) fn pass(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
         let (mut yields, mut helps) = (YIELDS_MAX, HELPS_MAX);
         let most = usize::from(self.shared.hand);
-        // What this queue holds back, because it was armed with a fault meanwhile, has the tags
-        // that what passes on would need.
+        // Requests that this queue delays, because a delay fault was armed meanwhile, hold the tags
+        // that passed requests would need.
         while !batch.is_empty()
             && self.flights.count() == 0
             && self.own.is_immediate()
@@ -55,7 +54,7 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Runs what passes on.
+    /// Runs the requests that pass.
     #[inline]
     fn run(&mut self, now: Nanos, passing: Passing, batch: &mut Batch, done: &mut Done) {
         let ScheduledQueue { shared, lane, sheaf, .. } = self;
@@ -80,8 +79,8 @@ impl<Q: DeviceQueue, F: Front> ScheduledQueue<Q, F> {
         }
     }
 
-    /// Gives requests that may go tags of the device's, and starts them if that has not been tried.
-    /// What is left then goes back to be given out again.
+    /// Gives passed requests device tags, and starts them if that was not tried yet. Those that do
+    /// not start return to the order.
     #[cold]
     fn pass_with_tags(&mut self, now: Nanos, starts: bool, done: &mut Done) {
         let (home, passer) = (self.home.number(), self.shared.front.passer(&self.lane));
