@@ -89,8 +89,7 @@ impl<'a, D: Directory> Apply<'a, D> {
     pub(crate) fn zero(&mut self, live: &Live, first: u64, blocks: u64) -> Result<(), VolumeError> {
         let now = self.now;
         // Cleared blocks count towards the volume's reservation again, so the number that it owned
-        // must be exact. The client's thread has usually brought the leaves into memory, except in
-        // an opening.
+        // must be exact. The client's thread has counted them already, except in an opening.
         if live.reserved_bytes() > 0 {
             self.segments.count_owned(&live.map, first, blocks);
         }

@@ -50,7 +50,7 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Which cleaning follows a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cleaning {
-    /// None.
+    /// No cleaning.
     Nothing,
     /// Clean if space is short, and do a liveness scan if that is worth its cost.
     Due,

@@ -563,8 +563,8 @@ impl<D: Directory> Door<D> {
     }
 }
 
-/// Waits for the records of this handle that the committer still has, because their reply places
-/// are reused afterwards. Writes that wait for space are refused.
+/// Waits until the committer has answered all records of this handle, which frees their places in
+/// the mailbox for other handles. Writes that wait for space are refused.
 impl<D: Directory> Drop for Door<D> {
     fn drop(&mut self) {
         let pool = Arc::clone(&self.pool);

@@ -39,8 +39,8 @@ pub enum VolumeError {
         /// The process that has it open.
         holder: Holder,
     },
-    /// The pool is locked by a process that does not run here: either its writes are still in flight,
-    /// or it runs on another host.
+    /// The pool is locked by a process that does not run here: its writes are still in flight, or
+    /// it runs on another host.
     #[error(
         "path: `{}` is locked by process {pid}, which does not run here: either writes that it had \
          begun are still on their way to the disk, or it runs elsewhere; wanted a pool that nobody \

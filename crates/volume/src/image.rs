@@ -78,8 +78,7 @@ pub fn export(
                 data_bytes += bytes.len() as u64;
                 progress(at + bytes.len() as u64, size_bytes);
             }
-            // A full stream states no zeros, except for a longer base, where they would be zeros
-            // anyway.
+            // A full stream has no such records, and bytes that are not written are zeros anyway.
             Part::Zeros { .. } => {}
             Part::End => break,
         }

@@ -1,5 +1,5 @@
 //! Snapshots, clones, roll-back, resizing, `destroy` and `check`, on real files.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

@@ -1,6 +1,6 @@
 //! Runs the contract suite of all devices on volumes of several shapes, each test in its own
 //! directory.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 mod place;
 

@@ -1,6 +1,6 @@
 //! Crafted pools with correct checksums but invalid contents. They must be refused, or reads must
 //! return errors; nothing may panic.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

@@ -1,5 +1,5 @@
 //! Pools with few file descriptors left. Each case is a process of its own, with its own limit.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

@@ -1,6 +1,6 @@
 //! A volume on real files: data persist across openings, a second process is refused, and the pool
 //! is free for others after its devices are closed.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

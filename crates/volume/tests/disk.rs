@@ -1,6 +1,6 @@
 //! A pool on a block device, and in a file used as a disk: the contract suite, sectors of both
 //! lengths, refusals, discards, two copies.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod loop_device;

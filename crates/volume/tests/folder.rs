@@ -1,5 +1,5 @@
 //! A pool is made only in a directory that contains nothing else; other files are left unchanged.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod place;
 

@@ -1,6 +1,6 @@
 //! A volume on a full real file system, and in a nearly full pool: acknowledged writes are there, a
 //! discard frees space, and cleaning keeps up.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

@@ -4,7 +4,7 @@
 //! The test starts itself as the victim. The victim's threads write pages, four of which share a
 //! block, and print what was acknowledged as durable. All of that must be there afterwards, and
 //! every page must be intact.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod loop_device;

@@ -2,7 +2,7 @@
 //! there, and only a small part of the log was read.
 //!
 //! The test is a program of its own, because it counts the bytes that the process reads.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

@@ -1,6 +1,6 @@
 //! One disk of a two-copy pool is lost under load: its loop device shrinks to nothing, so that each
 //! read, write and sync of it fails. No reader, writer, scrub or export sees an error.
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Test code.
 
 mod door;
 mod loop_device;

@@ -1,6 +1,6 @@
 //! A volume in two directories: either is sufficient, damage in one is repaired from the other, and
 //! a stale copy is never used as current.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

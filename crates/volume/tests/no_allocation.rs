@@ -1,6 +1,6 @@
 //! Passing a parcel to the workers of `commit=taskq` and back allocates nothing, as counted by the
 //! allocator.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 use std::io;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! The test starts itself as the owner. The owner opens the pool, and for each line on its standard
 //! input writes a block durably and prints the result.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;

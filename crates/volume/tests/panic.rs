@@ -1,5 +1,5 @@
 //! The committer thread panics: no client waits forever, and the pool can be closed.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may, and arms its trap.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code, with a flag as trap.
 
 mod place;
 

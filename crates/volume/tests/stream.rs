@@ -1,6 +1,6 @@
 //! `send` and `receive`: full and incremental streams, received completely or not at all, and never
 //! with damage.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod door;
 mod place;
@@ -226,7 +226,7 @@ fn what_was_received_in_part_is_not_there() {
     assert!(contents(&there, "v0") == model);
 }
 
-/// Runs a foreign program, which must succeed.
+/// Runs a third-party program, which must succeed.
 fn program(line: &[&str]) -> String {
     let run = std::process::Command::new(line[0]).args(&line[1..]).output().unwrap();
     assert!(run.status.success(), "{line:?}: {}", String::from_utf8_lossy(&run.stderr));

@@ -4,7 +4,7 @@
 //!
 //! The workload runs once, on a simulated directory that records every operation. Each prefix of
 //! the record is a moment at which the power may have been cut.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod beside;
 mod catalogue;

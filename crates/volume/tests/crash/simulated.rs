@@ -1,5 +1,5 @@
 //! A simulated disk for a pool, with faults.
-#![allow(clippy::disallowed_types)] // A test may.
+#![allow(clippy::disallowed_types)] // Test code.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

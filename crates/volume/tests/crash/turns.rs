@@ -1,7 +1,7 @@
 //! A deterministic scheduler for the threads of a pool. One thread runs at a time; the next one is
 //! drawn whenever a thread is about to access the disk or to wait. So a seed reproduces the order
 //! of operations.
-#![allow(clippy::disallowed_types)] // A test may.
+#![allow(clippy::disallowed_types)] // Test code.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

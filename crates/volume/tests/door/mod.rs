@@ -1,5 +1,5 @@
 //! A channel to a volume for tests, used one operation at a time.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // A test may.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Test code.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! A loop device for tests, on a sparse file. It needs root.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // A test may.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Test code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

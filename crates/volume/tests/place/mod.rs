@@ -1,5 +1,5 @@
 //! A temporary directory for tests.
-#![allow(dead_code, unreachable_pub, clippy::disallowed_types, clippy::unwrap_used)] // A test may.
+#![allow(dead_code, unreachable_pub, clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
