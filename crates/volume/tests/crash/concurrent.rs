@@ -166,7 +166,7 @@ fn a_power_cut_beside_checkpoints_and_cleaning_leaves_a_prefix_with_everything_d
     assert!(is_enough || count < SEEDS, "{done}");
 }
 
-/// The same seed gives the same operations in the same order.
+/// Two runs with one seed do the same operations in the same order.
 #[test]
 fn a_run_with_threads_is_the_same_again() {
     for stream in 41_000..41_010 {
