@@ -1,12 +1,12 @@
-//! Opening a pool: the newest checkpoint, and what the log has behind it.
+//! Opening a pool: loads the newest checkpoint and replays the log after it.
 //!
-//! The log ends where no group follows the last one: none with its number, its chain and an epoch
-//! that is not older. What lies there is of a group that was never acknowledged, unless something
-//! says that it was durable: then it is damaged. Nothing is appended before a superblock with a new
-//! epoch is durable.
+//! The log ends where no valid group follows: none has the next number, the right chain, and an
+//! epoch that is not older. A group that is missing there was never acknowledged, unless a
+//! superblock or a later group states that it was durable: then the log is damaged. Nothing is
+//! appended before a superblock with a new epoch is durable.
 //!
-//! Of groups that are known to have been durable the heads are enough, see [`heads`]. The others, a
-//! few at the end, are looked at as a whole, and made durable.
+//! Of groups that are known to have been durable, the heads are enough; see [`heads`]. The others,
+//! a few at the end, are read completely and made durable.
 
 mod bring;
 pub(crate) mod crew;
@@ -48,13 +48,13 @@ use end::End;
 use groups::{Group, Part, Piece};
 use heads::Heads;
 
-/// What is read of the log at once, in bytes.
+/// Length of one read-ahead of the log, in bytes.
 const AHEAD_BYTES: usize = 8 << 20;
 
-/// Segments that a new pool has.
+/// Segments of a new pool.
 const FIRST_SEGMENTS: usize = 3;
 
-/// What was found.
+/// The state of a pool after recovery.
 pub(crate) struct Recovered {
     pub(crate) superblock: Superblock,
     pub(crate) volumes: Volumes,
@@ -66,19 +66,19 @@ pub(crate) struct Recovered {
     pub(crate) page_count: u64,
 }
 
-/// What was found in a pool that was only looked at.
+/// The state of a pool that was opened for reading only.
 pub(crate) struct Looked<D: Directory> {
     pub(crate) volumes: Volumes,
     /// How many groups the log has after the checkpoint.
     pub(crate) groups: u64,
-    /// Where the last of these groups are, which are not known to be durable: the power may have
-    /// been cut while they were written, and each copy may have any part of them. The next opening
-    /// writes them again to all copies.
+    /// Addresses of the last groups, which are not known to be durable. The power may have been cut
+    /// while they were written, so each copy may have any part of them. The next opening writes
+    /// them again to all copies.
     pub(crate) loose: Vec<Range<u64>>,
     pub(crate) segments: Segments<D>,
 }
 
-/// Opens the pool of a directory, or makes one.
+/// Opens the pool of a directory, or creates one.
 pub(crate) fn open<D: Directory>(
     directory: D,
     options: &Options,
@@ -101,7 +101,7 @@ fn segments<D: Directory>(
     Ok(segments.with_map_cache(options.map_cache_bytes))
 }
 
-/// Reads what there is and changes nothing: the volumes, how many groups the log has behind the
+/// Reads a pool without changing it: the volumes, the number of groups in the log after the
 /// checkpoint, and the segments.
 pub(crate) fn look<D: Directory>(
     directory: D,
@@ -120,7 +120,7 @@ pub(crate) fn look<D: Directory>(
     Ok(Looked { volumes, groups, loose, segments })
 }
 
-/// The superblocks that can be read, the newest one first; none if there is no pool.
+/// The superblocks that can be read, the newest first; empty if there is no pool.
 fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     let title = directory.title();
     let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
@@ -145,19 +145,21 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
             _ => Err(doing("cannot read")(error)),
         };
     }
-    // What is not the newest in both is written again below.
+    // Superblocks that are not the newest in both copies are written again at the end of the
+    // opening.
     Ok(Superblock::all(&Superblock::best(copies.iter().map(|bytes| &bytes[..])))?)
 }
 
-/// An epoch for an opening: later than all before, by a random part of 2^32. So two openings of one
-/// state, which the locks prevent, would differ, and each process finds out by its superblock.
+/// An epoch for this opening: later than all before, by 1 and a random number below 2^32. If two
+/// processes opened one state, which the locks prevent, their epochs would differ, and each would
+/// notice by the superblock.
 fn fresh_epoch<D: Directory>(directory: &D, last: u64) -> Result<u64, VolumeError> {
     let id = directory.fresh_id().map_err(VolumeError::io("cannot draw an epoch"))?;
     let step = crate::bytes::u32_at(&id, 0);
     Ok(last.saturating_add(1).saturating_add(step.into()))
 }
 
-/// Makes a pool.
+/// Creates a pool.
 fn make<D: Directory>(
     directory: D,
     options: &Options,
@@ -171,7 +173,7 @@ fn make<D: Directory>(
     let segments = segments.with_map_cache(options.map_cache_bytes);
     let directory = segments.directory();
     if let Some(first) = segments.files().first() {
-        // Of a pool that was never finished there is nothing in it.
+        // The creation of the pool was interrupted if the first segment is empty.
         let memory = Memory::new(ALIGN as u64);
         let mut bytes = memory.take_beyond(ALIGN);
         let read = first.read_at(0, &mut bytes);
@@ -224,7 +226,7 @@ fn make<D: Directory>(
     Ok((Recovered { superblock, volumes, log, roots, page_place, page_count }, segments))
 }
 
-/// Reads what is there.
+/// The state of a recovery in progress.
 struct Recovery<'a, D: Directory> {
     segments: &'a Segments<D>,
     superblock: Superblock,
@@ -239,15 +241,16 @@ struct Recovery<'a, D: Directory> {
     page_count: u64,
     place: LogPlace,
     epoch: u64,
-    /// Groups up to this one were durable before.
+    /// Groups up to this number are known to have been durable.
     durable: u64,
-    /// Segments that groups were found in.
+    /// Segments in which groups were found.
     used: BTreeSet<u32>,
-    /// Of each copy the segment that was looked at last, and the number of its first group.
+    /// For each copy, the segment that was looked at last, and the number of its first group.
     peeked: [Cell<Option<(u32, u64)>>; COPIES_MAX],
-    /// Of each copy a piece of the log that was read ahead.
+    /// For each copy, a part of the log that was read ahead.
     ahead: [RefCell<Option<Piece>>; COPIES_MAX],
-    /// Where each group is that may not be durable: it is in the log, and so it has to be.
+    /// Groups that may not be durable: number, address and bytes. They are part of the log, so they
+    /// must become durable.
     loose: VecDeque<(u64, u64, Part)>,
     /// Bytes of the groups that were found.
     found_bytes: u64,
@@ -276,7 +279,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         }
     }
 
-    /// What the newest checkpoint has; where that is damaged, the one before it.
+    /// Loads the newest checkpoint, or the one before it if the newest is damaged.
     fn loaded(
         segments: &'a Segments<D>,
         slots: &[Superblock],
@@ -287,11 +290,11 @@ impl<'a, D: Directory> Recovery<'a, D> {
             match recovery.load() {
                 Ok(()) if first.is_none() => return Ok(recovery),
                 Ok(()) => {
-                    // What is written next takes the place of the one that is of no use.
+                    // The next superblock must overwrite the slot of the damaged checkpoint.
                     if let Some(newest) = slots.first() {
                         recovery.superblock.sequence = newest.sequence.saturating_add(1);
                         recovery.newest_epoch = newest.epoch.max(superblock.epoch);
-                        // The log has to have what that one stood for.
+                        // The log must contain everything up to the damaged checkpoint.
                         let durable = newest.log.number.saturating_sub(1);
                         recovery.durable = recovery.durable.max(durable).max(newest.durable);
                     }
@@ -316,13 +319,14 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let durable = self.place.number.saturating_sub(1);
         let superblock = Superblock { epoch, sequence, durable, ..self.superblock };
         let title = self.segments.directory().title();
-        // Both slots: what only the older one needed is free from now on, and the newer one may
-        // have been in memory only.
+        // Write both slots: segments that only the older slot needed are free from now on, and the
+        // newer slot may have been in memory only.
         let first = Superblock { sequence: sequence.saturating_sub(1), ..superblock };
         let written = write_superblock(self.segments, &first, Epochs::UpTo(owned))
             .and_then(|()| write_superblock(self.segments, &superblock, Epochs::Of(epoch)));
         written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
-        // What the checkpoint needs, what is in the log behind it, and what both have become.
+        // Keep the segments that the checkpoint needs, those of the log after it, and those of the
+        // current maps.
         let maps: Vec<Frozen> = self.volumes.by_id.values().map(|live| live.map.freeze()).collect();
         self.marks.pages(maps.iter());
         self.marks.blocks(&self.segments.live().0);
@@ -351,12 +355,12 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(bytes)
     }
 
-    /// Goes through the log.
+    /// Replays the log.
     fn replay(&mut self) -> Result<(), VolumeError> {
         std::thread::scope(|scope| self.replay_beside(scope))
     }
 
-    /// The same beside threads that read.
+    /// Replays the log, with threads of `scope` that read concurrently.
     fn replay_beside<'scope>(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
@@ -366,7 +370,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         while let Some(group) = self.look_for_next()? {
             self.take(group, &crew)?;
         }
-        // A segment is there before anything names it: one that is not has been lost.
+        // A segment exists before anything names it, so one that is missing was lost.
         for segment in [self.place.segment, self.place.next] {
             self.segments.want((segment != SEGMENT_NONE).then_some(segment as usize))?;
         }
@@ -377,7 +381,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         })
     }
 
-    /// Goes through the groups of the log that are known to have been durable.
+    /// Replays the groups of the log that are known to have been durable.
     fn replay_durable<'scope>(&mut self, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
@@ -385,13 +389,14 @@ impl<'a, D: Directory> Recovery<'a, D> {
         self.durable = self.durable.max(self.superblock.durable);
         let mut heads = Heads::new(crew, self.segments, &self.superblock);
         let (mut end, mut epoch) = (self.place, self.epoch);
-        // Up to which group later heads of this chain say that all was durable: the superblock does
-        // not say of which chain, and there may be heads that an opening has cut off.
+        // The group up to which later heads of this chain state that all groups were durable. The
+        // superblock does not say of which chain, and there may be heads that an opening has cut
+        // off.
         let mut vouched = 0;
         let mut seen = VecDeque::new();
         while let Some(group) = heads.next(&end, epoch) {
             (end, epoch) = (group.end(), group.head.epoch);
-            // It cannot know that of itself.
+            // A head cannot state this about its own group.
             let before = group.head.number.saturating_sub(1);
             vouched = vouched.max(group.head.durable.min(before));
             self.durable = self.durable.max(vouched);
@@ -399,7 +404,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             while let Some(group) = seen.pop_front_if(|group| group.head.number <= vouched) {
                 let (chain, is_enough) = (group.chain, !group.changes_catalogue());
                 let group = if is_enough { Some(group) } else { self.look_for_next()? };
-                // What is there and was durable is told from the end of the log later.
+                // A missing group that was durable is reported when the end of the log is checked.
                 let Some(group) = group else { return Ok(()) };
                 let is_same = group.chain == chain;
                 self.take(group, crew)?;
@@ -411,18 +416,18 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(())
     }
 
-    /// The group that follows, looked at as a whole.
+    /// The next group, read completely.
     fn look_for_next(&self) -> Result<Option<Group>, VolumeError> {
         if let Some(group) = self.next()? {
             return Ok(Some(group));
         }
-        // What is no group at the first look is looked at again: a read may have gone astray.
+        // Read again before concluding that no group follows: a read may have gone astray.
         self.ahead.iter().for_each(|ahead| _ = ahead.take());
         self.peeked.iter().for_each(|peeked| _ = peeked.take());
         self.next()
     }
 
-    /// Carries a group out, which is the end of the log from now on.
+    /// Applies a group, and moves the end of the log past it.
     fn take<'scope>(&mut self, group: Group, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
@@ -443,7 +448,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         Ok(())
     }
 
-    /// Carries out what a group says.
+    /// Applies the descriptors of a group.
     fn apply(&mut self, group: &Group) -> Result<(), VolumeError> {
         let align = self.superblock.align;
         let impossible = |field, value| {
@@ -455,7 +460,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let segments = self.segments;
         let mut maps = Apply::new(segments, self.volumes.copies);
         for descriptor in &group.descriptors {
-            // In the order of the log: what is written behind a move is not moved by it.
+            // In log order: a move does not affect blocks that are written after it.
             if descriptor.kind != Kind::Move && !moves.is_empty() {
                 relocate::blocks(&self.volumes, &moves, &mut maps)?;
                 moves.clear();
@@ -494,12 +499,12 @@ impl<'a, D: Directory> Recovery<'a, D> {
             }
             at += stored;
         }
-        // Where they were there may be something else by now.
+        // Apply the moves before the next group: their old addresses may be used again by then.
         relocate::blocks(&self.volumes, &moves, &mut maps)
     }
 
-    /// Makes durable what was found and may not be: after a kill, or a sync that has failed, some
-    /// of it may be in memory only, and what is written from now on relies on it.
+    /// Makes the found groups durable that may not be. After a kill or a failed sync they may be in
+    /// memory only, and everything that is written from now on relies on them.
     fn fasten(&mut self) -> Result<(), VolumeError> {
         let segments = self.segments;
         let failed = || VolumeError::io("cannot write the end of the log again");

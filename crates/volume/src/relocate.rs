@@ -1,5 +1,5 @@
-//! Blocks and pages that go elsewhere, in all maps that have them. What snapshots and clones share
-//! stays shared: a page is changed once, whoever refers to it.
+//! Moves blocks and pages in all maps that refer to them. Shared blocks and pages stay shared: a
+//! page is changed once, however many volumes and snapshots refer to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ptr;
@@ -14,25 +14,25 @@ use crate::pool::Volumes;
 use crate::record::Move;
 use crate::store::Directory;
 
-/// Spans of all maps of a family: the family's number and theirs.
+/// Spans of the maps of a family: the number of the family and of the span.
 pub(crate) type Spans = BTreeSet<(u32, usize)>;
 
-/// The moves in a node, by leaf: the place in the leaf, and from where to where.
+/// The moves in a node, by leaf: index in the leaf, old entry, new entry.
 type NodeMoves = BTreeMap<usize, Vec<(usize, Entry, Entry)>>;
 
-/// What became of pages.
+/// New versions of changed pages, by the old page.
 #[derive(Default)]
 struct Changed {
     nodes: HashMap<*const Node, Arc<Node>>,
     leaves: HashMap<*const Leaf, Arc<Leaf>>,
-    /// The old ones: an address is used again only when its page is gone.
+    /// Keeps the old nodes alive, so that their memory addresses are not used again as keys.
     kept: Vec<Arc<Node>>,
 }
 
-/// Blocks lie elsewhere now, unless they have been written since.
+/// Updates the maps for moved blocks, except for blocks that have been overwritten since.
 ///
 /// # Errors
-/// If a leaf could not be read: its blocks stay where they were. That one is lost is none.
+/// If a leaf could not be read: its blocks stay where they were. A lost leaf is not an error.
 pub(crate) fn blocks<D: Directory>(
     volumes: &Volumes,
     moves: &[Move],
@@ -60,7 +60,7 @@ pub(crate) fn blocks<D: Directory>(
                     Some(known) => Some(known),
                     None => match maps.segments().load(leaf) {
                         Ok(page) => moved(leaf, &page, moves, changed, &mut done, maps.tally()),
-                        // Whoever looks for them there still needs the old ones.
+                        // Maps that read the old place still need these blocks.
                         Err(error) => {
                             tracing::error!("blocks stay where they were: {error}");
                             kept.extend(moves.iter().map(|(_, from, _)| *from));
@@ -87,7 +87,7 @@ pub(crate) fn blocks<D: Directory>(
     read
 }
 
-/// A leaf with its blocks elsewhere; `None` if it has none of them.
+/// A copy of a leaf with the moved blocks; `None` if the leaf refers to none of them.
 fn moved(
     leaf: &Arc<Leaf>,
     page: &Arc<Page>,
@@ -114,9 +114,9 @@ fn moved(
     Some(copy)
 }
 
-/// Pages that lie where `is_left` says have no home any more: the next checkpoint writes them
-/// again. Only these spans have any. One that cannot be read stays, unless it has rotted and is
-/// `lost`.
+/// Drops the home of each page that lies where `is_left` says, so that the next checkpoint writes
+/// it again. Only `spans` have such pages. A page that cannot be read stays, unless it has rotted
+/// and is in `lost`.
 pub(crate) fn pages<D: Directory>(
     volumes: &Volumes,
     spans: &Spans,
@@ -134,7 +134,7 @@ pub(crate) fn pages<D: Directory>(
             let twin = match changed.leaves.get(&key) {
                 Some(known) => Arc::clone(known),
                 None => {
-                    // A copy may have gone away since it was found.
+                    // A copy of the pool may have failed since the page was found lost.
                     let segments = maps.segments();
                     let stand_in = |error| match leaf.home() {
                         Some(home) if segments.is_lost(&error) && lost.contains(&home) => {
@@ -166,8 +166,8 @@ pub(crate) fn pages<D: Directory>(
     }
 }
 
-/// Leaves in these spans are lost: what was a volume's alone there is not any more. All others were
-/// read to find them, so that it is known of each what is.
+/// Counts the owned blocks of the volumes with these spans again, because leaves were lost. The
+/// search for them has read all other leaves, so the count is known.
 fn count_owned(volumes: &Volumes, spans: &Spans) {
     let families: BTreeSet<u32> = spans.iter().map(|(family, _)| *family).collect();
     // A snapshot owns nothing.
@@ -177,8 +177,8 @@ fn count_owned(volumes: &Volumes, spans: &Spans) {
     }
 }
 
-/// A copy of a node takes its place, if there is one: a page for the next checkpoint, unless the
-/// node is one.
+/// Marks a changed copy of a node as dirty, and counts a page for the next checkpoint unless the
+/// node was dirty already.
 fn soil(node: &Node, mut copy: Option<Node>, tally: &mut Tally) -> Option<Node> {
     if let Some(copy) = &mut copy {
         tally.dirtied += u64::from(!node.is_dirty(tally.round));
@@ -187,7 +187,8 @@ fn soil(node: &Node, mut copy: Option<Node>, tally: &mut Tally) -> Option<Node> 
     copy
 }
 
-/// Asks of each node in these spans once what is to be there.
+/// Calls `change` once for each distinct node in these spans, and puts the result into all maps
+/// that have the node.
 fn each_node(
     volumes: &Volumes,
     spans: &Spans,
@@ -197,7 +198,7 @@ fn each_node(
     for live in volumes.by_id.values() {
         let (family, end) = (live.family, live.map.span_count());
         for (_, number) in spans.range((family, 0)..(family, end)).copied() {
-            // Only the committer changes trees, and this is the committer.
+            // Only the committer changes trees, and this runs on its thread.
             let Some(node) = live.map.with(number, |span| span.node().cloned()) else { continue };
             let key = Arc::as_ptr(&node);
             let new = match changed.nodes.get(&key) {

@@ -1,14 +1,14 @@
-//! Log lines about repaired copies: a bounded number of them, whatever is damaged.
+//! Log lines about repaired blocks, limited in number.
 //!
-//! A disk that rots has thousands of damaged blocks, and a line for each would fill the log. The
-//! first repair is logged at once, later repairs are counted, and at most one line an interval says
-//! how many there were. Each single repair is logged at level debug.
+//! A rotting disk has thousands of damaged blocks, and a line for each would fill the log. The
+//! first repair is logged at once. Later repairs are counted, and at most one line per interval
+//! states how many there were. Each single repair is logged at level debug.
 #![allow(clippy::disallowed_types)] // A repair syncs, which takes far longer than a lock.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Shortest time between two lines of a pool: a day of repairs is 1,440 lines at most.
+/// Shortest time between two lines about one pool: at most 1,440 lines a day.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The repairs of a pool that are not in the log yet.
@@ -22,7 +22,7 @@ struct State {
 }
 
 impl Repairs {
-    /// Adds repairs of the piece of a pool at an address.
+    /// Adds repairs of the data at an address of the pool.
     pub(crate) fn add(&self, count: u64, title: &str, address: u64) {
         tracing::debug!("{title}: wrote a damaged piece at {address} again from the other copy");
         if let Some(count) = self.due(count, Instant::now()) {
@@ -59,7 +59,8 @@ impl Repairs {
 mod tests {
     use super::*;
 
-    /// A scrub of 8 MiB of which one copy had rotted wrote 1,022 warnings, two for each block.
+    /// Regression: a scrub of 8 MiB, of which one copy had rotted, wrote 1,022 warnings, two per
+    /// block.
     #[test]
     fn repairs_are_one_line_an_interval() {
         let (repairs, start) = (Repairs::default(), Instant::now());

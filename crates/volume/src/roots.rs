@@ -1,9 +1,9 @@
-//! The upper part of what a checkpoint writes: roots of maps, which name nodes, and the catalogue,
-//! which names roots, below a tree of pages of its own. However long, all of it is pages.
+//! The upper part of a checkpoint: roots of maps, which name nodes, and the catalogue, which names
+//! roots. The catalogue lies below a tree of pages of its own. All of it consists of pages.
 //!
-//! These pages are known by what they contain: one that is on disk already is not written again, so
-//! that a checkpoint costs what has changed, however many volumes and snapshots there are, and
-//! snapshots share what is the same in their maps.
+//! These pages are identified by their contents, and a page that is on disk already is not written
+//! again. So a checkpoint costs only what has changed, however many volumes and snapshots there
+//! are, and snapshots share equal pages.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::format::{FAN, PAGE_BYTES};
 use crate::segments::Segments;
 use crate::store::Directory;
 
-/// What such a page contains.
+/// The contents of such a page.
 pub(crate) type Contents = Box<[u8]>;
 
 /// A page of zeros.
@@ -31,44 +31,45 @@ pub(crate) fn of_entries(entries: &[Entry]) -> Contents {
     page
 }
 
-/// The pages of the last checkpoint, by what they contain.
+/// The upper pages of the last checkpoint: contents and place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roots(HashMap<Contents, Entry>);
 
 impl Roots {
-    /// Where a page is that contains this.
+    /// The place of the page with these contents.
     pub(crate) fn find(&self, page: &[u8]) -> Option<Entry> {
         self.0.get(page).copied()
     }
 
-    /// A page is there.
+    /// Adds a page that is on disk.
     pub(crate) fn put(&mut self, page: Contents, home: Entry) {
         self.0.insert(page, home);
     }
 
-    /// How many there are.
+    /// Number of pages.
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Where they are.
+    /// The places of all pages.
     pub(crate) fn homes(&self) -> impl Iterator<Item = &Entry> {
         self.0.values()
     }
 
-    /// All of them are needed.
+    /// Marks all pages as needed.
     pub(crate) fn mark(&self, marks: &mut Marks) {
         self.0.values().for_each(|home| marks.entry(home));
     }
 
-    /// Those that lie where `is_left` says are to be written again; answers how many.
+    /// Removes the pages that lie where `is_left` says, so that they are written again. Returns how
+    /// many.
     pub(crate) fn leave(&mut self, is_left: impl Fn(Entry) -> bool) -> usize {
         let before = self.0.len();
         self.0.retain(|_, home| !is_left(*home));
         before - self.0.len()
     }
 
-    /// Reads a page, and knows it from now on.
+    /// Reads a page and adds it.
     pub(crate) fn read<D: Directory>(
         &mut self,
         segments: &Segments<D>,
@@ -84,7 +85,7 @@ impl Roots {
         Ok(page)
     }
 
-    /// Reads so many bytes below the page at the top of their tree.
+    /// Reads `len` bytes below the top page of their tree.
     pub(crate) fn read_tree<D: Directory>(
         &mut self,
         segments: &Segments<D>,
@@ -117,7 +118,7 @@ impl Roots {
     }
 }
 
-/// How many levels of pages are above so many.
+/// Levels of the tree above `count` pages.
 fn heights(count: usize) -> u32 {
     let (mut height, mut count) = (0, count);
     while count > 1 {

@@ -1,6 +1,6 @@
-//! A pool with a thread that runs its committer. One process has a pool once, however many of its
-//! volumes are devices.
-#![allow(clippy::disallowed_types)] // Pools are opened and closed now and then.
+//! A pool with the thread that runs its committer. A process opens each pool once, however many of
+//! its volumes are served as devices.
+#![allow(clippy::disallowed_types)] // Pools are opened and closed rarely.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,14 +18,14 @@ use crate::record::{Body, Record};
 use crate::store::mirror::places::Places;
 use crate::store::{Backing, Directory};
 
-/// The pools of this process, by their directories.
+/// The pools of this process, by path.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Place>>> = LazyLock::new(Mutex::default);
 
-/// What this process has of a directory.
+/// The state of a path in this process.
 enum Place {
     /// A thread is opening the pool.
     Opening,
-    /// It was open when somebody looked last.
+    /// The pool was opened; it may be closed by now.
     Open(Weak<Running>),
 }
 
@@ -38,7 +38,7 @@ impl Place {
         }
     }
 
-    /// Whether it is open, or soon will be.
+    /// Whether the pool is open or being opened.
     fn is_taken(&self) -> bool {
         match self {
             Place::Opening => true,
@@ -47,7 +47,7 @@ impl Place {
     }
 }
 
-/// The place of a pool that this thread is opening. It is nobody's if that comes to nothing.
+/// Paths of a pool that this thread is opening. If the opening fails, they become free again.
 struct Opening(Vec<PathBuf>);
 
 impl Opening {
@@ -68,22 +68,22 @@ impl Drop for Opening {
     }
 }
 
-/// How long a pool may take to be closed before somebody who opens it again is refused: what it has
-/// is made durable meanwhile.
+/// How long an opening waits for this process to close the pool, which makes its data durable
+/// meanwhile.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
-/// How often is looked whether it is closed, or opened.
+/// How often the thread checks whether the pool is closed, or opened.
 const CLOSE_LOOK: Duration = Duration::from_millis(5);
 
-/// How often the thread of the log goes on, only to answer, after it has panicked.
+/// How often the committer's thread continues after a panic, only to answer records.
 const PANICS_MAX: usize = 3;
 
-/// See the module.
+/// An open pool with its committer's thread.
 #[derive(Debug)]
 pub struct Running<D: Directory = Backing> {
     pool: Arc<Pool<D>>,
     thread: Option<JoinHandle<()>>,
-    /// Volumes that are devices.
+    /// Numbers of the volumes that are served as devices or held for a change.
     taken: Mutex<BTreeSet<u32>>,
 }
 
@@ -92,19 +92,19 @@ fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
 }
 
 impl Running {
-    /// The pool of a directory: the one that is open, or opened now, or made. Where it has a second
-    /// copy, that is opened too.
+    /// Opens the pool of a directory, or creates it; returns the open pool if this process has it
+    /// open. A second copy is opened too.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the pool cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
         Running::open_places(&Places::of(path), options)
     }
 
-    /// The same by one directory or two.
+    /// Opens a pool by one path or by the paths of both copies.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the pool cannot be opened.
     pub fn open_places(given: &Places, options: Options) -> Result<Arc<Running>, VolumeError> {
         address_space::check(&options)?;
         let given = given.settled()?;
@@ -115,7 +115,7 @@ impl Running {
             pools.retain(|_, place| place.is_taken());
             match places.iter().find_map(|place| pools.get(place)).map(Place::running) {
                 Some(Some(open)) => return Ok(open),
-                // Somebody opens it just now; others are not held up by that.
+                // Another thread is opening this pool. Wait, without holding the lock.
                 Some(None) => {}
                 None => {
                     let opening = |place: &PathBuf| (place.clone(), Place::Opening);
@@ -128,7 +128,7 @@ impl Running {
         };
         let taken = loop {
             match given.take(&options) {
-                // This process has just closed it, and is not done with that.
+                // This process is still closing the pool.
                 Err(VolumeError::InUse { holder, .. })
                     if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
                 taken => break taken?,
@@ -146,38 +146,39 @@ impl Running {
         Ok(running)
     }
 
-    /// Its directory.
+    /// The path of the pool.
     pub fn path(&self) -> &Path {
         self.pool.segments().directory().path()
     }
 
-    /// Whether one of its copies is in a directory.
+    /// Whether one of the pool's copies is in the directory `path`.
     pub fn is_at(&self, path: &Path) -> bool {
         let places = self.pool.segments().directory().directories();
         places.into_iter().any(|directory| directory.path() == path)
     }
 
-    /// Lets others know where the yard can be asked that has this pool open.
+    /// Publishes the control socket of the daemon that has this pool open.
     ///
     /// # Errors
-    /// If the system refuses to write that down.
+    /// If the system refuses to write it to the lock file.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         self.pool.segments().directory().announce(control)
     }
 }
 
 impl<D: Directory> Running<D> {
-    /// The pool of a directory that is the caller's alone, whatever it is made of.
+    /// Opens a pool on a directory of any kind, which only the caller uses.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the pool cannot be opened.
     pub fn start(directory: D, options: Options) -> Result<Arc<Running<D>>, VolumeError> {
         let (pool, mut committer) = Pool::open(directory, options)?;
         pool.set_running(true);
         let thread = std::thread::Builder::new().name("volume-log".to_owned());
         let opened = Arc::clone(&pool);
         let run = move || {
-            // A panic there is a mistake of ours; who waits for an answer gets an error.
+            // A panic there is a bug. The thread continues only to answer waiting clients with
+            // errors.
             for _ in 0..PANICS_MAX {
                 if catch_unwind(AssertUnwindSafe(|| committer.run())).is_ok() {
                     return;
@@ -197,20 +198,20 @@ impl<D: Directory> Running<D> {
         &self.pool
     }
 
-    /// Whether a volume is a device.
+    /// Whether a volume is served as a device, or held for a change.
     pub fn is_taken(&self, id: u32) -> bool {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
-    /// Notes that a volume is a device now; says whether it was none.
+    /// Marks a volume as served. Returns whether it was free.
     pub(crate) fn take(&self, id: u32) -> bool {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
     }
 
-    /// Keeps a volume from becoming a device while it is changed, until this is dropped.
+    /// Keeps a volume from being served while it is changed, until the result is dropped.
     ///
     /// # Errors
-    /// If it is a device, or is being changed.
+    /// If the volume is served as a device, or is being changed.
     pub(crate) fn hold(&self, traits: &Traits) -> Result<Held<'_, D>, VolumeError> {
         if self.take(traits.id) {
             return Ok(Held { running: self, id: traits.id });
@@ -219,13 +220,13 @@ impl<D: Directory> Running<D> {
         Err(VolumeError::Busy { name: traits.name.clone(), why })
     }
 
-    /// A volume is no device any more.
+    /// Marks a volume as no longer served.
     pub(crate) fn put(&self, id: u32) {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 }
 
-/// A volume that is no device now.
+/// Keeps a volume from being served as a device.
 pub(crate) struct Held<'a, D: Directory> {
     running: &'a Running<D>,
     id: u32,
@@ -237,7 +238,7 @@ impl<D: Directory> Drop for Held<'_, D> {
     }
 }
 
-/// Everything is durable when it is closed, and the directory is free for another process.
+/// Closes the pool: makes everything durable, and unlocks the directory for other processes.
 impl<D: Directory> Drop for Running<D> {
     fn drop(&mut self) {
         self.pool.send(Record::of(Body::Stop, None));

@@ -1,6 +1,6 @@
-//! Scrubbing: every block of a pool that is in use is read and compared with its checksum, as fast
-//! as is allowed, so that damage is found before somebody needs the block. Where there are two
-//! copies both are read, and what is damaged in one of them is written again from the other one.
+//! Scrubbing: reads every block in use and compares it with its checksum, at a limited rate, so
+//! that damage is found before a client needs the block. With two copies it reads both, and repairs
+//! the damaged one from the other.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,25 @@ use crate::running::Running;
 use crate::store::Directory;
 use crate::verify::Verifier;
 
-/// Longest sleep for the sake of a rate.
+/// Longest sleep for the rate limit.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
 
-/// So many bytes at once, whatever the rate.
+/// Bytes that may be read at once, whatever the rate.
 const BURST_BYTES: u64 = 4 << 20;
 
-/// How often is looked whether blocks are counted.
+/// How often the thread checks whether the liveness scan has ended.
 const COUNT_LOOK: Duration = Duration::from_millis(5);
 
-/// A rate that is kept by sleeping.
+/// A rate limit that is enforced by sleeping.
 struct Pace {
     bytes_per_second: u64,
-    /// From here on, and from so many bytes on, the rate counts.
+    /// Start of the measured interval, and the bytes read before it.
     since: Instant,
     from: u64,
 }
 
 impl Pace {
-    /// Waits until so many bytes may have been read.
+    /// Sleeps until `bytes` bytes may have been read in total.
     fn keep(&mut self, bytes: u64) {
         if self.bytes_per_second == 0 {
             return;
@@ -36,7 +36,7 @@ impl Pace {
         let read = (bytes - self.from).saturating_sub(BURST_BYTES);
         let due = Duration::from_secs_f64(read as f64 / self.bytes_per_second as f64);
         let mut left = due.saturating_sub(self.since.elapsed());
-        // Time in which nothing was read is not made up for.
+        // Do not catch up on time in which nothing was read.
         if left.is_zero() && self.since.elapsed() > due + SLEEP_MAX {
             (self.since, self.from) = (Instant::now(), bytes);
         }
@@ -48,14 +48,14 @@ impl Pace {
 }
 
 impl<D: Directory> Running<D> {
-    /// Reads every block of every volume and snapshot, what they share once, and the pages of their
-    /// maps. What is written meanwhile may be left out. Where less of a segment is counted than was
-    /// found in it, blocks are counted again, which mends that. `rate` is in bytes a second, 0 for
-    /// as fast as can be. `progress` is told the bytes that were verified and how many there are
-    /// about, and says whether to go on; at the end the two are equal.
+    /// Reads every block of every volume and snapshot, shared blocks once, and the pages of the
+    /// maps. Blocks that are written meanwhile may be left out. If the usage table has less live
+    /// data for a segment than was found in it, a liveness scan corrects it. `rate` is in bytes per
+    /// second; 0 is unlimited. `progress` is called with the bytes verified and the approximate
+    /// total, and returns whether to continue; at the end the two are equal.
     ///
     /// # Errors
-    /// If `progress` wants no more.
+    /// If `progress` stops the scrub.
     pub fn scrub(
         &self,
         rate: u64,
@@ -68,7 +68,7 @@ impl<D: Directory> Running<D> {
         let total = pool.segments().stored_bytes();
         let names: Vec<String> = pool.list().into_iter().map(|traits| traits.name).collect();
         for name in &names {
-            // It may have been removed meanwhile, or made anew.
+            // The volume may have been removed meanwhile, or made again.
             let Ok(live) = pool.find(name) else { continue };
             let (frozen, id, block_bytes) =
                 (live.map.freeze(), live.traits.id, live.traits.block_bytes);
@@ -88,15 +88,15 @@ impl<D: Directory> Running<D> {
             self.count_again(&mut || progress(verified, total.max(verified)))?;
         }
         pool.segments().log_repairs();
-        // What was removed meanwhile, or is free, was not read: all that there is was.
+        // Volumes removed meanwhile and free space were not read: everything in use was.
         if !progress(verified, verified) {
             return Err(VolumeError::Stopped);
         }
         Ok(verifier.report)
     }
 
-    /// Has blocks counted again: of some segments less counts than they have, or seems to. Who is
-    /// asked says whether to go on.
+    /// Requests a liveness scan, because the usage table has, or seems to have, too little for some
+    /// segments. `goes_on` returns whether to continue.
     fn count_again(&self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), VolumeError> {
         let pool = self.pool();
         let raised = pool.segments().raised();
@@ -107,7 +107,7 @@ impl<D: Directory> Running<D> {
             }
             std::thread::sleep(COUNT_LOOK);
         }
-        // An opening is to know it, too.
+        // Write a checkpoint, so that the next opening has the corrected table too.
         if pool.segments().raised() > raised && !pool.checkpoint().is_ok() {
             let title = pool.segments().directory().title();
             tracing::warn!("{title}: what was counted again is in no checkpoint yet");

@@ -1,9 +1,9 @@
-//! The segments of a pool: files of one length that are made before they are needed, taken as a
-//! whole and given back as a whole.
+//! The segments of a pool: files of equal length that are made before they are needed, and are
+//! allocated and freed as a whole.
 //!
-//! A segment that a checkpoint does not need any more is *idle*, and free after the next one: each
-//! of the two superblock slots stands for a checkpoint whose segments are all there.
-#![allow(clippy::disallowed_types)] // Segments are taken and given back now and then.
+//! A segment that the newest checkpoint does not need is *idle*, and becomes free after the next
+//! one: each of the two superblock slots stands for a checkpoint whose segments all exist.
+#![allow(clippy::disallowed_types)] // Segments are allocated and freed rarely.
 
 mod growth;
 mod reading;
@@ -40,28 +40,29 @@ pub struct Segments<D: Directory> {
     bytes: u32,
     files: Arc<Published<Files<D::File>>>,
     table: Mutex<Table>,
-    /// What keeps those open that are written: their descriptors are theirs until they are durable.
+    /// Keeps the segments open that are being written, so that they keep their descriptors until
+    /// they are durable.
     pins: Mutex<HashMap<u32, Pin>>,
-    /// Held while a file is made: two who made the same one would write over each other.
+    /// Held while a file is made: two threads that made the same file would overwrite each other.
     making: Mutex<()>,
-    /// Leaves of maps that are in memory.
+    /// Map leaves that are in memory.
     leaves: Cache,
     repairs: Repairs,
-    /// How often somebody has begun to change maps, and has counted what became of segments by it.
-    /// The committer alone does.
+    /// Incremented when the committer begins to change maps, and again when it has updated the
+    /// usage table. Only the committer does so. An odd value means that a change is in progress.
     changes: Counter,
 }
 
 /// See [`Segments::progress`].
 pub(crate) type Progress = (usize, usize, Vec<u64>);
 
-/// The name of a segment's file.
+/// The file name of a segment.
 pub(crate) fn name(number: usize) -> String {
     format!("segment-{number:08x}")
 }
 
-/// Refuses a directory in which a segment is missing that has others behind it: what is in those
-/// would be taken for new.
+/// Refuses a directory in which a segment is missing before others: the later ones would be treated
+/// as new.
 fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> {
     let title = directory.title();
     let names = directory.names().map_err(VolumeError::io(format!("cannot list `{title}`")))?;
@@ -76,28 +77,28 @@ fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> 
     }
 }
 
-/// So many segments are opened when the pool is.
+/// Segments that are opened when the pool is.
 const OPENED_FIRST: usize = 1024;
 
-/// Memory for clean leaves of maps where nothing else is said, in bytes.
+/// Default memory for clean map leaves, in bytes.
 pub const MAP_CACHE_BYTES: u64 = 128 << 20;
 
 impl<D: Directory> Segments<D> {
-    /// The same with so much memory for leaves of maps.
+    /// Sets the memory for map leaves, in bytes.
     #[must_use]
     pub fn with_map_cache(self, bytes: u64) -> Segments<D> {
         Segments { leaves: Cache::new(bytes), ..self }
     }
 
-    /// The leaves of maps that are in memory.
+    /// The map leaves that are in memory.
     pub fn leaves(&self) -> &Cache {
         &self.leaves
     }
 
-    /// Brings what a leaf contains into memory, and keeps it there for a while.
+    /// Loads a leaf into memory and caches it.
     ///
     /// # Errors
-    /// If it cannot be read, or is damaged.
+    /// If the leaf cannot be read, or is damaged.
     pub fn load(&self, leaf: &Arc<Leaf>) -> Result<Arc<Page>, VolumeError> {
         let page = self.page(leaf)?;
         if leaf.fill(&page) {
@@ -106,9 +107,9 @@ impl<D: Directory> Segments<D> {
         Ok(page)
     }
 
-    /// Finds out of leaves that go as a whole, where so many blocks from the first one on become
-    /// zeros, how many of their blocks are their map's alone. Of one that cannot be read that stays
-    /// unknown.
+    /// For leaves that are zeroed as a whole, in the range of `blocks` blocks from `first` on:
+    /// counts how many of their blocks only this map refers to. For a leaf that cannot be read, the
+    /// number stays unknown.
     pub(crate) fn count_owned(&self, map: &Map, first: u64, blocks: u64) {
         Map::each_span(first, blocks, |number, from, to| {
             for leaf in map.with(number, |span| span.uncounted(from, to)) {
@@ -120,7 +121,7 @@ impl<D: Directory> Segments<D> {
         });
     }
 
-    /// What a leaf contains, for somebody who wants it once.
+    /// The contents of a leaf, without caching them.
     ///
     /// # Errors
     /// As [`Segments::load`].
@@ -129,7 +130,7 @@ impl<D: Directory> Segments<D> {
             if let Some(page) = leaf.page() {
                 return Ok(page);
             }
-            // What has no home is in memory.
+            // A leaf without a home is in memory; look again.
             if let Some(home) = leaf.home() {
                 return self.page_at(home);
             }
@@ -149,31 +150,31 @@ impl<D: Directory> Segments<D> {
         Ok(Arc::new(page))
     }
 
-    /// Somebody changes maps: what counts in segments is told behind that.
+    /// Begins a change of maps; the usage table is updated when the change ends.
     pub(crate) fn begin_changes(&self) {
         self.changes.add(1);
     }
 
-    /// How many bytes of blocks count at most in a segment, by all that maps have become until now;
-    /// `None` while somebody changes them.
+    /// Upper bound of the live bytes of blocks in a segment, after all changes of maps until now;
+    /// `None` while a change is in progress.
     pub(crate) fn told_bytes(&self, segment: u32) -> Option<u64> {
         let before = self.changes.get();
         let bytes = self.live_bytes(segment);
         (before.is_multiple_of(2) && self.changes.get() == before).then_some(bytes)
     }
 
-    /// What has become of segments since somebody has begun to change maps.
+    /// Ends a change of maps and updates the usage table.
     pub(crate) fn end_changes(&self, tally: &Tally) {
         self.tally(tally);
         self.changes.add(1);
     }
 
-    /// More or fewer bytes count.
+    /// Adds the changes of live bytes to the usage table.
     pub fn tally(&self, tally: &Tally) {
         let mut table = self.table();
         for (segment, change) in tally.changes() {
             let segment = segment as usize;
-            // Of a log that names what is not there.
+            // A damaged log may name a segment that does not exist.
             if segment >= table.states.len() {
                 continue;
             }
@@ -189,54 +190,56 @@ impl<D: Directory> Segments<D> {
         table.dirtied += tally.dirtied;
     }
 
-    /// A group is on its way that changes so many pages at most and has so many bytes of blocks.
+    /// Counts a group in flight that changes at most `pages` pages and has `bytes` bytes of blocks.
     pub(crate) fn take_off(&self, pages: u64, bytes: u32) {
         let coming = &mut self.table().coming;
         *coming = (coming.0 + pages, coming.1 + u64::from(bytes));
     }
 
-    /// It is not any more: what it has changed is counted by [`Segments::tally`].
+    /// Ends the accounting of a group in flight: its changes are now in the usage table, by
+    /// [`Segments::tally`].
     pub(crate) fn touch_down(&self, pages: u64, bytes: u32) {
         let coming = &mut self.table().coming;
         *coming = (coming.0 - pages, coming.1 - u64::from(bytes));
     }
 
-    /// How many bytes of leaves have changed since the last checkpoint began.
+    /// Bytes of the map pages that have changed since the last checkpoint began.
     pub fn dirty_bytes(&self) -> u64 {
         self.table().dirtied * PAGE_BYTES as u64
     }
 
-    /// How many bytes of blocks count at most in a segment.
+    /// Upper bound of the live bytes of blocks in a segment.
     pub fn live_bytes(&self, segment: u32) -> u64 {
         self.table().live.get(segment as usize).copied().unwrap_or(0)
     }
 
-    /// Of each segment how many bytes of blocks count at most, and how many of all may not.
+    /// For each segment the upper bound of its live bytes, and how many of all these bytes are
+    /// doubtful.
     pub fn live(&self) -> (Vec<u64>, u64) {
         let table = self.table();
         (table.live.clone(), table.unknown_bytes)
     }
 
-    /// How many of the bytes that count may not.
+    /// How many of the live bytes are doubtful: they may be garbage.
     pub fn unknown_bytes(&self) -> u64 {
         self.table().unknown_bytes
     }
 
-    /// So many more of the bytes that count may not.
+    /// Adds `bytes` doubtful bytes.
     pub(crate) fn doubt(&self, bytes: u64) {
         let mut table = self.table();
         table.unknown_bytes = table.unknown_bytes.saturating_add(bytes);
     }
 
-    /// Puts in how many bytes of blocks count.
+    /// Sets the live bytes of each segment and the number of doubtful bytes.
     pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
         let mut table = self.table();
         table.counted = live.iter().sum();
         (table.live, table.unknown_bytes) = (live, unknown_bytes);
     }
 
-    /// Somebody has counted: of each segment so many bytes counted when the counts were `before`,
-    /// with so many that were unknown.
+    /// Applies the result of a liveness scan: it found `counted` live bytes per segment when the
+    /// table had `before`, `unknown_bytes` of which were doubtful.
     pub fn recount(&self, counted: &[u64], before: &[u64], unknown_bytes: u64) {
         let at = |counts: &[u64], number| counts.get(number).copied().unwrap_or(0);
         let few = |number: &usize| at(counted, *number) > at(before, *number);
@@ -247,13 +250,13 @@ impl<D: Directory> Segments<D> {
             tracing::error!("{title}: {bytes} bytes of segment {number} count, and not {before}");
         }
         let mut table = self.table();
-        // What could not be emptied may be empty now.
+        // Segments that could not be emptied before may be empty now.
         table.spoiled.clear();
         table.unknown_bytes = table.unknown_bytes.saturating_sub(unknown_bytes);
         let len = table.live.len().max(counted.len().min(table.states.len()));
         table.live.resize(len, 0);
         for (number, live) in table.live.iter_mut().enumerate() {
-            // What was too many then is too many now, and what was too few.
+            // Corrects the table by the error that it had then; changes since stay.
             *live = (*live + at(counted, number)).saturating_sub(at(before, number));
         }
         table.counted = table.live.iter().sum();
@@ -261,17 +264,17 @@ impl<D: Directory> Segments<D> {
         table.raised += few.len();
     }
 
-    /// In how many segments too little was counted, as far as was found since the opening.
+    /// In how many segments the table had too little live data, as found since the opening.
     pub(crate) fn raised(&self) -> usize {
         self.table().raised
     }
 
-    /// The segments that are there, all of them used.
+    /// Opens the existing segments, all of which are in use at first.
     ///
     /// # Errors
-    /// If one of them cannot be opened, or is missing.
+    /// If a segment cannot be opened, or is missing.
     pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
-        // What an entry can name.
+        // Limit by the addresses that an entry can express.
         let count_max = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
         let count_max = count_max.min(directory.segments_max());
         let mut files = Vec::new();
@@ -283,7 +286,7 @@ impl<D: Directory> Segments<D> {
                 let error = io::Error::other(format!("it is shorter than {bytes} bytes"));
                 return Err(doing()(error));
             }
-            // As many as usually are open at once, so that what is wrong with one is told now.
+            // Open as many as are usually open at once, so that errors are reported now.
             if files.len() < OPENED_FIRST
                 && let Err(error) = file.pin()
                 && !is_short(&error)
@@ -304,8 +307,8 @@ impl<D: Directory> Segments<D> {
         Ok(segments)
     }
 
-    /// Refuses a pool of which the end is missing, files or a part of a disk that is shorter now:
-    /// in the segment of this number there is something.
+    /// Refuses a pool whose end is missing (files, or a part of a disk that is shorter now),
+    /// although segment `number` is in use.
     ///
     /// # Errors
     /// If there is no such segment.
@@ -328,7 +331,7 @@ impl<D: Directory> Segments<D> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The directory that they are in.
+    /// The directory of the segments.
     pub fn directory(&self) -> &D {
         &self.directory
     }
@@ -338,7 +341,7 @@ impl<D: Directory> Segments<D> {
         self.bytes
     }
 
-    /// Notes that so many copies of what lies at an address were written again.
+    /// Notes that `count` copies of the data at an address were repaired.
     pub(crate) fn repaired(&self, count: usize, address: u64) {
         if count > 0 {
             self.repairs.add(count as u64, &self.directory.title(), address);
@@ -350,98 +353,98 @@ impl<D: Directory> Segments<D> {
         self.repairs.log_rest(&self.directory.title());
     }
 
-    /// Bytes of blocks and of pages of maps that are in use.
+    /// Bytes of blocks and of map pages that are in use.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let table = self.table();
         table.counted + table.pages * PAGE_BYTES as u64
     }
 
-    /// How many there are.
+    /// How many segments there are of each kind.
     pub fn counts(&self) -> Counts {
         let table = self.table();
         let (free, idle, hollow) = (table.free, table.idle, table.hollow);
         Counts { all: table.states.len(), free, idle, hollow, spoiled: table.spoiled.len() }
     }
 
-    /// Something that changes where space is won: how many are free and idle, and how many bytes
-    /// count in those that are cleaned.
+    /// A value that changes when space is gained: the free and idle segments, and the live bytes of
+    /// all segments.
     pub(crate) fn progress(&self) -> Progress {
         let counts = self.counts();
         (counts.free, counts.idle, self.live().0)
     }
 
-    /// How many are free.
+    /// How many segments are free.
     pub fn free(&self) -> usize {
         self.table().free
     }
 
-    /// How many are free beyond those that this use leaves to others.
+    /// How many segments are free beyond the reserve of this allocation class.
     pub fn free_for(&self, want: Want) -> usize {
         let table = self.table();
         table.free.saturating_sub(table.left_by(want, 0))
     }
 
-    /// How many have to be free so that writes go on when a checkpoint begins.
+    /// How many segments must be free so that writes continue when a checkpoint begins.
     pub fn beside(&self) -> usize {
         self.table().beside()
     }
 
-    /// Bytes of segments beyond those that count.
+    /// Bytes of the existing segments minus the live bytes.
     pub fn spare_bytes(&self) -> u64 {
         let table = self.table();
         (table.there() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
     }
 
-    /// How many have to be free so that writes go on.
+    /// How many segments must be free so that writes continue.
     pub fn reserved(&self) -> usize {
         self.table().left_by(Want::Write, 0)
     }
 
-    /// Whether this use may change so many pages and take so many segments, of those that are free
-    /// now.
+    /// Whether this allocation class may change `pages` pages and take `segments` segments, of
+    /// those that are free now.
     pub fn has(&self, want: Want, pages: u64, segments: usize) -> bool {
         let table = self.table();
         table.free >= table.left_by(want, pages) + segments
     }
 
-    /// How many more pages may be changed by this use if it takes so many segments; `None`: it may
-    /// not take as many.
+    /// How many more pages this class may change if it takes `taken` segments; `None` if it may not
+    /// take these.
     pub fn pages_left(&self, want: Want, taken: usize) -> Option<u64> {
         self.table().pages_left(want, taken)
     }
 
-    /// Notes how many roots of maps and pages of the catalogue there are.
+    /// Sets the number of map roots and catalogue pages.
     pub fn set_upper(&self, count: usize) {
         self.table().upper = count as u64;
     }
 
-    /// Notes how many pages the last checkpoint needs.
+    /// Sets the number of pages that the last checkpoint needs.
     pub fn set_pages(&self, count: u64) {
         self.table().pages = count;
     }
 
-    /// Notes for how many bytes of pages there is room behind those of the last checkpoint.
+    /// Sets the free bytes after the pages of the last checkpoint in its segment.
     pub fn set_rest(&self, bytes: u32) {
         self.table().rest = u64::from(bytes) / PAGE_BYTES as u64;
     }
 
-    /// The files now.
+    /// The current files.
     pub fn files(&self) -> Arc<Files<D::File>> {
         self.files.get()
     }
 
-    /// The files, for somebody who looks often.
+    /// A reader of the files, for a thread that reads often.
     pub fn reader(&self) -> Reader<Files<D::File>> {
         Reader::new(&self.files)
     }
 
-    /// A checkpoint begins: what is taken from now on is not looked at by it.
+    /// Begins a checkpoint and returns its number. Segments that are taken from now on are not
+    /// considered by it.
     pub fn begin_round(&self) -> u64 {
         self.table().begin_round()
     }
 
-    /// The checkpoint that was on its way has ended; if it has failed its pages are still to be
-    /// written.
+    /// Ends the running checkpoint. If it has failed, its pages are still to be written.
     pub fn end_round(&self, is_written: bool) {
         self.table().end_round(is_written);
     }
@@ -451,8 +454,8 @@ impl<D: Directory> Segments<D> {
         self.table().round
     }
 
-    /// The checkpoint of this round is durable, and needs these segments. The disk is told which
-    /// ones nobody needs any more, before anybody takes them.
+    /// Ends the use of segments that the checkpoint of this round, now durable, does not need.
+    /// Discards unneeded segments on the disk before they become free.
     pub fn settle(&self, round: u64, is_needed: impl Fn(u32) -> bool) {
         let freed = self.freed();
         {
@@ -470,7 +473,8 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Both superblocks stand for one checkpoint: what only the one before it needed is free.
+    /// Frees the segments that only the older checkpoint needed, because both superblocks stand for
+    /// one checkpoint.
     pub fn free_idle(&self) {
         let freed = self.freed();
         {
@@ -488,14 +492,14 @@ impl<D: Directory> Segments<D> {
         self.table().is_for_one()
     }
 
-    /// What becomes of a segment that nobody needs.
+    /// The state of a segment that is no longer needed.
     fn freed(&self) -> State {
         if self.directory.discards() { State::Discarded } else { State::Free }
     }
 
-    /// Those of some segments of blocks are free in which nothing counts: the log that says so is
-    /// durable, and does not go on in any of them behind a checkpoint for which a superblock
-    /// stands. Says how many are.
+    /// Frees those of the given block segments that have no live data. The log that says so is
+    /// durable, and does not pass through any of them after a checkpoint that a superblock stands
+    /// for. Returns how many were freed.
     pub fn release(&self, numbers: &[u32]) -> usize {
         let freed = self.freed();
         let count = {
@@ -508,7 +512,7 @@ impl<D: Directory> Segments<D> {
         count
     }
 
-    /// Discards what may be, one after the other: each can be taken at once.
+    /// Discards segments one by one, so that each is available immediately.
     fn discard(&self) {
         let next = || self.table().states.iter().position(|state| *state == State::Discarded);
         while let Some(number) = next() {
@@ -519,13 +523,13 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Something in a segment is damaged: it stays as it is until nobody needs it. Says whether
-    /// that is news.
+    /// Excludes a segment with damaged data from cleaning until it is free. Returns whether it was
+    /// not excluded before.
     pub fn spoil(&self, number: u32) -> bool {
         self.table().spoiled.insert(number)
     }
 
-    /// Those that were taken before this round and are in use, and can be read as far as is known.
+    /// Segments in use that were taken before this round and are not excluded for damage.
     pub fn used_before(&self, round: u64) -> Vec<u32> {
         let is_used =
             |state: &State| matches!(state, State::Used { round: taken } if *taken < round);
@@ -535,7 +539,8 @@ impl<D: Directory> Segments<D> {
         used.filter(|number| !table.spoiled.contains(number)).collect()
     }
 
-    /// Frees at once what nobody needs: at an opening, when both slots stand for one checkpoint.
+    /// Frees all segments that are not needed. At an opening, when both slots stand for one
+    /// checkpoint.
     pub fn free_all_but(&self, is_needed: impl Fn(u32) -> bool) {
         let files = self.files.get();
         let is_sparse = |number: u32| files.get(number as usize).is_some_and(|it| it.is_sparse());
@@ -546,7 +551,7 @@ impl<D: Directory> Segments<D> {
         });
     }
 
-    /// Gives a segment back to which nothing was written that counts.
+    /// Frees a segment to which no live data were written.
     pub fn put_back(&self, number: u32) {
         self.table().put_back(number);
     }
@@ -555,10 +560,10 @@ impl<D: Directory> Segments<D> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a segment open that is going to be written.
+    /// Keeps a segment open that will be written.
     ///
     /// # Errors
-    /// If it cannot be opened, or is not there.
+    /// If the segment cannot be opened, or does not exist.
     pub(crate) fn pin(&self, number: u32) -> io::Result<()> {
         let files = self.files.get();
         let pin = files.get(number as usize).ok_or(io::ErrorKind::UnexpectedEof)?.pin()?;
@@ -566,8 +571,8 @@ impl<D: Directory> Segments<D> {
         Ok(())
     }
 
-    /// Segments need not be kept open that were taken before this round, but for those that are
-    /// written on: what is in them is durable.
+    /// Lets segments be closed that were taken before this round, because their data are durable.
+    /// Segments that are still being written stay open.
     pub(crate) fn unpin(&self, round: u64, is_written_on: impl Fn(u32) -> bool) {
         let table = self.table();
         self.pins().retain(|number, _| match table.states.get(*number as usize) {
@@ -576,20 +581,20 @@ impl<D: Directory> Segments<D> {
         });
     }
 
-    /// The segment of an address, and the place in it.
+    /// The segment of an address, and the offset in it.
     #[inline]
     pub fn split(&self, address: u64) -> (u32, u64) {
         let bytes = u64::from(self.bytes);
         ((address / bytes) as u32, address % bytes)
     }
 
-    /// The address of a place.
+    /// The address of an offset in a segment.
     #[inline]
     pub fn address(&self, segment: u32, offset: u32) -> u64 {
         u64::from(segment) * u64::from(self.bytes) + u64::from(offset)
     }
 
-    /// The file of a segment, and the place in it, of an address.
+    /// The file of an address, and the offset in it.
     ///
     /// # Errors
     /// If there is no such segment.
@@ -600,7 +605,7 @@ impl<D: Directory> Segments<D> {
         Ok((Arc::clone(file), offset))
     }
 
-    /// The file of a free segment: to try things on, until somebody takes one.
+    /// The file of a free segment, for trial writes until the segment is taken.
     pub fn scratch(&self) -> Option<Arc<D::File>> {
         let number = self.table().states.iter().position(|state| *state == State::Free)?;
         self.files.get().get(number).cloned()
@@ -609,17 +614,17 @@ impl<D: Directory> Segments<D> {
     /// Writes into one segment.
     ///
     /// # Errors
-    /// If some of it may not be written.
+    /// If some of the bytes may not have been written.
     pub fn write(&self, address: u64, parts: &[&[u8]]) -> io::Result<()> {
         let (segment, offset) = self.split(address);
         let files = self.files.get();
         files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?.write_at(offset, parts)
     }
 
-    /// Makes durable what was written into a segment.
+    /// Syncs a segment.
     ///
     /// # Errors
-    /// If some of it may not be.
+    /// If some of its data may not be durable.
     pub fn sync(&self, segment: u32) -> io::Result<()> {
         let files = self.files.get();
         files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?.sync()
@@ -644,12 +649,12 @@ mod tests {
     use super::*;
     use crate::store::RealDirectory;
 
-    /// A pool kept the space of every segment that it ever had, also when all that was in it was
-    /// gone.
+    /// Regression: a pool kept the space of every segment that it ever had, even if all data in it
+    /// were gone.
     #[test]
     fn space_that_is_given_back_is_taken_again() {
         let path = std::env::temp_dir().join(format!("blockyard-given-{}", std::process::id()));
-        // Of a process of this number that was killed.
+        // Left by a killed process that had this number.
         _ = std::fs::remove_dir_all(&path);
         let open = || Segments::open(RealDirectory::take(&path).unwrap(), 1 << 20, 12).unwrap();
         let space = || {
@@ -663,12 +668,12 @@ mod tests {
         segments.give_back(7);
         let counts = segments.counts();
         assert_eq!((counts.all, counts.free, counts.hollow, space()), (12, 4, 7, 5));
-        // They can be had as those that are not made yet.
+        // Hollow segments are as available as those that are not made yet.
         assert_eq!(segments.available(), 4 + 7);
         assert!(!segments.has(Want::Checkpoint, 0, 5) && segments.may(Want::Checkpoint, 0, 5));
         assert_eq!((segments.counts().hollow, space()), (6, 6));
         drop(segments);
-        // An opening finds which of those that nobody needs have no space.
+        // An opening finds which of the unneeded segments have no space.
         let segments = open();
         segments.free_all_but(|number| number == used);
         let counts = segments.counts();
@@ -679,8 +684,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Two threads that needed a segment made the same file: one wrote zeros over what the other
-    /// had in it, or put another file in its place.
+    /// Regression: two threads that needed a segment made the same file. One wrote zeros over the
+    /// other's data, or replaced the file.
     #[test]
     fn who_makes_segments_at_once_gets_different_ones() {
         let path = std::env::temp_dir().join(format!("blockyard-segments-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! Sending: a snapshot, or what it has that an older one has not, as a stream of bytes.
-//! docs/format.md describes it.
+//! Sends a snapshot, or its difference from an older one, as a stream of bytes. docs/format.md
+//! describes the stream.
 
 use std::io::Write;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::record::Live;
 use crate::running::Running;
 use crate::store::Directory;
 
-/// What was sent.
+/// The result of sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Blocks whose contents were sent.
@@ -27,11 +27,11 @@ pub struct Sent {
 }
 
 impl Running {
-    /// Sends a snapshot; with `base`, an older snapshot of the same volume, only what has changed
-    /// since. `progress` is told the bytes that were sent.
+    /// Sends a snapshot; with `base`, an older snapshot of the same volume, only the changes since.
+    /// `progress` is called with the number of bytes sent.
     ///
     /// # Errors
-    /// If there is no such snapshot, a block of it cannot be read, or nobody takes the stream.
+    /// If there is no such snapshot, a block of it cannot be read, or the receiver is gone.
     pub fn send(
         &self,
         snapshot: &str,
@@ -43,19 +43,19 @@ impl Running {
     }
 }
 
-/// A snapshot that is about to be sent: nobody can remove it, or what it builds on, meanwhile.
+/// A snapshot that is ready to be sent. Neither it nor its base can be removed meanwhile.
 pub struct Sending<D: Directory> {
     pool: Arc<Pool<D>>,
     live: Arc<Live>,
     _base: Option<Arc<Live>>,
     head: Head,
     changes: Changes,
-    /// Behind all that looks at it.
+    /// Removes the snapshot afterwards. Dropped after the fields that use the snapshot.
     passing: Option<Passing>,
 }
 
-/// A snapshot that goes with its sending. Where the pool is closed before, the next opening takes
-/// it away.
+/// A temporary snapshot, which is removed when this is dropped. If the pool is closed before, the
+/// next opening removes it.
 struct Passing {
     running: Weak<Running>,
     name: String,
@@ -70,11 +70,11 @@ impl Drop for Passing {
 }
 
 impl Sending<crate::store::Backing> {
-    /// Prepares to send a volume as it is at this moment. Nothing stays of that moment, however the
-    /// sending ends.
+    /// Prepares to send the current state of a volume. Its temporary snapshot is removed, however
+    /// the sending ends.
     ///
     /// # Errors
-    /// If there is no such volume, or no space for that.
+    /// If there is no such volume, or no space for the snapshot.
     pub fn begin_now(running: &Arc<Running>, volume: &str) -> Result<Self, VolumeError> {
         let name = running.snapshot_unseen(volume)?;
         let passing = Passing { running: Arc::downgrade(running), name };
@@ -87,7 +87,7 @@ impl Sending<crate::store::Backing> {
     /// Prepares to send as [`Running::send`] does.
     ///
     /// # Errors
-    /// If there is no such snapshot, or the one does not build on the other.
+    /// If there is no such snapshot, or it does not build on the base.
     pub fn begin(
         running: &Running,
         snapshot: &str,
@@ -120,7 +120,7 @@ impl<D: Directory> Sending<D> {
             base: older.as_ref().map(|it| (it.traits.guid, it.traits.name.clone())),
         };
         let changes = {
-            // At one moment: cleaning moves blocks of both.
+            // Freeze both maps at one moment: cleaning moves blocks of both.
             let _volumes = pool.volumes();
             let base = older.as_ref().map(|older| older.map.freeze());
             let pool = Arc::clone(pool);
@@ -131,16 +131,16 @@ impl<D: Directory> Sending<D> {
         Ok(Sending { pool, live, _base: older, head, changes, passing: None })
     }
 
-    /// Sends it.
+    /// Sends the stream.
     ///
     /// # Errors
-    /// If a block cannot be read, or nobody takes the stream.
+    /// If a block cannot be read, or the receiver is gone.
     pub fn run(
         self,
         out: &mut dyn Write,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Sent, VolumeError> {
-        // First, so that it goes last.
+        // `_passing` is declared first, so that it is dropped last.
         let Sending { passing: _passing, pool, live, head, changes, .. } = self;
         let size = u64::from(head.block_bytes);
         let mut door = Door::open(&pool, Arc::clone(&live), Compression::None, 1);
@@ -189,7 +189,7 @@ fn find<D: Directory>(
     Ok(live)
 }
 
-/// Records one behind the other.
+/// Writes the records of a stream.
 struct Printer<'a> {
     out: &'a mut dyn Write,
     chain: u64,

@@ -1,4 +1,4 @@
-//! Leaves that the log changes, brought into memory by several threads at once.
+//! Prefetches the map leaves that the log changes, by several threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::map::{Away, Leaf, Map};
 use crate::store::Directory;
 
 impl<'a, D: Directory> Recovery<'a, D> {
-    /// Reads the leaves that a group changes, if they are many.
+    /// Reads the leaves that a group changes, if there are many.
     pub(super) fn bring<'scope>(
         &self,
         group: &Group,
@@ -35,7 +35,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
         }
         let segments = self.segments;
         crew.each(leaves.into_values(), move |leaf| {
-            // What cannot be read is told when it is wanted.
+            // A read error is reported when the leaf is needed.
             _ = segments.load(&leaf);
             Ok(())
         })

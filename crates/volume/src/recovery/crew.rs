@@ -1,6 +1,6 @@
-//! Threads that read for the one that opens the pool, or counts its blocks, each somewhere else:
-//! one place after the other would take longer than the log.
-#![allow(clippy::disallowed_types)] // They wait for the disk, which takes far longer.
+//! Worker threads that read in parallel while a pool is opened or scanned. With one read at a time,
+//! these reads would take longer than the log.
+#![allow(clippy::disallowed_types)] // The workers wait for the disk, which takes far longer.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -11,31 +11,31 @@ use std::thread::{Builder, Scope};
 
 use crate::error::VolumeError;
 
-/// How many there are: so many reads are under way at once.
+/// Number of workers, which is the number of reads in flight.
 pub(crate) const THREADS: usize = 16;
 
-/// Something to do.
+/// A job for a worker.
 type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 
-/// How the thread of a number is started.
+/// Makes the builder of the worker with this number.
 type Spawn = fn(usize) -> Builder;
 
-/// The threads, none until somebody has something for them.
+/// A set of workers, which start with the first job.
 pub(crate) struct Crew<'scope, 'env: 'scope> {
     scope: &'scope Scope<'scope, 'env>,
     builder: Spawn,
-    /// None if there is no thread.
+    /// The queue of jobs; none if no worker could be started.
     jobs: OnceCell<Option<Sender<Job<'scope>>>>,
 }
 
 impl<'scope, 'env> Crew<'scope, 'env> {
-    /// Threads of this scope.
+    /// Workers of this scope.
     pub(crate) fn new(scope: &'scope Scope<'scope, 'env>) -> Crew<'scope, 'env> {
         Crew { scope, builder: |_| Builder::new(), jobs: OnceCell::new() }
     }
 
-    /// Lets one of them do something, or does it where the system has no thread. It does not wait
-    /// for what another one is to do.
+    /// Passes a job to a worker. If the system gives no thread, the caller executes it. A job must
+    /// not wait for another job.
     pub(crate) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
         let jobs = self.jobs.get_or_init(|| {
             let (jobs, taken) = channel();
@@ -54,13 +54,13 @@ impl<'scope, 'env> Crew<'scope, 'env> {
             (count > 0).then_some(jobs)
         });
         match jobs {
-            // They are there as long as this is.
+            // The workers run until this sender is dropped.
             Some(jobs) => _ = jobs.send(Box::new(job)),
             None => job(),
         }
     }
 
-    /// Lets them do something with each part at once, and waits until all of it is done.
+    /// Executes `what` for each part in parallel, and waits until all parts are done.
     pub(crate) fn each<T: Send + 'scope>(
         &self,
         parts: impl Iterator<Item = T>,
@@ -70,8 +70,8 @@ impl<'scope, 'env> Crew<'scope, 'env> {
         ended.map_err(VolumeError::io("cannot read the log and its maps"))?.into_iter().collect()
     }
 
-    /// Does something with each part by several threads, waits until all of it is done, and returns
-    /// the results in any order.
+    /// Executes `what` for each part by several threads, waits until all are done, and returns the
+    /// results in any order.
     ///
     /// # Errors
     /// If one of the threads has panicked.
@@ -88,7 +88,7 @@ impl<'scope, 'env> Crew<'scope, 'env> {
             count += 1;
         }
         drop(end);
-        // All of them, whatever comes of one.
+        // Wait for all of them, even if one has failed.
         let ended: Vec<_> = ended.into_iter().collect();
         match ended.len() == count {
             true => Ok(ended),
@@ -119,13 +119,13 @@ mod tests {
 
     use super::*;
 
-    /// For a thread that no system gives: nobody has so much memory for its stack.
+    /// The builder of a thread that cannot start: no system has so much memory for its stack.
     fn refused() -> Builder {
         Builder::new().stack_size(1 << 60)
     }
 
-    /// A thread that the system refused was a panic, of an opening or of a count, and nothing more
-    /// was written to a pool.
+    /// Regression: a thread that the system refused caused a panic of an opening or a liveness
+    /// scan, and nothing more was written to the pool.
     #[test]
     fn what_is_asked_is_done_by_as_many_threads_as_there_are() {
         assert!(refused().spawn(|| ()).is_err());

@@ -1,9 +1,9 @@
-//! The end of the log, or damage in its middle? A group that was being written when the power was
-//! cut looks like one that has rotted. A later group tells them apart: its head says up to which
-//! group the log was durable when that head was written.
+//! Tells the end of the log from damage in the middle of it. A group that was being written when
+//! the power was cut looks like one that has rotted. A later group distinguishes them: its head
+//! states up to which group the log was durable when that head was written.
 //!
-//! A later group that says nothing of the missing one proves nothing: several groups are in flight
-//! at once, and the disk may have written the later one alone.
+//! A later group that does not state it proves nothing: several groups are in flight at once, and
+//! the disk may have written the later one alone.
 //!
 //! The last groups have no later one until the log is idle and records that they are durable, or
 //! until the pool is opened again.
@@ -18,7 +18,7 @@ use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::segments::Segments;
 use crate::store::Directory;
 
-/// What is read at once, in bytes.
+/// Length of one read, in bytes.
 const CHUNK_BYTES: usize = super::AHEAD_BYTES;
 
 /// The place where no group follows.
@@ -26,28 +26,28 @@ pub(super) struct End<'a, D: Directory> {
     pub(super) segments: &'a Segments<D>,
     pub(super) superblock: &'a Superblock,
     pub(super) place: LogPlace,
-    /// The copy that is looked at.
+    /// The copy that is examined.
     pub(super) copy: usize,
 }
 
 impl<D: Directory> End<'_, D> {
-    /// Refuses the end if the group that is missing there was durable: if groups up to `durable`
-    /// were, or a later group, of this epoch or a newer one, says so.
+    /// Returns an error if the group that is missing here was durable: groups up to `durable` were,
+    /// or a later group of this epoch or a newer one says so.
     pub(super) fn check(&self, durable: u64, epoch: u64) -> Result<(), VolumeError> {
         let LogPlace { segment, offset, next, number, .. } = self.place;
         if number > durable && !self.is_stated(epoch) {
             return Ok(());
         }
-        // Where it is, as far as that can be told: behind the last group if there is room.
+        // The likely place of the missing group: after the last group if there is room.
         let is_full = segment == SEGMENT_NONE || offset >= self.segments.bytes();
         let (segment, offset) =
             if is_full && next != SEGMENT_NONE { (next, 0) } else { (segment, offset) };
         Err(FormatError::Log { segment, offset, number }.into())
     }
 
-    /// Whether a later group says that the missing one was durable. What is looked through are the
-    /// rest of the segment, the one that the log goes on in, and those that later groups name.
-    /// Each segment holds two groups at least, so that one that has rotted hides no segment.
+    /// Whether a later group states that the missing one was durable. The search covers the rest of
+    /// the segment, the segment in which the log continues, and those that later groups name. Each
+    /// segment holds at least two groups, so one rotten group does not hide the next segment.
     fn is_stated(&self, epoch: u64) -> bool {
         let LogPlace { segment, offset, next, .. } = self.place;
         let mut places = vec![(next, 0), (segment, offset)];
@@ -66,8 +66,8 @@ impl<D: Directory> End<'_, D> {
         false
     }
 
-    /// Whether a segment has a group, from an offset on, that says that the missing one was
-    /// durable. `named` gets the segments that later groups name.
+    /// Whether a segment has, from `offset` on, a group that states that the missing one was
+    /// durable. Adds the segments that later groups name to `named`.
     fn look_through(
         &self,
         segment: u32,
@@ -98,7 +98,7 @@ impl<D: Directory> End<'_, D> {
         false
     }
 
-    /// Reads a part of a segment; what cannot be read is zeros.
+    /// Reads a part of a segment; parts that cannot be read become zeros.
     fn read(&self, segment: u32, at: usize, into: &mut [u8]) {
         let files = self.segments.files();
         let address = self.segments.address(segment, at as u32);
@@ -106,7 +106,7 @@ impl<D: Directory> End<'_, D> {
             return;
         }
         let align = self.superblock.align as usize;
-        // Direct I/O wants memory that begins at a page.
+        // Direct I/O needs page-aligned memory.
         let mut unit = Memory::new(align as u64).take_beyond(align);
         for (index, part) in (0..).zip(into.chunks_mut(align)) {
             let place = address + index * align as u64;
@@ -117,7 +117,7 @@ impl<D: Directory> End<'_, D> {
         }
     }
 
-    /// The head at a place, if it is whole and of a later group of this log than the missing one.
+    /// The head at a place, if it is valid and of a later group of this log than the missing one.
     fn later(&self, segment: u32, at: usize, epoch: u64) -> Option<Head> {
         let align = self.superblock.align;
         let memory = Memory::new(align.into());

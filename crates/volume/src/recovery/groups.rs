@@ -1,4 +1,4 @@
-//! The groups of the log, one after the other, out of whichever copy has them.
+//! Reads the groups of the log in order, from any copy that has them.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ pub(super) struct Group {
     pub(super) head: Head,
     pub(super) chain: u64,
     pub(super) descriptors: Vec<Descriptor>,
-    /// All of it, where that was looked at.
+    /// The bytes of the group, if it was read completely.
     pub(super) bytes: Option<Part>,
 }
 
 impl Group {
-    /// Whether it is the one that follows at the end of the log, in this epoch or a later one.
+    /// Whether this group continues the log after `end`, in this epoch or a later one.
     pub(super) fn follows(&self, superblock: &Superblock, end: &LogPlace, epoch: u64) -> bool {
         self.head.pool == mark_of(superblock)
             && self.head.number == end.number
@@ -33,14 +33,14 @@ impl Group {
             && !self.is_late(superblock)
     }
 
-    /// Whether it was written at an earlier opening than the one that has written the superblock,
-    /// and was not there then: its write has landed since. Nobody was told of it, and the pool was
-    /// used without it. What counts by that number is of that opening or a newer one.
+    /// Whether this group is of an earlier opening than the superblock, and was not there when that
+    /// opening recovered the log: its write arrived afterwards. It was not acknowledged, and the
+    /// pool was used without it. The valid group of this number is of that opening or a newer one.
     fn is_late(&self, superblock: &Superblock) -> bool {
         self.head.epoch < superblock.epoch && self.head.number > superblock.durable
     }
 
-    /// The end of the log behind it.
+    /// The end of the log after this group.
     pub(super) fn end(&self) -> LogPlace {
         let Head { head_bytes, payload_bytes, next, number, .. } = self.head;
         LogPlace {
@@ -52,13 +52,13 @@ impl Group {
         }
     }
 
-    /// Whether what it says lies in it too, and has to be read.
+    /// Whether the group contains changes of the catalogue, which must be read.
     pub(super) fn changes_catalogue(&self) -> bool {
         self.descriptors.iter().any(|descriptor| descriptor.kind == Kind::Catalogue)
     }
 }
 
-/// Whether one of two groups that both follow was written at an earlier opening.
+/// Whether `group` is of an earlier opening than `other`; both continue the log.
 fn is_older(group: &Group, other: &Group) -> bool {
     group.head.epoch < other.head.epoch
 }
@@ -69,7 +69,7 @@ impl<D: Directory> Recovery<'_, D> {
         self.segments.copies(&self.segments.files(), 0)
     }
 
-    /// The group that follows, if there is one in any copy: the longest log is the one that counts.
+    /// The next group, if any copy has one: the copy with the longest log decides.
     pub(super) fn next(&self) -> Result<Option<Group>, VolumeError> {
         let mut found: Option<Group> = None;
         let (mut failed, mut ends) = (None, false);
@@ -85,19 +85,19 @@ impl<D: Directory> Recovery<'_, D> {
                 Ok(_) => ends = true,
                 Err(error) => failed = Some(error),
             }
-            // Nothing is newer than what was written since the pool was opened last.
+            // No group is newer than those written since the last opening.
             if found.as_ref().is_some_and(|it| it.head.epoch >= self.superblock.epoch) {
                 break;
             }
         }
         match (found, failed) {
-            // What was durable is in each of them.
+            // A durable group is in each copy, so a copy without it shows the end of the log.
             (None, Some(error)) if !ends => Err(error),
             (found, _) => Ok(found),
         }
     }
 
-    /// Writes a group again over the copies that do not have it.
+    /// Writes a group over the copies that do not have it.
     fn mend(&self, group: &Group) -> Result<(), VolumeError> {
         let Group { segment, offset, bytes, .. } = group;
         let files = self.segments.files();
@@ -108,7 +108,7 @@ impl<D: Directory> Recovery<'_, D> {
         file.mend(u64::from(*offset), bytes).map(drop).map_err(|error| doing()(error))
     }
 
-    /// The same in one copy.
+    /// The next group in one copy.
     fn next_in(&self, copy: usize) -> Result<Option<Group>, VolumeError> {
         let LogPlace { segment, offset, next, .. } = self.place;
         let mut found = match segment {
@@ -117,7 +117,7 @@ impl<D: Directory> Recovery<'_, D> {
         };
         let is_next = |number| number == self.place.number;
         if next != SEGMENT_NONE && self.first_number(copy, next).is_none_or(is_next) {
-            // Of two the newer one: the other was torn when the pool was opened last.
+            // If two groups follow, the newer one is valid: the other was torn at the last opening.
             if let Some(group) = self.group(copy, next, 0)?
                 && found.as_ref().is_none_or(|it| is_older(it, &group))
             {
@@ -127,7 +127,7 @@ impl<D: Directory> Recovery<'_, D> {
         Ok(found)
     }
 
-    /// What the first group of a segment says that its number is, unless that cannot be read.
+    /// The number in the head of a segment's first group; none if it cannot be read.
     fn first_number(&self, copy: usize, segment: u32) -> Option<u64> {
         if let Some((known, number)) = self.peeked[copy].get()
             && known == segment
@@ -142,7 +142,7 @@ impl<D: Directory> Recovery<'_, D> {
         Some(number)
     }
 
-    /// The group at a place, if it is the one that follows.
+    /// The group at a place, if it is the next one.
     fn group(&self, copy: usize, segment: u32, offset: u32) -> Result<Option<Group>, VolumeError> {
         let align = self.superblock.align;
         let room = self.segments.bytes().saturating_sub(offset) as usize;
@@ -150,7 +150,7 @@ impl<D: Directory> Recovery<'_, D> {
             return Ok(None);
         }
         let address = self.segments.address(segment, offset);
-        // What cannot be read is no end: it may be there the next time.
+        // A read error does not prove the end of the log: the next read may succeed.
         let what = format!("the log, segment {segment} offset {offset},");
         let first = self.read_log(copy, address, align as usize, &what)?;
         let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
@@ -176,8 +176,8 @@ impl<D: Directory> Recovery<'_, D> {
         Ok(Some(group))
     }
 
-    /// Reads a part of the log, which is read in long pieces: groups may be short, and a disk does
-    /// several things at once.
+    /// Reads a part of the log, with read-ahead: groups may be short, and one long read is faster
+    /// than many short ones.
     fn read_log(
         &self,
         copy: usize,
@@ -192,7 +192,7 @@ impl<D: Directory> Recovery<'_, D> {
         let (_, offset) = self.segments.split(address);
         let left = u64::from(self.segments.bytes()) - offset;
         let long = left.min(AHEAD_BYTES as u64).max(len as u64) as usize;
-        // Where the long piece cannot be read the short one may.
+        // The short read may succeed where the long one fails.
         let read = self.read(copy, address, long, what);
         let bytes = read.or_else(|_| self.read(copy, address, len, what))?;
         let piece = ahead.insert(Piece { address, bytes: Arc::new(bytes) });
@@ -200,7 +200,7 @@ impl<D: Directory> Recovery<'_, D> {
     }
 }
 
-/// A piece of the log that is in memory.
+/// A part of the log in memory.
 pub(super) struct Piece {
     address: u64,
     bytes: Arc<Buffer>,
@@ -214,7 +214,7 @@ impl Piece {
     }
 }
 
-/// A part of one.
+/// A range of a [`Piece`].
 pub(super) struct Part {
     bytes: Arc<Buffer>,
     from: usize,

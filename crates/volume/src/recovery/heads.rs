@@ -1,12 +1,13 @@
-//! The heads of the log, found before anybody asks for them.
+//! Finds the heads of the log ahead of the replay.
 //!
-//! A head says up to which group all was durable when it was written, and has the checksum of the
-//! head before it. So of a group that a later head says was durable the head is enough: it was
-//! written as its head says, and a block is compared with its checksum when it is read. Only what
-//! may not have been durable has to be looked at as a whole; see [`super::groups`].
+//! A head states up to which group all was durable when it was written, and has the checksum of the
+//! head before it. So if a later head states that a group was durable, the head of that group is
+//! enough: the group was written as its head says, and each block is compared with its checksum
+//! when it is read. Only groups that may not have been durable are read completely; see
+//! [`super::groups`].
 //!
-//! Where a head is is known from the one before it. But each segment is named before the log comes
-//! there, so that the heads of several are found at once.
+//! The place of a head follows from the head before it. But each segment is named before the log
+//! continues there, so several segments are scanned at once.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,21 +21,21 @@ use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::segments::Segments;
 use crate::store::Directory;
 
-/// Segments that are gone through at once.
+/// Segments that are scanned at once.
 const AHEAD: usize = 8;
 
-/// In segments at least as long as this, by threads.
+/// Worker threads scan segments of at least this length.
 const LONG_BYTES: u32 = 1 << 20;
 
-/// Behind a group at least as long as this only the next head is read: that takes as long as
-/// reading so much. Behind a shorter one what comes is read as a whole.
+/// After a group of at least this length only the next head is read: one more read costs as much as
+/// reading this many bytes. After a shorter group, a whole window is read.
 const FAR_BYTES: u32 = 32 << 10;
 
-/// The way through one segment.
+/// The scan of one segment.
 struct Way {
     segment: u32,
     found: Receiver<Group>,
-    /// The one that comes next, if somebody has looked.
+    /// The next group, if it was received already.
     next: Option<Group>,
 }
 
@@ -47,17 +48,17 @@ impl Way {
     }
 }
 
-/// The heads of one copy: see the module.
+/// The heads of the log after a checkpoint, in order.
 pub(super) struct Heads<'scope, 'env: 'scope, 'crew, D: Directory> {
     crew: &'crew Crew<'scope, 'env>,
     segments: &'scope Segments<D>,
     superblock: Superblock,
-    /// In the order of the log.
+    /// Scans in the order of the log.
     ways: VecDeque<Way>,
 }
 
 impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
-    /// Those behind the checkpoint of a superblock.
+    /// The heads of the log after the checkpoint of a superblock.
     pub(super) fn new(
         crew: &'crew Crew<'scope, 'env>,
         segments: &'scope Segments<D>,
@@ -66,8 +67,8 @@ impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
         Heads { crew, segments, superblock: *superblock, ways: VecDeque::new() }
     }
 
-    /// The head of the group that follows at the end of the log, without what is behind it; of two
-    /// the newer one. `None` if none is seen: one who looks closely may find it yet.
+    /// The head of the next group after `end`, without its blocks; the newer one if two follow.
+    /// `None` if none was found: a complete read ([`super::groups`]) may still find one.
     pub(super) fn next(&mut self, end: &LogPlace, epoch: u64) -> Option<Group> {
         let here = self.epoch_at(end.segment, end.offset, end, epoch);
         let there = self.epoch_at(end.next, 0, end, epoch);
@@ -83,7 +84,7 @@ impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
         found
     }
 
-    /// The epoch of the group at a place, if it follows.
+    /// The epoch of the group at a place, if it continues the log.
     fn epoch_at(&mut self, segment: u32, offset: u32, end: &LogPlace, epoch: u64) -> Option<u64> {
         let way = match self.ways.iter().position(|way| way.segment == segment) {
             Some(at) => at,
@@ -94,7 +95,7 @@ impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
         follows.then_some(group.head.epoch)
     }
 
-    /// Goes on to segments that are named already.
+    /// Starts scans of segments that are named already.
     fn look_ahead(&mut self) {
         while self.ways.len() < AHEAD {
             let last = self.ways.back_mut().and_then(Way::peek);
@@ -105,7 +106,7 @@ impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
         }
     }
 
-    /// Begins with a segment, if there is such a one.
+    /// Starts the scan of a segment, if the segment exists.
     fn begin(&mut self, segment: u32, offset: u32) -> Option<usize> {
         if segment == SEGMENT_NONE || segment as usize >= self.segments.files().len() {
             return None;
@@ -122,8 +123,7 @@ impl<'scope, 'env, 'crew, D: Directory> Heads<'scope, 'env, 'crew, D> {
     }
 }
 
-/// Goes from head to head through a segment, as long as one follows the other and somebody wants
-/// to know.
+/// Scans a segment from head to head, as long as they form a chain and the receiver exists.
 fn walk<D: Directory>(
     segments: &Segments<D>,
     superblock: &Superblock,
@@ -134,7 +134,7 @@ fn walk<D: Directory>(
     let align = superblock.align;
     let mut window = Window::new(segments, segment, align);
     let mut last: Option<LogPlace> = None;
-    // What is read where nothing is known, and of groups that are short.
+    // Length of a read after a short group, and at the beginning.
     let near = window.bytes.len();
     let mut wanted = FAR_BYTES as usize;
     loop {
@@ -144,7 +144,7 @@ fn walk<D: Directory>(
         let Some(bytes) = window.read(offset, len, len) else { return };
         let Some((head, chain, descriptors)) = group::parse(bytes, align) else { return };
         let group = Group { segment, offset, head, chain, descriptors, bytes: None };
-        // Of what is from another time nothing follows.
+        // A head of an older use of the segment does not continue the chain.
         let follows = match &last {
             Some(end) => group.follows(superblock, end, 0),
             None => head.pool == mark_of(superblock) && head.number >= superblock.log.number,
@@ -162,26 +162,26 @@ fn walk<D: Directory>(
     }
 }
 
-/// A piece of a segment that is in memory.
+/// A part of a segment in memory.
 struct Window<'a, D: Directory> {
     segments: &'a Segments<D>,
     segment: u32,
     bytes: Buffer,
-    /// Where it begins, and how long it is.
+    /// Offset and length of the part.
     at: u32,
     len: usize,
 }
 
 impl<'a, D: Directory> Window<'a, D> {
     fn new(segments: &'a Segments<D>, segment: u32, align: u32) -> Window<'a, D> {
-        // The longest head fits.
+        // Large enough for the longest head.
         let len = group::head_bytes(DESCRIPTORS_MAX, align).min(segments.bytes());
         let bytes = Memory::new(ALIGN as u64).take_beyond(len as usize);
         Window { segments, segment, bytes, at: 0, len: 0 }
     }
 
-    /// So many bytes of the segment; where they are not in memory, up to `wanted` are read. `None`
-    /// if they cannot be.
+    /// Returns `len` bytes of the segment. If they are not in memory, reads up to `wanted` bytes.
+    /// `None` if the read fails.
     fn read(&mut self, offset: u32, len: usize, wanted: usize) -> Option<&[u8]> {
         let is_in = offset >= self.at && (offset - self.at) as usize + len <= self.len;
         if !is_in {

@@ -1,5 +1,5 @@
-//! What a checkpoint has: the catalogue, the roots that it names, and the nodes of all maps. Leaves
-//! are read when they are wanted.
+//! Loads a checkpoint: the catalogue, the roots that it names, and the nodes of all maps. Leaves
+//! are read when they are needed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -58,8 +58,8 @@ impl<D: Directory> Recovery<'_, D> {
         Ok(())
     }
 
-    /// Where the next checkpoint goes on: behind all pages of this one in the segment that has the
-    /// top of the catalogue, which was written last. A pool that is full has no segment for each
+    /// Where the next checkpoint continues: after all pages of this one in the segment of the
+    /// catalogue's top page, which was written last. A full pool has no new segment for each
     /// opening.
     fn behind(&self, top: Entry, maps: &[Frozen]) -> Option<(u32, u32)> {
         let (segment, _) = self.segments.split(top.address());
@@ -72,7 +72,7 @@ impl<D: Directory> Recovery<'_, D> {
         };
         self.roots.homes().copied().for_each(&mut look);
         for node in maps.iter().flatten().flatten() {
-            // Snapshots share most of them.
+            // Snapshots share most nodes.
             if seen.insert(Arc::as_ptr(node)) {
                 node.home().into_iter().for_each(&mut look);
                 node.leaves().filter_map(|(_, leaf)| leaf.home()).for_each(&mut look);
@@ -119,7 +119,7 @@ impl<D: Directory> Recovery<'_, D> {
         Ok(frozen)
     }
 
-    /// Reads a node. Its leaves are read when they are wanted.
+    /// Reads a node, without its leaves.
     fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
         if let Some(node) = shared.nodes.get(&home) {
             return Ok(Arc::clone(node));
@@ -151,7 +151,7 @@ impl<D: Directory> Recovery<'_, D> {
     }
 }
 
-/// Pages that were read, by their homes.
+/// Pages that were read, by their addresses, so that volumes share them.
 #[derive(Default)]
 struct Shared {
     roots: HashMap<Entry, Arc<Vec<Entry>>>,
@@ -159,7 +159,7 @@ struct Shared {
     leaves: HashMap<(Entry, u32), Arc<Leaf>>,
 }
 
-/// What a root names; `None` if an entry is impossible.
+/// The entries of a root page; `None` if one is invalid.
 fn parse_root(page: &[u8]) -> Option<Vec<Entry>> {
     page.chunks_exact(ENTRY_BYTES).map(Entry::parse).collect()
 }

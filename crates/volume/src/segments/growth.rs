@@ -1,10 +1,11 @@
-//! How a pool in a directory grows: by files that are made before they are needed, as long as its
-//! file system has room.
+//! Growth of a pool in a directory: it makes files before they are needed, as long as the file
+//! system has space.
 //!
-//! Others may have a part of that room, so it is looked at again whenever a segment was made, and
-//! now and then by the committer. What it was then says how many segments there can be; writes are
-//! refused by that, as on a disk of as many. Should somebody take the room in between, there are
-//! segments ahead: so many that what counts leaves enough garbage among those that are there.
+//! Other programs use that file system too, so its free space is measured after each new segment,
+//! and periodically by the committer. The last measurement limits the number of segments, and
+//! writes are refused accordingly, as on a disk of that size. In case other programs take the space
+//! in between, segments are made ahead: enough that the live data leave enough garbage in the
+//! existing segments for cleaning.
 
 use std::sync::{Arc, PoisonError, TryLockError};
 
@@ -13,33 +14,33 @@ use super::{Segments, Want, name};
 use crate::store::{self, Directory};
 
 impl<D: Directory> Segments<D> {
-    /// Looks how many more can be made.
+    /// Measures how many more segments can be made.
     pub fn look_outside(&self) {
         let count = self.directory.outside_bytes() / u64::from(self.bytes);
         self.table().outside = usize::try_from(count).unwrap_or(usize::MAX);
     }
 
-    /// How many could be had: those that are free, or could be made.
+    /// How many segments are available: those that are free, or could be made.
     pub fn available(&self) -> usize {
         let table = self.table();
         table.free + table.more()
     }
 
-    /// How many bytes may be written beside those that count, if others take no more of the file
-    /// system than they had at the last look.
+    /// How many bytes may be written in addition to the live data, if other programs take no more
+    /// of the file system than at the last measurement.
     pub fn left_bytes(&self) -> u64 {
         let table = self.table();
         table.left_bytes(table.there() + table.more())
     }
 
-    /// Bytes that count, with pages twice, and [`Segments::left_bytes`].
+    /// Bytes in use, with pages counted twice, and [`Segments::left_bytes`].
     pub fn used_and_left_bytes(&self) -> (u64, u64) {
         let table = self.table();
         (table.used_bytes(), table.left_bytes(table.there() + table.more()))
     }
 
-    /// Whether this use may change so many pages and take so many segments, of files that exist.
-    /// Makes some if there are too few.
+    /// Whether this allocation class may change `pages` pages and take `segments` segments of
+    /// existing files. Makes segments if there are too few.
     pub fn may(&self, want: Want, pages: u64, segments: usize) -> bool {
         loop {
             let before = {
@@ -55,23 +56,24 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// How many have to be free so that this use may change so many pages and take so many.
+    /// How many segments must be free so that this class may change `pages` pages and take
+    /// `segments`.
     pub(crate) fn needed(&self, want: Want, pages: u64, segments: usize) -> usize {
         self.table().left_by(want, pages) + segments
     }
 
-    /// Whether more can be made, as far as is known.
+    /// Whether more segments can be made, as of the last measurement.
     pub(crate) fn grows(&self) -> bool {
         self.table().more() > 0
     }
 
-    /// Whether the pages that have changed need most of what there is for them.
+    /// Whether the changed pages need most of the space that is left for them.
     pub fn is_soiled(&self) -> bool {
         let table = self.table();
         table.more() == 0 && table.is_soiled()
     }
 
-    /// Takes a free segment; makes one if there is none.
+    /// Takes a free segment; makes one if none is free.
     pub fn take(&self, want: Want) -> Option<u32> {
         loop {
             let before = {
@@ -90,8 +92,8 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// A segment that was taken, kept open; none if there is no descriptor for it, which is treated
-    /// as no space.
+    /// Pins a taken segment open. Returns none if there is no descriptor for it, which is treated
+    /// as missing space.
     fn pinned(&self, number: u32) -> Option<u32> {
         match self.pin(number) {
             Ok(()) => Some(number),
@@ -104,8 +106,8 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Makes segments until so many are free, and those that are there have room for so many bytes
-    /// beside those that count; as many as there is room for, but no more than are to be free.
+    /// Makes segments until `free` are free and the existing ones have space for `bytes` more
+    /// bytes. Stops when there is no space, and makes at most `free`.
     pub fn prepare(&self, free: usize, bytes: u64) {
         for _ in 0..free {
             if !self.wants_more(free, bytes) || !self.grow() {
@@ -114,22 +116,22 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Whether fewer than so many are free, or those that are there have room for less than so many
-    /// bytes, and more can be made.
+    /// Whether fewer than `free` segments are free, or the existing ones have space for fewer than
+    /// `bytes` bytes, and more can be made.
     pub fn wants_more(&self, free: usize, bytes: u64) -> bool {
         let table = self.table();
         let is_short = table.free < free || table.left_bytes(table.there()) < bytes;
         is_short && table.more() > 0
     }
 
-    /// Makes one more segment, if there is room for it; says whether there is one more.
+    /// Makes one segment if there is space. Returns whether there is one more.
     pub fn grow(&self) -> bool {
         let before = self.table().there();
         self.grow_from(before)
     }
 
-    /// Makes one more segment, or fills one that has given its space back, unless another thread
-    /// has since there were this many.
+    /// Makes one segment, or refills one that has given its space back, unless another thread has
+    /// done so since there were `before` segments.
     fn grow_from(&self, before: usize) -> bool {
         let is_held = || matches!(self.making.try_lock(), Err(TryLockError::WouldBlock));
         self.directory.until(&|| !is_held());
@@ -171,7 +173,7 @@ impl<D: Directory> Segments<D> {
         }
     }
 
-    /// Fills a segment that has given its space back; says whether it is free now.
+    /// Refills a segment that has given its space back. Returns whether it is free now.
     fn fill(&self, number: usize) -> bool {
         let Some(file) = self.files.get().get(number).cloned() else { return false };
         let filled = self.directory.fill(&file, u64::from(self.bytes));
@@ -185,14 +187,15 @@ impl<D: Directory> Segments<D> {
         true
     }
 
-    /// How many bytes may be written beside those that count to the segments that take space.
+    /// How many bytes may be written, in addition to the live data, to the segments that occupy
+    /// space.
     pub(crate) fn left_there(&self) -> u64 {
         let table = self.table();
         table.left_bytes(table.there())
     }
 
-    /// Gives the space of so many free segments back to the file system. They are filled again
-    /// before more segments are made.
+    /// Gives the space of `count` free segments back to the file system. They are refilled before
+    /// new segments are made.
     pub fn give_back(&self, count: usize) {
         for _ in 0..count {
             let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,15 +210,15 @@ impl<D: Directory> Segments<D> {
         self.look_outside();
     }
 
-    /// Whether one could not be made, and there may be room now.
+    /// Whether a segment could not be made earlier, and there may be space now.
     pub fn may_try_again(&self) -> bool {
         self.look_outside();
         let table = self.table();
         table.full && table.outside > 0 && table.there() < table.count_max
     }
 
-    /// Tries again to make one where one could not be made, if there may be room now. Nobody counts
-    /// on others before one is there.
+    /// Tries again to make a segment after that has failed, if there may be space now. The space
+    /// counts as available only when the segment exists.
     pub fn try_again(&self) {
         self.look_outside();
         let tries = {

@@ -1,4 +1,4 @@
-//! Reads out of segments, and out of whichever copy has what is whole.
+//! Reads from segments, from whichever copy has intact data.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use crate::format::entry::Entry;
 use crate::recovery::crew::Crew;
 use crate::store::{Directory, GoodCopies, StoreFile};
 
-/// A long read is done in so many parts at most, each as long as this at least, in bytes.
+/// A long read is split into at most `PARTS` parts of at least `PART_BYTES` bytes.
 const PARTS: usize = 16;
 const PART_BYTES: usize = 256 << 10;
 
 impl<D: Directory> Segments<D> {
-    /// Reads a page of a map and compares its checksum.
+    /// Reads a map page and verifies its checksum.
     ///
     /// # Errors
     /// As [`Segments::load`].
@@ -34,7 +34,7 @@ impl<D: Directory> Segments<D> {
         read.map(drop).map_err(failed())?;
         let found = crc(&bytes);
         if found != home.crc() {
-            // It is damaged if it is so in each copy, and not if one of them could not be read.
+            // The page is damaged only if it is so in each copy, not if one could not be read.
             let file = files.get(segment as usize);
             for copy in file.into_iter().flat_map(|file| file.copies().numbers()) {
                 self.read_copy(&files, copy, home.address(), &mut bytes).map_err(failed())?;
@@ -47,16 +47,16 @@ impl<D: Directory> Segments<D> {
         Ok(bytes)
     }
 
-    /// Whether a page of a map is not what was written there, in no copy, and none is away that may
-    /// have it: it is so for good.
+    /// Whether a map page is permanently lost: it is damaged in every copy, and no copy is missing
+    /// that may have it.
     pub(crate) fn is_lost(&self, error: &VolumeError) -> bool {
         error.is_rotten_page() && self.directory.has_all_copies()
     }
 
-    /// Reads what lies in one segment.
+    /// Reads from one segment.
     ///
     /// # Errors
-    /// If it cannot be read, or there is no such segment.
+    /// If the read fails, or there is no such segment.
     #[inline]
     pub fn read(&self, files: &Files<D::File>, address: u64, into: &mut [u8]) -> io::Result<()> {
         let (segment, offset) = self.split(address);
@@ -73,7 +73,7 @@ impl<D: Directory> Segments<D> {
         files.get(segment as usize).map_or(GoodCopies::ONE, |file| file.copies())
     }
 
-    /// Reads one copy of what lies in one segment.
+    /// Reads one copy of a segment.
     ///
     /// # Errors
     /// As [`Segments::read`]; other copies are not tried.
@@ -92,7 +92,7 @@ impl<D: Directory> Segments<D> {
         file.read_copy(copy, offset, into)
     }
 
-    /// The same of much at once: a disk does several things at a time.
+    /// Reads a long range of one copy in parallel parts.
     ///
     /// # Errors
     /// As [`Segments::read_copy`].
@@ -114,10 +114,10 @@ impl<D: Directory> Segments<D> {
         })
     }
 
-    /// Reads what lies in one segment, from the first copy whose data `is_whole` accepts, and
-    /// writes these data over the copies that differ. Returns how many copies were repaired. Each
-    /// copy that holds all data is tried, whatever becomes of another one during the call. If
-    /// `is_whole` accepts no copy, `into` holds the data of one that could be read.
+    /// Reads from one segment, from the first copy whose data `is_whole` accepts, and writes these
+    /// data over the copies that differ. Returns how many copies were repaired. Each copy that
+    /// holds all data is tried, even if another one fails during the call. If `is_whole` accepts no
+    /// copy, `into` holds the data of one that could be read.
     ///
     /// # Errors
     /// As [`Segments::read`], if no copy can be read.
@@ -129,7 +129,7 @@ impl<D: Directory> Segments<D> {
         into: &mut [u8],
         is_whole: &dyn Fn(&[u8]) -> bool,
     ) -> io::Result<usize> {
-        // Taken once: another thread may give a copy up while this one reads it.
+        // Taken once: another thread may mark a copy as failed while this one reads it.
         let copies = self.copies(files, self.split(address).0);
         let read = self.read_copy(files, copies.first(), address, into);
         if read.is_ok() && is_whole(into) {
@@ -156,7 +156,7 @@ impl<D: Directory> Segments<D> {
                     self.repaired(usize::from(mended), address);
                     Ok(usize::from(mended))
                 }
-                // What is there is told, and not what the spare one has.
+                // Return the damaged data of the good copy, not those of the stale one.
                 None => first.and_then(|()| file.read_at(offset, into)).map(|()| 0),
             };
         }
@@ -171,15 +171,16 @@ impl<D: Directory> Segments<D> {
                 self.repaired(mended, address);
                 return Ok(mended);
             }
-            // What is there and not whole is told rather than what cannot be read.
+            // Damaged data take precedence over a read error.
             last = last.or(read);
         }
         last.map(|()| 0)
     }
 }
 
-/// Reads what is damaged out of a copy that has not everything, if it is whole there, and writes it
-/// again where everything should be; says whether that went well.
+/// Reads damaged data from a copy that does not hold all data. If they are intact there, writes
+/// them to the good copy. Returns whether the repair succeeded; none if the data are not intact
+/// there either.
 pub(crate) fn read_spare<F: StoreFile>(
     file: &F,
     offset: u64,

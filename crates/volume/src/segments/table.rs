@@ -1,111 +1,114 @@
-//! What each segment is, and who may have those that are free.
+//! The state of each segment, and which operations may take free ones.
 //!
-//! The last free ones are not for writes. Each use leaves some to those before it, see [`Want`]:
+//! The last free segments are not for writes. Each allocation class leaves some to the classes
+//! before it, see [`Want`]:
 //!
-//! - As many are *kept* as the next checkpoint takes for every page that has changed, all roots and
-//!   the whole catalogue, less the room behind the last one's pages; and as many as one that is on
-//!   its way may take yet. Whoever changes pages says before how many, so that this grows first:
-//!   a checkpoint finds its room at any moment.
-//! - Cleaning leaves those. It may have [`MOVING`] more: one for blocks, one for the log, one for
-//!   pages that its moves change, and one to spare. It begins a segment for blocks only where there
-//!   are three, else it writes pages closer together, which one is enough for; and it moves what
-//!   fits. So it ends with as many as it began with, at least.
-//! - What makes room, and writes that were answered before, leave those too, and may have
-//!   [`FREEING`] more.
-//! - Writes leave all of them, and are refused before their pool has too little garbage to be
-//!   cleaned: an eighth of what is used, see [`Table::left_bytes`]. So whatever is written again
-//!   and again, there is a segment out of which less is moved than is won, and room to move it to.
+//! - Checkpoints: segments are *kept* for the next checkpoint, enough for every changed page, all
+//!   roots and the whole catalogue, less the space after the pages of the last one. More are kept
+//!   for what a running checkpoint may still take. An operation that changes pages declares how
+//!   many first, so that the reserve grows before. So a checkpoint finds space at any moment.
+//! - Cleaning leaves those. It may take [`MOVING`] more: one for blocks, one for the log, one for
+//!   pages that its moves change, and one spare. It begins a segment for blocks only if three are
+//!   available. Otherwise it writes pages closer together, for which one is enough. It moves what
+//!   fits, so at its end at least as many segments are free as at its beginning.
+//! - Operations that free space, and writes that were acknowledged before, leave those too, and may
+//!   take [`FREEING`] more.
+//! - Writes leave all of them. They are refused before the pool has too little garbage to be
+//!   cleaned, an eighth of what is used; see [`Table::left_bytes`]. So however blocks are
+//!   overwritten, there is a segment from which cleaning moves less than it gains, and space to
+//!   move it to.
 //!
-//! What a checkpoint does not need is free behind it at once where space is short: both superblocks
-//! are made to stand for it. So is a segment of blocks that cleaning has emptied, before there is
-//! another checkpoint: where the log behind the older of the two goes through none of it, and says
-//! durably that nothing in it counts, whoever reads that log does not miss it.
+//! A segment that a checkpoint does not need is free directly after it if space is short: both
+//! superblocks are then made to stand for that checkpoint. A segment of blocks that cleaning has
+//! emptied is free even before the next checkpoint, under two conditions. The log after the older
+//! of the two checkpoints does not pass through it, and says durably that nothing in it is live. So
+//! a replay of that log does not need the segment.
 
 use std::collections::BTreeSet;
 
 use crate::format::PAGE_BYTES;
 
-/// Segments that cleaning may have of those that writes leave: blocks, log, and pages.
+/// Segments that cleaning may take of those that writes leave: blocks, log, pages, and a spare.
 const MOVING: usize = 4;
 
-/// The same for what makes room by what it says: discards, and volumes that go.
+/// Further segments for operations that free space: discards, and removing volumes.
 const FREEING: usize = 1;
 
-/// Segments that writes leave beside those for the next checkpoint.
+/// Segments that writes leave in addition to those for the next checkpoint.
 pub(crate) const RESERVE: usize = MOVING + FREEING;
 
-/// Segments that are not full: the log is in one and goes on in another, pages and blocks that were
-/// moved are in one each.
+/// Segments that are partly filled: the log is in one and continues in another; pages and moved
+/// blocks are in one each.
 const OPEN: u64 = 4;
 
-/// Pages that a checkpoint may write beyond those that are counted: a longer table of segments.
+/// Pages that a checkpoint may write beyond those that are counted: a longer usage table.
 const UPPER_MORE: u64 = 2;
 
-/// What a segment is.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
-    /// Taken in this round.
+    /// Allocated in this round.
     Used {
         round: u64,
     },
-    /// Needed by the checkpoint before the last one only.
+    /// Needed only by the checkpoint before the last one.
     Idle,
-    /// Free as soon as the disk has been told that nobody needs it.
+    /// To be discarded on the disk, and free after that.
     Discarded,
-    /// Free, with its space given back to the file system: it is filled again before it is taken.
+    /// Free, with its space given back to the file system: it is refilled before it is taken.
     Hollow,
 }
 
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) states: Vec<State>,
-    /// How many of them are free, and idle or discarded: the committer asks with each group.
+    /// Number of free segments, and of idle or discarded ones: the committer asks with each group.
     pub(super) free: usize,
     pub(super) idle: usize,
-    /// How many have given their space back.
+    /// Number of hollow segments.
     pub(super) hollow: usize,
-    /// Counts the checkpoints that have begun.
+    /// Number of checkpoints that have begun.
     pub(super) round: u64,
-    /// Which of them the newest superblock stands for, and which the other one: what was taken
-    /// before the older of the two is in no log that anybody would read again.
+    /// The checkpoints that the newest and the other superblock stand for. Segments taken before
+    /// the older of the two are in no log that a replay would read.
     stand: (u64, u64),
-    /// Most that there may be.
+    /// Most segments that there may be.
     pub(super) count_max: usize,
-    /// How many more the file system had room for at the last look.
+    /// How many more segments the file system had space for at the last measurement.
     pub(super) outside: usize,
-    /// One could not be made: there are no more, whatever there is said to be room for.
+    /// A segment could not be made: no more are made, whatever the measurement says.
     pub(super) full: bool,
-    /// Those in which something is damaged that would have to be moved.
+    /// Segments with damaged data that cleaning would have to move.
     pub(super) spoiled: BTreeSet<u32>,
-    /// Of each how many bytes of blocks count, at most.
+    /// Upper bound of the live bytes of blocks in each segment.
     pub(super) live: Vec<u64>,
-    /// The sum of these.
+    /// The sum of `live`.
     pub(super) counted: u64,
-    /// How many of them were found to be too little.
+    /// Number of segments for which `live` was found too small.
     pub(super) raised: usize,
-    /// Bytes of them that may not count any more.
+    /// Doubtful bytes: those in `live` that may be garbage.
     pub(super) unknown_bytes: u64,
-    /// Pages that were changed since the last checkpoint began.
+    /// Pages changed since the last checkpoint began.
     pub(super) dirtied: u64,
-    /// Pages that groups on their way change at most, and the bytes of blocks in them.
+    /// Most pages that groups in flight change, and the bytes of blocks in them.
     pub(super) coming: (u64, u64),
     /// Pages that the last checkpoint needs.
     pub(super) pages: u64,
-    /// Of these roots of maps and pages of the catalogue.
+    /// Of `pages`, the map roots and catalogue pages.
     pub(super) upper: u64,
-    /// Pages for which there is room behind those of the last checkpoint.
+    /// Pages that fit after those of the last checkpoint in its segment.
     pub(super) rest: u64,
-    /// Those that the checkpoint which is on its way writes.
+    /// Pages that the running checkpoint writes.
     frozen: u64,
-    /// Segments that it may take yet.
+    /// Segments that the running checkpoint may still take.
     under_way: usize,
-    /// Pages of a segment.
+    /// Pages per segment.
     pages_each: u64,
 }
 
 impl Table {
-    /// So many segments of this length, all of them used, of so many at most.
+    /// A table of `count` segments of `bytes` bytes, all in use, of at most `count_max`.
     pub(super) fn new(count: usize, count_max: usize, bytes: u32) -> Table {
         Table {
             states: vec![State::Used { round: 0 }; count],
@@ -133,29 +136,29 @@ impl Table {
         }
     }
 
-    /// A checkpoint begins.
+    /// Begins a checkpoint and returns its round.
     pub(super) fn begin_round(&mut self) -> u64 {
         self.round += 1;
         self.under_way = self.kept(0);
         self.frozen = std::mem::take(&mut self.dirtied);
-        // What the next one finds there is not known yet.
+        // The space that the next checkpoint will find there is not known yet.
         self.rest = 0;
         self.round
     }
 
-    /// It has ended.
+    /// Ends a checkpoint. If it failed, its pages are dirty again.
     pub(super) fn end_round(&mut self, is_written: bool) {
         let frozen = std::mem::take(&mut self.frozen);
         self.dirtied += if is_written { 0 } else { frozen };
         self.under_way = 0;
     }
 
-    /// Whether the pages that have changed need so much that writes will soon find nothing left.
+    /// Whether the changed pages need so much space that writes will soon be refused.
     pub(super) fn is_soiled(&self) -> bool {
         self.dirtied >= self.pages_each && self.beside() > self.free
     }
 
-    /// Takes a free segment, if as many are left to others.
+    /// Takes a free segment, if the reserve of the other classes stays free.
     pub(super) fn take(&mut self, want: Want) -> Option<u32> {
         if self.free <= self.left_by(want, 0) {
             return None;
@@ -170,7 +173,7 @@ impl Table {
         Some(number as u32)
     }
 
-    /// Gives each segment another state.
+    /// Changes the state of each segment.
     pub(super) fn change_all(&mut self, change: impl Fn(u32, State) -> State) {
         let Table { states, free, idle, hollow, .. } = self;
         (*free, *idle, *hollow) = (0, 0, 0);
@@ -182,7 +185,7 @@ impl Table {
         }
     }
 
-    /// What counts keeps its segment from being free, also if that was not known.
+    /// Marks segments with live data as used, even if they were taken for free.
     pub(super) fn keep_counted(&mut self) {
         let live = std::mem::take(&mut self.live);
         self.change_all(|number, state| match state {
@@ -196,23 +199,24 @@ impl Table {
         self.live = live;
     }
 
-    /// A superblock stands for the checkpoint of this round, and the other one for that before.
+    /// The newest superblock now stands for the checkpoint of this round, the other one for the one
+    /// before.
     pub(super) fn stand_for(&mut self, round: u64) {
         self.stand = (round, self.stand.0);
     }
 
-    /// Both superblocks stand for the last checkpoint.
+    /// Both superblocks now stand for the last checkpoint.
     pub(super) fn stand_for_one(&mut self) {
         self.stand.1 = self.stand.0;
     }
 
-    /// Whether they do.
+    /// Whether both superblocks stand for one checkpoint.
     pub(super) fn is_for_one(&self) -> bool {
         self.stand.0 == self.stand.1
     }
 
-    /// Nothing counts in a segment any more, durably, and no log is read there: it is not used any
-    /// more. Says whether that is so.
+    /// Frees a segment that durably has no live data and that no replay reads. Returns whether
+    /// these conditions hold.
     pub(super) fn release(&mut self, number: u32, to: State) -> bool {
         let live = self.live.get(number as usize).copied().unwrap_or(0);
         let is_old = |round| round < self.stand.0.min(self.stand.1);
@@ -226,7 +230,7 @@ impl Table {
         true
     }
 
-    /// A segment is free.
+    /// Marks a segment as free.
     pub(super) fn put_back(&mut self, number: u32) {
         let before = std::mem::replace(&mut self.states[number as usize], State::Free);
         self.free += usize::from(before != State::Free);
@@ -234,7 +238,7 @@ impl Table {
         self.hollow -= usize::from(before == State::Hollow);
     }
 
-    /// Gives the space of the last free segment back; answers its number.
+    /// Makes the last free segment hollow and returns its number.
     pub(super) fn hollow_out(&mut self) -> Option<u32> {
         let number = self.states.iter().rposition(|state| *state == State::Free)?;
         self.states[number] = State::Hollow;
@@ -243,7 +247,7 @@ impl Table {
         Some(number as u32)
     }
 
-    /// Those that take space of the file system.
+    /// Segments that occupy space in the file system.
     pub(super) fn there(&self) -> usize {
         self.states.len() - self.hollow
     }
@@ -253,24 +257,25 @@ impl Table {
         self.dirtied + self.coming.0 + self.upper + UPPER_MORE
     }
 
-    /// Those of them beyond the open segment, if so many more are changed.
+    /// Pages of the next checkpoint that do not fit into the open segment, if `more` pages are
+    /// changed.
     fn beyond(&self, more: u64) -> u64 {
         (self.to_write() + more).saturating_sub(self.rest)
     }
 
-    /// Segments that the next checkpoint may take for its pages, if so many more are changed, and
-    /// those that the one on its way may.
+    /// Segments that the next checkpoint may take for its pages, if `more` pages are changed, and
+    /// those that the running one may still take.
     fn kept(&self, more: u64) -> usize {
         self.under_way + self.beyond(more).div_ceil(self.pages_each) as usize
     }
 
-    /// Segments that writes leave to others, and those that the next checkpoint may take beside
-    /// those that are kept for it already when it begins.
+    /// Segments that writes leave to other classes, and those that the next checkpoint may take in
+    /// addition to those kept for it when it begins.
     pub(super) fn beside(&self) -> usize {
         self.left_by(Want::Write, 0) + self.kept(0)
     }
 
-    /// Segments that this use leaves free, where so many more pages are changed.
+    /// Segments that this class leaves free, if `more` pages are changed.
     pub(super) fn left_by(&self, want: Want, more: u64) -> usize {
         match want {
             Want::Checkpoint => 0,
@@ -280,8 +285,8 @@ impl Table {
         }
     }
 
-    /// How many more pages may be changed by this use if it takes so many segments; `None`: it may
-    /// not take as many.
+    /// How many more pages this class may change if it takes `taken` segments; `None` if it may not
+    /// take these.
     pub(super) fn pages_left(&self, want: Want, taken: usize) -> Option<u64> {
         let spare = self.free.checked_sub(self.left_by(want, 0) + taken)? as u64;
         let beyond = self.beyond(0).div_ceil(self.pages_each);
@@ -289,21 +294,22 @@ impl Table {
         Some(have - self.to_write())
     }
 
-    /// How many more can be made, as far as is known.
+    /// How many more segments can be made, as of the last measurement.
     pub(super) fn more(&self) -> usize {
         let most = if self.full { 0 } else { self.outside };
         self.count_max.saturating_sub(self.there()).min(most)
     }
 
-    /// Bytes that count, with pages twice: a checkpoint writes them beside those of the one before.
+    /// Bytes in use, with pages counted twice: a checkpoint writes new pages while the old ones
+    /// stay.
     pub(super) fn used_bytes(&self) -> u64 {
         self.counted + self.coming.1 + 2 * self.pages * PAGE_BYTES as u64
     }
 
-    /// How many bytes may be written beside those that count where there are so many segments, if
-    /// all garbage is won back but what lies thin among them: an eighth of what there is, without
-    /// what is kept and what is open. Pages count twice, as a checkpoint writes them beside those
-    /// of the one before.
+    /// How many bytes may be written in addition to the live data if there are `count` segments.
+    /// Cleaning regains all garbage except what is spread thinly: an eighth of the space, after the
+    /// reserve and the open segments. Pages count twice, because a checkpoint writes new ones while
+    /// the old ones stay.
     pub(super) fn left_bytes(&self, count: usize) -> u64 {
         let upper = (self.upper + UPPER_MORE).div_ceil(self.pages_each);
         let usable = (count as u64).saturating_sub(OPEN + RESERVE as u64 + upper);
@@ -312,33 +318,33 @@ impl Table {
     }
 }
 
-/// What space is wanted for. Each leaves some to those before it: what makes room goes on where
-/// writes do not.
+/// Allocation classes: what space is needed for. Each class leaves a reserve to those before it, so
+/// operations that free space continue when writes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Want {
-    /// The pages of a checkpoint, for which as much is kept as it needs.
+    /// Pages of a checkpoint, for which enough is reserved.
     Checkpoint,
-    /// Cleaning: what is moved, and what the log says of that.
+    /// Cleaning: the moved blocks, and their records in the log.
     Move,
-    /// What has to go on: discards, changes of the catalogue that make room, and writes that were
-    /// answered before, as nobody could be told that there is no space for them.
+    /// Operations that must continue: discards, changes of the catalogue that free space, and
+    /// writes that were acknowledged already, which can no longer be refused for lack of space.
     Free,
-    /// Writes, and volumes and snapshots that are made.
+    /// Writes, and new volumes and snapshots.
     Write,
 }
 
 /// How many segments there are of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Files.
+    /// All segments.
     pub all: usize,
-    /// Free ones.
+    /// Free segments.
     pub free: usize,
-    /// Free after the next checkpoint.
+    /// Segments that are free after the next checkpoint.
     pub idle: usize,
-    /// Those that have given their space back to the file system.
+    /// Segments that have given their space back to the file system.
     pub hollow: usize,
-    /// Those with damaged blocks, which are not cleaned any more.
+    /// Segments with damaged blocks, which are no longer cleaned.
     pub spoiled: usize,
 }
 
@@ -356,7 +362,8 @@ mod tests {
     fn each_use_leaves_some_to_those_before_it() {
         let mut table = table(20);
         (table.dirtied, table.upper, table.rest) = (6, 3, 2);
-        // Nine pages and two more, four of which go into each of three segments.
+        // Nine pages and two more: two fit into the open segment, the rest into three segments of
+        // four pages.
         assert_eq!(table.left_by(Want::Move, 0), 3);
         assert_eq!(table.left_by(Want::Move, 3), 3);
         assert_eq!(table.left_by(Want::Move, 4), 4);
@@ -407,7 +414,7 @@ mod tests {
         table.dirtied = 6;
         assert_eq!(table.left_by(Want::Move, 0), 2);
         table.begin_round();
-        // Two for it, and one for the next one.
+        // Two for the running checkpoint, and one for the next one.
         assert_eq!(table.left_by(Want::Move, 0), 3);
         table.take(Want::Checkpoint);
         assert_eq!(table.left_by(Want::Move, 0), 2);
